@@ -1,0 +1,106 @@
+"""Attention backends: who computes attention over pages, and the batch description that they read.
+
+Legend: T tokens of the step, B requests of the step, N query heads, K KV heads, H head size, P pages a row may have,
+R rows.
+"""
+
+import abc
+import dataclasses
+
+import torch
+
+from quire.config.kv_spec import KVCacheSpec
+
+
+@dataclasses.dataclass
+class AttentionMetadata:
+    """One KV group's description of the step's batch. The tensors are persistent (allocated once at their largest size,
+    filled in place by input preparation), so that a recorded step keeps pointing at them; only the integers change.
+
+    Attributes:
+        query_start: int32 [max_B + 1]; request b's tokens are query_start[b] to query_start[b + 1] - 1.
+        seq_lens: int32 [max_B]; tokens in the request's context, this step's included.
+        rows: int32 [max_B]; request b's row in `block_table`.
+        block_table: int32 [R, P]; page ids of a row, in order of position (0 = null page).
+        slot_mapping: int64 [max_T]; page * block_size + offset where token t's keys and values are written.
+        positions: int32 [max_T].
+        shape: int64 [4]: num_tokens, num_requests, max_query_len, max_seq_len; what native kernels read at run time.
+    """
+
+    block_size: int
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    rows: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    positions: torch.Tensor
+    shape: torch.Tensor
+    num_tokens: int = 0
+    num_requests: int = 0
+    max_query_len: int = 0
+    max_seq_len: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionRequest:
+    """What a layer needs of a backend."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    kv_dtype: torch.dtype
+    block_size: int
+    window: int = 0
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+    has_alibi: bool = False
+    kind: str = "full"
+
+
+@dataclasses.dataclass(frozen=True)
+class Supports:
+    """An answer with its reason."""
+
+    yes: bool
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionParams:
+    """One layer's constants. `window`: a token sees itself and the window - 1 tokens before it; 0 means all."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+
+
+class AttentionBackend(abc.ABC):
+    """Computes causal attention of new tokens over pages. Owns the cache's layout."""
+
+    name: str
+
+    @classmethod
+    @abc.abstractmethod
+    def supports(cls, request: AttentionRequest) -> Supports:
+        """Whether this backend can serve such a layer, and why not."""
+
+    @abc.abstractmethod
+    def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:
+        """One layer tensor of `num_blocks` pages, zeroed. Layout: [2, num_blocks, K, block_size, H] for the built-in ones."""
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        out: torch.Tensor,
+    ) -> None:
+        """Attention of the step's queries, [T, N * H] in the first columns of `qkv` [T, (N + 2K) * H], over the pages
+        (this step's keys and values are already written there) into `out` [T, N * H]."""

@@ -1,0 +1,22 @@
+"""Configuration: resolved once into frozen dataclasses, before anything is built."""
+
+from quire.config.cache import CacheConfig
+from quire.config.device import AttentionConfig, DeviceConfig, LoadConfig, ObservabilityConfig
+from quire.config.engine import EngineConfig
+from quire.config.hf_config import HFConfig
+from quire.config.model import ModelConfig
+from quire.config.parallel import ParallelConfig
+from quire.config.scheduler import SchedulerConfig
+
+__all__ = [
+    "AttentionConfig",
+    "CacheConfig",
+    "DeviceConfig",
+    "EngineConfig",
+    "HFConfig",
+    "LoadConfig",
+    "ModelConfig",
+    "ObservabilityConfig",
+    "ParallelConfig",
+    "SchedulerConfig",
+]

@@ -1,0 +1,38 @@
+"""The device, and how weights are read."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceConfig:
+    """`device`: `auto` or a platform's name. `cpu_threads`: worker threads on a CPU; 0 means all cores this process may use."""
+
+    device: str = "auto"
+    cpu_threads: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadConfig:
+    """`load_format`: `auto`, `safetensors`, `dummy` (random weights from the seed), `sharded_state`, `gguf`."""
+
+    load_format: str = "auto"
+    download_dir: str | None = None
+    ignore_patterns: tuple[str, ...] = ()
+    model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """`backend`: a backend's name, or None to let the platform choose."""
+
+    backend: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservabilityConfig:
+    """What is measured and logged."""
+
+    disable_log_stats: bool = False
+    log_stats_interval_s: float = 10.0
+    enable_log_requests: bool = False

@@ -1,0 +1,81 @@
+"""What each layer needs to keep of past tokens, and how layers with equal needs form groups that share one pool of pages.
+
+Knows bytes and tokens. Knows nothing of tensors.
+"""
+
+import enum
+
+import msgspec
+
+
+class KVKind(enum.StrEnum):
+    """How a layer uses its cache."""
+
+    FULL = "full"
+    SLIDING_WINDOW = "sliding_window"
+    CHUNKED_LOCAL = "chunked_local"
+    MLA = "mla"
+    RECURRENT = "recurrent"
+    CROSS = "cross"
+
+
+class KVCacheSpec(msgspec.Struct, frozen=True):
+    """One layer's cache.
+
+    Attributes:
+        block_size: tokens a page.
+        bytes_per_token: keys and values of one token in this layer (for `RECURRENT`, bytes of one state).
+        window: tokens that stay visible, for `SLIDING_WINDOW` and `CHUNKED_LOCAL`; 0 means all.
+        num_kv_heads, head_dim, dtype: for whoever allocates.
+    """
+
+    kind: KVKind
+    block_size: int
+    bytes_per_token: int
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    dtype: str = "bfloat16"
+    window: int = 0
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of this layer."""
+        return self.bytes_per_token * (1 if self.kind is KVKind.RECURRENT else self.block_size)
+
+
+class KVCacheGroup(msgspec.Struct, frozen=True):
+    """Layers that share one page table: page id p of the group means page p in each of its layers' tensors."""
+
+    spec: KVCacheSpec
+    layers: tuple[int, ...]
+
+
+class KVCacheConfig(msgspec.Struct, frozen=True):
+    """The result of planning: how many pages there are, and who uses them.
+
+    All groups draw page ids from one pool of `num_blocks`. Memory is `num_tensors` tensors of `num_blocks` pages each;
+    the j-th layer of *every* group lives in tensor j, so that a page id is used by exactly one group at a time and no
+    byte is reserved twice. Page 0 is the null page: never handed out, and where padding writes go.
+    """
+
+    num_blocks: int
+    groups: tuple[KVCacheGroup, ...]
+    num_host_blocks: int = 0
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors to allocate: as many as the largest group has layers."""
+        return max((len(group.layers) for group in self.groups), default=0)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a page (equal in all groups)."""
+        return self.groups[0].spec.block_size
+
+
+def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
+    """Layers with equal specs become one group, in order of first appearance."""
+    by_spec: dict[KVCacheSpec, list[int]] = {}
+    for layer, spec in enumerate(specs):
+        by_spec.setdefault(spec, []).append(layer)
+    return tuple(KVCacheGroup(spec=spec, layers=tuple(layers)) for spec, layers in by_spec.items())

@@ -1,0 +1,56 @@
+"""Which model, and how it is read."""
+
+import dataclasses
+from typing import Any, Literal
+
+from quire.config.hf_config import HFConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The model's settings after resolution.
+
+    Attributes:
+        model: what the user gave: a local folder or a hub id.
+        path: the local folder that holds config.json (resolved; equal to `model` for a folder).
+        hf_config: the checkpoint's config.json as attributes.
+        dtype: torch's name of the weights' type: `float32`, `float16` or `bfloat16` (never `auto` here).
+        max_model_len: tokens a request may have in all.
+        eos_token_ids: every id that ends generation (config and generation config together).
+        default_sampling: sampling defaults from the model's generation config.
+    """
+
+    model: str
+    path: str
+    hf_config: HFConfig
+    tokenizer: str
+    tokenizer_path: str
+    dtype: str
+    max_model_len: int
+    architecture: str
+    eos_token_ids: tuple[int, ...] = ()
+    default_sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
+    tokenizer_mode: str = "auto"
+    trust_remote_code: bool = False
+    seed: int = 0
+    revision: str | None = None
+    code_revision: str | None = None
+    tokenizer_revision: str | None = None
+    quantization: str | None = None
+    enforce_eager: bool = False
+    max_logprobs: int = 20
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+    disable_sliding_window: bool = False
+    skip_tokenizer_init: bool = False
+    served_model_name: tuple[str, ...] = ()
+    generation_config: str = "auto"
+    runner: str = "auto"
+    convert: str = "auto"
+    allowed_local_media_path: str = ""
+    logits_processors: tuple[Any, ...] = ()
+    chat_template: str | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the embedding and of the logits."""
+        return int(self.hf_config.vocab_size)

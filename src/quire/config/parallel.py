@@ -1,0 +1,26 @@
+"""How many devices, and who runs the workers."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """Parallel layout. `distributed_executor_backend`: None (in-process), `mp`, `ray`, `external_launcher`, or a class."""
+
+    pipeline_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    distributed_executor_backend: str | type[Any] | None = None
+    worker_cls: str = "auto"
+    disable_custom_all_reduce: bool = False
+    max_parallel_loading_workers: int | None = None
+    ray_workers_use_nsight: bool = False
+    placement_group: Any = None
+    rank: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine."""
+        return self.pipeline_parallel_size * self.tensor_parallel_size

@@ -1,0 +1,110 @@
+"""What the scheduler tells the workers, and what they answer: the contract between `core/` and `worker/`.
+
+A step is a diff: a new request travels whole, a known one only by its row. Rows are small integers that the
+scheduler hands out (0 to max_num_seqs - 1); a worker keeps one row of device state for each.
+Arrays are int32 numpy arrays. Nothing here knows of tensors or devices.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quire.pooling_params import PoolingParams
+from quire.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class NewRequestData(msgspec.Struct, array_like=True, omit_defaults=True):
+    """A request that gets a row in this step: newly admitted, or resumed after preemption.
+
+    Attributes:
+        row: the row that it owns until the row appears in `SchedulerOutput.finished_rows`.
+        token_ids: every token known so far: the prompt, then tokens emitted before a preemption or a restart.
+        num_prompt_tokens: how many of `token_ids` are the prompt's.
+        num_computed_tokens: how many of `token_ids` already have keys and values in `block_ids` (prefix hits, swap-in).
+        block_ids: one list of page ids a KV group, in order of position; 0 is the null page.
+        seed: the request's sampling seed, always concrete (drawn by the frontend when the user gave none).
+    """
+
+    request_id: str
+    row: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[list[int]]
+    sampling_params: SamplingParams | None = None
+    pooling_params: PoolingParams | None = None
+    seed: int = 0
+
+
+class SchedulerOutput(msgspec.Struct):
+    """One step's work. The worker applies it in this order: finished rows, swap-outs, new requests, new blocks, swap-ins,
+    block copies, then it computes.
+
+    Attributes:
+        step_id: counts up from 0.
+        rows: rows that compute in this step, in batch order.
+        num_scheduled_tokens: aligned with `rows`; each row computes its next tokens after those computed before.
+        needs_sample: aligned with `rows`; true where the scheduled tokens reach the row's end, so that a token is sampled.
+            Under asynchronous scheduling a decode row's input token may be one that the host has not seen yet; the
+            worker reads it from the row.
+        new_blocks: (row, KV group, page ids to append to its table).
+        finished_rows: rows to forget (finished, aborted or preempted) before anything else happens.
+        block_copies: (from page, to page) within the device, all groups.
+        swap_outs, swap_ins: (device page, host page) and (host page, device page).
+        extras: a plugin's typed additions, by name.
+    """
+
+    step_id: int
+    rows: IntArray
+    num_scheduled_tokens: IntArray
+    needs_sample: BoolArray
+    total_num_tokens: int
+    new_requests: list[NewRequestData] = []
+    new_blocks: list[tuple[int, int, list[int]]] = []
+    finished_rows: list[int] = []
+    block_copies: list[tuple[int, int]] = []
+    swap_outs: list[tuple[int, int]] = []
+    swap_ins: list[tuple[int, int]] = []
+    extras: dict[str, Any] = {}
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, omit_defaults=True):
+    """Logprobs of consecutive positions of one request.
+
+    Each position has a list of (token id, logprob) in descending logprob after its first entry, which is always the
+    sampled (or prompt) token itself; `ranks` is that token's 1-based rank in the whole vocabulary.
+    """
+
+    token_ids: list[list[int]]
+    logprobs: list[list[float]]
+    ranks: list[int]
+
+
+class ModelRunnerOutput(msgspec.Struct):
+    """What a step produced.
+
+    Attributes:
+        rows: the rows that sampled, in batch order (those with `needs_sample`).
+        token_ids: aligned with `rows`.
+        logprobs: by row, for rows that asked for them.
+        prompt_logprobs: by row, for the prompt positions computed in this step (first prompt token has none).
+        row_errors: rows whose computation failed, with a message; those requests alone are ended.
+        pooled: by row, for pooling requests that are complete.
+        step_ms: device time of the step in milliseconds, for the cost model; 0 if unknown.
+    """
+
+    step_id: int
+    rows: IntArray
+    token_ids: IntArray
+    logprobs: dict[int, TokenLogprobs] = {}
+    prompt_logprobs: dict[int, TokenLogprobs] = {}
+    row_errors: dict[int, str] = {}
+    pooled: dict[int, list[float]] = {}
+    step_ms: float = 0.0
+    extras: dict[str, Any] = {}

@@ -1,0 +1,59 @@
+"""The errors that Quire raises on purpose. Each message names the field or setting at fault, the value seen, and the way out.
+
+Knows nothing of HTTP: `status` is only a hint that a server may use.
+"""
+
+
+class QuireError(Exception):
+    """Base of every error that Quire raises on purpose."""
+
+    status: int = 500
+
+
+class ConfigError(QuireError, ValueError):
+    """A setting that cannot work; raised before anything is built."""
+
+    def __init__(self, message: str, *, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+class RequestError(QuireError, ValueError):
+    """A client's fault: the request is refused, the engine goes on.
+
+    Args:
+        message: one sentence for the client.
+        param: the request field at fault, as the client wrote it.
+    """
+
+    status = 400
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class NotFoundError(RequestError):
+    """The thing named in the request does not exist (a model, a stored response)."""
+
+    status = 404
+
+
+class CapacityError(QuireError):
+    """No room now: try again after `retry_after` seconds."""
+
+    status = 429
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineError(QuireError):
+    """Ours: the engine failed, through no fault of the request."""
+
+
+class EngineDeadError(EngineError):
+    """The engine core has ended and does not answer any more."""
+
+    status = 503

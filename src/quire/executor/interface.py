@@ -1,0 +1,64 @@
+"""What the engine core asks of whoever runs the steps: one worker in this process, one process a device, or the hash model.
+
+Floors: the interface names no torch type, so that the simulator and tests implement it without torch.
+"""
+
+import abc
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+
+
+class Executor(abc.ABC):
+    """Runs steps. The engine core calls, in this order: constructor (loads the model), `kv_cache_specs`,
+    `available_kv_bytes`, `initialize`, then `execute` for every step, at last `shutdown`.
+
+    `execute` and `collect` are split so that planning of step N+1 overlaps execution of step N: `execute` starts a step
+    and may return at once; `collect` waits for the oldest one that was started. At most two steps are in flight.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+
+    @abc.abstractmethod
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        """One spec a layer."""
+
+    @abc.abstractmethod
+    def available_kv_bytes(self) -> int:
+        """Bytes that are left for pages once weights and activations have theirs."""
+
+    @abc.abstractmethod
+    def initialize(self, kv_cache: KVCacheConfig) -> None:
+        """Allocate the pages and warm up. Raises ConfigError when it cannot fit."""
+
+    @abc.abstractmethod
+    def execute(self, step: SchedulerOutput) -> None:
+        """Start one step."""
+
+    @abc.abstractmethod
+    def collect(self) -> ModelRunnerOutput:
+        """The result of the oldest step that was started and not yet collected. Blocks."""
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back: level 1 drops the pages, level 2 the weights too."""
+        raise NotImplementedError(f"{type(self).__name__} cannot sleep")
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot sleep")
+
+    def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a worker's method on every worker."""
+        raise NotImplementedError(f"{type(self).__name__} has no workers to call")
+
+    def explain(self) -> dict[str, Any]:
+        """What was chosen and why: kernels, attention backend, memory split. For `quire explain`."""
+        return {}
+
+    def shutdown(self) -> None:
+        """Release everything; may be called twice."""

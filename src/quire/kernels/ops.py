@@ -1,0 +1,173 @@
+"""The operations that models are made of. `ops.rms_norm(...)` calls the implementation that was chosen at `select`.
+
+Every operation writes into a tensor given as `out` (or in place), so that a step allocates nothing and can be recorded.
+Rows (first dimension) are tokens or requests; everything is contiguous unless a row stride is spoken of.
+
+Legend: T rows (tokens), D hidden, I intermediate, N query heads, K KV heads, H head size, V vocabulary, P pages,
+S tokens a page.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.kernels import registry
+
+
+@dataclasses.dataclass
+class LinearWeight:
+    """A weight [N, K] as the chosen `linear` wants it.
+
+    Attributes:
+        dtype: the weight's logical type.
+        data: the original [N, K] tensor, or None once a kernel has packed it into its own layout and dropped it.
+        packed: the kernel's own layout, or None.
+        bias: float32 [N], or None.
+    """
+
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    data: torch.Tensor | None
+    packed: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of the first `rotary_dim` values of a head.
+
+    Attributes:
+        cos_sin: float32 [max_positions, rotary_dim]: cosines, then sines.
+        interleaved: pairs are (0, 1), (2, 3) … (GPT-J style) rather than (i, i + rotary_dim / 2).
+    """
+
+    cos_sin: torch.Tensor
+    rotary_dim: int
+    interleaved: bool = False
+
+
+_chosen: dict[str, Callable[..., Any]] = {}
+_choices: dict[str, registry.Choice] = {}
+
+
+def select(platform: str) -> None:
+    """Choose an implementation for every operation; called once by the platform, before a model is built."""
+    import quire.kernels.reference  # registers the references  # noqa: F401
+
+    for op in registry.operations():
+        choice = registry.choose(op, platform)
+        _choices[op] = choice
+        _chosen[op] = choice.chosen.function
+
+
+def choices() -> dict[str, registry.Choice]:
+    """What was chosen, by operation."""
+    return dict(_choices)
+
+
+def pack_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> LinearWeight:
+    """Prepare a weight for `linear` (and, for tied embeddings, for `embedding`). May drop the original layout."""
+    return _chosen["pack_linear"](weight_NK, bias_N)
+
+
+def linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+    """out = x @ weight.T (+ bias); accumulates in float32."""
+    _chosen["linear"](x_TK, weight, out_TN)
+
+
+def embedding(ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float = 1.0) -> None:
+    """out[t] = weight[ids[t]] * scale; ids are int32."""
+    _chosen["embedding"](ids_T, weight, out_TD, scale)
+
+
+def add_embedding(ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor) -> None:
+    """out[t] += weight[ids[t]] (learned positions); ids are int32."""
+    _chosen["add_embedding"](ids_T, weight, out_TD)
+
+
+def rms_norm(
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    out_TD: torch.Tensor,
+    residual_TD: torch.Tensor | None = None,
+) -> None:
+    """With a residual: residual += x first (in place), and the sum is normed. weight is float32. `out` may be `x`."""
+    _chosen["rms_norm"](x_TD, weight_D, eps, out_TD, residual_TD)
+
+
+def layer_norm(
+    x_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    bias_D: torch.Tensor | None,
+    eps: float,
+    out_TD: torch.Tensor,
+    residual_TD: torch.Tensor | None = None,
+) -> None:
+    """As `rms_norm`, with mean and bias."""
+    _chosen["layer_norm"](x_TD, weight_D, bias_D, eps, out_TD, residual_TD)
+
+
+def add(x_TD: torch.Tensor, out_TD: torch.Tensor, scale: float = 1.0) -> None:
+    """out += x * scale."""
+    _chosen["add"](x_TD, out_TD, scale)
+
+
+def gated_activation(x_T2I: torch.Tensor, kind: str, out_TI: torch.Tensor) -> None:
+    """out = act(x[:, :I]) * x[:, I:]; kind is `silu`, `gelu`, `gelu_tanh` or `relu`."""
+    _chosen["gated_activation"](x_T2I, kind, out_TI)
+
+
+def activation(x_TI: torch.Tensor, kind: str) -> None:
+    """x = act(x), in place; kinds as above, and `relu2`."""
+    _chosen["activation"](x_TI, kind)
+
+
+def rope_and_cache(
+    qkv_TC: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rope: Rope | None,
+    q_norm_H: torch.Tensor | None = None,
+    k_norm_H: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """What comes between the qkv projection and attention, for each token: RMS-norm of every query and key head (if
+    weights are given), rotary embedding at its position (if any), keys and values written to its slot of the cache.
+    Queries change in place; C = (N + 2K) * H. The cache is [2, P, K, S, H] in its own dtype. Slots below 0 are skipped."""
+    _chosen["rope_and_cache"](
+        qkv_TC, kv_cache, metadata, num_heads, num_kv_heads, head_dim, rope, q_norm_H, k_norm_H, eps
+    )
+
+
+def paged_attention(
+    qkv_TC: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    out_TNH: torch.Tensor,
+) -> None:
+    """Causal attention of the queries in `qkv` [T, (N + 2K) * H] over pages, prefill and decode in one call."""
+    _chosen["paged_attention"](qkv_TC, kv_cache, metadata, params, out_TNH)
+
+
+def gather_rows(x_TD: torch.Tensor, index_S: torch.Tensor, out_SD: torch.Tensor) -> None:
+    """out[s] = x[index[s]]; index is int32."""
+    _chosen["gather_rows"](x_TD, index_S, out_SD)
+
+
+def scale_and_cap(x_TV: torch.Tensor, scale: float, soft_cap: float) -> None:
+    """x = x * scale, then soft_cap * tanh(x / soft_cap) if soft_cap > 0; in place (logits)."""
+    _chosen["scale_and_cap"](x_TV, scale, soft_cap)
+
+
+def argmax(logits_SV: torch.Tensor, out_S: torch.Tensor) -> None:
+    """Index of each row's largest value (the first of equals) as int32."""
+    _chosen["argmax"](logits_SV, out_S)

@@ -1,0 +1,8 @@
+"""Plain PyTorch implementations: the oracle for every kernel, and what runs where nothing faster can.
+
+Slow and obvious on purpose. Works on any device and dtype; arithmetic in float32.
+"""
+
+from quire.kernels.reference import attention, elementwise, linear
+
+__all__ = ["attention", "elementwise", "linear"]

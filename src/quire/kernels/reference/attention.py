@@ -1,0 +1,94 @@
+"""Reference attention over pages: one request and one head group at a time, in float32."""
+
+import torch
+
+from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.kernels.ops import Rope
+from quire.kernels.registry import kernel
+
+
+def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def rotate(x_TNH: torch.Tensor, cos_sin_TR: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Rotary embedding of the first `rotary_dim` values of each head (Su et al., RoFormer)."""
+    cos, sin = (part[:, None, :] for part in cos_sin_TR.chunk(2, dim=-1))
+    head, rest = x_TNH[..., : rope.rotary_dim], x_TNH[..., rope.rotary_dim :]
+    if rope.interleaved:
+        a, b = head[..., ::2], head[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    else:
+        a, b = head.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((turned, rest), dim=-1)
+
+
+@kernel("rope_and_cache", platform="any")
+def rope_and_cache(
+    qkv_TC,
+    kv_cache,
+    metadata: AttentionMetadata,
+    num_heads,
+    num_kv_heads,
+    head_dim,
+    rope,
+    q_norm_H=None,
+    k_norm_H=None,
+    eps=0.0,
+) -> None:
+    tokens = qkv_TC.shape[0]
+    heads = qkv_TC.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = heads.float().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    if q_norm_H is not None:
+        q, k = _rms(q, q_norm_H, eps), _rms(k, k_norm_H, eps)
+    if rope is not None:
+        cos_sin = rope.cos_sin[metadata.positions[:tokens].long()]
+        q, k = rotate(q, cos_sin, rope), rotate(k, cos_sin, rope)
+    heads[:, :num_heads].copy_(q)
+    slots = metadata.slot_mapping[:tokens]
+    kept = slots >= 0
+    pages, offsets = slots[kept] // metadata.block_size, slots[kept] % metadata.block_size
+    kv_cache[0, pages, :, offsets] = k[kept].to(kv_cache.dtype)
+    kv_cache[1, pages, :, offsets] = v[kept].to(kv_cache.dtype)
+
+
+@kernel("paged_attention", platform="any")
+def paged_attention(qkv_TC, kv_cache, metadata: AttentionMetadata, params: AttentionParams, out_TNH) -> None:
+    n, kv_heads, h = params.num_heads, params.num_kv_heads, params.head_dim
+    size = metadata.block_size
+    for b in range(metadata.num_requests):
+        start, end = int(metadata.query_start[b]), int(metadata.query_start[b + 1])
+        length = int(metadata.seq_lens[b])
+        if end == start:
+            continue
+        pages = metadata.block_table[int(metadata.rows[b]), : (length + size - 1) // size].long()
+        k, v = (
+            part[pages]
+            .transpose(1, 2)
+            .reshape(-1, kv_heads, h)[:length]
+            .float()
+            .repeat_interleave(n // kv_heads, dim=1)
+            for part in (kv_cache[0], kv_cache[1])
+        )
+        q = qkv_TC[start:end, : n * h].reshape(end - start, n, h).float()
+        scores_NQL = torch.einsum("qnh,lnh->nql", q, k) * params.scale
+        if params.soft_cap > 0:
+            scores_NQL = params.soft_cap * torch.tanh(scores_NQL / params.soft_cap)
+        q_position = torch.arange(length - (end - start), length, device=q.device)[:, None]
+        k_position = torch.arange(length, device=q.device)[None, :]
+        if params.alibi_slopes is not None:
+            scores_NQL = scores_NQL + params.alibi_slopes.float()[:, None, None] * (k_position - q_position)
+        hidden = k_position > q_position
+        if params.window > 0:
+            hidden |= k_position <= q_position - params.window
+        scores_NQL = scores_NQL.masked_fill(hidden, float("-inf"))
+        if params.sinks is not None:
+            sinks = params.sinks.float()[:, None, None].expand(-1, end - start, 1)
+            weights = torch.softmax(torch.cat((scores_NQL, sinks), dim=-1), dim=-1)[..., :-1]
+        else:
+            weights = torch.softmax(scores_NQL, dim=-1)
+        # A hidden position may hold anything (a freed page): its weight is zero, but zero times infinity is not.
+        attended = torch.einsum("nql,lnh->qnh", weights, torch.nan_to_num(v) if params.window > 0 else v)
+        out_TNH[start:end].copy_(attended.reshape(end - start, n * h))

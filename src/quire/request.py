@@ -1,0 +1,93 @@
+"""What the frontend hands to the engine core, and what comes back: the messages of floor 4, as plain data.
+
+All are msgspec structs, so that they travel in-process as objects and between processes as msgpack, never as pickle.
+"""
+
+import enum
+from typing import Any
+
+import msgspec
+
+from quire.pooling_params import PoolingParams
+from quire.sampling_params import SamplingParams
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended. `str()` gives the protocol's word."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
+    """One sequence to generate. A user's request with n > 1 becomes n of these with the same `group_id`.
+
+    Attributes:
+        prompt_token_ids: the prompt.
+        resumed_token_ids: tokens that were emitted before a restart; they count as output, not as prompt.
+        seed: always concrete; the sampler's tokens depend on (seed, position) alone.
+        group_id: siblings (n > 1) share it: the scheduler lets them share the prompt's pages.
+        cache_salt: keeps this request's cached pages apart from those of other salts.
+        tenant: the key of the `fair` policy.
+        arrival_time: seconds, `time.monotonic()` of the frontend.
+        priority: lower runs earlier, under the `priority` policy.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams | None = None
+    pooling_params: PoolingParams | None = None
+    seed: int = 0
+    arrival_time: float = 0.0
+    priority: int = 0
+    cache_salt: str | None = None
+    tenant: str = ""
+    group_id: str | None = None
+    resumed_token_ids: list[int] = []
+    extras: dict[str, Any] = {}
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
+    """News about one request. Logprob fields are parallel lists: see `core.output.TokenLogprobs`."""
+
+    request_id: str
+    new_token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_cached_tokens: int = -1
+    logprob_token_ids: list[list[int]] | None = None
+    logprob_values: list[list[float]] | None = None
+    logprob_ranks: list[int] | None = None
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    prompt_logprob_values: list[list[float]] | None = None
+    prompt_logprob_ranks: list[int] | None = None
+    pooled: list[float] | None = None
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
+    """A step's figures, for metrics and logs."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_total_blocks: int = 0
+    num_free_blocks: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_batched_tokens: int = 0
+    step_ms: float = 0.0
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
+    """A step's news. The common case (one new token, nothing else) is in columns: `plain_ids[i]` got `plain_tokens[i]`."""
+
+    plain_ids: list[str] = []
+    plain_tokens: list[int] = []
+    outputs: list[EngineCoreOutput] = []
+    stats: SchedulerStats | None = None
