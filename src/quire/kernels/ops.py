@@ -171,3 +171,18 @@ def scale_and_cap(x_TV: torch.Tensor, scale: float, soft_cap: float) -> None:
 def argmax(logits_SV: torch.Tensor, out_S: torch.Tensor) -> None:
     """Index of each row's largest value (the first of equals) as int32."""
     _chosen["argmax"](logits_SV, out_S)
+
+
+def gumbel_argmax(
+    logits_SV: torch.Tensor,
+    inverse_temperature_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    out_S: torch.Tensor,
+) -> None:
+    """Draw from softmax(logits * inverse_temperature): the largest of scaled logits plus Gumbel noise, as int32.
+
+    The noise is a function of (seed, position, vocabulary index) alone, equal to the bit on every device; its definition
+    is the docstring of `kernels/reference/sampling.py`. inverse_temperature is float32 > 0; infinity means greedy.
+    seed and position are int64. Logits of minus infinity are never drawn. logits stay as they are."""
+    _chosen["gumbel_argmax"](logits_SV, inverse_temperature_S, seed_S, position_S, out_S)
