@@ -1,0 +1,244 @@
+"""Logging: one stream handler for the package, settings from the environment, and a function tracer for hangs.
+
+Knows the `QUIRE_LOGGING_*` variables. Does not touch the root logger.
+"""
+
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, MethodType
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from quire import envs
+from quire.errors import ConfigError
+
+ROOT_LOGGER = "quire"
+MESSAGE_FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+DATE_FORMAT = "%m-%d %H:%M:%S"
+_REMEMBERED_MESSAGES = 4096
+"""Different messages that a logger's `*_once` methods keep in mind; after that all are forgotten, so memory is bounded."""
+
+
+if TYPE_CHECKING:
+
+    class QuireLogger(logging.Logger):
+        """What `init_logger` returns: a standard logger with three more methods."""
+
+        def debug_once(self, message: str, *args: object) -> None: ...
+        def info_once(self, message: str, *args: object) -> None: ...
+        def warning_once(self, message: str, *args: object) -> None: ...
+
+
+class _Formatter(logging.Formatter):
+    """Text lines; what stands before the message is repeated on each line of a message that has several."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(MESSAGE_FORMAT, DATE_FORMAT)
+        self.prefix = prefix
+        self.process_label = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        label = f"({self.process_label}) " if self.process_label else ""
+        lead = f"{self.prefix}{label}"
+        if "\n" in text:
+            header = self.formatMessage(record)[: -len(record.message) or None]
+            text = text.replace("\n", f"\n{lead}{header}")
+        return lead + text
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.process_label = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        import json
+        from datetime import UTC, datetime
+
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "file": record.filename,
+            "line": record.lineno,
+            "process": self.process_label or record.processName,
+            "pid": record.process,
+            "message": record.getMessage(),
+        }
+        if self.prefix:
+            entry["prefix"] = self.prefix
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+class _StreamHandler(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stdout` or `sys.stderr` is at the moment, so that redirection works at any time."""
+
+    def __init__(self, stream_name: str) -> None:
+        logging.Handler.__init__(self)
+        self._stream_name = stream_name
+
+    @property
+    def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return getattr(sys, self._stream_name)
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:  # the base class may assign; the name decides
+        del value
+
+
+@functools.cache
+def _configure() -> None:
+    """Set up the package's logger, once a process."""
+    config_path = envs.QUIRE_LOGGING_CONFIG_PATH
+    if not envs.QUIRE_CONFIGURE_LOGGING:
+        if config_path:
+            raise ConfigError(
+                f"QUIRE_LOGGING_CONFIG_PATH={config_path!r} is given, but QUIRE_CONFIGURE_LOGGING is off: "
+                "turn it on, or unset QUIRE_LOGGING_CONFIG_PATH",
+                setting="QUIRE_LOGGING_CONFIG_PATH",
+            )
+        return
+    if config_path:
+        from logging.config import dictConfig
+
+        try:
+            dictConfig(_read_logging_config(config_path))
+        except (ValueError, TypeError, AttributeError, ImportError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise _config_file_error(config_path, f"is not a logging configuration: {error}") from error
+        return
+    root = logging.getLogger(ROOT_LOGGER)
+    handler = _StreamHandler(envs.QUIRE_LOGGING_STREAM)
+    make = _JsonFormatter if envs.QUIRE_LOGGING_FORMAT == "json" else _Formatter
+    handler.setFormatter(make(envs.QUIRE_LOGGING_PREFIX))
+    root.setLevel(envs.QUIRE_LOGGING_LEVEL)
+    root.addHandler(handler)
+    root.propagate = False
+
+
+def _config_file_error(path: str, problem: str) -> ConfigError:
+    return ConfigError(f"QUIRE_LOGGING_CONFIG_PATH={path!r} {problem}", setting="QUIRE_LOGGING_CONFIG_PATH")
+
+
+def _read_logging_config(path: str) -> dict[str, Any]:
+    import json
+
+    if not os.path.isfile(path):
+        raise _config_file_error(path, "does not exist: give a JSON file for logging.config.dictConfig, or unset it")
+    try:
+        with open(path, encoding="utf-8") as file:
+            content: object = json.load(file)
+    except (OSError, ValueError) as error:
+        raise _config_file_error(path, f"cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise _config_file_error(path, f"must hold a JSON object (dict), not {type(content).__name__}")
+    return cast("dict[str, Any]", content)
+
+
+def init_logger(name: str) -> "QuireLogger":
+    """A standard logger with `debug_once`, `info_once` and `warning_once`.
+
+    Raises:
+        ConfigError: a logging variable has no usable value.
+    """
+    _configure()
+    logger = cast("QuireLogger", logging.getLogger(name))
+    if not hasattr(logger, "warning_once"):
+        seen: set[tuple[int, str, str]] = set()
+        for method, level in (
+            ("debug_once", logging.DEBUG),
+            ("info_once", logging.INFO),
+            ("warning_once", logging.WARNING),
+        ):
+            setattr(logger, method, MethodType(_make_log_once(level, seen), logger))
+    return logger
+
+
+def _make_log_once(level: int, seen: set[tuple[int, str, str]]) -> Callable[..., None]:
+    def log_once(logger: logging.Logger, message: str, *args: object) -> None:
+        key = (level, message, repr(args))
+        if key in seen:
+            return
+        if len(seen) >= _REMEMBERED_MESSAGES:
+            seen.clear()
+        seen.add(key)
+        logger.log(level, message, *args, stacklevel=2)
+
+    return log_once
+
+
+def set_process_label(kind: str, rank: int | None = None) -> None:
+    """Name this process in the prefix of its log lines, for example `EngineCore` or `Worker rank=3`; children call it first."""
+    _configure()
+    label = kind if rank is None else f"{kind} rank={rank}"
+    for handler in logging.getLogger(ROOT_LOGGER).handlers:
+        if isinstance(handler.formatter, _Formatter | _JsonFormatter):
+            handler.formatter.process_label = f"{label} pid={os.getpid()}"
+
+
+class _Tracer:
+    """Appends a line to a file for each call and return below a folder."""
+
+    def __init__(self, path: str, root_dir: str) -> None:
+        self._path = path
+        self._root_dir = root_dir
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> "_Tracer | None":
+        try:
+            if event in ("call", "return") and frame.f_code.co_filename.startswith(self._root_dir):
+                self._write(frame, event)
+        except Exception:
+            # While the interpreter shuts down, modules may be gone already; tracing must not break what it watches.
+            return None
+        return self
+
+    def _write(self, frame: FrameType, event: str) -> None:
+        from datetime import datetime
+
+        code = frame.f_code
+        verb = "Call to" if event == "call" else "Return from"
+        line = f"{datetime.now()} {verb} {code.co_qualname} in {code.co_filename}:{frame.f_lineno}"
+        caller = frame.f_back
+        if caller is not None:
+            where = f"{caller.f_code.co_qualname} in {caller.f_code.co_filename}:{caller.f_lineno}"
+            line += f" {'from' if event == 'call' else 'to'} {where}"
+        # Opened for each line, so that the last line before a crash is on disk.
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def enable_trace_function_call(path: str, root_dir: str | None = None) -> None:
+    """Write every call and return in the package (or below `root_dir`) to a file, for the calling thread.
+
+    Very slow; meant for finding where a process hangs or crashes. Each thread that is to be traced calls it.
+    """
+    init_logger(__name__).warning(
+        "QUIRE_TRACE_FUNCTION is on: every function call in this thread is written to %s. It slows everything down and is "
+        "meant for finding hangs and crashes only.",
+        path,
+    )
+    folder = root_dir if root_dir is not None else os.path.dirname(os.path.abspath(__file__))
+    sys.settrace(_Tracer(path, folder))
+
+
+def trace_this_thread_if_asked(instance_id: str = "") -> str | None:
+    """Where `QUIRE_TRACE_FUNCTION` is on, trace the calling thread into a file of its own; returns the file's path."""
+    if not envs.QUIRE_TRACE_FUNCTION:
+        return None
+    import tempfile
+
+    folder = os.path.join(tempfile.gettempdir(), f"quire-trace-{instance_id or os.getpid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, f"process-{os.getpid()}-thread-{threading.get_ident()}.log")
+    enable_trace_function_call(path)
+    return path
