@@ -7,7 +7,7 @@ to be looked up.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quire.errors import ConfigError
 
@@ -93,7 +93,7 @@ def _download(
     import huggingface_hub
 
     try:
-        download: Any = huggingface_hub.snapshot_download
+        download = cast(Any, huggingface_hub).snapshot_download
         return str(
             download(
                 model,

@@ -1,0 +1,163 @@
+"""Tiny random checkpoints in Hugging Face layout, made by Transformers itself, with a tiny byte-level tokenizer beside them.
+
+Weights are scaled so that next-token distributions are neither ties nor certainties: an error of one position, one head
+or one scale factor changes the logprobs visibly.
+"""
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB_SIZE = 384
+"""At least 300: 256 bytes, the merges and the special tokens below, and some ids that no text makes."""
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": None},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {"head_dim": 32},
+    "GPT2LMHeadModel": {
+        "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "n_inner": None, "tie_word_embeddings": True,
+        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+    "Gemma2ForCausalLM": {
+        "head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8, "tie_word_embeddings": True,
+        "attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0,
+    },
+    "Gemma3ForCausalLM": {
+        "head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "Phi3ForCausalLM": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0},
+    "Starcoder2ForCausalLM": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "sliding_window": None},
+    "OPTForCausalLM": {"ffn_dim": 96, "dropout": 0.0, "word_embed_proj_dim": 64, "tie_word_embeddings": True},
+    "GraniteForCausalLM": {
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+    },
+    "Olmo2ForCausalLM": {},
+}  # fmt: skip
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_TEXT = (
+    "the quick brown fox jumps over the lazy dog. hello world, this is a test of the engine; one two three four five. "
+)
+
+
+def make_tiny_model(
+    architecture: str,
+    path: str | Path,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    tokenizer: bool = True,
+    **overrides: Any,
+) -> Path:
+    """Write a tiny random checkpoint and its tokenizer into the folder `path`; returns that path.
+
+    Args:
+        architecture: a Transformers class name such as `LlamaForCausalLM`.
+        dtype: torch's name of the saved weights' type.
+        overrides: config fields over the defaults; `max_shard_size` goes to `save_pretrained`.
+    """
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    shard = overrides.pop("max_shard_size", "1GB")
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**(_COMMON | _DEFAULTS.get(architecture, {}) | overrides))
+    config._attn_implementation = "eager"
+    model = model_class(config).eval()
+    _randomize(model, seed)
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shard)
+    if tokenizer:
+        write_tiny_tokenizer(path)
+    return path
+
+
+def load_oracle(path: str | Path, dtype: str = "float32") -> Any:
+    """The checkpoint in Transformers, with its eager attention."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        str(path), dtype=getattr(torch, dtype), attn_implementation="eager"
+    ).eval()
+
+
+@torch.no_grad()
+def _randomize(model: torch.nn.Module, seed: int) -> None:
+    """Unit-variance activations: matrices by fan-in, logits with a standard deviation of about 2.5."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, kind = model.config.hidden_size, type(model).__name__  # type: ignore[union-attr]
+    logits_std = 1.5 if model.config.tie_word_embeddings else 2.5  # type: ignore[union-attr]
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith(
+            ("embed_tokens.weight", "wte.weight", "lm_head.weight", "wpe.weight", "embed_positions.weight")
+        ):
+            scale = logits_std / math.sqrt(hidden)  # type: ignore[arg-type]
+        elif parameter.dim() >= 2:
+            is_transposed = kind.startswith("GPT2") and ".c_" in name
+            scale = 1.0 / math.sqrt(parameter.shape[0 if is_transposed else -1])
+        else:
+            scale = 0.2
+        is_norm_scale = parameter.dim() == 1 and name.endswith("weight") and "Gemma" not in kind
+        parameter.copy_(noise * scale + (1.0 if is_norm_scale else 0.0))
+
+
+@functools.cache
+def _tokenizer_json() -> str:
+    """A byte-level BPE with 256 bytes, 40 merges and four special tokens (ids 0 to 3)."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>", "<|im_end|>", "<|pad|>", "<|im_start|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_TEXT], trainer)
+    return tokenizer.to_str()
+
+
+def write_tiny_tokenizer(path: str | Path) -> None:
+    """tokenizer.json, tokenizer_config.json (with a chat template) into a folder."""
+    path = Path(path)
+    (path / "tokenizer.json").write_text(_tokenizer_json())
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|pad|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 256,
+        "chat_template": _CHAT_TEMPLATE,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
