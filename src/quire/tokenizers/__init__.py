@@ -1,1 +1,1 @@
-
+"""Tokenizers: text to token ids, conversations to prompts, and token ids back to text as they come."""

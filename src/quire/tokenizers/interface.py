@@ -1,0 +1,242 @@
+"""What the engine and users ask of a tokenizer. The names are those that users of Hugging Face tokenizers know.
+
+Knows text and token ids. Knows nothing of requests or models.
+"""
+
+import abc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from quire.tokenizers.chat_template import ChatTemplate
+from quire.tokenizers.token_bytes import TokenBytes
+
+Conversation = Sequence[dict[str, Any]]
+
+NO_LIMIT = int(1e30)
+"""`model_max_length` of a tokenizer that states none (Hugging Face's own value)."""
+
+
+class Tokenizer(abc.ABC):
+    """Text to token ids and back.
+
+    Attributes:
+        name_or_path: the folder it came from.
+        special_tokens: `bos_token`, `eos_token`, … → the token's string, as far as the tokenizer has them.
+        additional_special_tokens: further strings that count as special.
+        chat_template: the template of conversations, None where there is none.
+        token_bytes: each token's bytes, None where tokens are not plain runs of bytes.
+    """
+
+    is_fast = True
+    truncation_side = "left"
+    padding_side = "left"
+
+    name_or_path: str
+    model_max_length: int
+    special_tokens: dict[str, str]
+    additional_special_tokens: list[str]
+    template: ChatTemplate | None
+    token_bytes: TokenBytes | None
+
+    # --- what each kind of tokenizer does in its own way ---
+
+    @abc.abstractmethod
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+
+    @abc.abstractmethod
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts, in parallel where the library can."""
+
+    @abc.abstractmethod
+    def decode(
+        self,
+        token_ids: int | Iterable[int],
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of token ids."""
+
+    @abc.abstractmethod
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token's string, None where it is unknown."""
+
+    @abc.abstractmethod
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's string of an id, None for an id without one."""
+
+    @abc.abstractmethod
+    def get_vocab(self) -> dict[str, int]:
+        """Every token's string → id, added tokens included."""
+
+    @abc.abstractmethod
+    def get_added_vocab(self) -> dict[str, int]:
+        """Added tokens' strings → ids."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Tokens without the added ones."""
+
+    @property
+    @abc.abstractmethod
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `skip_special_tokens` leaves out."""
+
+    # --- what follows from it ---
+
+    def __len__(self) -> int:
+        return len(self.get_vocab())
+
+    @property
+    def max_token_id(self) -> int:
+        """The highest id that has a token."""
+        return max(self.get_vocab().values(), default=-1)
+
+    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        """`input_ids` and `attention_mask` of one text or several."""
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        batch = self.encode_batch(list(text), add_special_tokens)
+        return {"input_ids": batch, "attention_mask": [[1] * len(ids) for ids in batch]}
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The vocabulary's strings of a text's tokens."""
+        return [self.id_to_token(token_id) or "" for token_id in self.encode(text, add_special_tokens)]
+
+    def batch_decode(self, sequences: Iterable[Iterable[int]], skip_special_tokens: bool = False) -> list[str]:
+        """`decode` of each sequence."""
+        return [self.decode(token_ids, skip_special_tokens) for token_ids in sequences]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> Any:
+        """The vocabulary's string of one id, or a list of them for a list."""
+        if isinstance(ids, int):
+            return self.id_to_token(ids)
+        special = self.special_ids if skip_special_tokens else frozenset[int]()
+        return [self.id_to_token(token_id) for token_id in ids if token_id not in special]
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """The id of one token's string, or a list for a list; unknown ones become the unknown token's id (or None)."""
+        if isinstance(tokens, str):
+            token_id = self.token_to_id(tokens)
+            return self.unk_token_id if token_id is None else token_id
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        """The text of vocabulary strings."""
+        return self.decode([self.convert_tokens_to_ids(token) for token in tokens])
+
+    def decode_token(self, token_id: int) -> str:
+        """One token's text in the middle of a sentence (for logprobs); part of a character shows as U+FFFD."""
+        if self.token_bytes is not None:
+            return self.token_bytes.of(token_id).decode("utf-8", "replace")
+        return self.decode([token_id])
+
+    def _special(self, name: str) -> str | None:
+        return self.special_tokens.get(name)
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_to_id(token)
+
+    @property
+    def bos_token(self) -> str | None:
+        """Begin of sequence."""
+        return self._special("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """End of sequence."""
+        return self._special("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        """Padding."""
+        return self._special("pad_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        """Unknown."""
+        return self._special("unk_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Begin of sequence."""
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """End of sequence."""
+        return self._special_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Padding."""
+        return self._special_id("pad_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """Unknown."""
+        return self._special_id("unk_token")
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """Every special token's string, each once."""
+        return list(dict.fromkeys([*self.special_tokens.values(), *self.additional_special_tokens]))
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Their ids."""
+        ids = (self.token_to_id(token) for token in self.all_special_tokens)
+        return [token_id for token_id in ids if token_id is not None]
+
+    @property
+    def special_tokens_map(self) -> dict[str, Any]:
+        """Named special tokens, and the additional ones under `additional_special_tokens`."""
+        values: dict[str, Any] = dict(self.special_tokens)
+        if self.additional_special_tokens:
+            values["additional_special_tokens"] = list(self.additional_special_tokens)
+        return values
+
+    @property
+    def chat_template(self) -> str | None:
+        """The default chat template's source."""
+        return self.template.source() if self.template is not None else None
+
+    def get_chat_template(self, chat_template: str | None = None, tools: list[Any] | None = None) -> str:
+        """The source of the template that `apply_chat_template` would use."""
+        return ChatTemplate.choose(self.template, chat_template).source(tools=tools)
+
+    def apply_chat_template(
+        self,
+        conversation: Conversation,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **kwargs: Any,
+    ) -> str | list[int]:
+        """A conversation as the model's prompt: token ids, or text with `tokenize=False`.
+
+        Args:
+            chat_template: the name of one of the tokenizer's templates, or a template's source.
+            add_generation_prompt: end with what opens the assistant's turn.
+            continue_final_message: leave the last message open, so that the model continues it.
+            kwargs: variables for the template (for example `enable_thinking`).
+
+        Raises:
+            RequestError: there is no template, or the template refuses the conversation.
+        """
+        template = ChatTemplate.choose(self.template, chat_template)
+        text = template.render(
+            conversation,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables={**self.special_tokens_map, **kwargs},
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text

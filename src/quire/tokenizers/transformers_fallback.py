@@ -1,0 +1,100 @@
+"""Tokenizers without a tokenizer.json, through Transformers, which is imported only here and only then."""
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from quire.errors import ConfigError
+from quire.tokenizers.fast import read_chat_template, read_json
+from quire.tokenizers.interface import NO_LIMIT, Tokenizer
+
+
+class TransformersTokenizer(Tokenizer):
+    """An `AutoTokenizer`.
+
+    Raises:
+        ConfigError: Transformers is not installed, or it cannot read the checkpoint.
+    """
+
+    is_fast = False
+
+    def __init__(self, folder: Path, chat_template: str | None = None, use_fast: bool = True) -> None:
+        try:
+            transformers: Any = importlib.import_module("transformers")
+        except ImportError:
+            raise ConfigError(
+                f"{folder} has no tokenizer.json; reading its tokenizer needs Transformers: "
+                "pip install 'quire[transformers]'",
+                setting="tokenizer",
+            ) from None
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                str(folder), use_fast=use_fast, trust_remote_code=False, local_files_only=True
+            )
+        except Exception as error:  # whatever a broken checkpoint makes it raise
+            raise ConfigError(
+                f"Transformers cannot read the tokenizer in {folder}: {error}", setting="tokenizer"
+            ) from None
+        self.name_or_path = str(folder)
+        self.model_max_length = min(int(self._tokenizer.model_max_length), NO_LIMIT)
+        values: dict[str, Any] = self._tokenizer.special_tokens_map
+        self.special_tokens = {name: str(token) for name, token in values.items() if isinstance(token, str)}
+        lists = [cast("list[Any]", tokens) for tokens in values.values() if isinstance(tokens, list)]
+        self.additional_special_tokens = [str(token) for tokens in lists for token in tokens]
+        self.template = read_chat_template(folder, read_json(folder / "tokenizer_config.json"), chat_template)
+        self.token_bytes = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts."""
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(
+        self,
+        token_ids: int | Iterable[int],
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of token ids."""
+        ids = [token_ids] if isinstance(token_ids, int) else [int(token_id) for token_id in token_ids]
+        options = {} if spaces_between_special_tokens else {"spaces_between_special_tokens": False}
+        return str(
+            self._tokenizer.decode(
+                ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False, **options
+            )
+        )
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token's string."""
+        return self.get_vocab().get(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's string of an id."""
+        if not 0 <= token_id < len(self):
+            return None
+        return self._tokenizer.convert_ids_to_tokens(token_id)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token, added ones included."""
+        return dict(self._tokenizer.get_vocab())
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Added tokens."""
+        return dict(self._tokenizer.get_added_vocab())
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens without the added ones."""
+        return int(self._tokenizer.vocab_size)
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of special tokens."""
+        return frozenset(int(token_id) for token_id in self._tokenizer.all_special_ids)
