@@ -1,1 +1,89 @@
+"""Which platform this process runs on: plugins are asked first, then the built-in ones. Loads only the one that is chosen."""
 
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+from typing import TYPE_CHECKING
+
+from quire import envs
+from quire.errors import ConfigError
+from quire.logger import init_logger
+
+if TYPE_CHECKING:
+    from quire.platforms.interface import Platform
+
+logger = init_logger(__name__)
+
+BUILT_IN = {"cpu": "quire.platforms.cpu:CpuPlatform"}
+"""Platforms of this package, best first: name to class path."""
+
+
+def current_platform(device: str = "auto") -> Platform:
+    """The platform for a `device` setting: `auto`, a built-in name, or a platform plugin's name.
+
+    Raises:
+        ConfigError: unknown name, two plugins that both claim this machine, or a chosen plugin that does not work.
+    """
+    wanted = device if device != "auto" else envs.QUIRE_PLATFORM or "auto"
+    setting = "device" if device != "auto" else "QUIRE_PLATFORM"
+    return _platform_at(_class_path_for(wanted, setting))
+
+
+@functools.cache
+def _platform_at(class_path: str) -> Platform:
+    module, _, name = class_path.partition(":")
+    if not name:
+        module, _, name = class_path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"platform {class_path!r} cannot be loaded: {error}", setting="device") from error
+
+
+def _class_path_for(wanted: str, setting: str) -> str:
+    from quire.plugins import PLATFORM_GROUP, find_plugins
+
+    plugins = find_plugins(PLATFORM_GROUP)
+    if wanted in plugins:
+        path = _ask(wanted, must_work=True)
+        if path is None:
+            raise ConfigError(f"{setting}={wanted!r}: that platform plugin says it cannot run here", setting=setting)
+        return path
+    if wanted in BUILT_IN:
+        return BUILT_IN[wanted]
+    answers = {name: path for name in plugins if (path := _ask(name)) is not None}
+    if wanted != "auto":
+        for path in answers.values():
+            if _platform_at(path).name == wanted:
+                return path
+        raise _unknown(wanted, setting, [*BUILT_IN, *plugins])
+    if len(answers) > 1:
+        raise ConfigError(
+            f"the platform plugins {' and '.join(sorted(answers))} both claim this machine: choose one with QUIRE_PLATFORM "
+            f"(or --device), or limit QUIRE_PLUGINS",
+            setting="QUIRE_PLATFORM",
+        )
+    return next(iter(answers.values()), next(iter(BUILT_IN.values())))
+
+
+def _ask(name: str, *, must_work: bool = False) -> str | None:
+    """A plugin's answer: the platform's class path, or None if it cannot run here."""
+    from quire.plugins import PLATFORM_GROUP, find_plugins
+
+    try:
+        return find_plugins(PLATFORM_GROUP)[name].load()()
+    except Exception as error:
+        if must_work:
+            raise ConfigError(f"the platform plugin {name!r} failed: {error}", setting="device") from error
+        logger.exception("Platform plugin %r failed and is left out", name)
+        return None
+
+
+def _unknown(wanted: str, setting: str, known: list[str]) -> ConfigError:
+    near = difflib.get_close_matches(wanted, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return ConfigError(
+        f"{setting}={wanted!r} is not a platform{hint}; allowed: auto, {', '.join(known)}", setting=setting
+    )

@@ -1,0 +1,41 @@
+"""Reading the small JSON files of a checkpoint, with errors that name the file and the setting it came from.
+
+Knows files and JSON. Knows nothing of what they mean.
+"""
+
+import json
+import os
+from typing import Any, cast
+
+from quire.config import limits
+from quire.errors import ConfigError
+
+
+def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
+    """A file's JSON object.
+
+    Raises:
+        ConfigError: it cannot be read, is too large, is not JSON, or is not an object.
+    """
+    try:
+        size = os.path.getsize(path)
+        if size > limits.MAX_CONFIG_FILE_BYTES:
+            raise ConfigError(
+                f"{path!r} has {size} bytes; at most {limits.MAX_CONFIG_FILE_BYTES} are read", setting=setting
+            )
+        with open(path, encoding="utf-8") as file:
+            content: object = json.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read: {error.strerror or error}", setting=setting) from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path!r} is not valid JSON: {error}", setting=setting) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path!r} must hold a JSON object, not {type(content).__name__}", setting=setting)
+    return cast("dict[str, Any]", content)
+
+
+def read_json_object_if_there(path: str, *, setting: str) -> dict[str, Any]:
+    """As `read_json_object`, or an empty one where there is no such file."""
+    return read_json_object(path, setting=setting) if os.path.isfile(path) else {}

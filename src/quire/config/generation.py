@@ -1,0 +1,90 @@
+"""A model's generation_config.json: its sampling defaults, and every token id that ends generation.
+
+Knows the file. Knows nothing of tokenizers or of what a request says.
+"""
+
+import os
+from typing import Any
+
+from quire.config.files import read_json_object, read_json_object_if_there
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+
+FILE_NAME = "generation_config.json"
+IGNORE = ("quire", "vllm")
+"""Values of `generation_config` that mean: the engine's own sampling defaults, not the model's."""
+_SAMPLING_KEYS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+    "max_tokens": "max_tokens",
+}
+
+
+def load_generation_config(setting: str, model_path: str) -> dict[str, Any]:
+    """The generation config that `generation_config` speaks of: `auto` (beside the model), or a folder of its own.
+
+    Raises:
+        ConfigError: the folder has no such file, or it is not JSON.
+    """
+    if setting in ("auto", *IGNORE):
+        return read_json_object_if_there(os.path.join(model_path, FILE_NAME), setting="generation_config")
+    path = os.path.join(os.path.expanduser(setting), FILE_NAME)
+    if not os.path.isfile(path):
+        raise ConfigError(
+            f"generation_config={setting!r}: no {path!r}; give 'auto' (the model's), 'quire' (none), or a folder that "
+            f"holds {FILE_NAME}",
+            setting="generation_config",
+        )
+    return read_json_object(path, setting="generation_config")
+
+
+def default_sampling(generation: dict[str, Any], setting: str, override: dict[str, Any]) -> dict[str, Any]:
+    """Sampling defaults under the names of `SamplingParams`; what the operator overrides wins.
+
+    Raises:
+        ConfigError: a default that no request could use.
+    """
+    chosen: dict[str, Any] = {}
+    for values in ({} if setting in IGNORE else generation, override):
+        for key, name in _SAMPLING_KEYS.items():
+            if values.get(key) is not None:
+                chosen[name] = values[key]
+    _check_usable(chosen)
+    return chosen
+
+
+def _check_usable(chosen: dict[str, Any]) -> None:
+    from quire.errors import RequestError
+    from quire.sampling_params import SamplingParams
+
+    try:
+        SamplingParams(**chosen)
+    except (RequestError, TypeError) as error:
+        raise ConfigError(
+            f"the model's sampling defaults cannot be used: {error}; set override_generation_config, or "
+            "generation_config='quire' to ignore them",
+            setting="generation_config",
+        ) from error
+
+
+def eos_token_ids(hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int, ...]:
+    """Every id that ends generation, of both files, each once, in their order.
+
+    Raises:
+        ConfigError: an id that is not a whole number.
+    """
+    ids: dict[int, None] = {}
+    for file, value in (("config.json", hf_config.get("eos_token_id")), (FILE_NAME, generation.get("eos_token_id"))):
+        for item in value if isinstance(value, list) else [value]:
+            if item is None:
+                continue
+            if not isinstance(item, int) or isinstance(item, bool) or item < 0:
+                raise ConfigError(
+                    f"{file} has eos_token_id={value!r}; token ids are whole numbers from 0", setting="model"
+                )
+            ids[item] = None
+    return tuple(ids)

@@ -1,0 +1,57 @@
+"""Every bound on what a client or an operator may ask for, in one place. Plain numbers; nothing is checked here.
+
+A limit is generous for honest use and keeps one request from taking the engine's memory or time from the others.
+"""
+
+MAX_N = 16384
+"""Sequences of one request (`n`)."""
+MAX_BEAM_WIDTH = 128
+"""Hypotheses of one beam search; each step asks for 2 * beam_width logprobs of each of them."""
+MAX_PROMPTS = 1024
+"""Prompts in one HTTP completion request."""
+MAX_TOKENS = 1 << 31
+"""`max_tokens` and its like; the model's length is what really bounds them."""
+MAX_STOP_STRINGS = 64
+"""Stop strings of one request."""
+MAX_STOP_STRING_CHARS = 1024
+"""Characters of one stop string; the detokeniser holds back as many of a stream."""
+MAX_STOP_TOKEN_IDS = 1024
+"""Stop token ids of one request."""
+MAX_BAD_WORDS = 128
+"""`bad_words` of one request, and token sequences that they become."""
+MAX_BAD_WORD_CHARS = 1024
+"""Characters of one bad word."""
+MAX_BAD_WORDS_TOKENS = 1024
+"""Tokens of all bad words of one request together."""
+MAX_LOGIT_BIAS = 1024
+"""Entries of `logit_bias`."""
+LOGIT_BIAS_RANGE = (-100.0, 100.0)
+"""Biases outside are clamped to it."""
+MAX_ALLOWED_TOKEN_IDS = 1 << 20
+"""Entries of `allowed_token_ids`: no vocabulary is larger."""
+MAX_LOGPROB_COST = 1 << 26
+"""tokens * n * logprobs of one request: the number of entries that it may make the engine return."""
+MAX_EXTRA_ARGS = 256
+"""Entries of `extra_args`."""
+MAX_CACHE_SALT_CHARS = 1024
+"""Characters of `cache_salt`."""
+MAX_REQUEST_ID_CHARS = 1024
+"""Characters of a request id."""
+MAX_JSON_DEPTH = 64
+"""Nesting of a JSON schema."""
+MAX_GRAMMAR_BYTES = 1 << 20
+"""Bytes of a JSON schema, grammar or structural tag."""
+MAX_REGEX_CHARS = 1 << 16
+"""Characters of a regular expression."""
+MAX_CHOICES = 8192
+"""Entries of a `choice` constraint."""
+MAX_CHAT_MESSAGES = 16384
+"""Messages of one chat request."""
+DEFAULT_MAX_NUM_WAITING = 65536
+"""Requests that may wait, where the setting is 0."""
+DEFAULT_MAX_WAITING_TOKENS = 1 << 28
+"""Prompt tokens that may wait, where the setting is 0: about 2 GiB as Python integers."""
+MAX_MODEL_LEN = 1 << 24
+"""Tokens that a request may have in all: positions stay exact in float32."""
+MAX_CONFIG_FILE_BYTES = 64 << 20
+"""Bytes of a JSON file of a checkpoint that is read whole."""

@@ -1,0 +1,215 @@
+"""From a checkpoint's folder and the user's wishes to the model's facts: configuration, dtype, length, architecture.
+
+Knows files and the names that checkpoints use. Knows nothing of torch; a platform's dtypes come as plain names.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from quire import envs
+from quire.config import limits
+from quire.config.files import read_json_object, read_json_object_if_there
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+from quire.platforms.interface import Because
+
+DTYPE_NAMES = {
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+}
+_SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "model_max_length",
+    "max_target_positions",
+)
+_TABLE_KEYS = ("n_positions", "max_target_positions")
+"""Lengths of a learned table of positions: nothing can be computed beyond them."""
+_UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
+"""Rope types whose checkpoints already count the scaling in max_position_embeddings."""
+FALLBACK_MODEL_LEN = 2048
+
+
+class ModelLength(NamedTuple):
+    """What a checkpoint says about its longest sequence; `limit` is None where it says nothing."""
+
+    limit: int | None
+    source: str
+    is_table: bool = False
+
+
+def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]") -> HFConfig:
+    """config.json of a folder, with the user's overrides (nested objects are merged).
+
+    Raises:
+        ConfigError: no such file, no JSON object in it, or an override function that gives no dict.
+    """
+    values = read_json_object(os.path.join(path, "config.json"), setting="model")
+    if callable(overrides):
+        changed: object = overrides(values)
+        if not isinstance(changed, dict):
+            raise ConfigError(
+                f"hf_overrides must return the configuration as a dict, not {type(changed).__name__}",
+                setting="hf_overrides",
+            )
+        return HFConfig(cast("dict[str, Any]", changed))
+    return HFConfig(_merge(values, overrides))
+
+
+def _merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, value in overrides.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def resolve_architecture(hf_config: HFConfig) -> str:
+    """The architecture that config.json names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    names = hf_config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ConfigError(
+            f"config.json names no architecture (architectures={names!r}); give one, for example with "
+            'hf_overrides={"architectures": ["LlamaForCausalLM"]}',
+            setting="model",
+        )
+    return names[0]
+
+
+def resolve_dtype(asked: object, hf_config: HFConfig, path: str, supported: Because[tuple[str, ...]]) -> Because[str]:
+    """The weights' type: what was asked, or for `auto` the checkpoint's where the platform computes with it.
+
+    Raises:
+        ConfigError: no such type, or the platform does not have it.
+    """
+    name = str(asked).removeprefix("torch.")
+    if name != "auto":
+        dtype = DTYPE_NAMES.get(name)
+        if dtype is None:
+            raise ConfigError(f"dtype={asked!r} is not known; allowed: auto, {', '.join(DTYPE_NAMES)}", setting="dtype")
+        if dtype not in supported.value:
+            raise ConfigError(
+                f"dtype={asked!r}: this platform computes with {', '.join(supported.value)} ({supported.why})",
+                setting="dtype",
+            )
+        return Because(dtype, "as asked")
+    declared, source = _declared_dtype(hf_config, path)
+    if declared in supported.value:
+        return Because(declared, f"{source} says so")
+    return Because(supported.value[0], f"{source} says {declared}, which this platform has not: {supported.why}")
+
+
+def _declared_dtype(hf_config: HFConfig, path: str) -> tuple[str, str]:
+    for config in (hf_config, hf_config.get("text_config")):
+        for key in ("dtype", "torch_dtype"):
+            value = config.get(key) if isinstance(config, HFConfig) else None
+            if isinstance(value, str) and value.removeprefix("torch.") in DTYPE_NAMES:
+                return DTYPE_NAMES[value.removeprefix("torch.")], f"{key} in config.json"
+    stored = _stored_dtype(path)
+    return (stored, "the weights' file") if stored else ("float32", "a config.json without a dtype")
+
+
+def _stored_dtype(path: str) -> str | None:
+    """The commonest type in the header of a folder's first safetensors file."""
+    names = sorted(name for name in os.listdir(path) if name.endswith(".safetensors"))
+    if not names:
+        return None
+    try:
+        with open(os.path.join(path, names[0]), "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > limits.MAX_CONFIG_FILE_BYTES:
+                return None
+            header = json.loads(file.read(size))
+            kinds = Counter(entry.get("dtype") for name, entry in header.items() if name != "__metadata__")
+    except (OSError, ValueError, AttributeError):
+        return None  # the loader reads it again, and says what is wrong with it
+    return _SAFETENSORS_DTYPES.get(str(kinds.most_common(1)[0][0])) if kinds else None
+
+
+def model_length(hf_config: HFConfig) -> ModelLength:
+    """How long a sequence the checkpoint was made for, rope scaling counted in."""
+    text = hf_config.get("text_config")
+    config = text if isinstance(text, HFConfig) and "max_position_embeddings" in text else hf_config
+    found = [(config.get(key), key) for key in _LENGTH_KEYS]
+    lengths = [
+        (value, key) for value, key in found if isinstance(value, int) and not isinstance(value, bool) and value > 0
+    ]
+    if not lengths:
+        return ModelLength(None, "config.json names no length")
+    length, key = min(lengths)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, HFConfig):
+        return ModelLength(length, key, key in _TABLE_KEYS)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    factor = scaling.get("factor")
+    if kind in _UNSCALED_ROPE or not isinstance(factor, int | float) or factor <= 1:
+        return ModelLength(length, key)
+    original = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
+    return ModelLength(
+        int((original or length) * factor),
+        f"{'original_max_position_embeddings' if original else key} times the {kind} rope factor {factor:g}",
+    )
+
+
+def resolve_max_model_len(
+    asked: int | None, hf_config: HFConfig, tokenizer_path: str | None, *, disable_sliding_window: bool = False
+) -> Because[int]:
+    """Tokens a request may have in all.
+
+    Raises:
+        ConfigError: more was asked than the checkpoint can do; both numbers are named.
+    """
+    length = model_length(hf_config)
+    limit, source = length.limit, length.source
+    window = hf_config.get("sliding_window")
+    if disable_sliding_window and isinstance(window, int) and (limit is None or window < limit):
+        limit, source = window, "sliding_window, with disable_sliding_window"
+    if asked is not None:
+        return _check_asked(asked, limit, source, length.is_table)
+    if limit is None:
+        return Because(FALLBACK_MODEL_LEN, f"{source}: a common length")
+    from_tokenizer = _tokenizer_length(tokenizer_path)
+    if from_tokenizer is not None and from_tokenizer < limit:
+        return Because(from_tokenizer, "model_max_length in tokenizer_config.json")
+    return Because(min(limit, limits.MAX_MODEL_LEN), f"{source} in config.json")
+
+
+def _check_asked(asked: int, limit: int | None, source: str, is_table: bool) -> Because[int]:
+    if limit is None or asked <= limit:
+        return Because(asked, "as asked")
+    if envs.QUIRE_ALLOW_LONG_MAX_MODEL_LEN and not is_table:
+        return Because(asked, f"as asked, beyond the model's {limit}, because QUIRE_ALLOW_LONG_MAX_MODEL_LEN is on")
+    remedy = (
+        f"use at most {limit}"
+        if is_table
+        else f"use at most {limit}, or set QUIRE_ALLOW_LONG_MAX_MODEL_LEN=1 if the model can really do more"
+    )
+    raise ConfigError(
+        f"max_model_len={asked} is more than the model's {limit} ({source}): {remedy}", setting="max_model_len"
+    )
+
+
+def _tokenizer_length(path: str | None) -> int | None:
+    if path is None:
+        return None
+    values = read_json_object_if_there(os.path.join(path, "tokenizer_config.json"), setting="tokenizer")
+    length = values.get("model_max_length")
+    # Tokenizers without a limit write a huge float, 1e30 or so.
+    if isinstance(length, int | float) and not isinstance(length, bool) and 0 < length <= limits.MAX_MODEL_LEN:
+        return int(length)
+    return None

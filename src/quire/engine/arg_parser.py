@@ -1,0 +1,2 @@
+def add_engine_flags(parser, cls):
+    pass

@@ -1,0 +1,461 @@
+"""From what a user asks for (keywords or flags) to the one frozen `EngineConfig`.
+
+`EngineArgs` holds wishes: None means "you decide". `create_engine_config` resolves, checks and freezes them, and notes
+for each derived value where it came from. Knows no torch; asks the platform for what the device can do.
+"""
+
+import argparse
+import dataclasses
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from quire import envs
+from quire.config import (
+    AttentionConfig,
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    HFConfig,
+    LoadConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
+from quire.config.hub import resolve_config_path, resolve_model_path
+from quire.config.resolve import (
+    load_hf_config,
+    resolve_architecture,
+    resolve_dtype,
+    resolve_max_model_len,
+)
+from quire.engine import arg_checks, arg_parser
+from quire.engine.arg_unavailable import refuse_unknown
+from quire.engine.usage_context import UsageContext
+from quire.errors import ConfigError
+from quire.logger import init_logger, trace_this_thread_if_asked
+from quire.platforms import current_platform
+from quire.platforms.interface import Capabilities, Platform
+
+logger = init_logger(__name__)
+
+__all__ = ["DEMO_MODEL", "AsyncEngineArgs", "EngineArgs", "UsageContext"]
+
+DEMO_MODEL = "quire-demo"
+"""What the built-in demo model is called: it serves where no model is named."""
+DEFAULT_BLOCK_SIZE = 16
+
+
+@refuse_unknown
+@dataclasses.dataclass
+class EngineArgs:
+    """What a user asks of an engine. Field names are the ones that users of vLLM know; None lets the engine decide.
+
+    Raises:
+        ConfigError: a keyword that is not a field, or that belongs to something that is not available yet.
+    """
+
+    # Model
+    model: str | None = None
+    tokenizer: str | None = None
+    tokenizer_mode: str = "auto"
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+    dtype: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    served_model_name: str | list[str] | None = None
+    revision: str | None = None
+    code_revision: str | None = None
+    tokenizer_revision: str | None = None
+    hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default_factory=dict)
+    hf_token: str | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_theta: float | None = None
+    quantization: str | None = None
+    enforce_eager: bool = False
+    max_logprobs: int = 20
+    logprobs_mode: str = "raw_logprobs"
+    disable_sliding_window: bool = False
+    generation_config: str = "auto"
+    override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    chat_template: str | None = None
+    logits_processors: list[Any] | None = None
+    runner: str = "auto"
+    convert: str = "auto"
+    task: str | None = None
+    allowed_local_media_path: str = ""
+    enable_sleep_mode: bool = False
+
+    # Loading
+    load_format: str = "auto"
+    download_dir: str | None = None
+    ignore_patterns: list[str] | str | None = None
+    model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    # Cache
+    block_size: int | None = None
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    swap_space: float = 0.0
+    kv_cache_dtype: str = "auto"
+    enable_prefix_caching: bool | None = None
+    prefix_caching_hash_algo: str = "blake2b"
+    cpu_offload_gb: float = 0.0
+    kv_events_config: dict[str, Any] | None = None
+
+    # Parallel
+    pipeline_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    distributed_executor_backend: str | type[Any] | None = None
+    worker_cls: str = "auto"
+    disable_custom_all_reduce: bool = False
+    max_parallel_loading_workers: int | None = None
+    ray_workers_use_nsight: bool = False
+    placement_group: Any = None
+
+    # Scheduler
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    scheduling_policy: str = "fcfs"
+    enable_chunked_prefill: bool | None = None
+    preemption_mode: str | None = None
+    num_lookahead_slots: int = 0
+    delay_factor: float = 0.0
+    async_scheduling: bool | None = None
+    scheduler_cls: str | type[Any] | None = None
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 0
+    max_step_ms: float = 0.0
+    max_num_waiting: int = 0
+    max_waiting_tokens: int = 0
+
+    # Device
+    device: str = "auto"
+    cpu_threads: int = 0
+    attention_backend: str | None = None
+
+    # Observability
+    disable_log_stats: bool = False
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for every field, grouped; returns the parser."""
+        arg_parser.add_engine_flags(parser, cls)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The fields that the parsed flags hold."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+    def create_engine_config(self, usage_context: UsageContext | None = None) -> EngineConfig:
+        """Resolve, check and freeze.
+
+        Args:
+            usage_context: who asks; the size of a step and the number of rows have a default for each.
+
+        Raises:
+            ConfigError: a setting that cannot work; the message names it, its value and what is allowed.
+        """
+        from quire.plugins import load_general_plugins
+
+        _warn_unknown_variables()
+        load_general_plugins("frontend")
+        arg_checks.check(self)
+        instance_id = uuid.uuid4().hex[:8]
+        trace_this_thread_if_asked(instance_id)
+        platform = current_platform(self.device)
+        provenance: dict[str, str] = {}
+        resolver = _Resolver(
+            self, platform, platform.capabilities(), provenance, usage_context or UsageContext.ENGINE_CONTEXT
+        )
+        model = resolver.model()
+        config = EngineConfig(
+            model=model,
+            cache=resolver.cache(model),
+            parallel=resolver.parallel(),
+            scheduler=resolver.scheduler(model),
+            device=resolver.device(),
+            load=resolver.load(),
+            attention=AttentionConfig(backend=self.attention_backend),
+            observability=self._observability(),
+            instance_id=instance_id,
+            provenance=provenance,
+        )
+        return platform.check_config(config)
+
+    def _observability(self) -> ObservabilityConfig:
+        return ObservabilityConfig(
+            disable_log_stats=self.disable_log_stats,
+            log_stats_interval_s=envs.QUIRE_LOG_STATS_INTERVAL,
+            enable_log_requests=bool(getattr(self, "enable_log_requests", False)),
+        )
+
+
+@refuse_unknown
+@dataclasses.dataclass
+class AsyncEngineArgs(EngineArgs):
+    """As `EngineArgs`, for the asynchronous engine."""
+
+    enable_log_requests: bool = False
+
+
+def _warn_unknown_variables() -> None:
+    for name, near in envs.unknown_variables():
+        hint = f"; did you mean {near}?" if near else ""
+        logger.warning_once("The environment variable %s is not known%s", name, hint)
+
+
+def demo_model_path() -> str:
+    """The folder of the built-in demo model.
+
+    Raises:
+        ConfigError: this installation has none.
+    """
+    from importlib.resources import files
+
+    path = Path(str(files("quire"))) / "assets" / "demo"
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            "no model is named, and this installation has no built-in demo model: give model= a local folder or a hub id",
+            setting="model",
+        )
+    return str(path)
+
+
+@dataclasses.dataclass
+class _Resolver:
+    """One resolution: wishes, platform and the notes on where derived values came from."""
+
+    args: EngineArgs
+    platform: Platform
+    capabilities: Capabilities
+    provenance: dict[str, str]
+    usage_context: UsageContext
+
+    def model(self) -> ModelConfig:
+        args = self.args
+        path = self._model_path()
+        tokenizer_path = self._tokenizer_path(path)
+        hf_config = load_hf_config(path, self._hf_overrides())
+        dtype = resolve_dtype(args.dtype, hf_config, path, self.capabilities.dtypes)
+        length = resolve_max_model_len(
+            args.max_model_len, hf_config, tokenizer_path, disable_sliding_window=args.disable_sliding_window
+        )
+        generation = load_generation_config(args.generation_config, path)
+        name = args.model or DEMO_MODEL
+        self.provenance["model.dtype"] = dtype.why
+        self.provenance["model.max_model_len"] = length.why
+        if args.model is None:
+            self.provenance["model.model"] = "none was named: the built-in demo model"
+        return ModelConfig(
+            model=name,
+            path=path,
+            hf_config=hf_config,
+            tokenizer=args.tokenizer or name,
+            tokenizer_path=tokenizer_path or "",
+            dtype=dtype.value,
+            max_model_len=length.value,
+            architecture=resolve_architecture(hf_config),
+            eos_token_ids=self._eos_token_ids(hf_config, generation),
+            default_sampling=default_sampling(generation, args.generation_config, args.override_generation_config),
+            tokenizer_mode=args.tokenizer_mode,
+            trust_remote_code=args.trust_remote_code,
+            seed=args.seed,
+            revision=args.revision,
+            code_revision=args.code_revision,
+            tokenizer_revision=args.tokenizer_revision,
+            quantization=args.quantization,
+            enforce_eager=args.enforce_eager,
+            max_logprobs=args.max_logprobs,
+            logprobs_mode=args.logprobs_mode,  # type: ignore[arg-type]  # checked by arg_checks
+            disable_sliding_window=args.disable_sliding_window,
+            skip_tokenizer_init=args.skip_tokenizer_init,
+            served_model_name=self._served_names(name),
+            generation_config=args.generation_config,
+            runner=args.runner,
+            convert=args.convert,
+            allowed_local_media_path=args.allowed_local_media_path,
+            logits_processors=tuple(args.logits_processors or ()),
+            chat_template=args.chat_template,
+        )
+
+    def _model_path(self) -> str:
+        args = self.args
+        if args.model is None:
+            return demo_model_path()
+        return resolve_config_path(args.model, revision=args.revision, download_dir=args.download_dir)
+
+    def _tokenizer_path(self, model_path: str) -> str | None:
+        args = self.args
+        if args.skip_tokenizer_init:
+            return None
+        if args.tokenizer is None:
+            return model_path
+        return resolve_model_path(
+            args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, setting="tokenizer"
+        )
+
+    def _hf_overrides(self) -> dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]:
+        args = self.args
+        rope: dict[str, Any] = {}
+        if args.rope_scaling is not None:
+            rope["rope_scaling"] = args.rope_scaling
+        if args.rope_theta is not None:
+            rope["rope_theta"] = args.rope_theta
+        overrides = args.hf_overrides
+        if callable(overrides):
+            return lambda values: {**overrides(values), **rope}
+        return {**overrides, **rope}
+
+    def _eos_token_ids(self, hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int, ...]:
+        ids = eos_token_ids(hf_config, generation)
+        self.provenance["model.eos_token_ids"] = "config.json and generation_config.json together"
+        return ids
+
+    def _served_names(self, name: str) -> tuple[str, ...]:
+        names = self.args.served_model_name
+        if names is None or names == []:
+            return (name,)
+        return (names,) if isinstance(names, str) else tuple(names)
+
+    def cache(self, model: ModelConfig) -> CacheConfig:
+        args = self.args
+        block_size = args.block_size
+        if block_size is None:
+            align = self.capabilities.page_alignment
+            block_size = -(-DEFAULT_BLOCK_SIZE // align.value) * align.value
+            self.provenance["cache.block_size"] = f"{DEFAULT_BLOCK_SIZE}, in steps of {align.value}: {align.why}"
+        window = model.hf_config.get("sliding_window")
+        events = args.kv_events_config or {}
+        return CacheConfig(
+            block_size=block_size,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+            num_gpu_blocks_override=args.num_gpu_blocks_override,
+            swap_space=float(args.swap_space),
+            cache_dtype=args.kv_cache_dtype,
+            enable_prefix_caching=args.enable_prefix_caching is not False,
+            prefix_caching_hash_algo=args.prefix_caching_hash_algo,
+            sliding_window=window if isinstance(window, int) and not args.disable_sliding_window else None,
+            cpu_offload_gb=float(args.cpu_offload_gb),
+            enable_kv_events=bool(events.get("enable_kv_cache_events", False)),
+        )
+
+    def parallel(self) -> ParallelConfig:
+        args = self.args
+        return ParallelConfig(
+            pipeline_parallel_size=args.pipeline_parallel_size,
+            tensor_parallel_size=args.tensor_parallel_size,
+            data_parallel_size=args.data_parallel_size,
+            enable_expert_parallel=args.enable_expert_parallel,
+            distributed_executor_backend=args.distributed_executor_backend,
+            worker_cls=args.worker_cls,
+            disable_custom_all_reduce=args.disable_custom_all_reduce,
+            max_parallel_loading_workers=args.max_parallel_loading_workers,
+            ray_workers_use_nsight=args.ray_workers_use_nsight,
+            placement_group=args.placement_group,
+        )
+
+    def scheduler(self, model: ModelConfig) -> SchedulerConfig:
+        args = self.args
+        chunked = args.enable_chunked_prefill is not False
+        seqs = self._rows()
+        return SchedulerConfig(
+            max_num_batched_tokens=self._step_tokens(seqs, model.max_model_len, chunked),
+            max_num_seqs=seqs,
+            max_model_len=model.max_model_len,
+            policy=args.scheduling_policy,  # type: ignore[arg-type]  # checked by arg_checks
+            enable_chunked_prefill=chunked,
+            preemption_mode=self._preemption_mode(),
+            num_lookahead_slots=args.num_lookahead_slots,
+            delay_factor=float(args.delay_factor),
+            async_scheduling=self._async_scheduling(),
+            scheduler_cls=args.scheduler_cls,
+            long_prefill_token_threshold=args.long_prefill_token_threshold,
+            max_num_partial_prefills=args.max_num_partial_prefills,
+            max_step_ms=float(args.max_step_ms),
+            max_num_waiting=args.max_num_waiting,
+            max_waiting_tokens=args.max_waiting_tokens,
+        )
+
+    def _rows(self) -> int:
+        if self.args.max_num_seqs is not None:
+            return self.args.max_num_seqs
+        default = self.capabilities.max_num_seqs
+        self.provenance["scheduler.max_num_seqs"] = f"{self.usage_context.value} on {self.platform.name}: {default.why}"
+        return default.value[self.usage_context.column]
+
+    def _step_tokens(self, seqs: int, max_model_len: int, chunked: bool) -> int:
+        asked = self.args.max_num_batched_tokens
+        if asked is not None:
+            if asked < seqs:
+                raise ConfigError(
+                    f"max_num_batched_tokens={asked} is less than max_num_seqs={seqs}: every running request needs one "
+                    f"token of a step; raise the first or lower the second",
+                    setting="max_num_batched_tokens",
+                )
+            if not chunked and asked < max_model_len:
+                raise ConfigError(
+                    f"max_num_batched_tokens={asked} is less than max_model_len={max_model_len}, and chunked prefill is "
+                    f"off: a long prompt could never run; raise the first, lower the second or turn chunked prefill on",
+                    setting="max_num_batched_tokens",
+                )
+            return asked
+        default = self.capabilities.max_num_batched_tokens
+        tokens = max(default.value[self.usage_context.column], seqs)
+        why = f"{self.usage_context.value} on {self.platform.name}: {default.why}"
+        if tokens == seqs:
+            why = "max_num_seqs: one token each"
+        if not chunked and tokens < max_model_len:
+            tokens, why = max_model_len, "max_model_len: without chunked prefill a prompt takes one step"
+        self.provenance["scheduler.max_num_batched_tokens"] = why
+        return tokens
+
+    def _preemption_mode(self) -> Any:
+        mode = self.args.preemption_mode
+        if mode == "swap":
+            swap = self.capabilities.swap
+            if not swap.value:
+                raise ConfigError(
+                    f"preemption_mode='swap' cannot run on the {self.platform.name} platform: {swap.why}",
+                    setting="preemption_mode",
+                )
+            if self.args.swap_space <= 0:
+                raise ConfigError(
+                    f"preemption_mode='swap' needs swap_space above 0 (GiB of host memory), not {self.args.swap_space}",
+                    setting="swap_space",
+                )
+        return mode or "recompute"
+
+    def _async_scheduling(self) -> bool:
+        able = self.capabilities.async_output
+        asked = self.args.async_scheduling
+        if asked is None:
+            self.provenance["scheduler.async_scheduling"] = able.why
+            return able.value
+        return asked
+
+    def device(self) -> DeviceConfig:
+        if self.args.device == "auto":
+            why = "QUIRE_PLATFORM" if envs.QUIRE_PLATFORM else "the platform that answered for this machine"
+            self.provenance["device.device"] = why
+        return DeviceConfig(device=self.platform.name, cpu_threads=self.args.cpu_threads)
+
+    def load(self) -> LoadConfig:
+        args = self.args
+        patterns = args.ignore_patterns
+        return LoadConfig(
+            load_format=args.load_format,
+            download_dir=args.download_dir,
+            ignore_patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns or ()),
+            model_loader_extra_config=dict(args.model_loader_extra_config),
+        )
