@@ -1,0 +1,67 @@
+"""Which executor runs the steps, by `distributed_executor_backend`. Importing it loads no torch."""
+
+import importlib
+import inspect
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.executor.interface import Executor
+
+SETTING = "distributed_executor_backend"
+BUILT_IN = {"uni": "quire.executor.uniproc:UniprocExecutor"}
+NOT_YET = {
+    "mp": "one process a device",
+    "ray": "workers as Ray actors",
+    "external_launcher": "workers started by torchrun",
+}
+
+
+def make_executor(config: EngineConfig) -> Executor:
+    """The executor of a configuration; it loads the model.
+
+    Raises:
+        ConfigError: a backend that is unknown, is not available, or is no Executor.
+    """
+    return executor_class(config)(config)
+
+
+def executor_class(config: EngineConfig) -> type[Executor]:
+    """The class behind the setting: None means this process; a class or its path is taken as it is."""
+    backend = config.parallel.distributed_executor_backend
+    if backend is None:
+        backend = "uni"
+    if not isinstance(backend, str):
+        return _checked(backend, backend)
+    if backend in BUILT_IN:
+        return _checked(import_class(BUILT_IN[backend], SETTING), backend)
+    if backend in NOT_YET:
+        raise ConfigError(
+            f"{SETTING}={backend!r} ({NOT_YET[backend]}) is not available yet: leave it out to run the worker in this "
+            "process, or give a class path of your own",
+            setting=SETTING,
+        )
+    if "." in backend or ":" in backend:
+        return _checked(import_class(backend, SETTING), backend)
+    raise ConfigError(
+        f"{SETTING}={backend!r} is unknown: use None or 'uni' (in this process), or a class path", setting=SETTING
+    )
+
+
+def import_class(path: str, setting: str) -> Any:
+    """What `module:attribute` or `module.attribute` names.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{setting}={path!r} cannot be imported: {error}", setting=setting) from error
+
+
+def _checked(target: Any, given: Any) -> type[Executor]:
+    if inspect.isclass(target) and issubclass(target, Executor):
+        return target
+    raise ConfigError(f"{SETTING}={given!r} is not a subclass of quire.executor.interface.Executor", setting=SETTING)

@@ -1,0 +1,66 @@
+"""One worker in this process: the executor for a single device.
+
+A step runs when it is started, so `collect` never waits. Knows nothing of tensors or models.
+"""
+
+from collections import deque
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.errors import EngineError
+from quire.executor.interface import Executor
+from quire.executor.selector import import_class
+from quire.platforms import current_platform
+
+
+class UniprocExecutor(Executor):
+    """Runs steps on a worker that it makes itself (the platform's, or `worker_cls`)."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        platform = current_platform(config.device.device)
+        path = config.parallel.worker_cls
+        worker_class = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
+        self._results: deque[ModelRunnerOutput] = deque()
+        self._worker = worker_class(config, platform)
+        self._worker.load_model()
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        return self._worker.kv_cache_specs()
+
+    def available_kv_bytes(self) -> int:
+        return self._worker.available_kv_bytes()
+
+    def initialize(self, kv_cache: KVCacheConfig) -> None:
+        self._worker.initialize(kv_cache)
+
+    def execute(self, step: SchedulerOutput) -> None:
+        self._results.append(self._worker.execute(step))
+
+    def collect(self) -> ModelRunnerOutput:
+        if not self._results:
+            raise EngineError("collect() without a step in flight")
+        return self._results.popleft()
+
+    def sleep(self, level: int = 1) -> None:
+        self._worker.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self._worker.wake_up(tags)
+
+    def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        target = getattr(self._worker, method, None)
+        if method.startswith("_") or not callable(target):
+            raise EngineError(f"the worker has no method {method!r}")
+        return [target(*args, **(kwargs or {}))]
+
+    def explain(self) -> dict[str, Any]:
+        return self._worker.explain()
+
+    def shutdown(self) -> None:
+        self._results.clear()
+        self._worker.shutdown()

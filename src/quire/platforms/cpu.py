@@ -1,0 +1,172 @@
+"""The CPU as a platform: what it can do, what it refuses, and its device runtime.
+
+Knows cores, memory and which kernels to ask for. Knows nothing of models or of how a step is built.
+Importing it loads no torch: the configuration asks it questions before anything is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import resource
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import ConfigError
+from quire.logger import init_logger
+from quire.platforms.host import usable_cpus, usable_memory
+from quire.platforms.interface import Because, Capabilities, DeviceRuntime, Platform, RecordedStep
+
+if TYPE_CHECKING:
+    import torch
+
+    from quire.config import EngineConfig
+
+logger = init_logger(__name__)
+
+DTYPES = ("bfloat16", "float16", "float32")
+KV_CACHE_CAP_BYTES = 4 << 30
+"""Pages take at most this much unless the user names a size: a host's memory is shared with everything else on it."""
+
+
+def native_kernels() -> Any | None:
+    """The package of compiled CPU kernels if its shared library is there, else None."""
+    package = importlib.import_module("quire.kernels.cpu")
+    is_available: Callable[[], bool] | None = getattr(package, "is_available", None)
+    return package if is_available is not None and is_available() else None
+
+
+def thread_count(config: EngineConfig) -> int:
+    """Compute threads: the setting if given, else every core that this process may use."""
+    cores = usable_cpus()
+    wanted = config.device.cpu_threads
+    return min(wanted, cores) if wanted > 0 else cores
+
+
+class CpuRuntime(DeviceRuntime):
+    """The host's memory and cores as a device."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        import torch
+
+        self.threads = thread_count(config)
+        native = native_kernels()
+        if native is not None:
+            native.set_num_threads(self.threads)
+        torch.set_num_threads(self.threads)
+        self._device = torch.device("cpu")
+
+    def device(self) -> torch.device:
+        return self._device
+
+    def synchronize(self) -> None:
+        """Every call on a CPU has ended when it returns."""
+
+    def memory_info(self) -> tuple[int, int]:
+        return usable_memory()
+
+    def peak_memory(self) -> int:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def kv_cache_cap(self) -> Because[int] | None:
+        return Because(KV_CACHE_CAP_BYTES, "the host's memory is shared; kv_cache_memory_bytes sets another size")
+
+    def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
+        if native_kernels() is None:
+            return None
+        recording = importlib.import_module("quire.kernels.cpu.recording")
+        return recording.record(function, num_tokens, num_logits)
+
+
+class CpuPlatform(Platform):
+    """Any CPU that PyTorch runs on; fast where the package's C++ kernels were built."""
+
+    name = "cpu"
+
+    def capabilities(self) -> Capabilities:
+        native = native_kernels() is not None
+        return Capabilities(
+            dtypes=Because(
+                DTYPES, "bfloat16 halves what a decode step reads; all three are exact to their own rounding"
+            ),
+            activation_dtype=Because(
+                "float32", "activations are small beside weights, and float32 needs no conversion"
+            ),
+            graphs=Because("whole_step", "compiled kernels can be recorded and replayed")
+            if native
+            else Because("none", "the compiled kernels are not there; plain PyTorch cannot be recorded"),
+            async_output=Because(False, "a step has ended when its call returns"),
+            fp8=Because(False, "CPUs have no fp8 arithmetic"),
+            sleep=Because(True, "pages and weights are ordinary memory"),
+            page_alignment=Because(1, "any page size works"),
+            max_num_batched_tokens=Because((4096, 2048), "larger steps gain nothing once the cores are busy"),
+            max_num_seqs=Because((256, 128), "decode gains little from larger batches on few cores"),
+            swap=Because(True, "host pages are copied within memory"),
+        )
+
+    def check_config(self, config: EngineConfig) -> EngineConfig:
+        for setting in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            value = getattr(config.parallel, setting)
+            if value != 1:
+                raise ConfigError(
+                    f"{setting}={value} cannot run on the cpu platform: it runs one worker with many threads; "
+                    f"use {setting}=1",
+                    setting=setting,
+                )
+        if config.model.dtype not in DTYPES:
+            raise ConfigError(
+                f"dtype={config.model.dtype!r} cannot run on the cpu platform: use one of {', '.join(DTYPES)}",
+                setting="dtype",
+            )
+        self._check_memory(config)
+        return self._with_threads(config)
+
+    def _check_memory(self, config: EngineConfig) -> None:
+        free, total = usable_memory()
+        for setting, asked in (
+            ("kv_cache_memory_bytes", config.cache.kv_cache_memory_bytes or 0),
+            ("swap_space", int(config.cache.swap_space * (1 << 30))),
+        ):
+            if asked > free:
+                raise ConfigError(
+                    f"{setting} asks for {asked / 2**30:.2f} GiB, but this process may use {free / 2**30:.2f} GiB more "
+                    f"of the host's {total / 2**30:.2f} GiB",
+                    setting=setting,
+                )
+
+    def _with_threads(self, config: EngineConfig) -> EngineConfig:
+        asked = config.device.cpu_threads
+        if asked < 0:
+            raise ConfigError(f"cpu_threads={asked} must be 0 (all usable cores) or more", setting="cpu_threads")
+        threads = thread_count(config)
+        if asked > threads:
+            logger.warning(
+                "cpu_threads=%d is more than the %d cores of this process: using %d", asked, threads, threads
+            )
+        why = "as asked" if asked == threads else f"the {usable_cpus()} cores that this process may use"
+        return dataclasses.replace(
+            config,
+            device=dataclasses.replace(config.device, cpu_threads=threads),
+            provenance={**config.provenance, "device.cpu_threads": why},
+        )
+
+    def runtime(self, config: EngineConfig) -> CpuRuntime:
+        return CpuRuntime(config)
+
+    def select_kernels(self) -> None:
+        from quire.kernels import ops
+
+        native = native_kernels()
+        if native is not None:
+            native.register()
+        else:
+            logger.warning_once(
+                "The compiled CPU kernels are not there (no C++17 compiler at install time?): plain PyTorch serves, slower."
+            )
+        ops.select(self.name)
+
+    def attention_backends(self) -> list[str]:
+        return ["quire.attention.cpu:CpuAttention", "quire.attention.reference:ReferenceAttention"]

@@ -1,0 +1,109 @@
+"""Which tokens a row may not draw, and which it should draw more: allowed ids, bad words, min_tokens, logit bias.
+
+Knows token ids and positions. Knows nothing of probabilities.
+
+Legend: S rows of the batch, V vocabulary, N edited logits of all rows.
+"""
+
+import numpy as np
+import torch
+
+from quire.sampling_params import SamplingParams
+
+NOTHING_LEFT = "allowed_token_ids, bad_words and min_tokens together forbid every token"
+
+
+class RowConstraints:
+    """One row's constraints.
+
+    Args:
+        params: the request's parameters.
+        num_prompt_tokens: where its output begins.
+        output_token_ids: its output so far; the caller keeps this very list up to date.
+        vocab_size: ids from here on are ignored.
+    """
+
+    def __init__(
+        self, params: SamplingParams, num_prompt_tokens: int, output_token_ids: list[int], vocab_size: int
+    ) -> None:
+        bias = {token: value for token, value in (params.logit_bias or {}).items() if 0 <= int(token) < vocab_size}
+        self.bias_ids = np.fromiter((int(token) for token in bias), dtype=np.int64, count=len(bias))
+        self.bias_values = np.fromiter(bias.values(), dtype=np.float32, count=len(bias))
+        self.allowed = _sorted_ids(params.allowed_token_ids or [], vocab_size)
+        self.min_position = num_prompt_tokens + params.min_tokens
+        early = [*params.eos_token_ids, *(params.stop_token_ids or ())] if params.min_tokens else []
+        self._early = _sorted_ids(early, vocab_size)
+        self._bad_words = [words for words in params.bad_words_token_ids if words]
+        self._single = _sorted_ids([words[0] for words in self._bad_words if len(words) == 1], vocab_size)
+        self._sequences = [words for words in self._bad_words if len(words) > 1]
+        self._output = output_token_ids
+
+    @staticmethod
+    def are_needed(params: SamplingParams) -> bool:
+        """Whether a request has any."""
+        return bool(
+            params.logit_bias
+            or params.allowed_token_ids
+            or params.bad_words_token_ids
+            or (params.min_tokens and (params.eos_token_ids or params.stop_token_ids))
+        )
+
+    @property
+    def needs_output(self) -> bool:
+        """Whether the output list is read."""
+        return bool(self._sequences)
+
+    def end_at(self, position: int) -> bool:
+        """Whether nothing is left to do from this position on."""
+        return position >= self.min_position and not (len(self.bias_ids) or len(self.allowed) or self._bad_words)
+
+    def banned(self, position: int) -> list[np.ndarray]:
+        """Ids that may not be drawn at this position, in parts."""
+        parts = [self._single] if len(self._single) else []
+        if position < self.min_position and len(self._early):
+            parts.append(self._early)
+        ends = [
+            words[-1]
+            for words in self._sequences
+            if len(words) - 1 <= len(self._output) and self._output[1 - len(words) :] == words[:-1]
+        ]
+        if ends:
+            parts.append(np.array(ends, dtype=np.int64))
+        return parts
+
+
+def _sorted_ids(ids: list[int], vocab_size: int) -> np.ndarray:
+    return np.array(sorted({token for token in ids if 0 <= token < vocab_size}), dtype=np.int64)
+
+
+def apply_constraints(logits_SV: torch.Tensor, rows: list[tuple[int, int, RowConstraints]]) -> list[int]:
+    """Edit in place; `rows` holds (index in the batch, position, constraints). Returns the batch indices of rows with no
+    token left."""
+    vocabulary, device = logits_SV.shape[1], logits_SV.device
+    flat = logits_SV.view(-1)
+    banned: list[np.ndarray] = []
+    bias_ids: list[np.ndarray] = []
+    bias_values: list[np.ndarray] = []
+    limited: list[int] = []
+    for index, position, constraints in rows:
+        if len(constraints.allowed):
+            _keep_only(logits_SV[index], torch.from_numpy(constraints.allowed).to(device))
+        parts = constraints.banned(position)
+        banned += [part + index * vocabulary for part in parts]
+        if parts or len(constraints.allowed):
+            limited.append(index)
+        if len(constraints.bias_ids):
+            bias_ids.append(constraints.bias_ids + index * vocabulary)
+            bias_values.append(constraints.bias_values)
+    if bias_ids:
+        where = torch.from_numpy(np.concatenate(bias_ids)).to(device)
+        flat[where] += torch.from_numpy(np.concatenate(bias_values)).to(device)
+    if banned:
+        flat[torch.from_numpy(np.concatenate(banned)).to(device)] = float("-inf")
+    return [index for index in limited if logits_SV[index].amax().item() == float("-inf")]
+
+
+def _keep_only(logits_V: torch.Tensor, ids: torch.Tensor) -> None:
+    kept = logits_V[ids]
+    logits_V.fill_(float("-inf"))
+    logits_V[ids] = kept

@@ -1,0 +1,110 @@
+"""Custom logits processors: what a user may put between the model and the sampler.
+
+Two kinds. Per request: callables in `SamplingParams.logits_processors` (in-process engines only), each
+`(output_token_ids, logits) -> logits` or `(prompt_token_ids, output_token_ids, logits) -> logits` on one row. Per engine:
+subclasses of `LogitsProcessor`, given as classes or as class paths in the engine argument `logits_processors`.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import ConfigError
+from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from quire.config import EngineConfig
+
+
+class LogitsProcessor(abc.ABC):
+    """Edits the logits of the rows that it takes an interest in. One instance serves the whole engine.
+
+    A failure ends only the rows that cause it: a failing `add_row` ends that request, and after a failing `apply` the
+    rows are offered again one at a time.
+    """
+
+    def __init__(self, config: EngineConfig, device: torch.device, is_pin_memory: bool) -> None:
+        """Made once in each worker, after the model was loaded."""
+
+    @classmethod
+    def validate_params(cls, params: SamplingParams) -> None:
+        """Raise ValueError for parameters (often `extra_args`) that cannot work; called for each new request."""
+
+    @abc.abstractmethod
+    def add_row(
+        self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int]
+    ) -> bool:
+        """A request got this row; True if its logits are wanted. `output_token_ids` grows as tokens are sampled."""
+
+    @abc.abstractmethod
+    def remove_row(self, row: int) -> None:
+        """The row's request has ended or gives way; called only for rows that were wanted."""
+
+    @abc.abstractmethod
+    def apply(self, logits_NV: torch.Tensor, rows_N: np.ndarray) -> torch.Tensor:
+        """Edited logits of these rows, float32, in the same shape; may edit in place and return its argument."""
+
+
+def load_logits_processors(
+    specs: Iterable[str | type[Any]], config: EngineConfig, device: torch.device, is_pin_memory: bool = False
+) -> list[LogitsProcessor]:
+    """Make the engine's processors from classes or class paths (`module:Class` or `module.Class`).
+
+    Raises:
+        ConfigError: a path that cannot be imported, or something that is not a LogitsProcessor.
+    """
+    loaded: list[LogitsProcessor] = []
+    for spec in specs:
+        target = _import_class(spec) if isinstance(spec, str) else spec
+        if not (inspect.isclass(target) and issubclass(target, LogitsProcessor)):
+            raise ConfigError(
+                f"logits_processors: {spec!r} is not a subclass of quire.sample.logits_processor.LogitsProcessor",
+                setting="logits_processors",
+            )
+        loaded.append(target(config, device, is_pin_memory))
+    return loaded
+
+
+def _import_class(path: str) -> Any:
+    module, separator, name = path.partition(":") if ":" in path else path.rpartition(".")
+    if not separator or not module:
+        raise ConfigError(f"logits_processors: {path!r} is not of the form module:Class", setting="logits_processors")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"logits_processors: {path!r} cannot be imported: {error}", setting="logits_processors"
+        ) from error
+
+
+RowProcessor = Callable[[list[int], list[int], Any], Any]
+"""(prompt token ids, output token ids, logits [V]) -> logits [V]."""
+
+
+def adapt_callable(function: Callable[..., Any]) -> RowProcessor:
+    """Bring both forms of a per-request processor to the one with three arguments.
+
+    Raises:
+        ValueError: it takes neither two nor three positional arguments.
+    """
+    positional = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    required = sum(parameter.default is parameter.empty for parameter in positional)
+    if required == 3:
+        return function
+    if required == 2:
+        return lambda _prompt, output, logits: function(output, logits)
+    raise ValueError(
+        "a logits processor takes (output_token_ids, logits) or (prompt_token_ids, output_token_ids, logits); "
+        f"{function!r} takes {required} arguments"
+    )

@@ -1,0 +1,270 @@
+"""The sampler: from a step's logits to one token a row, with logprobs for those who asked.
+
+Order, as users of vLLM know it: raw logprobs; allowed ids, bad words, min_tokens, logit bias; custom processors;
+penalties; temperature; min-p, top-k, top-p; Gumbel-max. What a row draws depends on its logits, seed and position alone.
+Knows rows and logits. Knows nothing of requests, pages or steps.
+
+Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in all.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.kernels import ops
+from quire.sample import sampling_rows as features
+from quire.sample.constraints import NOTHING_LEFT, apply_constraints
+from quire.sample.filters import FilterRows, compute_thresholds
+from quire.sample.logits_processor import LogitsProcessor
+from quire.sample.logprobs import PositionLogprobs, compute_logprobs
+from quire.sample.penalties import apply_penalties
+from quire.sample.sampling_rows import SamplingRows, describe_failure
+from quire.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int32]
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+
+
+@dataclasses.dataclass(slots=True)
+class SamplerOutput:
+    """`token_ids` is aligned with the rows that were given; logprobs and errors are by row. A row with an error has a
+    token all the same, which means nothing."""
+
+    token_ids: IntArray
+    logprobs: dict[int, PositionLogprobs] = dataclasses.field(default_factory=dict)
+    errors: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+class Sampler:
+    """Draws tokens for rows. Kernels must have been selected (`ops.select`).
+
+    Args:
+        max_rows: rows there are.
+        vocab_size: logits a row has.
+        device: where logits live.
+        logprobs_mode: whether logprobs are those of the model (`raw_`) or of what is drawn from (`processed_`), and
+            whether they are log probabilities or plain logits.
+        logits_processors: the engine's own processors, already made.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        logprobs_mode: str = "raw_logprobs",
+        logits_processors: list[LogitsProcessor] | None = None,
+    ) -> None:
+        if logprobs_mode not in LOGPROBS_MODES:
+            raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
+        self._rows = SamplingRows(max_rows, vocab_size, logits_processors or [])
+        self._device = device
+        self._is_processed = logprobs_mode.startswith("processed")
+        self._normalize = logprobs_mode.endswith("logprobs")
+        # One buffer a column; the tensors share the arrays' memory on a CPU.
+        self._inverse_temperature_S = torch.zeros(max_rows, dtype=torch.float32)
+        self._seed_S = torch.zeros(max_rows, dtype=torch.int64)
+        self._position_S = torch.zeros(max_rows, dtype=torch.int64)
+        self._token_ids_S = torch.zeros(max_rows, dtype=torch.int32)
+        self._token_ids_array = self._token_ids_S.numpy()
+
+    def add_row(
+        self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
+    ) -> None:
+        """A request takes a row. `output_token_ids`: what it has emitted already (after a preemption or a restart)."""
+        self._rows.add(row, params, prompt_token_ids, output_token_ids, seed)
+
+    def remove_row(self, row: int) -> None:
+        """The row is free again; harmless if it has no sampling state."""
+        self._rows.remove(row)
+
+    def sample(self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray) -> SamplerOutput:
+        """Draw the next token of each row.
+
+        Args:
+            logits_SV: float32, contiguous; used as scratch space.
+            positions_S: where the new tokens will stand (0 is the first prompt token): the generator's counter.
+        """
+        if not len(rows_S):
+            return SamplerOutput(np.zeros(0, dtype=np.int32))
+        wanted = int(np.bitwise_or.reduce(self._rows.features_R[rows_S]))
+        if wanted <= features.RANDOM:
+            return SamplerOutput(self._draw(logits_SV, rows_S, positions_S, bool(wanted)))
+        return self._sample_with_features(logits_SV, rows_S, positions_S, wanted)
+
+    def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> PositionLogprobs:
+        """Logprobs of a row's own prompt tokens; the number of alternatives is the row's `prompt_logprobs`."""
+        count = int(self._rows.num_prompt_logprobs_R[row])
+        return compute_logprobs(logits_NV, token_ids_N, count, normalize=self._normalize)
+
+    def _draw(self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, is_random: bool) -> IntArray:
+        """Gumbel-max where a row is random, the largest logit where it is greedy."""
+        count = len(rows_S)
+        if not is_random:
+            ops.argmax(logits_SV, self._token_ids_S[:count])
+            return self._token_ids_array[:count].copy()
+        inverse, seed, position, out = (
+            buffer[:count]
+            for buffer in (self._inverse_temperature_S, self._seed_S, self._position_S, self._token_ids_S)
+        )
+        self._rows.inverse_temperature_R.take(rows_S, out=inverse.numpy(), mode="clip")
+        self._rows.seed_R.take(rows_S, out=seed.numpy(), mode="clip")
+        position.numpy()[:] = positions_S
+        ops.gumbel_argmax(logits_SV, inverse, seed, position, out)
+        return self._token_ids_array[:count].copy()
+
+    def _sample_with_features(
+        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, wanted: int
+    ) -> SamplerOutput:
+        output = SamplerOutput(np.zeros(0, dtype=np.int32))
+        logprob_index = self._members(rows_S, features.LOGPROBS)
+        raw_NV = None
+        if len(logprob_index) and not self._is_processed:
+            # Taken aside only where the logits are about to change.
+            changes = wanted & (features.EDITS | features.FILTER)
+            raw_NV = _pick_rows(logits_SV, logprob_index, copy=bool(changes))
+        if wanted & features.EDITS or wanted & features.FAILED:
+            self._edit(logits_SV, rows_S, positions_S, wanted, output.errors)
+        if wanted & features.FILTER:
+            self._filter(logits_SV, rows_S)
+        output.token_ids = self._draw(logits_SV, rows_S, positions_S, bool(wanted & features.RANDOM))
+        if len(logprob_index):
+            if raw_NV is None:
+                raw_NV = self._processed_logits(logits_SV, rows_S, logprob_index)
+            self._report_logprobs(raw_NV, rows_S[logprob_index], output.token_ids[logprob_index], output)
+        if self._rows.objects:
+            self._append_tokens(rows_S, output.token_ids)
+        return output
+
+    def _members(self, rows_S: IntArray, feature: int) -> npt.NDArray[np.intp]:
+        """Batch indices of the rows with a feature."""
+        return np.flatnonzero(self._rows.features_R[rows_S] & feature)
+
+    def _edit(
+        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, wanted: int, errors: dict[int, str]
+    ) -> None:
+        """Everything that changes logits before temperature."""
+        objects = self._rows.objects
+        for index in self._members(rows_S, features.FAILED):
+            errors[int(rows_S[index])] = objects[int(rows_S[index])].failure
+        if wanted & features.CONSTRAINTS:
+            self._constrain(logits_SV, rows_S, positions_S, errors)
+        if wanted & features.PROCESSORS:
+            self._run_row_processors(logits_SV, rows_S, errors)
+        if wanted & features.ENGINE_PROCESSORS:
+            self._run_engine_processors(logits_SV, rows_S, errors)
+        if wanted & features.PENALTIES:
+            penalised = []
+            for index in self._members(rows_S, features.PENALTIES):
+                seen = objects[int(rows_S[index])].seen
+                assert seen is not None
+                penalised.append((int(index), seen))
+            apply_penalties(logits_SV, penalised)
+
+    def _constrain(
+        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, errors: dict[int, str]
+    ) -> None:
+        constrained = []
+        for index in self._members(rows_S, features.CONSTRAINTS).tolist():
+            row, position = int(rows_S[index]), int(positions_S[index])
+            constraints = self._rows.objects[row].constraints
+            assert constraints is not None
+            if constraints.end_at(position):
+                self._rows.end_constraints(row)
+            else:
+                constrained.append((index, position, constraints))
+        for index in apply_constraints(logits_SV, constrained):
+            errors[int(rows_S[index])] = NOTHING_LEFT
+
+    def _run_row_processors(self, logits_SV: torch.Tensor, rows_S: IntArray, errors: dict[int, str]) -> None:
+        for index in self._members(rows_S, features.PROCESSORS).tolist():
+            row = int(rows_S[index])
+            objects = self._rows.objects[row]
+            try:
+                logits_V = logits_SV[index]
+                for processor in objects.processors:
+                    logits_V = processor(objects.prompt_token_ids, objects.output_token_ids, logits_V)
+                _write_back(logits_SV[index], logits_V)
+            except Exception as error:  # a user's code: whatever it raises ends this request alone
+                errors[row] = describe_failure(error)
+
+    def _run_engine_processors(self, logits_SV: torch.Tensor, rows_S: IntArray, errors: dict[int, str]) -> None:
+        """Each processor gets its rows together; if that fails, one at a time from the same logits."""
+        by_processor: dict[int, tuple[LogitsProcessor, list[int]]] = {}
+        for index in self._members(rows_S, features.ENGINE_PROCESSORS).tolist():
+            for processor in self._rows.objects[int(rows_S[index])].engine_processors:
+                by_processor.setdefault(id(processor), (processor, []))[1].append(index)
+        for processor, members in by_processor.values():
+            try:
+                edited_NV = processor.apply(logits_SV[members], rows_S[members])
+                _check_shape(edited_NV, (len(members), logits_SV.shape[1]))
+                logits_SV[members] = edited_NV
+            except Exception:
+                for index in members:
+                    try:
+                        _write_back(logits_SV[index], processor.apply(logits_SV[[index]], rows_S[[index]])[0])
+                    except Exception as error:
+                        errors[int(rows_S[index])] = describe_failure(error)
+
+    def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:
+        """Hide what min-p, top-k and top-p drop."""
+        index = self._members(rows_S, features.FILTER)
+        rows_F = rows_S[index]
+        table = self._rows
+        filters = FilterRows(
+            table.inverse_temperature_R[rows_F], table.top_k_R[rows_F], table.top_p_R[rows_F], table.min_p_R[rows_F]
+        )
+        logits_FV = _pick_rows(logits_SV, index, copy=False)
+        thresholds_F = compute_thresholds(logits_FV, filters)
+        logits_FV.masked_fill_(logits_FV < thresholds_F[:, None], float("-inf"))
+        if len(index) < len(rows_S):
+            logits_SV.index_copy_(0, torch.from_numpy(index).to(logits_SV.device), logits_FV)
+
+    def _processed_logits(self, logits_SV: torch.Tensor, rows_S: IntArray, index: npt.NDArray[np.intp]) -> torch.Tensor:
+        """What was drawn from: after temperature where there is one."""
+        inverse = self._rows.inverse_temperature_R[rows_S[index]]
+        inverse = torch.from_numpy(np.where(np.isinf(inverse), np.float32(1), inverse)).to(logits_SV.device)
+        return _pick_rows(logits_SV, index, copy=True).mul_(inverse[:, None])
+
+    def _report_logprobs(
+        self, logits_NV: torch.Tensor, rows_N: IntArray, token_ids_N: IntArray, output: SamplerOutput
+    ) -> None:
+        """Rows that want equally many alternatives are computed together."""
+        counts_N = self._rows.num_logprobs_R[rows_N]
+        for count, members in _groups(counts_N):
+            chosen_NV = logits_NV if len(members) == len(rows_N) else logits_NV[torch.from_numpy(members)]
+            result = compute_logprobs(chosen_NV, token_ids_N[members], count, normalize=self._normalize)
+            for number, index in enumerate(members.tolist()):
+                output.logprobs[int(rows_N[index])] = result.pick(number)
+
+    def _append_tokens(self, rows_S: IntArray, token_ids_S: IntArray) -> None:
+        objects = self._rows.objects
+        for index in self._members(rows_S, features.EDITS).tolist():
+            objects[int(rows_S[index])].append(int(token_ids_S[index]))
+
+
+def _groups(values_N: IntArray) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    for value in np.unique(values_N):
+        yield int(value), np.flatnonzero(values_N == value)
+
+
+def _pick_rows(logits_SV: torch.Tensor, index: npt.NDArray[np.intp], *, copy: bool) -> torch.Tensor:
+    """Some rows; all of them without a copy unless one is asked for."""
+    if len(index) == len(logits_SV):
+        return logits_SV.clone() if copy else logits_SV
+    return logits_SV[torch.from_numpy(index).to(logits_SV.device)]
+
+
+def _check_shape(logits: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != shape:
+        seen = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ValueError(f"it returned {seen} in place of logits of shape {shape}")
+
+
+def _write_back(target_V: torch.Tensor, logits_V: torch.Tensor) -> None:
+    _check_shape(logits_V, tuple(target_V.shape))
+    if logits_V.data_ptr() != target_V.data_ptr():
+        target_V.copy_(logits_V)

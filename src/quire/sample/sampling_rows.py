@@ -1,0 +1,135 @@
+"""What the sampler keeps of each row: parameters in arrays, and objects only for rows that need them.
+
+`features` is one bit set a row. A batch takes the fast path when the union of its rows' bits says that nobody needs more.
+Knows nothing of logits.
+
+Legend: R rows.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from quire.sample.constraints import RowConstraints
+from quire.sample.logits_processor import LogitsProcessor, RowProcessor, adapt_callable
+from quire.sample.penalties import SeenTokens
+from quire.sampling_params import GREEDY_BELOW, SamplingParams
+
+RANDOM = 1
+FILTER = 2
+LOGPROBS = 4
+CONSTRAINTS = 8
+PENALTIES = 16
+PROCESSORS = 32
+ENGINE_PROCESSORS = 64
+FAILED = 128
+EDITS = CONSTRAINTS | PENALTIES | PROCESSORS | ENGINE_PROCESSORS
+
+
+@dataclasses.dataclass(slots=True)
+class RowObjects:
+    """What does not fit into an array, for rows with features beyond temperature and filters."""
+
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    constraints: RowConstraints | None = None
+    seen: SeenTokens | None = None
+    processors: list[RowProcessor] = dataclasses.field(default_factory=list)
+    engine_processors: list[LogitsProcessor] = dataclasses.field(default_factory=list)
+    failure: str = ""
+
+    def append(self, token: int) -> None:
+        """Take note of a sampled token."""
+        self.output_token_ids.append(token)
+        if self.seen is not None:
+            self.seen.append(token)
+
+
+class SamplingRows:
+    """Sampling state of all rows."""
+
+    def __init__(self, max_rows: int, vocab_size: int, engine_processors: list[LogitsProcessor]) -> None:
+        self.vocab_size = vocab_size
+        self._engine_processors = engine_processors
+        self.features_R = np.zeros(max_rows, dtype=np.uint8)
+        self.inverse_temperature_R = np.full(max_rows, np.inf, dtype=np.float32)
+        self.seed_R = np.zeros(max_rows, dtype=np.int64)
+        self.top_k_R = np.zeros(max_rows, dtype=np.int32)
+        self.top_p_R = np.ones(max_rows, dtype=np.float32)
+        self.min_p_R = np.zeros(max_rows, dtype=np.float32)
+        self.num_logprobs_R = np.zeros(max_rows, dtype=np.int32)
+        self.num_prompt_logprobs_R = np.zeros(max_rows, dtype=np.int32)
+        self.objects: dict[int, RowObjects] = {}
+
+    def add(
+        self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
+    ) -> None:
+        """A request takes the row. Nothing that a custom processor does here can raise: it fails the row later."""
+        is_random = params.temperature >= GREEDY_BELOW
+        self.inverse_temperature_R[row] = 1.0 / params.temperature if is_random else np.inf
+        self.seed_R[row] = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF).astype(np.int64)
+        self.top_k_R[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
+        self.top_p_R[row] = params.top_p
+        self.min_p_R[row] = params.min_p
+        features = RANDOM if is_random else 0
+        if is_random and (self.top_k_R[row] or params.top_p < 1 or params.min_p > 0):
+            features |= FILTER
+        if params.logprobs is not None:
+            features |= LOGPROBS
+            self.num_logprobs_R[row] = self._at_most_vocabulary(params.logprobs)
+        self.num_prompt_logprobs_R[row] = self._at_most_vocabulary(params.prompt_logprobs or 0)
+        objects = RowObjects(list(prompt_token_ids), list(output_token_ids))
+        features |= self._add_objects(row, params, objects)
+        if features & (EDITS | FAILED):
+            self.objects[row] = objects
+        self.features_R[row] = features
+
+    def _at_most_vocabulary(self, count: int) -> int:
+        return self.vocab_size if count < 0 else min(count, self.vocab_size)
+
+    def _add_objects(self, row: int, params: SamplingParams, objects: RowObjects) -> int:
+        features = 0
+        output = objects.output_token_ids
+        if RowConstraints.are_needed(params):
+            num_prompt = len(objects.prompt_token_ids)
+            objects.constraints = RowConstraints(params, num_prompt, output, self.vocab_size)
+            features |= CONSTRAINTS
+        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
+            objects.seen = SeenTokens(params, objects.prompt_token_ids, output)
+            features |= PENALTIES
+        try:
+            if params.logits_processors:
+                objects.processors = [adapt_callable(function) for function in params.logits_processors]
+                features |= PROCESSORS
+            for processor in self._engine_processors:
+                processor.validate_params(params)
+                if processor.add_row(row, params, objects.prompt_token_ids, output):
+                    objects.engine_processors.append(processor)
+                    features |= ENGINE_PROCESSORS
+        except Exception as error:  # a user's code: whatever it raises ends this request alone
+            objects.failure = describe_failure(error)
+            features |= FAILED
+        return features
+
+    def remove(self, row: int) -> None:
+        """The row is free again."""
+        self.features_R[row] = 0
+        self.inverse_temperature_R[row] = np.inf
+        objects = self.objects.pop(row, None)
+        if objects is not None:
+            for processor in objects.engine_processors:
+                processor.remove_row(row)
+
+    def end_constraints(self, row: int) -> None:
+        """Nothing is forbidden to the row any more: it returns to the fast path if it has no other feature."""
+        features = int(self.features_R[row]) & ~CONSTRAINTS
+        self.features_R[row] = features
+        if features & (EDITS | FAILED):
+            self.objects[row].constraints = None
+        else:
+            del self.objects[row]
+
+
+def describe_failure(error: Exception) -> str:
+    """What a request's owner is told about the failure of custom code."""
+    return f"a logits processor failed: {type(error).__name__}: {error}"

@@ -1,0 +1,68 @@
+"""The rows of running requests, on the worker's side: their tokens, lengths and page tables.
+
+A request owns a row from `NewRequestData` until the row is finished. The sampler's token is written to the row, and the
+next step reads its input from there: planning never has to see it first. Knows nothing of models or of sampling.
+
+Legend: R rows, L tokens a row may have, P pages a row may have.
+"""
+
+import numpy as np
+import torch
+
+from quire.core.output import IntArray, NewRequestData
+
+SPARE_TOKENS = 2
+"""Room behind the longest context: the last sampled token, and one that an asynchronous plan may overshoot."""
+
+
+class BatchState:
+    """State of all rows in flat arrays.
+
+    Attributes:
+        token_ids_RL: int32; `num_tokens` of each row are known. Memory is touched only where tokens are written.
+        num_tokens_R, num_computed_R, num_prompt_R: int32.
+        block_tables: int32 [R, P] tensors, one a KV group, that attention reads; `tables_RP` are their numpy views.
+    """
+
+    def __init__(self, max_rows: int, max_model_len: int, block_size: int, num_groups: int) -> None:
+        self.max_rows = max_rows
+        self.row_length = max_model_len + SPARE_TOKENS
+        self.row_pages = -(-self.row_length // block_size)
+        self.token_ids_RL: IntArray = np.zeros((max_rows, self.row_length), dtype=np.int32)
+        self.num_tokens_R: IntArray = np.zeros(max_rows, dtype=np.int32)
+        self.num_computed_R: IntArray = np.zeros(max_rows, dtype=np.int32)
+        self.num_prompt_R: IntArray = np.zeros(max_rows, dtype=np.int32)
+        self.tables_RP: list[IntArray] = [
+            np.zeros((max_rows, self.row_pages), dtype=np.int32) for _ in range(num_groups)
+        ]
+        self.block_tables = [torch.from_numpy(table) for table in self.tables_RP]
+        self._num_pages = [[0] * max_rows for _ in range(num_groups)]
+
+    def add_row(self, request: NewRequestData) -> None:
+        """Take in a request with all its known tokens and pages."""
+        row, count = request.row, len(request.token_ids)
+        self.token_ids_RL[row, :count] = request.token_ids
+        self.num_tokens_R[row] = count
+        self.num_computed_R[row] = request.num_computed_tokens
+        self.num_prompt_R[row] = request.num_prompt_tokens
+        for group, pages in enumerate(request.block_ids):
+            self._num_pages[group][row] = 0
+            self.append_pages(row, group, pages)
+
+    def remove_row(self, row: int) -> None:
+        """Forget a row; its arrays are overwritten by the next owner."""
+        self.num_tokens_R[row] = 0
+        self.num_computed_R[row] = 0
+        self.num_prompt_R[row] = 0
+
+    def append_pages(self, row: int, group: int, pages: list[int]) -> None:
+        """Add pages to the end of a row's table."""
+        start = self._num_pages[group][row]
+        end = start + len(pages)
+        self.tables_RP[group][row, start:end] = pages
+        self._num_pages[group][row] = end
+
+    def append_tokens(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
+        """Write the sampled tokens behind each row's last one; `positions` is where they stand."""
+        self.token_ids_RL[rows, positions] = token_ids
+        self.num_tokens_R[rows] = positions + 1

@@ -1,0 +1,162 @@
+"""Input preparation: from a step's rows and counts to the tensors that the model reads.
+
+Works over persistent numpy buffers that the tensors share, so that a recorded step finds its inputs where they were.
+Knows nothing of models or of sampling.
+
+Legend: T tokens of the step, B requests of the step, S tokens that need logits, R rows, L tokens and P pages a row may have.
+"""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from quire.attention.interface import AttentionMetadata
+from quire.core.output import IntArray, SchedulerOutput
+from quire.models.interface import StepInputs
+from quire.worker.batch_state import BatchState
+
+
+@dataclasses.dataclass(slots=True)
+class PreparedBatch:
+    """What the sampler needs to know of a step.
+
+    Attributes:
+        rows_S: rows that sample, in batch order.
+        positions_S: where each of their new tokens will stand.
+    """
+
+    rows_S: IntArray
+    positions_S: IntArray
+
+
+class InputPreparation:
+    """Fills one `StepInputs` in place for each step.
+
+    Args:
+        state: the rows.
+        max_tokens: tokens a step may have.
+        block_size: tokens a page.
+    """
+
+    def __init__(self, state: BatchState, max_tokens: int, block_size: int) -> None:
+        self._state = state
+        self._block_size = block_size
+        max_requests = state.max_rows
+        self._input_ids_T = np.zeros(max_tokens, dtype=np.int32)
+        self._positions_T = np.zeros(max_tokens, dtype=np.int32)
+        self._logits_index_S = np.zeros(max_requests, dtype=np.int32)
+        self._query_start_B = np.zeros(max_requests + 1, dtype=np.int32)
+        self._seq_lens_B = np.zeros(max_requests, dtype=np.int32)
+        self._rows_B = np.zeros(max_requests, dtype=np.int32)
+        self._shape = np.zeros(4, dtype=np.int64)
+        self._slots_T = [np.zeros(max_tokens, dtype=np.int64) for _ in state.tables_RP]
+        self._token_ids = state.token_ids_RL.reshape(-1)
+        self._tables = [table.reshape(-1) for table in state.tables_RP]
+        # What does not depend on the step; int64, so that row * row_length cannot overflow.
+        self._count_up = np.arange(max(max_tokens, max_requests) + 1, dtype=np.int32)
+        self._first_token_R = np.arange(state.max_rows, dtype=np.int64) * state.row_length
+        self._first_page_R = np.arange(state.max_rows, dtype=np.int64) * state.row_pages
+        # How many leading entries of query_start and logits_index count up by one, as decode-only steps want them.
+        self._counts_up = 0
+        self.step = self._build_step()
+
+    def _build_step(self) -> StepInputs:
+        positions = torch.from_numpy(self._positions_T)
+        query_start, seq_lens, rows, shape = (
+            torch.from_numpy(array) for array in (self._query_start_B, self._seq_lens_B, self._rows_B, self._shape)
+        )
+        attention = [
+            AttentionMetadata(
+                block_size=self._block_size,
+                query_start=query_start,
+                seq_lens=seq_lens,
+                rows=rows,
+                block_table=table,
+                slot_mapping=torch.from_numpy(slots),
+                positions=positions,
+                shape=shape,
+            )
+            for table, slots in zip(self._state.block_tables, self._slots_T, strict=True)
+        ]
+        return StepInputs(
+            input_ids=torch.from_numpy(self._input_ids_T),
+            positions=positions,
+            logits_index=torch.from_numpy(self._logits_index_S),
+            attention=attention,
+        )
+
+    def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
+        """Expand a step into `self.step` and count its tokens as computed."""
+        requests = len(plan.rows)
+        if plan.total_num_tokens == requests:
+            batch = self._prepare_decode(plan, requests)
+            max_query_len = 1
+        else:
+            batch = self._prepare_mixed(plan, requests)
+            max_query_len = int(plan.num_scheduled_tokens.max())
+        seq_lens_B = self._seq_lens_B[:requests]
+        self._rows_B[:requests] = plan.rows
+        self._state.num_computed_R[plan.rows] = seq_lens_B
+        self._set_counts(plan.total_num_tokens, requests, max_query_len, int(seq_lens_B.max()), len(batch.rows_S))
+        return batch
+
+    def _prepare_decode(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:
+        """Every request computes one token."""
+        rows_B = plan.rows
+        positions_B = self._positions_T[:requests]
+        seq_lens_B = self._seq_lens_B[:requests]
+        self._state.num_computed_R.take(rows_B, out=positions_B, mode="clip")
+        np.add(positions_B, 1, out=seq_lens_B)
+        self._token_ids.take(
+            self._first_token_R.take(rows_B) + positions_B, out=self._input_ids_T[:requests], mode="clip"
+        )
+        pages_B, offsets_B = np.divmod(positions_B, self._block_size)
+        pages_B = pages_B + self._first_page_R.take(rows_B)
+        for table, slots_T in zip(self._tables, self._slots_T, strict=True):
+            slots_B = slots_T[:requests]
+            np.multiply(table.take(pages_B), self._block_size, out=slots_B)
+            slots_B += offsets_B
+        if self._counts_up < requests:
+            self._query_start_B[: requests + 1] = self._count_up[: requests + 1]
+            self._logits_index_S[:requests] = self._count_up[:requests]
+            self._counts_up = requests
+        if plan.needs_sample.all():
+            return PreparedBatch(rows_B, seq_lens_B.copy())
+        self._counts_up = 0
+        return self._select_sampling(plan, requests)
+
+    def _prepare_mixed(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:
+        """Some request computes several tokens."""
+        tokens, counts_B, rows_B = plan.total_num_tokens, plan.num_scheduled_tokens, plan.rows
+        self._counts_up = 0
+        starts_B = self._state.num_computed_R[rows_B]
+        np.add(starts_B, counts_B, out=self._seq_lens_B[:requests])
+        self._query_start_B[0] = 0
+        np.cumsum(counts_B, out=self._query_start_B[1 : requests + 1])
+        positions_T = self._positions_T[:tokens]
+        np.add(self._count_up[:tokens], np.repeat(starts_B - self._query_start_B[:requests], counts_B), out=positions_T)
+        rows_T = np.repeat(rows_B, counts_B)
+        self._token_ids.take(
+            self._first_token_R.take(rows_T) + positions_T, out=self._input_ids_T[:tokens], mode="clip"
+        )
+        pages_T, offsets_T = np.divmod(positions_T, self._block_size)
+        pages_T = pages_T + self._first_page_R.take(rows_T)
+        for table, slots_T in zip(self._tables, self._slots_T, strict=True):
+            np.multiply(table.take(pages_T), self._block_size, out=slots_T[:tokens])
+            slots_T[:tokens] += offsets_T
+        return self._select_sampling(plan, requests)
+
+    def _select_sampling(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:
+        """Logits are wanted at the last token of the rows that sample."""
+        needs_B = plan.needs_sample
+        last_S = self._query_start_B[1 : requests + 1][needs_B] - 1
+        self._logits_index_S[: len(last_S)] = last_S
+        return PreparedBatch(plan.rows[needs_B], self._seq_lens_B[:requests][needs_B])
+
+    def _set_counts(self, tokens: int, requests: int, max_query_len: int, max_seq_len: int, logits: int) -> None:
+        self._shape[:] = (tokens, requests, max_query_len, max_seq_len)
+        self.step.num_tokens, self.step.num_logits = tokens, logits
+        for metadata in self.step.attention:
+            metadata.num_tokens, metadata.num_requests = tokens, requests
+            metadata.max_query_len, metadata.max_seq_len = max_query_len, max_seq_len
