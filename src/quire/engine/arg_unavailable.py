@@ -1,7 +1,7 @@
 """Settings that users of vLLM know and Quire does not have yet, other spellings of those it has, and the wrapper that
 turns an unknown keyword into an error that helps.
 
-A setting in the table is accepted at its default, so that existing scripts run; any other value is refused, never
+A setting in a table is accepted at its default, so that existing scripts run; any other value is refused, never
 silently ignored.
 """
 
@@ -24,14 +24,154 @@ ALIASES = {
 }
 """Another spelling to the field's own name."""
 
-_EMPTY = (None, {}, [], "", False, 0)
+_OFF = (None, False)
+_NOTHING: tuple[Any, ...] = (None, {}, [], "")
 
-UNAVAILABLE: dict[str, tuple[Any, ...]] = {}
+UNAVAILABLE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        (
+            "additional_config",
+            "allowed_media_domains",
+            "compilation_config",
+            "attention_config",
+            "kernel_config",
+            "default_mm_loras",
+            "ec_transfer_config",
+            "io_processor_plugin",
+            "kv_transfer_config",
+            "limit_mm_per_prompt",
+            "lora_modules",
+            "mm_processor_kwargs",
+            "model_class_overrides",
+            "pooler_config",
+            "profiler_config",
+            "quantization_config",
+            "reasoning_config",
+            "spec_method",
+            "spec_model",
+            "spec_tokens",
+            "speculative_config",
+            "structured_outputs_config",
+            "weight_transfer_config",
+            "kv_cache_dtype_skip_layers",
+            "worker_extension_cls",
+            "otlp_traces_endpoint",
+            "collect_detailed_traces",
+            "cudagraph_capture_sizes",
+            "max_cudagraph_capture_size",
+            "compile_sizes",
+            "hf_config_path",
+            "hf_token",
+            "fully_sharded_loras",
+            "max_cpu_loras",
+            "kv_offloading_size",
+            "data_parallel_rank",
+            "data_parallel_address",
+            "data_parallel_rpc_port",
+            "data_parallel_size_local",
+            "max_num_active_seqs",
+            "max_num_scheduled_tokens",
+            "mamba_block_size",
+            "prefix_match_unit",
+            "watermark_config",
+            "diffusion_config",
+        ),
+        _NOTHING,
+    ),
+    **dict.fromkeys(
+        (
+            "enable_lora",
+            "enable_prompt_embeds",
+            "enable_return_routed_experts",
+            "return_sampling_mask",
+            "enable_eplb",
+            "enable_dbo",
+            "enable_fault_tolerance",
+            "enable_elastic_ep",
+            "numa_bind",
+            "kv_sharing_fast_prefill",
+            "use_fp64_gumbel",
+            "enable_trace_replay",
+            "enable_layerwise_nvtx_tracing",
+            "kv_cache_metrics",
+            "cudagraph_metrics",
+            "data_parallel_hybrid_lb",
+            "data_parallel_external_lb",
+            "enable_cumem_allocator",
+            "enable_batch_sharded_sampling",
+            "disable_cascade_attn",
+            "disable_chunked_mm_input",
+            "disable_hybrid_kv_cache_manager",
+            "long_prefill_token_threshold_adaptive",
+            "language_model_only",
+            "mm_encoder_only",
+            "use_replayssm",
+        ),
+        _OFF,
+    ),
+    "reasoning_parser": _NOTHING,
+    "reasoning_parser_plugin": _NOTHING,
+    "config_format": ("auto", "hf"),
+    "model_impl": ("auto", "quire", "vllm"),
+    "all2all_backend": ("allgather_reducescatter", None),
+    "decode_context_parallel_size": (1,),
+    "prefill_context_parallel_size": (1,),
+    "nnodes": (1,),
+    "node_rank": (0,),
+    "data_parallel_backend": ("mp",),
+    "expert_placement_strategy": ("linear",),
+    "max_loras": (1, None),
+    "max_lora_rank": (16, None),
+    "lora_dtype": ("auto",),
+    "kv_offloading_backend": ("native",),
+    "mamba_cache_dtype": ("auto",),
+    "mamba_ssm_cache_dtype": ("auto",),
+    "mamba_cache_mode": (None, "none"),
+    "offload_group_size": (0,),
+    "offload_num_in_group": (1,),
+    "offload_prefetch_step": (1,),
+    "offload_params": _NOTHING,
+    "optimization_level": (None, 2),
+    "performance_mode": ("balanced", None),
+    "renderer_num_workers": (1,),
+    "safetensors_load_strategy": (None, "lazy"),
+    "use_tqdm_on_load": (True, None),
+    "pt_load_map_location": ("cpu",),
+    "shutdown_timeout": (0, None),
+    "sleep_mode_backend": ("cumem", None),
+    "stream_interval": (1,),
+    "watermark": (0.0, 0),
+    "scheduler_reserve_full_isl": (True, None),
+    "prefill_schedule_interval": (1,),
+    "max_seq_len_to_capture": (8192, None),
+    "moe_backend": ("auto",),
+    "linear_backend": ("auto",),
+    "async_engine": _OFF,
+    "disable_async_output_proc": _OFF,
+    "use_v2_block_manager": (True, False, None),
+    "guided_decoding_backend": ("auto", None),
+}
+"""Setting to the values that mean "off" or "as ever"."""
+
+NOT_YET_AT_OTHER_VALUES: dict[str, tuple[Any, ...]] = {
+    "quantization": (None,),
+    "cpu_offload_gb": (0,),
+    "enable_expert_parallel": (False,),
+    "ray_workers_use_nsight": (False,),
+    "max_parallel_loading_workers": (None,),
+    "num_lookahead_slots": (0,),
+}
+"""Fields of `EngineArgs` whose other values wait for the room that they belong to."""
+
+_INSTEAD = {
+    "hf_token": "set the HF_TOKEN environment variable, or log in with `hf auth login`",
+    "guided_decoding_backend": "it is called structured_outputs_config",
+}
 
 
 def refuse_unknown(cls: type[T]) -> type[T]:
     """Class decorator for a dataclass: keywords that are not fields are checked, with a message that helps."""
-    generated = cls.__init__
+    generated: Any = cls.__init__
     names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
 
     @functools.wraps(generated)
@@ -57,21 +197,36 @@ def _use_alias(kwargs: dict[str, Any], name: str, value: Any) -> None:
     kwargs[field] = value
 
 
+def _is_among(value: Any, defaults: tuple[Any, ...]) -> bool:
+    return any(isinstance(value, bool) == isinstance(default, bool) and value == default for default in defaults)
+
+
 def check_unavailable(name: str, value: Any, known: set[str]) -> None:
     """Accept a setting that Quire does not have where it is at its default.
 
     Raises:
         ConfigError: another value, or a name that nobody knows.
     """
-    if name in UNAVAILABLE:
-        defaults = UNAVAILABLE[name]
-        if any(type(value) is type(default) and value == default for default in defaults):
-            return
-        raise ConfigError(
-            f"{name}={value!r} is not available yet in Quire; leave it out (accepted: "
-            f"{', '.join(repr(default) for default in defaults)})",
-            setting=name,
-        )
-    near = difflib.get_close_matches(name, [*known, *ALIASES, *UNAVAILABLE], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"{name!r} is not an engine setting{hint}", setting=name)
+    if name not in UNAVAILABLE:
+        near = difflib.get_close_matches(name, [*known, *ALIASES, *UNAVAILABLE], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{name!r} is not an engine setting{hint}", setting=name)
+    if not _is_among(value, UNAVAILABLE[name]):
+        instead = _INSTEAD.get(name, f"leave it out (accepted: {', '.join(map(repr, UNAVAILABLE[name]))})")
+        shown = "" if name == "hf_token" else f"={value!r}"
+        raise ConfigError(f"{name}{shown} is not available yet in Quire; {instead}", setting=name)
+
+
+def check_not_yet(args: Any) -> None:
+    """Refuse values of real fields that nothing would act on.
+
+    Raises:
+        ConfigError: such a value.
+    """
+    for name, allowed in NOT_YET_AT_OTHER_VALUES.items():
+        value = getattr(args, name)
+        if not _is_among(value, allowed):
+            raise ConfigError(
+                f"{name}={value!r} is not available yet in Quire; allowed: {', '.join(map(repr, allowed))}",
+                setting=name,
+            )

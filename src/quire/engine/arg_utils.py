@@ -33,7 +33,7 @@ from quire.config.resolve import (
     resolve_max_model_len,
 )
 from quire.engine import arg_checks, arg_parser
-from quire.engine.arg_unavailable import refuse_unknown
+from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
 from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError
 from quire.logger import init_logger, trace_this_thread_if_asked
@@ -72,7 +72,6 @@ class EngineArgs:
     code_revision: str | None = None
     tokenizer_revision: str | None = None
     hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default_factory=dict)
-    hf_token: str | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float | None = None
     quantization: str | None = None
@@ -170,6 +169,7 @@ class EngineArgs:
         _warn_unknown_variables()
         load_general_plugins("frontend")
         arg_checks.check(self)
+        check_not_yet(self)
         instance_id = uuid.uuid4().hex[:8]
         trace_this_thread_if_asked(instance_id)
         platform = current_platform(self.device)

@@ -1,0 +1,121 @@
+"""The `quire` command: finds the subcommand, imports only its module, and turns errors into one line and an exit code.
+
+Exit codes: 0 all is well, 1 the work failed, 2 a setting or an argument is wrong, 130 interrupted.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    import argparse
+
+COMMANDS = {
+    "serve": ("serve", "start a server that speaks the OpenAI protocol"),
+    "chat": ("chat", "talk to a running server, turn by turn"),
+    "complete": ("complete", "let a running server complete text"),
+    "generate": ("generate", "generate for every prompt of a file, without a server"),
+    "bench": ("bench", "measure: throughput, latency, startup, scheduler, serve, step, demo"),
+    "explain": ("explain", "tell what would be chosen for a model, and why"),
+    "collect-env": ("collect_env", "tell about this machine and installation"),
+}
+"""Subcommand to (module in this package, one line about it)."""
+
+EXIT_FAILED = 1
+EXIT_WRONG_ARGUMENT = 2
+EXIT_INTERRUPTED = 130
+
+
+class Command(Protocol):
+    """What a subcommand's module has."""
+
+    add_arguments: "Callable[[argparse.ArgumentParser], None]"
+    run: "Callable[[argparse.Namespace], int | None]"
+
+
+def help_text() -> str:
+    """What `quire --help` prints."""
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}}  {about}" for name, (_, about) in COMMANDS.items()]
+    return "\n".join(
+        (
+            "usage: quire COMMAND [options]",
+            "",
+            "Runs and serves large language models.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options:",
+            "  -h, --help     this text; `quire COMMAND --help` for a command's options",
+            "  -v, --version  the version",
+        )
+    )
+
+
+def _unknown(word: str) -> int:
+    import difflib
+
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
+    kind = "option" if word.startswith("-") else "command"
+    print(f"quire: error: {word!r} is not a {kind}; {hint}", file=sys.stderr)
+    return EXIT_WRONG_ARGUMENT
+
+
+def _run_command(name: str, argv: Sequence[str]) -> int:
+    from quire.engine.arg_parser import ArgumentParser
+    from quire.env_override import set_default
+
+    if name != "serve":
+        set_default("QUIRE_LOGGING_STREAM", "stderr")  # standard output is the command's own
+    module, about = COMMANDS[name]
+    command = cast("Command", importlib.import_module(f"quire.entrypoints.cli.{module}"))
+    parser = ArgumentParser(prog=f"quire {name}", description=about[0].upper() + about[1:] + ".")
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(argv)) or 0
+
+
+def _guarded(name: str, argv: Sequence[str]) -> int:
+    """Run a command; every error that Quire raises on purpose is one line."""
+    from quire.errors import ConfigError, QuireError, RequestError
+
+    try:
+        return _run_command(name, argv)
+    except QuireError as error:
+        print(f"quire: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_WRONG_ARGUMENT if isinstance(error, ConfigError | RequestError) else EXIT_FAILED
+    except BrokenPipeError:
+        # The reader of our output went away (`quire explain | head`): nothing is wrong, and nothing more can be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console entry point.
+
+    Args:
+        argv: the arguments without the program's name; None means the process's own.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(help_text())
+            return 0
+        if arguments[0] in ("-v", "-V", "--version"):
+            from quire.version import __version__
+
+            print(__version__)
+            return 0
+        if arguments[0] not in COMMANDS:
+            return _unknown(arguments[0])
+        return _guarded(arguments[0], arguments[1:])
+    except KeyboardInterrupt:
+        print("quire: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
