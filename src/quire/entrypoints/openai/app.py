@@ -1,0 +1,84 @@
+"""The ASGI application: routes, what stands before them, and errors in the protocol's shape."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.entrypoints.openai.errors import HTTPError, from_exception
+from quire.entrypoints.openai.middleware import Authentication, RequestContext
+from quire.entrypoints.openai.openapi import build_openapi
+from quire.entrypoints.openai.routes import build_routes
+from quire.entrypoints.openai.state import ServerState
+from quire.errors import QuireError
+
+
+def build_app(
+    state: ServerState,
+    *,
+    api_keys: Sequence[str] = (),
+    allowed_origins: Sequence[str] = (),
+    allowed_methods: Sequence[str] = ("*",),
+    allowed_headers: Sequence[str] = ("*",),
+    allow_credentials: bool = False,
+    root_path: str = "",
+    docs: bool = True,
+) -> FastAPI:
+    """An application around `state`; the engine may be set later."""
+    middleware = [Middleware(RequestContext, state=state)]
+    if allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(allowed_origins),
+                allow_methods=list(allowed_methods),
+                allow_headers=list(allowed_headers),
+                allow_credentials=allow_credentials,
+            )
+        )
+    if api_keys:
+        middleware.append(Middleware(Authentication, keys=tuple(api_keys)))
+    app = FastAPI(
+        title="Quire",
+        root_path=root_path,
+        middleware=middleware,
+        docs_url="/docs" if docs else None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if docs else None,
+        exception_handlers={HTTPException: _protocol_error, HTTPError: _raised_error, QuireError: _raised_error},
+    )
+    app.state.server = state
+    app.router.routes.extend(build_routes())
+    app.router.redirect_slashes = False
+    document = build_openapi()
+
+    def openapi() -> dict[str, Any]:
+        return document
+
+    app.openapi = openapi
+    return app
+
+
+def _answer(error: HTTPError) -> Response:
+    return Response(error.body(), status_code=error.status, headers=error.headers, media_type="application/json")
+
+
+async def _raised_error(request: Request, error: Exception) -> Response:
+    return _answer(from_exception(error, str(request.scope["state"]["request_id"])))
+
+
+async def _protocol_error(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: no such route, wrong method."""
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"There is no route {request.url.path[:200]!r} here.",
+        405: f"{request.method} is not allowed on {request.url.path[:200]!r}.",
+    }.get(error.status_code, str(error.detail))
+    code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code)
+    status = 400 if error.status_code == 422 else error.status_code
+    return _answer(HTTPError(status, message, code=code, headers=dict(error.headers or {})))

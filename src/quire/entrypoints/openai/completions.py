@@ -1,0 +1,289 @@
+"""`POST /v1/completions`: from a typed request to an answer or a stream of chunks.
+
+Several prompts give choices numbered prompt by prompt: choice `i * n + j` is the j-th answer to the i-th prompt.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.generation import (
+    TokenCount,
+    check_output,
+    closable,
+    last_output,
+    start_generation,
+    wants_usage,
+)
+from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs_json
+from quire.entrypoints.openai.prompts import Prompt, completion_prompts
+from quire.entrypoints.openai.protocol import CompletionRequest
+from quire.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
+from quire.entrypoints.openai.sampling import (
+    asked_completion_tokens,
+    build_beam_search_params,
+    build_sampling_params,
+    check_stream_options,
+    resolve_max_tokens,
+)
+from quire.entrypoints.openai.sse import ChunkWriter, completion_chunk_writer
+from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.streaming import merge_indexed
+from quire.entrypoints.openai.unsupported import refuse_unsupported_completion
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.sampling_params import BeamSearchParams, SamplingParams
+
+
+@dataclasses.dataclass(slots=True)
+class CompletionJob:
+    """A checked request, ready to run.
+
+    Attributes:
+        choices: answers shown a prompt; fewer than are generated when `best_of` is larger than `n`.
+        prompt_only: the request wants its prompt echoed and nothing generated (`max_tokens` 0).
+    """
+
+    request: CompletionRequest
+    prompts: list[Prompt]
+    params: list[SamplingParams | BeamSearchParams]
+    choices: int
+    prompt_only: bool
+    public_id: str
+    model: str
+    created: int
+
+
+async def prepare_completion(state: ServerState, request: CompletionRequest, public_id: str) -> CompletionJob:
+    """Check a request and tokenize its prompts. Raises what the client must be told."""
+    model = state.resolve_model(request.model)
+    refuse_unsupported_completion(request)
+    check_stream_options(request)
+    generated, choices = _choice_counts(request)
+    config = state.engine.config.model
+    prompts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size)
+    asked = asked_completion_tokens(request)
+    prompt_only = asked == 0 and bool(request.echo)
+    params: list[SamplingParams | BeamSearchParams] = []
+    for prompt in prompts:
+        max_tokens = resolve_max_tokens(
+            1 if prompt_only else asked, len(prompt.token_ids), config.max_model_len, None, "max_tokens", "prompt"
+        )
+        params.append(_params(request, max_tokens, generated, choices, config.default_sampling))
+    return CompletionJob(request, prompts, params, choices, prompt_only, f"cmpl-{public_id}", model, int(time.time()))
+
+
+def _choice_counts(request: CompletionRequest) -> tuple[int, int]:
+    """How many answers to generate, and how many of them to show, a prompt."""
+    choices = 1 if request.n is None else request.n
+    if request.best_of is None:
+        return choices, choices
+    if request.best_of < choices:
+        raise bad_request(f"best_of: {request.best_of} is less than n ({choices}).", "best_of")
+    if request.best_of > choices and request.stream:
+        raise bad_request("best_of: cannot be larger than n in a stream.", "best_of")
+    return request.best_of, choices
+
+
+def _params(
+    request: CompletionRequest, max_tokens: int, generated: int, choices: int, defaults: dict[str, Any]
+) -> SamplingParams | BeamSearchParams:
+    if request.use_beam_search:
+        for field in ("logprobs", "echo"):
+            if getattr(request, field):
+                raise bad_request(f"{field}: not available with use_beam_search.", field, "not_supported")
+        return build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
+    logprobs = request.logprobs
+    if generated > choices and logprobs is None:
+        logprobs = 0  # ranking needs each answer's cumulative logprob
+    params = build_sampling_params(
+        request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults, stream=bool(request.stream)
+    )
+    if generated != params.n:
+        params.n = generated
+    if request.echo and params.prompt_logprobs is None:
+        params.prompt_logprobs = request.logprobs
+    return params
+
+
+async def answer_completion(state: ServerState, job: CompletionJob) -> CompletionResponse:
+    """The whole answer of a request that is not streamed."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(
+                last_output(start_generation(state, job.request, prompt, params, job.public_id), job.public_id)
+            )
+            for prompt, params in zip(job.prompts, job.params, strict=True)
+        ]
+    choices: list[CompletionChoice] = []
+    count = TokenCount(details=state.settings.enable_prompt_tokens_details)
+    for prompt, task in zip(job.prompts, tasks, strict=True):
+        output = task.result()
+        count.prompt += len(prompt.token_ids)
+        count.cached = (count.cached or 0) + max(0, output.num_cached_tokens or 0)
+        if not job.prompt_only:
+            count.completion += sum(len(choice.token_ids) for choice in output.outputs)
+        for choice in _best(output.outputs, job.choices):
+            choices.append(_choice(job, prompt, output, choice, len(choices)))
+    return CompletionResponse(
+        id=job.public_id, created=job.created, model=job.model, choices=choices, usage=count.usage()
+    )
+
+
+def _best(outputs: list[CompletionOutput], keep: int) -> list[CompletionOutput]:
+    """The answers to show: all, or those of the highest logprob a token."""
+    if len(outputs) <= keep:
+        return sorted(outputs, key=lambda choice: choice.index)
+    return sorted(outputs, key=lambda choice: -(choice.cumulative_logprob or 0.0) / max(1, len(choice.token_ids)))[
+        :keep
+    ]
+
+
+def _choice(
+    job: CompletionJob, prompt: Prompt, output: RequestOutput, choice: CompletionOutput, index: int
+) -> CompletionChoice:
+    request = job.request
+    shown = _shown(job, prompt, output, choice)
+    answer = CompletionChoice(
+        index=index,
+        text=shown.text,
+        logprobs=shown.logprobs,
+        finish_reason="length" if job.prompt_only else choice.finish_reason,
+        stop_reason=None if job.prompt_only else choice.stop_reason,
+    )
+    if request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+        answer.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)
+    if request.return_token_ids:
+        answer.prompt_token_ids = prompt.token_ids
+        answer.token_ids = [] if job.prompt_only else list(choice.token_ids)
+    return answer
+
+
+@dataclasses.dataclass(slots=True)
+class _Shown:
+    text: str
+    logprobs: CompletionLogprobs | None = None
+
+
+def _shown(job: CompletionJob, prompt: Prompt, output: RequestOutput, choice: CompletionOutput) -> _Shown:
+    """An answer's text and logprobs, with the prompt before them when it is echoed."""
+    request = job.request
+    echoed = (prompt.text or "") if request.echo else ""
+    text = echoed if job.prompt_only else echoed + choice.text
+    if request.logprobs is None:
+        return _Shown(text)
+    token_ids: list[int] = []
+    positions: list[Any] = []
+    if request.echo and output.prompt_logprobs is not None:
+        token_ids.extend(prompt.token_ids)
+        positions.extend(position or None for position in output.prompt_logprobs)
+    if not job.prompt_only and choice.logprobs is not None:
+        token_ids.extend(choice.token_ids)
+        positions.extend(choice.logprobs)
+    as_ids = bool(request.return_tokens_as_token_ids)
+    return _Shown(text, completion_logprobs(token_ids, positions, request.logprobs, as_ids))
+
+
+class CompletionStream:
+    """Writes the chunks of a streamed completion; remembers, a choice, where its text has come to."""
+
+    def __init__(self, state: ServerState, job: CompletionJob) -> None:
+        include_usage, self._continuous = wants_usage(job.request)
+        self._include_usage = include_usage
+        self._state = state
+        self._job = job
+        self._writer: ChunkWriter = completion_chunk_writer(job.public_id, job.created, job.model, include_usage)
+        self._counts = [
+            TokenCount(len(prompt.token_ids), details=state.settings.enable_prompt_tokens_details)
+            for prompt in job.prompts
+        ]
+        self._offsets: dict[int, int] = {}
+        request = job.request
+        rich = self._continuous or request.logprobs is not None or request.echo
+        self._plain = not (rich or request.return_token_ids or request.prompt_logprobs is not None)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The chunks, without the closing `[DONE]`."""
+        job = self._job
+        sources = [
+            closable(start_generation(self._state, job.request, prompt, params, job.public_id))
+            for prompt, params in zip(job.prompts, job.params, strict=True)
+        ]
+        if len(sources) == 1:
+            async with aclosing(sources[0]) as source:
+                async for output in source:
+                    event = self._write(0, output)
+                    if event:
+                        yield event
+        else:
+            async with aclosing(merge_indexed(sources)) as merged:
+                async for prompt_index, output in merged:
+                    event = self._write(prompt_index, output)
+                    if event:
+                        yield event
+        if self._include_usage:
+            yield self._writer.usage(self._total().usage())
+
+    def _write(self, prompt_index: int, output: RequestOutput) -> bytes:
+        check_output(output, self._job.public_id)
+        count = self._counts[prompt_index]
+        count.add_cached(output)
+        pieces: list[bytes] = []
+        for choice in output.outputs:
+            index = prompt_index * self._job.choices + choice.index
+            if not self._job.prompt_only:
+                count.completion += len(choice.token_ids)
+            if self._plain and choice.finish_reason is None:
+                if choice.text:
+                    pieces.append(self._writer.text(index, choice.text))
+            else:
+                pieces.append(self._rich(prompt_index, index, output, choice))
+        return b"".join(pieces)
+
+    def _rich(self, prompt_index: int, index: int, output: RequestOutput, choice: CompletionOutput) -> bytes:
+        job, request = self._job, self._job.request
+        prompt = job.prompts[prompt_index]
+        first = index not in self._offsets
+        offset = self._offsets.get(index, 0)
+        shown = self._shown(prompt, output, choice, first, offset)
+        self._offsets[index] = offset + len(shown.text)
+        finish = choice.finish_reason
+        chunk: dict[str, Any] = {
+            "index": index,
+            "text": shown.text,
+            "logprobs": shown.logprobs,
+            "finish_reason": "length" if finish and job.prompt_only else finish,
+            "stop_reason": None if job.prompt_only else choice.stop_reason,
+        }
+        if request.return_token_ids:
+            chunk["token_ids"] = [] if job.prompt_only else list(choice.token_ids)
+            if first:
+                chunk["prompt_token_ids"] = prompt.token_ids
+        if first and request.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            chunk["prompt_logprobs"] = prompt_logprobs_json(output.prompt_logprobs)
+        return self._writer.choice(chunk, self._counts[prompt_index].usage() if self._continuous else None)
+
+    def _shown(
+        self, prompt: Prompt, output: RequestOutput, choice: CompletionOutput, first: bool, offset: int
+    ) -> _Shown:
+        if first and self._job.request.echo:
+            return _shown(self._job, prompt, output, choice)
+        if self._job.prompt_only:
+            return _Shown("")
+        request = self._job.request
+        if request.logprobs is None or choice.logprobs is None:
+            return _Shown(choice.text)
+        as_ids = bool(request.return_tokens_as_token_ids)
+        lists = completion_logprobs(choice.token_ids, choice.logprobs, request.logprobs, as_ids, offset)
+        return _Shown(choice.text, lists)
+
+    def _total(self) -> TokenCount:
+        total = TokenCount(details=self._state.settings.enable_prompt_tokens_details)
+        for count in self._counts:
+            total.prompt += count.prompt
+            total.completion += count.completion
+            total.cached = (total.cached or 0) + (count.cached or 0)
+        return total

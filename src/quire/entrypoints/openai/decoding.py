@@ -1,0 +1,146 @@
+"""From a request's bytes to a typed body, with an error that names the field.
+
+Knows size, depth, encoding and types. Knows nothing of what the fields mean.
+"""
+
+import functools
+import re
+from collections.abc import Set
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.logger import init_logger
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_JSON_DEPTH = 64
+MAX_LOGGED_FIELDS = 256
+"""Unknown fields that are logged, once each; further ones are ignored in silence, so that a client cannot fill the log."""
+
+logger = init_logger(__name__)
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
+_BRACKETS_AND_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body; refused as soon as it is known to be larger than `limit` bytes."""
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+    except ClientDisconnect:
+        raise HTTPError(400, "The client went away before its request was complete.") from None
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> HTTPError:
+    message = f"The request body is larger than {limit} bytes."
+    return HTTPError(413, message, code="body_too_large", headers={"connection": "close"})
+
+
+class BodyDecoder:
+    """Turns bodies into structs; remembers which unknown fields it has already logged.
+
+    Args:
+        strict: refuse unknown fields instead of logging each of them once.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._logged: set[str] = set()
+
+    def decode(self, body: bytes, kind: type[BodyT]) -> BodyT:
+        """The body as `kind`.
+
+        Raises:
+            HTTPError: 400; `param` is the path of the field at fault.
+        """
+        _check_encoding(body)
+        _check_depth(body)
+        try:
+            fields = _decoder(dict[str, msgspec.Raw]).decode(body)
+            decoded: BodyT = _decoder(kind).decode(body)
+        except msgspec.ValidationError as error:
+            raise _validation_error(error) from None
+        except msgspec.DecodeError as error:
+            raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+        except RecursionError:
+            raise _too_deep() from None
+        self._check_unknown(fields.keys() - _known_fields(kind))
+        return decoded
+
+    def _check_unknown(self, unknown: Set[str]) -> None:
+        if not unknown:
+            return
+        if self._strict:
+            names = ", ".join(sorted(unknown)[:10])[:200]
+            raise bad_request(f"Unknown field(s): {names}.", param=min(unknown)[:200], code="unknown_field")
+        for name in sorted(unknown - self._logged):
+            if len(self._logged) >= MAX_LOGGED_FIELDS:
+                return
+            self._logged.add(name)
+            logger.warning("Ignoring the unknown request field %r.", name[:200])
+
+
+@functools.cache
+def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(kind)
+
+
+@functools.cache
+def _known_fields(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_encode_fields__)
+
+
+def _check_encoding(body: bytes) -> None:
+    if not body.strip():
+        raise bad_request("The request body is empty; expected a JSON object.", code="invalid_json")
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_request(f"The request body is not valid UTF-8 (byte {error.start}).", code="invalid_utf8") from None
+
+
+def _check_depth(body: bytes) -> None:
+    """Count nesting only where there are brackets enough to be too deep; most bodies have a handful."""
+    if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
+        return
+    depth = 0
+    for match in _BRACKETS_AND_STRINGS.finditer(body):
+        token = match.group()
+        if token in (b"[", b"{"):
+            depth += 1
+            if depth > MAX_JSON_DEPTH:
+                raise _too_deep()
+        elif token in (b"]", b"}"):
+            depth -= 1
+
+
+def _too_deep() -> HTTPError:
+    return bad_request(f"The request body is nested more than {MAX_JSON_DEPTH} levels deep.", code="json_too_deep")
+
+
+def _validation_error(error: msgspec.ValidationError) -> HTTPError:
+    match = _PATH.match(str(error))
+    what, path = (match["what"], match["path"]) if match else (str(error), None)
+    missing = re.match(r"Object missing required field `(.*)`", what)
+    if missing:
+        prefix = f"{path[2:]}." if path and len(path) > 1 else ""
+        field = prefix + missing[1]
+        return bad_request(f"{field}: this field is required.", param=field, code="missing_field")
+    field = path.removeprefix("$").removeprefix(".") if path else ""
+    what = what[:1].lower() + what[1:]
+    if not field:
+        return bad_request(f"The request body: {what}.", code="invalid_type")
+    return bad_request(f"{field}: {what}.", param=field, code="invalid_type")

@@ -1,0 +1,118 @@
+"""Errors as the OpenAI protocol shows them: `{"error": {"message", "type", "param", "code"}}`.
+
+Knows statuses and headers. Knows nothing of routes or of the engine.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from quire.errors import CapacityError, EngineDeadError, NotFoundError, QuireError, RequestError
+
+DEFAULT_RETRY_AFTER_S = 1
+"""Sent with a 429 or 503 whose cause does not say how long to wait."""
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ErrorDetail(msgspec.Struct):
+    """What went wrong: a sentence, a class, the field at fault, and a word for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class HTTPError(Exception):
+    """An answer that is not a success, raised from anywhere in a route."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = ErrorDetail(message, _TYPES.get(status, "invalid_request_error"), param, code)
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The JSON that the client gets."""
+        return msgspec.json.encode(ErrorResponse(self.detail))
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> HTTPError:
+    """A 400."""
+    return HTTPError(400, message, param=param, code=code)
+
+
+def not_ready(message: str, retry_after: float = DEFAULT_RETRY_AFTER_S) -> HTTPError:
+    """A 503 that says when to come back."""
+    return HTTPError(503, message, code="unavailable", headers=_retry_after(retry_after))
+
+
+def _retry_after(seconds: float | None) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(seconds if seconds is not None else DEFAULT_RETRY_AFTER_S)))}
+
+
+def from_exception(error: BaseException, request_id: str) -> HTTPError:
+    """What the client is told about `error`; the cause of one of ours (500) stays in the log."""
+    match error:
+        case HTTPError():
+            return error
+        case NotFoundError():
+            return HTTPError(404, str(error), param=error.param, code="not_found")
+        case RequestError():
+            return HTTPError(400, str(error), param=error.param)
+        case CapacityError():
+            status = 503 if error.status == 503 else 429
+            return HTTPError(status, str(error), code="over_capacity", headers=_retry_after(error.retry_after))
+        case EngineDeadError():
+            return HTTPError(503, "The engine is not running.", code="engine_dead", headers=_retry_after(None))
+        case QuireError() if error.status < 500:
+            return HTTPError(error.status, str(error))
+        case _:
+            return HTTPError(500, f"Internal server error (request id {request_id}).", code="internal_error")
+
+
+def error_of_finished(message: str | None, request_id: str) -> HTTPError:
+    """The error of a request that the engine itself ended with finish reason `error`."""
+    text = f"The request failed in the engine (request id {request_id})"
+    return HTTPError(500, f"{text}: {message}" if message else f"{text}.", code="request_failed")
+
+
+def openapi_error_responses() -> dict[str, Any]:
+    """The error statuses that every work route may answer, for the OpenAPI page."""
+    meaning = {
+        400: "The request is wrong; `param` names the field.",
+        401: "The key is missing or unknown.",
+        404: "No such model or route.",
+        413: "The body is larger than the server's limit.",
+        429: "No room now; see Retry-After.",
+        503: "Starting, draining, or the engine is dead; see Retry-After.",
+    }
+    schema = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
+    return {str(status): {"description": text, "content": schema} for status, text in meaning.items()}

@@ -1,0 +1,94 @@
+"""What completions and chat share: running a request in the engine, counting its tokens, noticing its failure."""
+
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from quire.entrypoints.openai.errors import error_of_finished
+from quire.entrypoints.openai.prompts import Prompt
+from quire.entrypoints.openai.protocol import GenerationFields
+from quire.entrypoints.openai.responses import Usage, build_usage
+from quire.entrypoints.openai.state import ServerState
+from quire.inputs import TokensPrompt
+from quire.outputs import RequestOutput
+from quire.sampling_params import BeamSearchParams, SamplingParams
+
+
+def engine_prompt(prompt: Prompt, cache_salt: str | None) -> TokensPrompt:
+    """The prompt in the engine's form."""
+    tokens = TokensPrompt(prompt_token_ids=prompt.token_ids)
+    if prompt.text is not None:
+        tokens["prompt"] = prompt.text
+    if cache_salt is not None:
+        tokens["cache_salt"] = cache_salt
+    return tokens
+
+
+def start_generation(
+    state: ServerState,
+    request: GenerationFields,
+    prompt: Prompt,
+    params: SamplingParams | BeamSearchParams,
+    public_id: str,
+) -> AsyncIterator[RequestOutput]:
+    """The engine's outputs for one prompt."""
+    request_id = state.engine_request_id(public_id)
+    tokens = engine_prompt(prompt, request.cache_salt)
+    if isinstance(params, BeamSearchParams):
+        return state.engine.beam_search(tokens, params, request_id)
+    return state.engine.generate(tokens, params, request_id, priority=request.priority or 0)
+
+
+async def closable(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    """The outputs as something that can be closed, which is what aborts the request."""
+    try:
+        async for output in outputs:
+            yield output
+    finally:
+        close = getattr(outputs, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def last_output(outputs: AsyncIterator[RequestOutput], public_id: str) -> RequestOutput:
+    """The final output of a request that is not streamed."""
+    final: RequestOutput | None = None
+    async for output in outputs:
+        check_output(output, public_id)
+        final = output
+    if final is None:
+        raise error_of_finished(None, public_id)
+    return final
+
+
+def check_output(output: RequestOutput, public_id: str) -> None:
+    """Raise when the engine ended the request with an error."""
+    if output.error is not None or any(choice.finish_reason == "error" for choice in output.outputs):
+        raise error_of_finished(output.error, public_id)
+
+
+@dataclasses.dataclass(slots=True)
+class TokenCount:
+    """A running count of one request's tokens."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int | None = None
+    details: bool = False
+
+    def usage(self) -> Usage:
+        """As the protocol's usage block."""
+        return build_usage(self.prompt, self.completion, (self.cached or 0) if self.details else None)
+
+    def add_cached(self, output: RequestOutput) -> None:
+        """Note the prefix cache's share, once it is known."""
+        if output.num_cached_tokens is not None and output.num_cached_tokens >= 0:
+            self.cached = max(self.cached or 0, output.num_cached_tokens)
+
+
+def wants_usage(request: GenerationFields) -> tuple[bool, bool]:
+    """Whether a stream ends with a usage chunk, and whether every chunk carries usage."""
+    options = request.stream_options
+    if options is None:
+        return False, False
+    continuous = bool(options.continuous_usage_stats)
+    return bool(options.include_usage) or continuous, continuous

@@ -1,0 +1,70 @@
+"""uvicorn's httptools protocol with a bound on the request line and headers, and refusals in the protocol's shape.
+
+uvicorn's httptools parser takes any number of headers of any size; a client could fill memory before a route sees it.
+"""
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.entrypoints.openai.errors import HTTPError
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADER_COUNT = 256
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Refuses a request whose head is larger than `MAX_HEADER_BYTES` or has more than `MAX_HEADER_COUNT` headers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_count = 0
+        self._too_large = False
+
+    def data_received(self, data: bytes) -> None:
+        if self._too_large:
+            return
+        super().data_received(data)
+        if self._in_head and not self._too_large:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEADER_BYTES:
+                self._refuse()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_count = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_count += 1
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEADER_BYTES or self._head_count > MAX_HEADER_COUNT:
+            self._too_large = True
+            raise ValueError("the request's headers are too large")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls for a head that it cannot parse."""
+        if self._too_large:
+            self._refuse()
+        else:
+            self._answer(HTTPError(400, msg, code="invalid_http"))
+
+    def _refuse(self) -> None:
+        self._too_large = True
+        message = f"The request's headers are larger than {MAX_HEADER_BYTES} bytes or more than {MAX_HEADER_COUNT}."
+        self._answer(HTTPError(431, message, code="headers_too_large"))
+
+    def _answer(self, error: HTTPError) -> None:
+        body = error.body()
+        phrase = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}[error.status]
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (error.status, phrase, len(body)) + body)
+        self.transport.close()

@@ -1,0 +1,147 @@
+"""What stands before every route, as plain ASGI: request ids, keys, counting what runs, and the last net for errors.
+
+Knows paths and headers. Knows nothing of bodies.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.entrypoints.openai.errors import HTTPError, from_exception, not_ready
+from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.streaming import ClientGone
+from quire.logger import init_logger
+
+logger = init_logger(__name__)
+
+OPEN_PATHS = ("/health",)
+"""Reached without a key: a load balancer has none."""
+
+WORK_PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+"""Refused while the engine starts or the server drains; waited for when it drains."""
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def route_path(scope: Scope) -> str:
+    """The path below the root path that a proxy strips."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+async def send_error(error: HTTPError, send: Send) -> None:
+    """Answer with an error."""
+    body = error.body()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class RequestContext:
+    """Outermost: gives each request an id (the client's `X-Request-Id`, or a new one), returns it, and turns whatever
+    escapes a route into an answer."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = self._request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = complete = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started, complete
+            if message["type"] == "http.response.start":
+                started = True
+                message.setdefault("headers", [])
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            elif not message.get("more_body", False):
+                complete = True
+            await send(message)
+
+        try:
+            await self._run(scope, receive, send_with_id)
+        except ClientGone:
+            return
+        except asyncio.CancelledError:
+            if not self._state.forced:
+                raise
+            if not started:
+                await send_error(not_ready("The server was stopped."), send_with_id)
+            elif not complete:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except Exception as error:
+            answer = from_exception(_root_cause(error), request_id)
+            if answer.status >= 500 and not isinstance(error, HTTPError):
+                logger.error("Request %s failed.", request_id, exc_info=error)
+            if not started:
+                await send_error(answer, send_with_id)
+
+    @staticmethod
+    def _request_id(scope: Scope) -> str:
+        given = _header(scope, b"x-request-id")
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given.decode("ascii")
+        return uuid.uuid4().hex
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if route_path(scope) not in WORK_PATHS or scope["method"] == "OPTIONS":
+            await self._app(scope, receive, send)
+            return
+        self._state.begin_request()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._state.end_request()
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """The first error of a task group: its siblings were cancelled because of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class Authentication:
+    """Every route but the open ones needs `Authorization: Bearer KEY`.
+
+    Keys are kept as SHA-256 hashes, and all of them are compared in constant time.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+        self._app = app
+        self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guarded = scope["type"] == "http" and scope["method"] != "OPTIONS" and route_path(scope) not in OPEN_PATHS
+        if guarded and not self._is_known(_header(scope, b"authorization")):
+            headers = {"www-authenticate": "Bearer"}
+            message = "A valid API key is needed: send it as 'Authorization: Bearer KEY'."
+            await send_error(HTTPError(401, message, code="invalid_api_key", headers=headers), send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_known(self, header: bytes | None) -> bool:
+        scheme, _, token = (header or b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            return False
+        offered = hashlib.sha256(token.strip()).digest()
+        matches = [
+            hmac.compare_digest(offered, known) for known in self._hashes
+        ]  # all of them, whatever the first says
+        return any(matches)

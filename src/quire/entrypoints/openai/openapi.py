@@ -1,0 +1,102 @@
+"""The OpenAPI document, written from the msgspec structs that the server really reads and answers with."""
+
+from typing import Any
+
+import msgspec
+
+from quire.entrypoints.openai.errors import ErrorResponse, openapi_error_responses
+from quire.entrypoints.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from quire.entrypoints.openai.responses import (
+    ChatCompletionResponse,
+    CompletionResponse,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+)
+from quire.version import __version__
+
+_WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
+    (
+        "/v1/chat/completions",
+        "Answer a conversation; `stream: true` gives server-sent events.",
+        ChatCompletionRequest,
+        ChatCompletionResponse,
+        {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 32, "temperature": 0},
+    ),
+    (
+        "/v1/completions",
+        "Continue a prompt; `stream: true` gives server-sent events.",
+        CompletionRequest,
+        CompletionResponse,
+        {"prompt": "one two three", "max_tokens": 16, "temperature": 0},
+    ),
+    ("/tokenize", "Token ids of a prompt or of messages.", TokenizeRequest, TokenizeResponse, {"prompt": "Hello"}),
+    ("/detokenize", "The text of token ids.", DetokenizeRequest, DetokenizeResponse, {"tokens": [1, 2, 3]}),
+)
+_READS: tuple[tuple[str, str, type | None], ...] = (
+    ("/v1/models", "The served models.", ModelList),
+    ("/v1/models/{model}", "One served model.", ModelCard),
+    ("/health", "200 while the engine lives and makes progress; needs no key.", None),
+    ("/ready", "200 while new requests are welcome.", None),
+    ("/ping", "The same as /health, under another name.", None),
+    ("/version", "The server's version.", None),
+    ("/load", "Requests in flight.", None),
+    ("/metrics", "Prometheus metrics.", None),
+)
+
+
+def build_openapi(title: str = "Quire") -> dict[str, Any]:
+    """The whole document."""
+    kinds: list[Any] = [ErrorResponse]
+    kinds += [kind for _, _, body, answer, _ in _WORK for kind in (body, answer)]
+    kinds += [answer for _, _, answer in _READS if answer is not None]
+    template = "#/components/schemas/{name}"
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=template)
+    reference = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for path, summary, body, answer, example in _WORK:
+        paths[path] = {"post": _work_operation(summary, reference[body], reference[answer], example)}
+    for path, summary, kind in _READS:
+        paths[path] = {"get": _read_operation(path, summary, reference[kind] if kind else None)}
+    security = {"bearer": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": security},
+        "security": [{}, {"bearer": []}],
+    }
+
+
+def _work_operation(summary: str, body: Any, answer: Any, example: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body, "example": example}}},
+        "responses": {
+            "200": {
+                "description": "The answer.",
+                "content": {
+                    "application/json": {"schema": answer},
+                    "text/event-stream": {"schema": {"type": "string"}},
+                },
+            },
+            **openapi_error_responses(),
+        },
+    }
+
+
+def _read_operation(path: str, summary: str, answer: Any) -> dict[str, Any]:
+    content = {"content": {"application/json": {"schema": answer}}} if answer else {}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": {"description": "OK", **content}, **openapi_error_responses()},
+    }
+    if "{model}" in path:
+        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation

@@ -1,0 +1,147 @@
+"""The request bodies that the server reads: OpenAI's fields, and the extra ones that users of vLLM send.
+
+Knows names and types; ranges are `SamplingParams`' business. A field that is read but cannot be served yet is listed in
+`unsupported.py`, so that it is refused by name rather than ignored.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+PromptItem = str | int | list[int]
+CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """The form of the answer; `text` is the only one that is served yet."""
+
+    type: str
+    json_schema: Any = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """The fields that completions and chat completions share."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    priority: int | None = None
+    request_id: RequestId | None = None
+    cache_salt: CacheSalt | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    # Read so that they can be refused by name: see unsupported.py.
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+    logits_processors: Any = None
+    kv_transfer_params: Any = None
+    mm_processor_kwargs: Any = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """Body of `POST /v1/completions`."""
+
+    prompt: str | list[PromptItem] | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    suffix: str | None = None
+    prompt_embeds: Any = None
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    verbosity: str | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /tokenize`: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None

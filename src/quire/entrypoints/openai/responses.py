@@ -1,0 +1,154 @@
+"""The bodies that the server answers with, as msgspec structs: encoded without pydantic, described in the OpenAPI page.
+
+Optional extras (`prompt_logprobs`, `token_ids` …) are left out when unset; fields that OpenAI always sends are always sent.
+"""
+
+from typing import Any
+
+import msgspec
+
+UNSET = msgspec.UNSET
+Optional = msgspec.UnsetType
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """`cached_tokens`: prompt tokens whose keys and values came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class TokenTopLogprob(msgspec.Struct):
+    """One alternative of a chat token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TokenTopLogprob):
+    """One sampled chat token."""
+
+    top_logprobs: list[TokenTopLogprob] = []
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Logprobs of a chat choice."""
+
+    content: list[TokenLogprob] | None = None
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Logprobs of a completion choice: four parallel lists."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+
+
+class ChatMessage(msgspec.Struct):
+    """The assistant's turn."""
+
+    role: str
+    content: str | None
+    refusal: str | None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One answer of a chat completion."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | Optional = UNSET
+
+
+class ChatCompletionResponse(msgspec.Struct, kw_only=True):
+    """Answer of `POST /v1/chat/completions`."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | Optional = UNSET
+    prompt_token_ids: list[int] | Optional = UNSET
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One answer of a completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | Optional = UNSET
+    prompt_token_ids: list[int] | Optional = UNSET
+    token_ids: list[int] | Optional = UNSET
+
+
+class CompletionResponse(msgspec.Struct, kw_only=True):
+    """Answer of `POST /v1/completions`."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A served model."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "quire"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    """Answer of `GET /v1/models`."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class TokenizeResponse(msgspec.Struct):
+    """Answer of `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    """Answer of `POST /detokenize`."""
+
+    prompt: str
+
+
+def build_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> Usage:
+    """The usage block; the cache's share is given when the engine knows it."""
+    details = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
+    return Usage(prompt_tokens, prompt_tokens + completion_tokens, completion_tokens, details)

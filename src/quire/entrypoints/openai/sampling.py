@@ -1,0 +1,132 @@
+"""From a request's fields to `SamplingParams` (or `BeamSearchParams`).
+
+A field that the request does not mention comes from the model's generation config, then from `SamplingParams`' default.
+Ranges are checked by `SamplingParams` itself; its `RequestError` becomes a 400.
+"""
+
+from typing import Any
+
+from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for `/v1/completions`; chat completions may run to the end of the context."""
+
+_SAME_NAME = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "prompt_logprobs",
+    "allowed_token_ids",
+    "bad_words",
+)
+_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def resolve_max_tokens(
+    asked: int | None, num_prompt_tokens: int, max_model_len: int, model_default: Any, field: str, prompt_field: str
+) -> int:
+    """How many tokens a request may generate.
+
+    Raises:
+        HTTPError: 400 when the prompt leaves no room, or the prompt and `asked` together do not fit.
+    """
+    room = max_model_len - num_prompt_tokens
+    limit = f"The model's maximum context length is {max_model_len} tokens"
+    if room < 1:
+        message = f"{prompt_field}: {limit}, and the prompt has {num_prompt_tokens}; shorten the prompt."
+        raise bad_request(message, prompt_field, "context_length_exceeded")
+    if asked is None:
+        return min(room, int(model_default)) if model_default else room
+    if asked > room:
+        message = (
+            f"{field}: {limit}; the prompt has {num_prompt_tokens} and {asked} more were asked for. "
+            f"Ask for at most {room}, or shorten the prompt."
+        )
+        raise bad_request(message, field, "context_length_exceeded")
+    return asked
+
+
+def build_sampling_params(
+    request: GenerationFields, *, max_tokens: int, logprobs: int | None, defaults: dict[str, Any], stream: bool
+) -> SamplingParams:
+    """The parameters of a sampled (or greedy) request."""
+    values: dict[str, Any] = {name: defaults[name] for name in _FROM_MODEL if defaults.get(name) is not None}
+    for name in _SAME_NAME:
+        value = getattr(request, name)
+        if value is not None:
+            values[name] = value
+    values["max_tokens"] = max_tokens
+    values["logprobs"] = logprobs
+    values["logit_bias"] = _logit_bias(request.logit_bias)
+    values["output_kind"] = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    return SamplingParams(**values)
+
+
+def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
+    if bias is None:
+        return None
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except ValueError:
+        wrong = next((key for key in bias if not key.strip().lstrip("-").isdigit()), min(bias, key=len))
+        raise bad_request(f"logit_bias: {wrong[:100]!r} is not a token id.", "logit_bias") from None
+
+
+def build_beam_search_params(
+    request: GenerationFields, *, max_tokens: int, defaults: dict[str, Any]
+) -> BeamSearchParams:
+    """The parameters of a beam search; `n` is the beam width, as in vLLM."""
+    if request.stream:
+        raise bad_request("stream: beam search has no tokens to stream before it ends.", "stream")
+    temperature = request.temperature if request.temperature is not None else defaults.get("temperature")
+    return BeamSearchParams(
+        beam_width=request.n or 1,
+        max_tokens=max_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        temperature=float(temperature or 0.0),
+        length_penalty=1.0 if request.length_penalty is None else request.length_penalty,
+        include_stop_str_in_output=bool(request.include_stop_str_in_output),
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
+
+
+def asked_completion_tokens(request: CompletionRequest) -> int:
+    """`max_tokens` of a completion."""
+    return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+
+
+def asked_chat_tokens(request: ChatCompletionRequest) -> tuple[int | None, str]:
+    """`max_completion_tokens`, or its older name; and the name that was used."""
+    if request.max_completion_tokens is not None:
+        return request.max_completion_tokens, "max_completion_tokens"
+    return request.max_tokens, "max_tokens"
+
+
+def chat_logprobs_count(request: ChatCompletionRequest) -> int | None:
+    """How many alternatives a token the sampler must report; None for none at all."""
+    if request.top_logprobs is not None and not request.logprobs and request.top_logprobs != 0:
+        raise bad_request("top_logprobs: needs logprobs to be true.", "top_logprobs")
+    if request.top_logprobs is not None and request.top_logprobs < -1:
+        raise bad_request(f"top_logprobs: {request.top_logprobs} is out of range; at least 0.", "top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def check_stream_options(request: GenerationFields) -> None:
+    """`stream_options` only make sense on a stream."""
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options: only allowed when stream is true.", "stream_options")

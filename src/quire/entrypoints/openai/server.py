@@ -1,0 +1,290 @@
+"""The server process: the socket, the event loop, signals, and the order in which things start and end.
+
+The port is open before the engine is loaded, so that a health check gets an answer (503) and not a refusal. SIGTERM drains;
+SIGINT, or a second signal, ends at once.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from quire import envs
+from quire.entrypoints.openai.http_protocol import BoundedHttpProtocol
+from quire.entrypoints.openai.state import ServerState
+from quire.errors import ConfigError, QuireError
+from quire.logger import init_logger
+
+logger = init_logger(__name__)
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+BACKLOG = 2048
+CLOSE_TIMEOUT_S = 5.0
+"""How long a forced end waits for connections to close."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ListenOptions:
+    """Where and how to listen."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    root_path: str = ""
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    ssl_ciphers: str = "TLSv1"
+    access_log: bool = True
+    log_level: str = "info"
+    shutdown_timeout_s: float = 300.0
+
+    @property
+    def url(self) -> str:
+        """The address as a client writes it."""
+        if self.uds:
+            return f"unix:{self.uds}"
+        scheme = "https" if self.ssl_certfile else "http"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}"
+
+
+def open_socket(options: ListenOptions) -> tuple[socket.socket, ListenOptions]:
+    """Bind and listen at once; gives the options back with the port that was chosen for `port=0`.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        if options.uds:
+            return _unix_socket(options.uds), options
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+        listener.listen(BACKLOG)
+        return listener, dataclasses.replace(options, port=listener.getsockname()[1])
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if options.uds:
+            raise ConfigError(f"uds: cannot listen on {options.uds!r}: {reason}.", setting="uds") from None
+        where = f"{options.host}:{options.port}"
+        message = f"port: cannot listen on {where}: {reason}. Choose another with --host and --port."
+        raise ConfigError(message, setting="port") from None
+
+
+def _unix_socket(path: str) -> socket.socket:
+    """A Unix socket for its owner alone; one that a dead server left behind is replaced."""
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+    listener.listen(BACKLOG)
+    return listener
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn's server without its ten ticks a second (an idle server uses no CPU) and without its signal handlers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stop = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._stop.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stop.set()
+
+
+class ServerProcess:
+    """One server, from socket to exit code.
+
+    Args:
+        build_engine: makes the engine; called in a thread, because it takes seconds.
+        on_ready: called once, with the engine in place and the URL.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        state: ServerState,
+        listener: socket.socket,
+        options: ListenOptions,
+        build_engine: Callable[[], Any],
+        on_ready: Callable[[Any, float], None],
+    ) -> None:
+        self._app = app
+        self._state = state
+        self._listener = listener
+        self._options = options
+        self._build_engine = build_engine
+        self._on_ready = on_ready
+        self._exit_code = EXIT_OK
+        self._signals = 0
+        self._engine: Any = None
+        self._server: _QuietServer
+        self._drain: asyncio.Task[None] | None = None
+
+    def run(self) -> int:
+        """Serve until told to end; the process's exit code."""
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(self._main())
+
+    async def _main(self) -> int:
+        self._server = _QuietServer(self._uvicorn_config())
+        self._install_signal_handlers()
+        serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
+        loading = asyncio.ensure_future(self._load())
+        try:
+            await serving
+        finally:
+            loading.cancel()
+            await self._close_engine()
+            if self._options.uds:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._options.uds)
+        return self._exit_code
+
+    def _uvicorn_config(self) -> uvicorn.Config:
+        options = self._options
+        config = uvicorn.Config(
+            self._app,
+            http=BoundedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=options.access_log,
+            log_level=options.log_level,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=envs.QUIRE_HTTP_TIMEOUT_KEEP_ALIVE,
+            root_path=options.root_path,
+            ssl_keyfile=options.ssl_keyfile,
+            ssl_certfile=options.ssl_certfile,
+            ssl_ca_certs=options.ssl_ca_certs,
+            ssl_cert_reqs=options.ssl_cert_reqs,
+            ssl_ciphers=options.ssl_ciphers,
+        )
+        _share_log_handlers(options)
+        return config
+
+    async def _load(self) -> None:
+        began = time.monotonic()
+        try:
+            self._engine = await asyncio.to_thread(self._build_engine)
+        except asyncio.CancelledError:
+            raise
+        except QuireError as error:
+            logger.error("%s", error)
+            self._fail()
+            return
+        except Exception:
+            logger.exception("The engine could not be started.")
+            self._fail()
+            return
+        self._state.set_engine(self._engine)
+        self._on_ready(self._engine, time.monotonic() - began)
+
+    def _fail(self) -> None:
+        self._exit_code = EXIT_FAILED
+        self._server.stop()
+
+    def _install_signal_handlers(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        self._signals += 1
+        if number == signal.SIGTERM and self._signals == 1:
+            self._drain = asyncio.ensure_future(self._drain_and_stop())
+            return
+        self._exit_code = EXIT_INTERRUPTED if number == signal.SIGINT and self._signals == 1 else EXIT_FAILED
+        if self._signals > 2 or self._engine is None:
+            # A thread that is reading weights cannot be interrupted; nothing has been accepted that could be lost.
+            os._exit(self._exit_code)
+        logger.info("Ending at once; %d request(s) are cut off.", self._state.in_flight)
+        self._force_stop()
+
+    async def _drain_and_stop(self) -> None:
+        """Finish what runs, accept nothing new, then stop."""
+        self._state.draining = True
+        if self._engine is None:
+            os._exit(EXIT_OK)
+        timeout = self._options.shutdown_timeout_s
+        if self._state.in_flight:
+            logger.info("Draining: %d request(s) are running; waiting up to %.0f s.", self._state.in_flight, timeout)
+        try:
+            await asyncio.wait_for(self._state.idle.wait(), timeout)
+        except TimeoutError:
+            logger.error("%d request(s) did not end in %.0f s and are cut off.", self._state.in_flight, timeout)
+            self._exit_code = EXIT_FAILED
+            self._force_stop()
+            return
+        logger.info("Drained.")
+        self._server.stop()
+
+    def _force_stop(self) -> None:
+        self._state.draining = True
+        self._state.forced = True
+        self._server.force_exit = True
+        for task in tuple(self._server.server_state.tasks):
+            task.cancel()
+        self._server.stop()
+
+    async def _close_engine(self) -> None:
+        if self._engine is None:
+            return
+        shutdown = getattr(self._engine, "shutdown", None)
+        if shutdown is None:
+            return
+        try:
+            result = await asyncio.wait_for(asyncio.to_thread(shutdown), CLOSE_TIMEOUT_S)
+            if asyncio.iscoroutine(result):
+                await asyncio.wait_for(result, CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            logger.error("The engine did not end in %.0f s.", CLOSE_TIMEOUT_S)
+            os._exit(self._exit_code or EXIT_FAILED)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _share_log_handlers(options: ListenOptions) -> None:
+    """uvicorn's lines in the form of ours."""
+    handlers = logging.getLogger("quire").handlers
+    for name in ("uvicorn.error", "uvicorn.access") if options.access_log else ("uvicorn.error",):
+        other = logging.getLogger(name)
+        other.handlers = list(handlers)
+        other.propagate = not handlers
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, _level(options.log_level)))
+
+
+def _level(name: str) -> int:
+    return logging.getLevelNamesMapping().get(name.upper(), logging.INFO)

@@ -1,0 +1,70 @@
+"""Server-sent events: the chunks of a stream, written from parts that were encoded once.
+
+The common chunk (one choice, some text, nothing else) is three byte strings joined; only its text is encoded. Everything
+rarer (logprobs, finish, usage) is encoded as a small object between the same constant head and tail.
+"""
+
+from typing import Any
+
+import msgspec
+
+from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.openai.responses import Usage
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class ChunkWriter:
+    """Writes one stream's chunks.
+
+    Args:
+        kind: the protocol's `object`: `chat.completion.chunk` or `text_completion`.
+        before_text, after_text: what stands around the text in a choice, given its index.
+        include_usage: whether chunks carry `usage` (null until the last one, unless they are given one).
+    """
+
+    def __init__(
+        self, request_id: str, created: int, model: str, kind: str, text_field: tuple[str, str], include_usage: bool
+    ) -> None:
+        fields = {"id": request_id, "object": kind, "created": created, "model": model}
+        self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._before_text, after = text_field
+        self._text_tail = after.encode() + self._tail
+        self._text_heads: dict[int, bytes] = {}
+
+    def text(self, index: int, text: str) -> bytes:
+        """A chunk that carries nothing but text."""
+        head = self._text_heads.get(index)
+        if head is None:
+            head = self._head + b'{"index":%d,%s' % (index, self._before_text.encode())
+            self._text_heads[index] = head
+        return head + _encode(text) + self._text_tail
+
+    def choice(self, choice: dict[str, Any], usage: Usage | None = None) -> bytes:
+        """A chunk with one choice of any content."""
+        if usage is None:
+            return self._head + _encode(choice) + self._tail
+        return self._head + _encode(choice) + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk before the end: no choice, the whole stream's usage."""
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+
+def chat_chunk_writer(request_id: str, created: int, model: str, include_usage: bool) -> ChunkWriter:
+    """For `/v1/chat/completions`."""
+    around = ('"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
+    return ChunkWriter(request_id, created, model, "chat.completion.chunk", around, include_usage)
+
+
+def completion_chunk_writer(request_id: str, created: int, model: str, include_usage: bool) -> ChunkWriter:
+    """For `/v1/completions`."""
+    around = ('"text":', ',"logprobs":null,"finish_reason":null,"stop_reason":null}')
+    return ChunkWriter(request_id, created, model, "text_completion", around, include_usage)
+
+
+def error_event(error: HTTPError) -> bytes:
+    """An error in a stream whose status has already been sent."""
+    return b"data: " + error.body() + b"\n\n"

@@ -1,0 +1,130 @@
+"""What the server knows while it lives: the engine once it is ready, the names it serves, who is being served.
+
+Three phases: starting (the port is open, the engine is not there yet), serving, draining.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from quire.config import EngineConfig
+from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
+from quire.entrypoints.openai.errors import HTTPError, not_ready
+from quire.entrypoints.openai.prompts import TokenizerLike
+from quire.inputs import PromptType
+from quire.outputs import RequestOutput
+from quire.sampling_params import BeamSearchParams, SamplingParams
+
+
+class EngineClient(Protocol):
+    """What the server needs of the engine: `AsyncLLM`, or a test's stand-in."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def errored(self) -> bool: ...
+
+    def get_tokenizer(self) -> TokenizerLike | None: ...
+
+    def generate(
+        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+    ) -> AsyncIterator[RequestOutput]: ...
+
+    def beam_search(
+        self, prompt: PromptType, params: BeamSearchParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]: ...
+
+    async def check_health(self) -> None: ...
+
+    async def abort(self, request_id: str | Sequence[str]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSettings:
+    """The operator's choices that routes need."""
+
+    served_model_names: tuple[str, ...] = ()
+    chat_template: str | None = None
+    response_role: str = "assistant"
+    strict: bool = False
+    trust_request_chat_template: bool = False
+    enable_prompt_tokens_details: bool = False
+    max_body_bytes: int = MAX_BODY_BYTES
+    drain_retry_after_s: int = 5
+
+
+class ServerState:
+    """One server's mutable state; lives in `app.state.server`."""
+
+    def __init__(self, settings: ServerSettings, engine: EngineClient | None = None) -> None:
+        self.settings = settings
+        self.decoder = BodyDecoder(strict=settings.strict)
+        self.draining = False
+        self.forced = False
+        self.in_flight = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.started_at = int(time.time())
+        self.metrics: Any = None
+        self._engine = engine
+        self._sequence = itertools.count()
+
+    def set_engine(self, engine: EngineClient) -> None:
+        """The engine is ready: start serving."""
+        self._engine = engine
+
+    @property
+    def engine_or_none(self) -> EngineClient | None:
+        """The engine, or None while it is starting."""
+        return self._engine
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine; a 503 while it is starting."""
+        if self._engine is None:
+            raise not_ready("The server is starting; the model is being loaded.", 1)
+        return self._engine
+
+    def accept_work(self) -> None:
+        """Raise a 503 unless new work may begin."""
+        if self.draining:
+            raise not_ready("The server is shutting down.", self.settings.drain_retry_after_s)
+        if self.engine.errored:
+            raise not_ready("The engine is not running.")
+
+    def begin_request(self) -> None:
+        """A request that draining waits for has begun."""
+        self.in_flight += 1
+        self.idle.clear()
+
+    def end_request(self) -> None:
+        """It has ended."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.idle.set()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that a request may give as `model`; the first one is shown in answers."""
+        if self.settings.served_model_names:
+            return self.settings.served_model_names
+        config = self.engine.config.model
+        return config.served_model_name or (config.model,)
+
+    def resolve_model(self, name: str | None) -> str:
+        """The name to show in the answer; a 404 for a model that is not served."""
+        names = self.model_names
+        if not name:
+            return names[0]
+        if name not in names:
+            message = f"model: {name[:200]!r} is not served here; served: {', '.join(names)}."
+            raise HTTPError(404, message, param="model", code="model_not_found")
+        return name
+
+    def engine_request_id(self, public_id: str) -> str:
+        """An id that is unique in the engine even when two clients choose the same one."""
+        return f"{public_id}-{next(self._sequence):x}"

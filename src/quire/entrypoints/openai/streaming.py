@@ -1,0 +1,151 @@
+"""Answers that live as long as their client does: the event stream, and a wait that ends when the client goes.
+
+Nothing here polls: a disconnect is the ASGI message that the server hands over when it happens. Ending the generator is
+what aborts the request in the engine.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.entrypoints.openai.errors import from_exception
+from quire.entrypoints.openai.sse import DONE, error_event
+from quire.logger import init_logger
+
+logger = init_logger(__name__)
+ResultT = TypeVar("ResultT")
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of `work`, which is cancelled when the client goes away.
+
+    Raises:
+        ClientGone: the client went away first.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await _cancel(watcher)
+        await _cancel(task)
+
+
+async def _cancel(task: "asyncio.Future[Any]") -> None:
+    """Cancel and wait, so that generators inside have run their `finally`."""
+    if task.done():
+        return
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task
+
+
+class EventStream(Response):
+    """A stream of server-sent events.
+
+    A slow reader holds back `send`, so that at most one write's worth is buffered here; the engine merges what
+    is generated meanwhile.
+
+    Args:
+        first: events that are already there; they were awaited so that a refusal could still be a status.
+        events: the rest. It is closed, whatever happens.
+        request_id: named in the error event of a failure.
+    """
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], request_id: str) -> None:
+        super().__init__()
+        self.raw_headers = list(_HEADERS)
+        self._first = first
+        self._events = events
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        pump = asyncio.ensure_future(self._pump(send))
+        watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait((pump, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                pump.result()
+        finally:
+            await _cancel(watcher)
+            await _cancel(pump)
+            await self._events.aclose()
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except Exception as error:
+            await send({"type": "http.response.body", "body": self._failure(error), "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    def _failure(self, error: Exception) -> bytes:
+        answer = from_exception(error, self._request_id)
+        if answer.status >= 500:
+            logger.error("Request %s failed while streaming.", self._request_id, exc_info=error)
+        return error_event(answer)
+
+
+async def start_event_stream(events: AsyncGenerator[bytes, None], request_id: str) -> EventStream:
+    """Wait for the first event, so that a request which is refused gets a status and not a broken stream."""
+    try:
+        first = await anext(events)
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(first, events, request_id)
+
+
+async def merge_indexed(sources: Sequence[AsyncIterator[ResultT]]) -> AsyncGenerator[tuple[int, ResultT], None]:
+    """Items of several sources as they come, with the source's index. One that fails ends them all."""
+    queue: asyncio.Queue[tuple[int, ResultT | None, BaseException | None]] = asyncio.Queue(maxsize=len(sources))
+
+    async def drain(index: int, source: AsyncIterator[ResultT]) -> None:
+        failure: BaseException | None = None
+        try:
+            async for item in source:
+                await queue.put((index, item, None))
+        except Exception as error:
+            failure = error
+        await queue.put((index, None, failure))
+
+    tasks = [asyncio.ensure_future(drain(index, source)) for index, source in enumerate(sources)]
+    running = len(tasks)
+    try:
+        while running:
+            index, item, failure = await queue.get()
+            if failure is not None:
+                raise failure
+            if item is None:
+                running -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            await _cancel(task)

@@ -1,0 +1,171 @@
+"""Everything that is counted about one engine: fed by its steps and its finished requests, read by Prometheus and the log.
+
+Knows `SchedulerStats` and what a finished request tells. Knows nothing of HTTP.
+"""
+
+import dataclasses
+
+from quire.metrics.histogram import Histogram, steps_1_2_5
+from quire.request import SchedulerStats
+
+TTFT_BOUNDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+TOKEN_BOUNDS = (
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+)
+REQUEST_BOUNDS = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+)
+ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHOICE_BOUNDS = (1, 2, 5, 10, 20)
+FINISH_REASONS: tuple[str, ...] = ("stop", "length", "abort", "error")
+
+
+@dataclasses.dataclass(slots=True)
+class FinishedRequest:
+    """What is known about one sequence when it ends; times in seconds, None where the moment never came.
+
+    Attributes:
+        time_to_first_token: from arrival.
+        decode_time: from the first token to the last.
+        end_to_end: from arrival to the end.
+        max_tokens: what the request allowed.
+    """
+
+    finish_reason: str
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    time_to_first_token: float | None = None
+    decode_time: float | None = None
+    end_to_end: float | None = None
+    max_tokens: int | None = None
+    n: int = 1
+
+
+class EngineMetrics:
+    """Counters, gauges and histograms of one engine.
+
+    Args:
+        model_name: the label that every metric carries.
+        max_model_len: the largest prompt or answer, for the bounds of the length histograms.
+    """
+
+    def __init__(self, model_name: str, max_model_len: int) -> None:
+        self.model_name = model_name
+        lengths = steps_1_2_5(max_model_len)
+        self.num_running = 0
+        self.num_waiting = 0
+        self.kv_cache_usage = 0.0
+        self.num_preemptions = 0
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.num_steps = 0
+        self.success: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
+        self.iteration_tokens = Histogram(ITERATION_BOUNDS)
+        self.time_to_first_token = Histogram(TTFT_BOUNDS)
+        self.inter_token_latency = Histogram(TOKEN_BOUNDS)
+        self.time_per_output_token = Histogram(TOKEN_BOUNDS)
+        self.end_to_end = Histogram(REQUEST_BOUNDS)
+        self.prefill_time = Histogram(REQUEST_BOUNDS)
+        self.decode_time = Histogram(REQUEST_BOUNDS)
+        self.request_prompt_tokens = Histogram(lengths)
+        self.request_generation_tokens = Histogram(lengths)
+        self.request_max_tokens = Histogram(lengths)
+        self.request_n = Histogram(CHOICE_BOUNDS)
+
+    def record_step(self, stats: SchedulerStats) -> None:
+        """One step's figures; counters in them are of that step alone."""
+        self.num_running = stats.num_running
+        self.num_waiting = stats.num_waiting
+        if stats.num_total_blocks:
+            self.kv_cache_usage = 1.0 - stats.num_free_blocks / stats.num_total_blocks
+        self.num_preemptions += stats.num_preemptions
+        self.prefix_cache_queries += stats.prefix_cache_queries
+        self.prefix_cache_hits += stats.prefix_cache_hits
+        if stats.num_batched_tokens:
+            self.num_steps += 1
+            self.iteration_tokens.observe(stats.num_batched_tokens)
+
+    def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
+        """A request's prompt is done and its first token is out."""
+        self.time_to_first_token.observe(seconds_since_arrival)
+        self.prompt_tokens += num_prompt_tokens
+        self.generation_tokens += 1
+
+    def record_next_tokens(self, seconds: float, count: int = 1) -> None:
+        """`count` further tokens came `seconds` after those before them."""
+        self.inter_token_latency.observe(seconds / count, count)
+        self.generation_tokens += count
+
+    def record_finished(self, request: FinishedRequest) -> None:
+        """A sequence ended."""
+        self.success[request.finish_reason] = self.success.get(request.finish_reason, 0) + 1
+        self.request_prompt_tokens.observe(request.num_prompt_tokens)
+        self.request_generation_tokens.observe(request.num_generation_tokens)
+        self.request_n.observe(request.n)
+        if request.max_tokens is not None:
+            self.request_max_tokens.observe(request.max_tokens)
+        if request.end_to_end is not None:
+            self.end_to_end.observe(request.end_to_end)
+        if request.time_to_first_token is not None:
+            self.prefill_time.observe(request.time_to_first_token)
+        if request.decode_time is not None:
+            self.decode_time.observe(request.decode_time)
+            if request.num_generation_tokens > 1:
+                self.time_per_output_token.observe(request.decode_time / (request.num_generation_tokens - 1))

@@ -1,0 +1,292 @@
+"""What the routes answer when something is wrong: the protocol's error shape, the field named, nobody else harmed."""
+
+import asyncio
+import json
+
+import pytest
+from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
+
+from quire.entrypoints.openai.errors import error_of_finished
+from quire.entrypoints.openai.state import ServerSettings
+from quire.errors import CapacityError, EngineDeadError, EngineError, RequestError
+
+pytestmark = pytest.mark.anyio
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+USER = {"role": "user", "content": "hi"}
+
+
+def error_of(response, status: int) -> dict:
+    """The error block, after checking status and shape."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "word"),
+    [
+        (b"", None, "empty"),
+        (b"   ", None, "empty"),
+        (b"not json", None, "valid JSON"),
+        (b'{"prompt": "a"', None, "valid JSON"),
+        (b'{"prompt": "a"} x', None, "valid JSON"),
+        (b'{"prompt": NaN}', None, "valid JSON"),
+        (b'{"prompt": "\xff\xfe"}', None, "UTF-8"),
+        (b'{"prompt": "\\ud800"}', None, "valid JSON"),
+        (b"[1, 2]", None, "object"),
+        (b'"text"', None, "object"),
+        (b"null", None, "object"),
+        (b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", None, "levels deep"),
+        (b'{"metadata": ' + b'{"a":' * 100 + b"1" + b"}" * 100 + b"}", None, "levels deep"),
+        (b'{"prompt": 5}', "prompt", "expected"),
+        (b'{"prompt": {"a": 1}}', "prompt", "expected"),
+        (b'{"prompt": [1, "a"]}', "prompt", "mixes"),
+        (b'{"prompt": [1, [2]]}', "prompt", "mixes"),
+        (b'{"prompt": []}', "prompt", "empty"),
+        (b'{"prompt": [[]]}', "prompt", "empty"),
+        (b'{"prompt": [1.5]}', "prompt[0]", "expected"),
+        (b'{"prompt": [-1]}', "prompt", "vocabulary"),
+        (b'{"prompt": [257]}', "prompt", "vocabulary"),
+        (b'{"prompt": [99999999999999999999999999999999]}', "prompt", "vocabulary"),
+        (b"{}", "prompt", "required"),
+        (b'{"prompt": "a", "max_tokens": "4"}', "max_tokens", "int"),
+        (b'{"prompt": "a", "max_tokens": 1.5}', "max_tokens", "int"),
+        (b'{"prompt": "a", "max_tokens": true}', "max_tokens", "int"),
+        (b'{"prompt": "a", "max_tokens": 1e999}', "max_tokens", "range"),
+        (b'{"prompt": "a", "max_tokens": 99999999999999999999999}', "max_tokens", "512"),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "max_tokens", "range"),
+        (b'{"prompt": "a", "temperature": "hot"}', "temperature", "float"),
+        (b'{"prompt": "a", "temperature": 1e999}', "temperature", "range"),
+        (b'{"prompt": "a", "logit_bias": {"x": 1}}', "logit_bias", "token id"),
+        (b'{"prompt": "a", "logit_bias": {"1": "x"}}', "logit_bias[...]", "float"),
+        (b'{"prompt": "a", "stop": 5}', "stop", "expected"),
+        (b'{"prompt": "a", "stream_options": {}}', "stream_options", "stream"),
+        (b'{"prompt": "a", "stream": true, "stream_options": 1}', "stream_options", "object"),
+        (b'{"prompt": "a", "n": 2, "best_of": 1}', "best_of", "less than n"),
+        (b'{"prompt": "a", "truncate_prompt_tokens": 0}', "truncate_prompt_tokens", "at least 1"),
+        (b'{"prompt": "a", "cache_salt": ""}', "cache_salt", "length"),
+        (b'{"prompt": "a", "suffix": "b"}', "suffix", "not supported yet"),
+        (b'{"prompt": "a", "guided_json": {}}', "guided_json", "not supported yet"),
+        (b'{"prompt": "a", "response_format": {"type": "json_object"}}', "response_format", "not supported yet"),
+        (b'{"prompt": "a", "response_format": {"type": "x"}}', "response_format.type", "unknown"),
+        (b'{"prompt": "a", "response_format": {}}', "response_format.type", "required"),
+    ],
+    ids=lambda value: repr(value)[:40] if isinstance(value, bytes) else None,
+)
+async def test_a_wrong_completion_body_is_a_400_that_names_the_field(server, body, param, word):
+    async with server() as s:
+        headers = {"content-type": "application/json"}
+        error = error_of(await s.client.post(COMPLETE, content=body, headers=headers), 400)
+        assert error["param"] == param and word in error["message"]
+        assert error["type"] == "invalid_request_error"
+        assert s.engine.started == []
+        assert (await s.complete()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        ({"messages": [USER, {"role": "king", "content": "hi"}]}, "messages[1].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"use_beam_search": True, "stream": True}, "stream"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_chat_body_is_a_400_that_names_the_field(server, fields, param):
+    async with server() as s:
+        assert error_of(await s.chat(**fields), 400)["param"] == param
+        assert s.engine.started == []
+
+
+async def test_a_missing_field_is_named(server):
+    async with server() as s:
+        error = error_of(await s.client.post(CHAT, json={}), 400)
+        assert error["param"] == "messages" and error["code"] == "missing_field"
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers(server):
+    async with server() as s:
+        for stream in (False, True):
+            error = error_of(await s.complete(prompt="x" * 600, stream=stream), 400)
+            assert error["param"] == "prompt" and error["code"] == "context_length_exceeded"
+            assert "512" in error["message"] and "601" in error["message"]
+        error = error_of(await s.chat(messages=[{"role": "user", "content": "x" * 600}]), 400)
+        assert error["param"] == "messages"
+
+
+async def test_unsupported_fields_at_their_neutral_values_are_fine(server):
+    async with server() as s:
+        neutral = {"guided_json": None, "response_format": {"type": "text"}, "suffix": None}
+        assert (await s.complete(**neutral)).status_code == 200
+        chat = {"tool_choice": "auto", "modalities": ["text"], "functions": None, "parallel_tool_calls": True}
+        assert (await s.chat(**chat)).status_code == 200
+
+
+async def test_unknown_fields_are_ignored_unless_the_operator_is_strict(server):
+    async with server() as s:
+        assert (await s.complete(frobnicate=1)).status_code == 200
+    async with server(settings=ServerSettings(strict=True)) as s:
+        error = error_of(await s.complete(frobnicate=1), 400)
+        assert error["param"] == "frobnicate" and error["code"] == "unknown_field"
+
+
+async def test_an_unknown_model_is_a_404(server):
+    async with server() as s:
+        error = error_of(await s.complete(model="gpt-9"), 404)
+        assert error["code"] == "model_not_found" and error["param"] == "model" and "fake" in error["message"]
+        error_of(await s.client.get("/v1/models/gpt-9"), 404)
+        error_of(await s.client.post("/tokenize", json={"prompt": "a", "model": "x"}), 404)
+
+
+async def test_unknown_routes_and_methods_have_the_same_shape(server):
+    async with server() as s:
+        assert error_of(await s.client.get("/nowhere"), 404)["code"] == "route_not_found"
+        assert error_of(await s.client.get(CHAT), 405)["code"] == "method_not_allowed"
+        assert error_of(await s.client.delete("/v1/models"), 405)["code"] == "method_not_allowed"
+
+
+async def test_a_body_over_the_limit_is_a_413(server):
+    async with server(settings=ServerSettings(max_body_bytes=1000)) as s:
+        error_of(await s.complete(prompt="x" * 2000), 413)
+
+        async def without_a_length():
+            for _ in range(20):
+                yield b"x" * 100
+
+        headers = {"content-type": "application/json"}
+        error_of(await s.client.post(COMPLETE, content=without_a_length(), headers=headers), 413)
+        assert (await s.complete()).status_code == 200
+
+
+async def test_other_content_types_are_refused(server):
+    async with server() as s:
+        error_of(await s.client.post(COMPLETE, content=b"prompt=a", headers={"content-type": "text/plain"}), 400)
+
+
+async def test_keys_guard_every_route_but_health(server):
+    async with server(api_keys=["one", "two"]) as s:
+        for path in ("/v1/models", "/metrics", "/version", "/ready", "/docs", "/openapi.json", "/nowhere", "/load"):
+            error = error_of(await s.client.get(path), 401)
+            assert error["code"] == "invalid_api_key"
+        for header in ("Bearer three", "Bearer ", "Basic one", "one", "Bearer onetwo"):
+            error_of(await s.client.get("/v1/models", headers={"Authorization": header}), 401)
+        for key in ("one", "two"):
+            response = await s.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
+            assert response.status_code == 200
+        assert (await s.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "retry"),
+    [
+        (RequestError("n: too large", param="n"), 400, None),
+        (CapacityError("The queue is full.", retry_after=2.3), 429, "3"),
+        (CapacityError("The queue is full."), 429, "1"),
+        (EngineDeadError("core died: secret detail"), 503, "1"),
+        (EngineError("secret detail"), 500, None),
+        (ZeroDivisionError("secret detail"), 500, None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat", "complete"])
+async def test_the_engines_refusals_become_statuses(server, failure, status, retry, stream, path):
+    async with server() as s:
+        s.engine.failure = failure
+        response = await getattr(s, path)(stream=stream)
+        error = error_of(response, status)
+        assert "secret" not in error["message"]
+        assert response.headers.get("retry-after") == retry
+        if status == 500:
+            assert response.headers["x-request-id"] in error["message"]
+        s.engine.failure = None
+        assert (await s.complete()).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+async def test_a_failure_within_a_stream_is_an_error_event_and_done(server, path):
+    async with server() as s:
+        s.engine.failure, s.engine.fail_after = EngineDeadError("gone"), 2
+        blocks = (await getattr(s, path)(stream=True)).text.strip().split("\n\n")
+        assert blocks[-1] == "data: [DONE]"
+        assert json.loads(blocks[-2][6:])["error"]["code"] == "engine_dead"
+
+
+async def test_a_failing_prompt_among_several_fails_the_request_as_itself(server):
+    async with server() as s:
+        s.engine.failure = CapacityError("full", retry_after=1)
+        for stream in (False, True):
+            error_of(await s.complete(prompt=["a", "b", "c"], stream=stream), 429)
+
+
+async def test_without_a_tokenizer_only_token_ids_are_taken(server):
+    async with server(FakeAsyncLLM(engine_config(skip_tokenizer_init=True))) as s:
+        assert error_of(await s.complete(), 400)["param"] == "prompt"
+        assert error_of(await s.chat(), 400)["param"] == "messages"
+        assert (await s.complete(prompt=[97])).status_code == 200
+        error_of(await s.client.post("/detokenize", json={"tokens": [1]}), 400)
+
+
+async def test_a_template_that_refuses_is_a_400(server):
+    async with server(settings=ServerSettings(trust_request_chat_template=True)) as s:
+        for template in ("{{ raise_exception('no') }}", "{% for %}", "{{ messages.x.y }}"):
+            assert error_of(await s.chat(chat_template=template), 400)["param"] in ("messages", "chat_template")
+
+
+async def test_tokenize_wants_a_prompt_or_messages(server):
+    async with server() as s:
+        error_of(await s.client.post("/tokenize", json={}), 400)
+        error_of(await s.client.post("/tokenize", json={"prompt": "a", "messages": [USER]}), 400)
+        error_of(await s.client.post("/detokenize", json={"tokens": [-1]}), 400)
+        error_of(await s.client.post("/detokenize", json={"tokens": "a"}), 400)
+
+
+async def test_a_bad_request_among_good_ones_harms_none_of_them(server):
+    async with server() as s:
+        good = [s.complete(prompt=f"p{i}") for i in range(8)]
+        bad = [s.complete(prompt=5), s.complete(n="x"), s.chat(messages=[])]
+        responses = await asyncio.gather(*good, *bad)
+        assert [r.status_code for r in responses] == [200] * 8 + [400] * 3
+        assert responses[3].json()["choices"][0]["text"] == "P3P3"
+
+
+def test_the_engines_own_failure_message_is_shown_with_the_request_id():
+    assert "abc" in error_of_finished(None, "abc").detail.message
+    assert "bad row" in error_of_finished("bad row", "abc").detail.message
