@@ -77,6 +77,10 @@ class DeviceRuntime(abc.ABC):
     def peak_memory(self) -> int:
         """Peak bytes this process has had allocated on the device since the worker started."""
 
+    def kv_cache_cap(self) -> Because[int] | None:
+        """Bytes that pages may take unless the user names a size; None where the configured share is the only limit."""
+        return None
+
     @abc.abstractmethod
     def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
         """Run `function` once, recording its kernels over buffers with `num_tokens` and `num_logits` rows;
