@@ -4,14 +4,35 @@ Knows ranges. Knows nothing of tensors, tokenizers or the model (what depends on
 processor).
 """
 
+import copy
 import enum
-from collections.abc import Callable
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import msgspec
 
+from quire import param_checks as checks
+from quire.config import limits
+from quire.errors import RequestError
+
 GREEDY_BELOW = 1e-5
 """Temperatures under this mean greedy."""
+LEAST_TEMPERATURE = 0.01
+"""Temperatures above greedy and under this are raised to it: logits divided by less overflow half precision."""
+MOST_TEMPERATURE = 2.0
+_INT32_MAX = (1 << 31) - 1
+_INT64 = 1 << 63
+_MOST_LOGITS_PROCESSORS = 64
+
+_FLAGS = (
+    "ignore_eos",
+    "flat_logprobs",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -43,9 +64,95 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
 
+    def __post_init__(self) -> None:
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"{', '.join(given)} are given" if given else "none is given"
+            raise RequestError(
+                f"structured_outputs needs exactly one of {', '.join(_CONSTRAINTS)}; {found}",
+                param="structured_outputs",
+            )
+        _CONSTRAINT_CHECKS[given[0]](getattr(self, given[0]))
+        checks.flag("disable_any_whitespace", self.disable_any_whitespace)
+        checks.flag("disable_additional_properties", self.disable_additional_properties)
+        if self.whitespace_pattern is not None:
+            _check_text("whitespace_pattern", self.whitespace_pattern, limits.MAX_REGEX_CHARS)
 
-class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
-    """Sampling parameters of one request; the names and meanings that users of vLLM know."""
+    def constraint(self) -> tuple[str, Any]:
+        """The one that is set: (`regex`, its value), for example."""
+        return next((name, value) for name in _CONSTRAINTS if (value := getattr(self, name)) is not None)
+
+
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+def _check_text(name: str, value: Any, most: int) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        checks.refuse(name, value, f"text of 1 to {most} characters")
+
+
+def _check_schema(value: Any) -> None:
+    if isinstance(value, str):
+        _check_text("json", value, limits.MAX_GRAMMAR_BYTES)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"structured_outputs.json is not valid JSON: {error}", param="json") from None
+    if not isinstance(value, dict | bool):
+        checks.refuse("json", value, "a JSON schema: an object, or text that holds one")
+    _check_depth(value, limits.MAX_JSON_DEPTH)
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if left < 0:
+        raise RequestError(
+            f"structured_outputs.json is nested deeper than {limits.MAX_JSON_DEPTH} levels", param="json"
+        )
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, left - 1)
+
+
+def _check_choice(value: Any) -> None:
+    if not checks.texts("choice", value, limits.MAX_CHOICES, limits.MAX_GRAMMAR_BYTES):
+        checks.refuse("choice", value, "a list of at least one string")
+
+
+def _check_json_object(value: Any) -> None:
+    if value is not True:
+        checks.refuse("json_object", value, "true, or left out")
+
+
+_CONSTRAINT_CHECKS: dict[str, Callable[[Any], None]] = {
+    "json": _check_schema,
+    "regex": lambda value: _check_text("regex", value, limits.MAX_REGEX_CHARS),
+    "choice": _check_choice,
+    "grammar": lambda value: _check_text("grammar", value, limits.MAX_GRAMMAR_BYTES),
+    "json_object": _check_json_object,
+    "structural_tag": lambda value: _check_text("structural_tag", value, limits.MAX_GRAMMAR_BYTES),
+}
+
+
+class SamplingParams(
+    msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
+    """Sampling parameters of one request; the names and meanings that users of vLLM know.
+
+    Attributes:
+        n: sequences to generate; 1 where sampling is greedy.
+        presence_penalty, frequency_penalty: -2 to 2, subtracted once or for each occurrence in the output.
+        repetition_penalty: above 0; divides (or multiplies, where negative) logits of tokens seen in prompt or output.
+        temperature: 0 to 2; below 1e-5 means greedy, from there to 0.01 means 0.01.
+        top_p: above 0, at most 1. top_k: 0 or -1 means all. min_p: 0 to 1, relative to the likeliest token.
+        seed: makes the tokens reproducible; None (or -1) draws one.
+        stop: strings that end the output; they need `detokenize`. stop_token_ids: further ids that end it.
+        max_tokens: None means up to the model's length. min_tokens: no end before that many.
+        logprobs, prompt_logprobs: alternatives a position; 0 for the token's own alone, -1 for the whole vocabulary.
+        truncate_prompt_tokens: keep that many tokens at the prompt's end; -1 for as many as fit.
+
+    Raises:
+        RequestError: a value of the wrong type or out of range; `param` names it.
+    """
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -82,6 +189,156 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
 
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Check every parameter and bring it to its normal form; construction does it, later assignments may ask again.
+
+        Raises:
+            RequestError: a value of the wrong type or out of range.
+        """
+        self._check_numbers()
+        self._check_logprobs()
+        for name in _FLAGS:
+            value = getattr(self, name)
+            if value is not True and value is not False:
+                checks.refuse(name, value, "true or false")
+        self._check_lists()
+        self._check_others()
+        if self.temperature < GREEDY_BELOW:
+            self._make_greedy()
+
+    def _check_numbers(self) -> None:
+        self.n = checks.whole("n", self.n, 1, limits.MAX_N, f"a whole number from 1 to {limits.MAX_N}")
+        self.presence_penalty = checks.real(
+            "presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2"
+        )
+        self.frequency_penalty = checks.real(
+            "frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2"
+        )
+        self.repetition_penalty = checks.real(
+            "repetition_penalty", self.repetition_penalty, 1e-9, 1e9, "a finite number above 0"
+        )
+        self.temperature = checks.real("temperature", self.temperature, 0.0, MOST_TEMPERATURE, "a number from 0 to 2")
+        if GREEDY_BELOW <= self.temperature < LEAST_TEMPERATURE:
+            self.temperature = LEAST_TEMPERATURE
+        self.top_p = checks.real("top_p", self.top_p, 1e-9, 1.0, "a number above 0 and at most 1")
+        top_k = checks.whole("top_k", self.top_k, -1, _INT64, "0 or -1 (all), or a whole number from 1")
+        self.top_k = 0 if top_k == -1 else min(top_k, _INT32_MAX)
+        self.min_p = checks.real("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
+        if self.seed is not None:
+            seed = checks.whole("seed", self.seed, -_INT64, _INT64 - 1, "a whole number of at most 64 bits, or null")
+            self.seed = None if seed == -1 else seed
+        if self.max_tokens is not None:
+            allowed = f"a whole number from 1 to {limits.MAX_TOKENS}, or null"
+            self.max_tokens = checks.whole("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS, allowed)
+        allowed = f"a whole number from 0 to {limits.MAX_TOKENS}"
+        self.min_tokens = checks.whole("min_tokens", self.min_tokens, 0, limits.MAX_TOKENS, allowed)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            checks.refuse("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
+
+    def _check_logprobs(self) -> None:
+        allowed = "a whole number from 0, -1 (the whole vocabulary), or null"
+        if self.logprobs is not None:
+            self.logprobs = checks.whole("logprobs", self.logprobs, -1, _INT32_MAX, allowed)
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs = checks.whole("prompt_logprobs", self.prompt_logprobs, -1, _INT32_MAX, allowed)
+
+    def _check_lists(self) -> None:
+        if self.stop is not None:
+            given = [self.stop] if isinstance(self.stop, str) else self.stop
+            self.stop = checks.texts("stop", given, limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_CHARS)
+            if self.stop and not self.detokenize:
+                raise RequestError("stop strings need detokenize=True; use stop_token_ids without it", param="stop")
+        if self.stop_token_ids is not None:
+            self.stop_token_ids = checks.token_ids("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKEN_IDS)
+        if self.bad_words is not None:
+            self.bad_words = checks.texts("bad_words", self.bad_words, limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_CHARS)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = checks.token_ids(
+                "allowed_token_ids", self.allowed_token_ids, limits.MAX_ALLOWED_TOKEN_IDS
+            )
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids is empty: no token could be sampled", param="allowed_token_ids")
+        if self.logit_bias is not None:
+            self.logit_bias = _checked_bias(self.logit_bias)
+        if self.logits_processors is not None:
+            self.logits_processors = checks.functions(
+                "logits_processors", self.logits_processors, _MOST_LOGITS_PROCESSORS
+            )
+
+    def _check_others(self) -> None:
+        if self.truncate_prompt_tokens is not None:
+            allowed = "a whole number from 1, -1 (as many as fit), or null"
+            kept = checks.whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, _INT32_MAX, allowed)
+            if kept == 0:
+                checks.refuse("truncate_prompt_tokens", 0, allowed)
+        if type(self.output_kind) is not RequestOutputKind:
+            try:
+                self.output_kind = RequestOutputKind(self.output_kind)
+            except ValueError:
+                checks.refuse("output_kind", self.output_kind, "CUMULATIVE, DELTA or FINAL_ONLY")
+        structured: object = self.structured_outputs
+        if structured is not None and not isinstance(structured, StructuredOutputsParams):
+            checks.refuse("structured_outputs", structured, "StructuredOutputsParams, or None")
+        if self.extra_args is not None:
+            extra: object = self.extra_args
+            if not isinstance(extra, dict) or not all(isinstance(key, str) for key in extra):
+                checks.refuse("extra_args", extra, "a dict with string keys")
+            if len(extra) > limits.MAX_EXTRA_ARGS:
+                raise RequestError(
+                    f"extra_args has {len(extra)} entries; at most {limits.MAX_EXTRA_ARGS} are allowed",
+                    param="extra_args",
+                )
+        if self.skip_reading_prefix_cache is not None:
+            checks.flag("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+
+    def _make_greedy(self) -> None:
+        if self.n != 1:
+            checks.refuse("n", self.n, "1 where sampling is greedy (temperature=0): every sequence would be the same")
+        self.temperature = 0.0
+        self.top_p = 1.0
+        self.top_k = 0
+        self.min_p = 0.0
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> Self:
+        """From values where None means "the default"; `max_tokens=None` keeps its own meaning.
+
+        Raises:
+            RequestError: as the constructor; also for `logit_bias` keys that are not token ids.
+        """
+        given = {name: value for name, value in values.items() if value is not None or name == "max_tokens"}
+        bias = given.get("logit_bias")
+        if isinstance(bias, Mapping):
+            try:
+                given["logit_bias"] = {int(token_id): value for token_id, value in bias.items()}
+            except (TypeError, ValueError):
+                checks.refuse("logit_bias", list(bias), "an object from token ids to numbers")
+        return cls(**given)
+
+    def clone(self) -> Self:
+        """A copy that shares nothing that could be changed, except the functions in `logits_processors`."""
+        copied = copy.copy(self)
+        for name in _MUTABLE:
+            value = getattr(copied, name)
+            if value is not None:
+                setattr(copied, name, list(value) if name == "logits_processors" else copy.deepcopy(value))
+        return copied
+
+    def update_from_generation_config(
+        self, generation_config: Mapping[str, Any], eos_token_id: int | None = None
+    ) -> None:
+        """Let generation also end at the model's eos ids: the tokenizer's own, and those of its generation config."""
+        listed = generation_config.get("eos_token_id")
+        found = [eos_token_id, *(listed if isinstance(listed, list | tuple) else [listed])]
+        ids = list(self.eos_token_ids)
+        for token_id in found:
+            if isinstance(token_id, int) and token_id not in ids:
+                ids.append(token_id)
+        self.eos_token_ids = ids
+
     @property
     def sampling_type(self) -> SamplingType:
         """Greedy, random, or random with the user's seed."""
@@ -90,8 +347,46 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 
 
+_MUTABLE = (
+    "stop",
+    "stop_token_ids",
+    "structured_outputs",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logits_processors",
+    "extra_args",
+    "eos_token_ids",
+    "bad_words_token_ids",
+)
+
+
+def _checked_bias(bias: Any) -> dict[int, float]:
+    """Token id to bias, clamped to what is allowed."""
+    if not isinstance(bias, Mapping):
+        checks.refuse("logit_bias", bias, "an object from token ids to numbers")
+    if len(bias) > limits.MAX_LOGIT_BIAS:
+        raise RequestError(
+            f"logit_bias has {len(bias)} entries; at most {limits.MAX_LOGIT_BIAS} are allowed", param="logit_bias"
+        )
+    low, high = limits.LOGIT_BIAS_RANGE
+    checked: dict[int, float] = {}
+    for token_id, value in bias.items():
+        number = checks.real("logit_bias", value, -3.4e38, 3.4e38, "an object from token ids to finite numbers")
+        token = checks.whole("logit_bias", token_id, 0, _INT64, "an object whose keys are token ids")
+        checked[token] = min(max(number, low), high)
+    return checked
+
+
 class BeamSearchParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
-    """Beam search over `beam_width` hypotheses of at most `max_tokens` tokens."""
+    """Beam search over `beam_width` hypotheses of at most `max_tokens` tokens.
+
+    Attributes:
+        length_penalty: a finished hypothesis' logprob is divided by its length to this power.
+
+    Raises:
+        RequestError: a value of the wrong type or out of range; `param` names it.
+    """
 
     beam_width: int
     max_tokens: int
@@ -100,3 +395,15 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        most = limits.MAX_BEAM_WIDTH
+        self.beam_width = checks.whole("beam_width", self.beam_width, 1, most, f"a whole number from 1 to {most}")
+        allowed = f"a whole number from 1 to {limits.MAX_TOKENS}"
+        self.max_tokens = checks.whole("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS, allowed)
+        self.temperature = checks.real("temperature", self.temperature, 0.0, MOST_TEMPERATURE, "a number from 0 to 2")
+        self.length_penalty = checks.real(
+            "length_penalty", self.length_penalty, -100.0, 100.0, "a number from -100 to 100"
+        )
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            checks.flag(name, getattr(self, name))
