@@ -1,0 +1,97 @@
+"""What is refused at the door, and why: settings that cannot work together, requests that can never fit, a full queue.
+
+Knows limits and numbers; changes nothing.
+"""
+
+from quire.config import SchedulerConfig
+from quire.config.limits import DEFAULT_MAX_NUM_WAITING, DEFAULT_MAX_WAITING_TOKENS
+from quire.core.cost_model import CostModel
+from quire.core.kv_cache_manager import KVCacheManager
+from quire.core.request_state import compute_max_total
+from quire.errors import CapacityError, ConfigError, RequestError
+from quire.request import EngineRequest
+
+
+def check_settings(config: SchedulerConfig, max_model_len: int) -> None:
+    """Refuse scheduler settings that would leave some request unserved for ever."""
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1", setting=name)
+    if config.preemption_mode not in ("recompute", "swap"):
+        raise ConfigError(
+            f"preemption_mode is {config.preemption_mode!r}; allowed are recompute, swap", setting="preemption_mode"
+        )
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        raise ConfigError(
+            f"with enable_chunked_prefill off, a prompt is computed whole: max_num_batched_tokens "
+            f"({config.max_num_batched_tokens}) must be at least max_model_len ({max_model_len}); "
+            "raise the first, lower the second, or turn chunked prefill on",
+            setting="max_num_batched_tokens",
+        )
+
+
+def check_fits(source: EngineRequest, kv: KVCacheManager, max_model_len: int, max_step_tokens: int) -> None:
+    """Refuse a request that could never be served to its end.
+
+    Raises:
+        RequestError: names the prompt's length and the limit that it meets.
+    """
+    length = len(source.prompt_token_ids)
+    if length == 0:
+        raise RequestError("prompt is empty; at least one token is needed", param="prompt")
+    num_tokens = length + len(source.resumed_token_ids)
+    room = max_model_len if source.pooling_params is not None else max_model_len - 1
+    if length > room:
+        raise RequestError(
+            f"prompt has {length} tokens; max_model_len is {max_model_len} tokens for prompt and output together, so at "
+            f"most {room} fit",
+            param="prompt",
+        )
+    max_total = compute_max_total(source, max_model_len)
+    if num_tokens >= max_total:
+        raise RequestError(
+            f"prompt and resumed tokens are {num_tokens}, which leaves nothing to generate within {max_total} tokens "
+            f"(max_tokens and max_model_len {max_model_len})",
+            param="resumed_token_ids",
+        )
+    needed = kv.peak_blocks(max_total - 1, max_step_tokens)
+    if needed > kv.pool.num_usable:
+        raise RequestError(
+            f"prompt has {length} tokens and may grow to {max_total}: that takes {needed} KV-cache pages of "
+            f"{kv.block_size} tokens, and the pool has {kv.pool.num_usable}; ask for fewer max_tokens, or give the cache "
+            "more memory",
+            param="prompt",
+        )
+
+
+class QueueBounds:
+    """How long the waiting line may become, in requests and in tokens."""
+
+    def __init__(self, config: SchedulerConfig, cost_model: CostModel) -> None:
+        self._config = config
+        self._cost_model = cost_model
+        self._max_waiting = config.max_num_waiting or DEFAULT_MAX_NUM_WAITING
+        self._max_tokens = config.max_waiting_tokens or DEFAULT_MAX_WAITING_TOKENS
+
+    def check(self, source: EngineRequest, num_waiting: int, waiting_tokens: int) -> None:
+        """Refuse a request for which there is no room in the line. One that is resumed was accepted before.
+
+        Raises:
+            CapacityError: with the seconds after which trying again makes sense.
+        """
+        tokens = len(source.prompt_token_ids)
+        if source.resumed_token_ids:
+            return
+        if num_waiting >= self._max_waiting:
+            bound = f"{num_waiting} requests wait; max_num_waiting is {self._max_waiting}"
+        elif num_waiting and waiting_tokens + tokens > self._max_tokens:
+            bound = f"{waiting_tokens} prompt tokens wait; max_waiting_tokens is {self._max_tokens}"
+        else:
+            return
+        delay = self._cost_model.predict_queue_delay(
+            num_waiting,
+            waiting_tokens,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+        )
+        raise CapacityError(f"the queue is full: {bound}", retry_after=max(1.0, delay))

@@ -1,0 +1,217 @@
+"""The block pool: which KV-cache pages are free, shared, or cached for reuse.
+
+Knows page ids, reference counts and prefix hashes. Knows nothing of requests, tensors or devices. Every operation is
+O(1) in the number of pages.
+
+Free pages form one doubly linked list, threaded through two integer arrays so that a page in its middle can be taken
+out at once when a prefix hit revives it. Pages that hold nothing reusable are put at its front and are handed out
+first; cached ones are put at its back, so that the least recently freed cached page is the next to lose its content.
+"""
+
+from array import array
+from collections.abc import Hashable, Iterable
+from typing import Protocol
+
+from quire.errors import ConfigError, EngineError
+
+NULL_BLOCK = 0
+"""The page that is never handed out: where padding writes go, and what stands for pages behind a window."""
+
+_END = 0
+"""The list's sentinel is the null page's slot: it is never free, so its links are unused otherwise."""
+
+
+class EvictionListener(Protocol):
+    """Told when a cached page loses its content."""
+
+    def block_removed(self, key: Hashable) -> None:
+        """`key` can no longer be found."""
+        ...
+
+
+class BlockPool:
+    """Reference-counted pages with least-recently-freed reuse of cached ones.
+
+    Args:
+        num_blocks: pages in the pool; page 0 is never handed out (padding writes go there).
+        listener: told of evictions; by default nobody.
+
+    Raises:
+        ConfigError: fewer than two pages.
+    """
+
+    def __init__(self, num_blocks: int, listener: EvictionListener | None = None) -> None:
+        if num_blocks < 2:
+            raise ConfigError(
+                f"num_blocks is {num_blocks}; at least 2 are needed, because page 0 is never handed out",
+                setting="num_gpu_blocks_override",
+            )
+        self.num_blocks = num_blocks
+        self._listener = listener
+        self._references = array("i", bytes(4 * num_blocks))
+        self._next = array("i", [*range(1, num_blocks), _END])
+        self._previous = array("i", [num_blocks - 1, *range(num_blocks - 1)])
+        self._num_free = num_blocks - 1
+        self._key_of: dict[int, Hashable] = {}
+        self._block_of: dict[Hashable, int] = {}
+
+    @property
+    def num_usable(self) -> int:
+        """Pages that can ever be handed out."""
+        return self.num_blocks - 1
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be handed out now, cached ones included."""
+        return self._num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Pages that a prefix lookup can find, free or in use."""
+        return len(self._key_of)
+
+    def reference_count(self, block: int) -> int:
+        """How many tables hold the page."""
+        return self._references[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages, each with one reference. The caller has looked at `num_free`.
+
+        Raises:
+            EngineError: fewer are free.
+        """
+        if count > self._num_free:
+            raise EngineError(f"{count} pages asked for, {self._num_free} are free")
+        blocks: list[int] = []
+        following, references = self._next, self._references
+        block = following[_END]
+        for _ in range(count):
+            blocks.append(block)
+            references[block] = 1
+            block = following[block]
+        following[_END] = block
+        self._previous[block] = _END
+        self._num_free -= count
+        if self._key_of:
+            for taken in blocks:
+                if taken in self._key_of:
+                    self._forget(taken)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each page; a free cached one comes back to life. Null pages are passed over."""
+        for block in blocks:
+            if block == NULL_BLOCK:
+                continue
+            if self._references[block] == 0:
+                if block not in self._key_of:
+                    raise EngineError(f"page {block} is free and holds nothing that could be shared")
+                self._unlink(block)
+            self._references[block] += 1
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Give up one reference to each page. Null pages are passed over.
+
+        Pages without references become free in the given order: of cached ones, the first given is the first evicted.
+
+        Raises:
+            EngineError: a page has no reference (somebody frees twice).
+        """
+        references = self._references
+        for block in blocks:
+            if block == NULL_BLOCK:
+                continue
+            left = references[block] - 1
+            if left < 0:
+                raise EngineError(f"page {block} is freed twice")
+            references[block] = left
+            if left == 0:
+                if block in self._key_of:
+                    self._link(block, after=self._previous[_END])
+                else:
+                    self._link(block, after=_END)
+
+    def find_cached(self, key: Hashable) -> int | None:
+        """The page that holds this content, if any; `share` it before anything else is allocated."""
+        return self._block_of.get(key)
+
+    def publish(self, block: int, key: Hashable) -> bool:
+        """Let later requests find the page's content. False where the content is already found elsewhere.
+
+        Raises:
+            EngineError: the page is free, or published as something else.
+        """
+        if self._references[block] == 0 or self._key_of.get(block, key) != key:
+            raise EngineError(f"page {block} cannot be published: it is free or holds something else")
+        if key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        return True
+
+    def clear_cache(self) -> int:
+        """Forget all published content; pages in use stay with their owners. Returns how many were forgotten."""
+        count = len(self._key_of)
+        self._key_of.clear()
+        self._block_of.clear()
+        return count
+
+    def free_blocks(self) -> list[int]:
+        """The free list in the order of reuse; for tests and integrity checks."""
+        blocks: list[int] = []
+        block = self._next[_END]
+        while block != _END:
+            blocks.append(block)
+            block = self._next[block]
+        return blocks
+
+    def _forget(self, block: int) -> None:
+        key = self._key_of.pop(block)
+        del self._block_of[key]
+        if self._listener is not None:
+            self._listener.block_removed(key)
+
+    def _link(self, block: int, after: int) -> None:
+        following = self._next[after]
+        self._next[after] = block
+        self._previous[block] = after
+        self._next[block] = following
+        self._previous[following] = block
+        self._num_free += 1
+
+    def _unlink(self, block: int) -> None:
+        before, following = self._previous[block], self._next[block]
+        self._next[before] = following
+        self._previous[following] = before
+        self._num_free -= 1
+
+
+class HostPool:
+    """Pages of host memory for swapped requests: each has one owner or none, and none is cached."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._is_used = bytearray(num_blocks)
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be handed out now."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages; the caller has looked at `num_free`."""
+        if count > len(self._free):
+            raise EngineError(f"{count} host pages asked for, {len(self._free)} are free")
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._is_used[block] = 1
+        return blocks
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Give pages back; twice is an EngineError."""
+        for block in blocks:
+            if not self._is_used[block]:
+                raise EngineError(f"host page {block} is freed twice")
+            self._is_used[block] = 0
+            self._free.append(block)

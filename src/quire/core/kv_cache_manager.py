@@ -1,0 +1,217 @@
+"""Which pages each request holds, in every KV group: prefix lookup, growth, release behind windows, publication.
+
+Knows requests' tables and the block pool. Knows nothing of rows, budgets or steps.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from quire.config.kv_spec import KVCacheConfig
+from quire.core.block_pool import NULL_BLOCK, BlockPool, HostPool
+from quire.core.kv_events import KVEventLog
+from quire.core.kv_groups import GroupRules, group_rules
+from quire.core.prefix_hash import PrefixHasher
+from quire.core.request_state import Request
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixHit:
+    """The longest prefix that need not be computed: its tokens, and the pages that hold it, by group."""
+
+    num_tokens: int
+    block_ids: list[list[int]]
+
+
+NO_HIT = PrefixHit(0, [])
+
+
+class KVCacheManager:
+    """Hands the pool's pages to requests. All groups' tables of a request cover the same positions.
+
+    Args:
+        config: groups and numbers of pages.
+        hasher: names prefixes; None turns the prefix cache off.
+        events: where publications and evictions are recorded; None records nothing.
+    """
+
+    def __init__(
+        self, config: KVCacheConfig, hasher: PrefixHasher | None = None, events: KVEventLog | None = None
+    ) -> None:
+        self.block_size = config.block_size
+        self.pool = BlockPool(config.num_blocks, events)
+        self.host_pool = HostPool(config.num_host_blocks)
+        self._hasher = hasher
+        self._events = events
+        self._rules: list[GroupRules] = [group_rules(group) for group in config.groups]
+        self._local_groups = [index for index, rules in enumerate(self._rules) if rules.window]
+        self.num_queries = 0
+        self.num_hits = 0
+
+    @property
+    def num_groups(self) -> int:
+        """KV groups."""
+        return len(self._rules)
+
+    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Most pages, over all groups, that a request of `num_tokens` ever holds."""
+        return sum(rules.peak_blocks(num_tokens, max_step_tokens) for rules in self._rules)
+
+    def find_prefix(self, request: Request) -> PrefixHit:
+        """The longest cached prefix that leaves at least one token to compute. Takes no reference: `attach` does."""
+        if self._hasher is None or not request.reads_cache:
+            return NO_HIT
+        self._name_pages(request)
+        limit = min(len(request.hashes), (len(request.token_ids) - 1) // self.block_size)
+        length = self._common_hit(request.hashes, limit)
+        if length == 0:
+            return NO_HIT
+        num_tokens = length * self.block_size
+        tables: list[list[int]] = []
+        for group, rules in enumerate(self._rules):
+            first = rules.first_visible_block(num_tokens)
+            found = [self.pool.find_cached((name, group)) for name in request.hashes[first:length]]
+            tables.append([NULL_BLOCK] * first + [block for block in found if block is not None])
+        return PrefixHit(num_tokens, tables)
+
+    def find_shared(self, owner: Request, num_tokens: int) -> PrefixHit:
+        """What a sibling with the same prompt can share of `owner`'s pages; `num_tokens` is a multiple of the page size."""
+        length = num_tokens // self.block_size
+        tables: list[list[int]] = []
+        for table, rules in zip(owner.block_ids, self._rules, strict=True):
+            first = rules.first_visible_block(num_tokens)
+            if NULL_BLOCK in table[first:length]:
+                return NO_HIT
+            tables.append([NULL_BLOCK] * first + table[first:length])
+        return PrefixHit(num_tokens, tables)
+
+    def can_admit(self, tables: list[list[int]], revived: int, num_tokens: int, max_step_tokens: int) -> bool:
+        """Whether a request of `num_tokens` fits into free pages beside those that `tables` gives it already.
+
+        `revived` of these are free themselves now and will be taken. The whole length is asked for, so that a prompt is
+        not begun that would have to give way half-way.
+        """
+        held = len(tables[0]) if tables else 0
+        missing = -(-num_tokens // self.block_size) - held
+        needed = revived
+        for group, rules in enumerate(self._rules):
+            own = len(tables[group]) - tables[group].count(NULL_BLOCK) if tables else 0
+            needed += min(missing, max(rules.peak_blocks(num_tokens, max_step_tokens) - own, 1))
+        return needed <= self.pool.num_free
+
+    def count_free(self, hit: PrefixHit) -> int:
+        """How many of a hit's pages are free now, so that attaching it takes them from the free list."""
+        references = self.pool.reference_count
+        return sum(1 for table in hit.block_ids for block in table if block != NULL_BLOCK and not references(block))
+
+    def attach(self, request: Request, hit: PrefixHit) -> None:
+        """Give a request without pages the pages of a hit."""
+        if hit.num_tokens:
+            for table in hit.block_ids:
+                self.pool.share(table)
+            request.block_ids = [list(table) for table in hit.block_ids]
+        else:
+            request.block_ids = [[] for _ in self._rules]
+        request.num_released = [0] * self.num_groups
+        request.num_published = hit.num_tokens // self.block_size if request.publishes else 0
+        request.num_computed_tokens = hit.num_tokens
+
+    def count_lookup(self, request: Request, hit: PrefixHit) -> None:
+        """Statistics of an admission that looked into the prefix cache, in tokens."""
+        if self._hasher is not None and request.reads_cache:
+            self.num_queries += len(request.token_ids)
+            self.num_hits += hit.num_tokens
+
+    def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
+        """Add pages until `num_tokens` fit. Returns the new pages by group; None where too few are free."""
+        tables = request.block_ids
+        missing = -(-num_tokens // self.block_size) - len(tables[0])
+        if missing <= 0:
+            return []
+        if missing * len(tables) > self.pool.num_free:
+            return None
+        grown: list[list[int]] = []
+        for table in tables:
+            blocks = self.pool.allocate(missing)
+            table.extend(blocks)
+            grown.append(blocks)
+        return grown
+
+    def free_behind_window(self, request: Request, num_computed_tokens: int) -> None:
+        """Give back pages that no token from `num_computed_tokens` on can see."""
+        for group in self._local_groups:
+            first_kept = self._rules[group].first_kept_block(num_computed_tokens)
+            first_held = request.num_released[group]
+            if first_kept > first_held:
+                table = request.block_ids[group]
+                self.pool.free(table[first_held:first_kept])
+                table[first_held:first_kept] = [NULL_BLOCK] * (first_kept - first_held)
+                request.num_released[group] = first_kept
+
+    def free(self, request: Request) -> None:
+        """Give all pages back, the last ones first, so that the prefix stays cached longest. A second call does nothing."""
+        tables, request.block_ids = request.block_ids, []
+        for table in tables:
+            self.pool.free(reversed(table))
+        host_tables, request.host_block_ids = request.host_block_ids, []
+        for table in host_tables:
+            self.host_pool.free(block for block in table if block >= 0)
+
+    def publish(self, request: Request, num_computed_tokens: int) -> None:
+        """Let others find the full pages of tokens that a collected step has computed."""
+        if self._hasher is None or not request.publishes:
+            return
+        count = num_computed_tokens // self.block_size
+        if count <= request.num_published:
+            return
+        self._name_pages(request)
+        for index in range(request.num_published, count):
+            for group, table in enumerate(request.block_ids):
+                if table[index] != NULL_BLOCK:
+                    self._publish_page(request, index, group, table[index])
+        request.num_published = count
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all published content. Pages in use stay with their owners."""
+        self.pool.clear_cache()
+        if self._events is not None:
+            self._events.all_cleared()
+
+    def _publish_page(self, request: Request, index: int, group: int, block: int) -> None:
+        key = (request.hashes[index], group)
+        if self.pool.publish(block, key) and self._events is not None:
+            parent = request.hashes[index - 1] if index else self._root(request)
+            start = index * self.block_size
+            self._events.block_stored(key, parent, request.token_ids[start : start + self.block_size])
+
+    def _common_hit(self, hashes: list[bytes], limit: int) -> int:
+        """Leading pages that every group can do without: shorten until all agree."""
+        length = limit
+        while True:
+            before = length
+            for group, rules in enumerate(self._rules):
+                length = rules.longest_hit(
+                    lambda index, group=group: self.pool.find_cached((hashes[index], group)) is not None, length
+                )
+            if length == before or length == 0 or not self._local_groups:
+                return length
+
+    def _name_pages(self, request: Request) -> None:
+        assert self._hasher is not None
+        if len(request.token_ids) - len(request.hashes) * self.block_size >= self.block_size:
+            media: Sequence[tuple[int, int, str]] = request.source.extras.get("media", ())
+            self._hasher.extend(
+                request.hashes,
+                self._root(request),
+                request.token_ids,
+                (lambda start, end: [name for at, size, name in media if at < end and at + size > start])
+                if media
+                else None,
+            )
+
+    def _root(self, request: Request) -> bytes:
+        assert self._hasher is not None
+        if request.root_hash is None:
+            salt = request.source.cache_salt
+            lora = request.source.extras.get("lora", "")
+            request.root_hash = self._hasher.root("" if salt is None else "salt:" + salt, str(lora))
+        return request.root_hash

@@ -1,0 +1,106 @@
+"""What each kind of KV group keeps of a request's pages, and how much of a cached prefix it needs.
+
+One small class a kind; knows page counts and positions, never page ids' owners or hashes' making.
+"""
+
+import abc
+from collections.abc import Callable
+
+from quire.config.kv_spec import KVCacheGroup, KVCacheSpec, KVKind
+from quire.errors import ConfigError
+
+
+class GroupRules(abc.ABC):
+    """How one KV group uses its pages. Pages are counted by position: page i holds tokens i * block_size on."""
+
+    def __init__(self, spec: KVCacheSpec) -> None:
+        self.block_size = spec.block_size
+        self.window = spec.window
+
+    @abc.abstractmethod
+    def first_visible_block(self, num_computed_tokens: int) -> int:
+        """The first page that the token at position `num_computed_tokens` may read."""
+
+    @abc.abstractmethod
+    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        """Most pages that a request of `num_tokens` holds at once, computed at most `max_step_tokens` a step."""
+
+    @abc.abstractmethod
+    def longest_hit(self, is_cached: Callable[[int], bool], limit: int) -> int:
+        """Most leading pages, up to `limit`, that need not be computed, given which pages can be found."""
+
+    def first_kept_block(self, num_computed_tokens: int) -> int:
+        """The first page worth keeping. Lags one page behind what is visible, so that the last full page boundary stays a
+        point where a sibling or a later request can join."""
+        return self.first_visible_block(max(0, num_computed_tokens - 1) // self.block_size * self.block_size)
+
+
+class FullRules(GroupRules):
+    """Every token sees all before it (full attention, MLA)."""
+
+    def first_visible_block(self, num_computed_tokens: int) -> int:
+        return 0
+
+    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def longest_hit(self, is_cached: Callable[[int], bool], limit: int) -> int:
+        for index in range(limit):
+            if not is_cached(index):
+                return index
+        return limit
+
+
+class _LocalRules(GroupRules):
+    """Every token sees a bounded past."""
+
+    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        # What a step writes, what its first token sees, the lag, and a part page at either end.
+        bounded = (max_step_tokens + self.window) // self.block_size + 4
+        return min(-(-num_tokens // self.block_size), bounded)
+
+    def longest_hit(self, is_cached: Callable[[int], bool], limit: int) -> int:
+        length = index = limit
+        while length > 0:
+            needed = self.first_visible_block(length * self.block_size)
+            while index > needed and is_cached(index - 1):
+                index -= 1
+            if index <= needed:
+                return length
+            length = index = index - 1
+        return 0
+
+
+class SlidingWindowRules(_LocalRules):
+    """A token sees itself and the window - 1 tokens before it."""
+
+    def first_visible_block(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - self.window + 1) // self.block_size
+
+
+class ChunkedLocalRules(_LocalRules):
+    """A token sees those before it in its own chunk of `window` tokens."""
+
+    def first_visible_block(self, num_computed_tokens: int) -> int:
+        return num_computed_tokens // self.window * self.window // self.block_size
+
+
+_RULES: dict[KVKind, type[GroupRules]] = {
+    KVKind.FULL: FullRules,
+    KVKind.MLA: FullRules,
+    KVKind.SLIDING_WINDOW: SlidingWindowRules,
+    KVKind.CHUNKED_LOCAL: ChunkedLocalRules,
+}
+
+
+def group_rules(group: KVCacheGroup) -> GroupRules:
+    """The rules of a group.
+
+    Raises:
+        ConfigError: a kind that no scheduler rule serves yet.
+    """
+    kind = group.spec.kind
+    if kind not in _RULES:
+        served = ", ".join(sorted(str(known) for known in _RULES))
+        raise ConfigError(f"layers {group.layers} keep a {kind} cache; the scheduler serves {served}")
+    return _RULES[kind](group.spec)

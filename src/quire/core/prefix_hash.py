@@ -1,0 +1,86 @@
+"""The names of prefixes: a keyed hash chain with one link a page.
+
+A page's name is a hash of its parent's name, its own token ids, and extra keys that change what the same tokens mean
+(cache salt, LoRA adapter, media). The key is a secret of the process unless the caller says otherwise, so that nobody
+can craft a prompt that collides with another's. Knows nothing of pages or requests.
+"""
+
+import hashlib
+import hmac
+from array import array
+from collections.abc import Callable, Sequence
+
+from quire.errors import ConfigError
+
+BlockHash = bytes
+
+DIGEST_SIZE = 16
+"""Bytes a name. 128 bits under a secret key: no collision within any cache that fits in memory."""
+
+
+def _blake2b(key: bytes, message: bytes) -> bytes:
+    return hashlib.blake2b(message, digest_size=DIGEST_SIZE, key=key).digest()
+
+
+def _sha256(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, "sha256")
+
+
+_ALGORITHMS: dict[str, Callable[[bytes, bytes], bytes]] = {"blake2b": _blake2b, "sha256": _sha256}
+
+
+class PrefixHasher:
+    """Names pages.
+
+    Args:
+        key: the secret; at most 64 bytes.
+        block_size: tokens a page.
+        algorithm: `blake2b` or `sha256`.
+
+    Raises:
+        ConfigError: an unknown algorithm, or a key that is too long.
+    """
+
+    def __init__(self, key: bytes, block_size: int, algorithm: str = "blake2b") -> None:
+        if algorithm not in _ALGORITHMS:
+            raise ConfigError(
+                f"prefix_caching_hash_algo is {algorithm!r}; allowed are {', '.join(sorted(_ALGORITHMS))}",
+                setting="prefix_caching_hash_algo",
+            )
+        if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+            raise ConfigError(f"the prefix hash key has {len(key)} bytes; at most {hashlib.blake2b.MAX_KEY_SIZE} work")
+        self.block_size = block_size
+        self._key = key
+        self._hash = _ALGORITHMS[algorithm]
+
+    def root(self, *extra_keys: str) -> BlockHash:
+        """The parent of a request's first page: equal only for equal extra keys (salt, LoRA name), in order."""
+        parts = [part.encode("utf-8", "surrogatepass") for part in extra_keys]
+        message = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        return self._hash(self._key, b"root" + message)
+
+    def link(self, parent: BlockHash, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> BlockHash:
+        """The name of the page after `parent`. `extra_keys` hold for this page (media that overlaps it) and, through the
+        chain, for all after it."""
+        message = parent + array("i", token_ids).tobytes()
+        if extra_keys:
+            message += self.root(*extra_keys)
+        return self._hash(self._key, message)
+
+    def extend(
+        self,
+        hashes: list[BlockHash],
+        root: BlockHash,
+        token_ids: Sequence[int],
+        extra_keys: Callable[[int, int], Sequence[str]] | None = None,
+    ) -> None:
+        """Append to `hashes` the names of all full pages of `token_ids` that it does not have yet.
+
+        `extra_keys(start, end)` tells what else the tokens of that range mean.
+        """
+        size = self.block_size
+        parent = hashes[-1] if hashes else root
+        for start in range(len(hashes) * size, len(token_ids) - size + 1, size):
+            extra = extra_keys(start, start + size) if extra_keys else ()
+            parent = self.link(parent, token_ids[start : start + size], extra)
+            hashes.append(parent)

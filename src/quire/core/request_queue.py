@@ -1,0 +1,200 @@
+"""The waiting line: who is admitted next, under three policies.
+
+`fcfs` and `priority` are one queue ordered by rank; `fair` is deficit round robin over tenants. Every operation is
+O(log n) or better, removal by id included (amortised: removed entries are skipped when they surface, and swept when
+they outnumber the living). Knows ranks, tenants and costs; nothing of pages or rows.
+
+Deficit round robin: M. Shreedhar and G. Varghese, "Efficient Fair Queuing using Deficit Round Robin", SIGCOMM 1995. Here
+a tenant sits in a heap under the number of the round in which its deficit will have grown to the cost of its first
+request, so that finding the next tenant does not walk through rounds in which nobody can be served.
+"""
+
+import abc
+import heapq
+from typing import Literal
+
+from quire.core.request_state import Request
+from quire.errors import ConfigError
+
+
+class RequestQueue(abc.ABC):
+    """Waiting requests in order of service."""
+
+    @abc.abstractmethod
+    def push(self, request: Request) -> None:
+        """Add a request, at the place that its rank gives it (a preempted one comes back where it was)."""
+
+    @abc.abstractmethod
+    def peek(self) -> Request | None:
+        """Who is next; stays the same until something is pushed, popped or removed."""
+
+    @abc.abstractmethod
+    def pop(self) -> Request:
+        """Take what `peek` showed."""
+
+    @abc.abstractmethod
+    def remove(self, request: Request) -> None:
+        """Take a request out of the line wherever it stands."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Tell that a tenant's running requests used this many more tokens."""
+
+
+class RankedQueue(RequestQueue):
+    """Lowest rank first: a heap whose removed entries are skipped when they surface."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, ...], int, Request]] = []
+        self._members: set[int] = set()
+
+    def push(self, request: Request) -> None:
+        self._sweep()
+        self._members.add(request.arrival)
+        heapq.heappush(self._heap, (request.rank, request.arrival, request))
+
+    def peek(self) -> Request | None:
+        heap = self._heap
+        while heap and heap[0][1] not in self._members:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+    def pop(self) -> Request:
+        request = self.peek()
+        if request is None:
+            raise IndexError("pop from an empty queue")
+        heapq.heappop(self._heap)
+        self._members.discard(request.arrival)
+        return request
+
+    def remove(self, request: Request) -> None:
+        self._members.remove(request.arrival)
+        self._sweep()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def _sweep(self) -> None:
+        """Drop removed entries when they outnumber the living, so that a removed entry can neither pile up nor, once its
+        request is pushed again, be taken for it."""
+        if len(self._heap) > 2 * len(self._members) + 16:
+            self._heap = [entry for entry in self._heap if entry[1] in self._members]
+            heapq.heapify(self._heap)
+
+
+class _Tenant:
+    """One tenant's line and account."""
+
+    __slots__ = ("deficit", "name", "queue", "round", "version")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.queue = RankedQueue()
+        self.deficit = 0
+        self.round = 0
+        self.version = 0
+
+
+class FairQueue(RequestQueue):
+    """Deficit round robin over `EngineRequest.tenant`: each round gives every waiting tenant `quantum` tokens to spend.
+
+    A request costs its prompt when it is admitted and its output as it ends (`charge`); one that returns from preemption
+    was paid for already. A tenant with nothing waiting has no account.
+    """
+
+    def __init__(self, quantum: int) -> None:
+        if quantum < 1:
+            raise ConfigError(f"the fair policy's quantum is {quantum} tokens; it must be at least 1")
+        self._quantum = quantum
+        self._tenants: dict[str, _Tenant] = {}
+        self._heap: list[tuple[int, int, str]] = []
+        self._round = 0
+        self._next_version = 0
+        self._length = 0
+
+    def push(self, request: Request) -> None:
+        name = request.source.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant(name)
+            tenant.round = self._round
+        first_before = tenant.queue.peek()
+        tenant.queue.push(request)
+        self._length += 1
+        if tenant.queue.peek() is not first_before:
+            self._enqueue(tenant)
+
+    def peek(self) -> Request | None:
+        tenant = self._next_tenant()
+        return tenant.queue.peek() if tenant else None
+
+    def pop(self) -> Request:
+        tenant = self._next_tenant()
+        if tenant is None:
+            raise IndexError("pop from an empty queue")
+        ready_round = self._heap[0][0]
+        tenant.deficit += (ready_round - tenant.round) * self._quantum
+        tenant.round = self._round = ready_round
+        request = tenant.queue.pop()
+        tenant.deficit -= request.cost
+        request.cost = 0
+        self._length -= 1
+        self._after_removal(tenant)
+        return request
+
+    def remove(self, request: Request) -> None:
+        tenant = self._tenants[request.source.tenant]
+        tenant.queue.remove(request)
+        self._length -= 1
+        self._after_removal(tenant)
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        account = self._tenants.get(tenant)
+        if account is not None:
+            account.deficit -= tokens
+            self._enqueue(account)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _next_tenant(self) -> _Tenant | None:
+        heap = self._heap
+        while heap:
+            tenant = self._tenants.get(heap[0][2])
+            if tenant is not None and tenant.version == heap[0][1]:
+                return tenant
+            heapq.heappop(heap)
+        return None
+
+    def _after_removal(self, tenant: _Tenant) -> None:
+        if len(tenant.queue):
+            self._enqueue(tenant)
+        else:
+            del self._tenants[tenant.name]
+
+    def _enqueue(self, tenant: _Tenant) -> None:
+        """File the tenant under the round in which it can pay for its first request; older entries become void."""
+        first = tenant.queue.peek()
+        assert first is not None
+        rounds = max(0, -(-(first.cost - tenant.deficit) // self._quantum))
+        self._next_version += 1
+        tenant.version = self._next_version
+        heapq.heappush(self._heap, (max(tenant.round + rounds, self._round), tenant.version, tenant.name))
+        if len(self._heap) > 2 * len(self._tenants) + 16:
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+
+    def _is_current(self, entry: tuple[int, int, str]) -> bool:
+        tenant = self._tenants.get(entry[2])
+        return tenant is not None and tenant.version == entry[1]
+
+
+def build_request_queue(policy: Literal["fcfs", "priority", "fair"], quantum: int) -> RequestQueue:
+    """The queue of a policy; `quantum` is the tokens a tenant may spend a round under `fair`."""
+    if policy == "fair":
+        return FairQueue(quantum)
+    if policy in ("fcfs", "priority"):
+        return RankedQueue()
+    raise ConfigError(f"policy is {policy!r}; allowed are fcfs, priority, fair", setting="policy")

@@ -1,0 +1,127 @@
+"""A request as the scheduler sees it: its tokens, limits, pages and place in its life.
+
+Plain state, no decisions. While a request owns a row, its lengths live in `running.RunningBatch`, and its newest tokens
+may still be in that row's tail; `token_ids` holds what was flushed.
+"""
+
+import enum
+
+from quire.core.output import TokenLogprobs
+from quire.request import EngineRequest
+
+
+class RequestStatus(enum.IntEnum):
+    """Where a request is in its life.
+
+    WAITING: in the queue. HELD: waits for a sibling to compute their common prompt. RUNNING: owns a row and is scheduled.
+    PREEMPTING: gives its row back as soon as no step in flight names it. ENDING: has ended, but a step in flight still
+    names its row. ENDED: owns nothing.
+    """
+
+    WAITING = 0
+    HELD = 1
+    RUNNING = 2
+    PREEMPTING = 3
+    ENDING = 4
+    ENDED = 5
+
+
+class Request:
+    """One sequence.
+
+    Args:
+        source: what the frontend sent.
+        arrival: counts admitted requests; the earlier one keeps its place before the later one for life.
+        max_model_len: the engine's limit on tokens.
+
+    Attributes:
+        max_total: tokens, prompt included, at which it ends.
+        min_total: tokens, prompt included, before which nothing but `max_total` ends it.
+        eos_ids, stop_ids: what ends it; the second are reported as its stop reason.
+        rank: position in the order of precedence; lower is served first and gives way last.
+        block_ids: page ids by KV group, in order of position; 0 where pages are behind the window.
+        num_released: by KV group, how many leading pages were given back already.
+        host_block_ids: host pages of a swapped request, for the device pages that they restore.
+        hashes: names of its full pages, as far as they are computed; num_published of them are findable.
+    """
+
+    __slots__ = (
+        "arrival",
+        "block_ids",
+        "cost",
+        "eos_ids",
+        "has_reported",
+        "hashes",
+        "host_block_ids",
+        "max_total",
+        "min_total",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_prompt_tokens",
+        "num_published",
+        "num_released",
+        "prompt_logprobs",
+        "publishes",
+        "rank",
+        "reads_cache",
+        "request_id",
+        "root_hash",
+        "row",
+        "source",
+        "status",
+        "stop_ids",
+        "token_ids",
+        "wants_logprobs",
+        "wants_prompt_logprobs",
+    )
+
+    def __init__(self, source: EngineRequest, arrival: int, max_model_len: int) -> None:
+        params = source.sampling_params
+        self.source = source
+        self.request_id = source.request_id
+        self.arrival = arrival
+        self.rank: tuple[float, ...] = (arrival,)
+        self.token_ids: list[int] = source.prompt_token_ids + source.resumed_token_ids
+        self.num_prompt_tokens = len(source.prompt_token_ids)
+        self.max_total = compute_max_total(source, max_model_len)
+        self.min_total = self.num_prompt_tokens + (params.min_tokens if params else 0)
+        self.eos_ids = frozenset(params.eos_token_ids) if params and not params.ignore_eos else frozenset[int]()
+        self.stop_ids = frozenset(params.stop_token_ids or ()) if params else frozenset[int]()
+        self.wants_prompt_logprobs = params is not None and params.prompt_logprobs is not None
+        self.wants_logprobs = params is not None and params.logprobs is not None
+        skips = params is not None and params.skip_reading_prefix_cache
+        self.reads_cache = not skips and not self.wants_prompt_logprobs and source.pooling_params is None
+        self.publishes = True
+        self.status = RequestStatus.WAITING
+        self.row = -1
+        self.cost = 0
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = -1
+        self.has_reported = False
+        self.block_ids: list[list[int]] = []
+        self.num_released: list[int] = []
+        self.host_block_ids: list[list[int]] = []
+        self.root_hash: bytes | None = None
+        self.hashes: list[bytes] = []
+        self.num_published = 0
+        self.prompt_logprobs: TokenLogprobs | None = None
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether its computed tokens wait in host memory."""
+        return bool(self.host_block_ids)
+
+    @property
+    def is_pooling(self) -> bool:
+        """Whether it asks for a vector instead of tokens."""
+        return self.source.pooling_params is not None
+
+
+def compute_max_total(source: EngineRequest, max_model_len: int) -> int:
+    """The length, prompt included, at which a request ends by LENGTH. A pooling request ends after its prompt."""
+    num_prompt_tokens = len(source.prompt_token_ids)
+    if source.sampling_params is None:
+        return num_prompt_tokens + 1
+    if source.sampling_params.max_tokens is None:
+        return max_model_len
+    return min(num_prompt_tokens + source.sampling_params.max_tokens, max_model_len)

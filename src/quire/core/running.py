@@ -1,0 +1,153 @@
+"""The running batch in arrays: what changes for every request in every step, so that a step costs a few vector operations.
+
+A request owns a row from admission to release. The arrays are indexed by row. Knows rows and lengths; takes no decisions.
+
+Lengths of a row, always collected <= computed <= length and known <= length:
+    computed     tokens whose keys and values exist once every scheduled step has run
+    collected    the same, once every *collected* step has run
+    known        tokens whose value the host has seen
+    length       known tokens plus placeholders: tokens that steps in flight will sample
+"""
+
+from bisect import bisect_left, insort
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.output import BoolArray, IntArray
+from quire.core.request_state import Request, RequestStatus
+from quire.core.stop import StopTable
+from quire.errors import EngineError
+
+
+class RunningBatch:
+    """Rows and their arrays.
+
+    Args:
+        num_rows: requests that may run at once.
+        block_size: tokens a page.
+
+    Attributes:
+        limit: tokens worth computing: the last token of a request is sampled, never computed.
+        capacity: tokens that fit into the row's pages.
+        prefill_end: tokens known when the row was given; up to here the row prefills.
+        in_flight: steps that name the row and are not collected yet.
+        accepts: whether tokens that arrive for the row are wanted.
+        is_special: whether the row's next token carries more news than itself.
+        tail: the newest known tokens, by position modulo page size; `flush` moves them to the request.
+        num_prefilling: rows with computed < prefill_end.
+    """
+
+    def __init__(self, num_rows: int, block_size: int) -> None:
+        self._block_size = block_size
+        self.requests: list[Request | None] = [None] * num_rows
+        self.request_ids: npt.NDArray[np.object_] = np.empty(num_rows, dtype=object)
+        self.computed, self.collected, self.known, self.length = (np.zeros(num_rows, np.int32) for _ in range(4))
+        self.limit, self.capacity, self.prefill_end = (np.zeros(num_rows, np.int32) for _ in range(3))
+        self.in_flight: IntArray = np.zeros(num_rows, dtype=np.int32)
+        self.accepts: BoolArray = np.zeros(num_rows, dtype=np.bool_)
+        self.is_special: BoolArray = np.zeros(num_rows, dtype=np.bool_)
+        self.tail: IntArray = np.zeros((num_rows, block_size), dtype=np.int32)
+        self.stops = StopTable(num_rows)
+        self.num_prefilling = 0
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._ranked: list[tuple[tuple[float, ...], int]] = []
+        self._order: IntArray | None = None
+
+    @property
+    def has_free_row(self) -> bool:
+        """Whether another request can be given a row."""
+        return bool(self._free_rows)
+
+    @property
+    def num_active(self) -> int:
+        """Rows that take part in scheduling."""
+        return len(self._ranked)
+
+    def order(self) -> IntArray:
+        """Active rows, lowest rank first. The array is replaced when it changes, never written to."""
+        if self._order is None:
+            self._order = np.array([row for _, row in self._ranked], dtype=np.int32)
+        return self._order
+
+    def lowest_ranked(self) -> Request:
+        """The active request that gives way first."""
+        return self.request(self._ranked[-1][1])
+
+    def request(self, row: int) -> Request:
+        """Who owns the row."""
+        request = self.requests[row]
+        if request is None:
+            raise EngineError(f"row {row} is nobody's")
+        return request
+
+    def add(self, request: Request) -> int:
+        """Give a row to a request whose pages are attached and whose `num_computed_tokens` is set."""
+        row = self._free_rows.pop()
+        num_tokens = len(request.token_ids)
+        request.row = row
+        request.status = RequestStatus.RUNNING
+        self.requests[row] = request
+        self.request_ids[row] = request.request_id
+        self.computed[row] = self.collected[row] = request.num_computed_tokens
+        self.known[row] = self.length[row] = self.prefill_end[row] = num_tokens
+        self.limit[row] = request.max_total - 1
+        self.capacity[row] = len(request.block_ids[0]) * self._block_size
+        self.in_flight[row] = 0
+        self.accepts[row] = True
+        self.is_special[row] = not request.has_reported or request.wants_logprobs
+        self.stops.set(row, request)
+        self.num_prefilling += 1
+        insort(self._ranked, (request.rank, row))
+        self._order = None
+        return row
+
+    def deactivate(self, request: Request) -> None:
+        """Schedule the row no more; it stays its owner's until `remove`."""
+        row = request.row
+        index = bisect_left(self._ranked, (request.rank, row))
+        if index < len(self._ranked) and self._ranked[index][1] == row:
+            del self._ranked[index]
+            self._order = None
+            if self.computed[row] < self.prefill_end[row]:
+                self.num_prefilling -= 1
+
+    def remove(self, request: Request) -> None:
+        """Take the row back.
+
+        Raises:
+            EngineError: a step in flight still names the row, or it is not this request's.
+        """
+        row = request.row
+        if row < 0 or self.requests[row] is not request or self.in_flight[row]:
+            raise EngineError(f"row {row} cannot be taken from {request.request_id}: it is in flight or not its own")
+        self.deactivate(request)
+        request.num_computed_tokens = int(self.collected[row])
+        self.requests[row] = None
+        self.request_ids[row] = None
+        self.accepts[row] = False
+        request.row = -1
+        self._free_rows.append(row)
+
+    def flush(self, request: Request) -> None:
+        """Move the row's tail to the request's own list of tokens."""
+        row, start = request.row, len(request.token_ids)
+        count = int(self.known[row]) - start
+        if count > 0:
+            column = start % self._block_size
+            request.token_ids.extend(self.tail[row, column : column + count].tolist())
+
+    def append(self, rows: IntArray, token_ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Append one token to each row. Returns the new lengths, and the rows whose page was completed just before.
+
+        Those rows' tails are flushed here, before their first column is written again.
+        """
+        positions = self.known[rows]
+        columns = positions % self._block_size
+        full_rows = rows[columns == 0]
+        for row in full_rows.tolist():
+            self.flush(self.request(row))
+        self.tail[rows, columns] = token_ids
+        positions += 1
+        self.known[rows] = positions
+        return positions, full_rows

@@ -1,0 +1,598 @@
+"""The scheduler: who computes how many tokens in the next step, on which pages, and what a collected step means.
+
+One rule: a request has computed tokens and tokens, and each step gives it some of the difference. Prefill, chunked
+prefill, decode, and resumption after preemption are all this rule. Knows nothing of tensors, tokenizers or processes.
+
+`schedule` may be called again before earlier steps are collected (`update`). A request's row and pages are released only
+when no step in flight names the row (`_release`, the one place that does it): an abort, a late end of sequence or a
+preemption that meets a step in flight waits for it. Freeing twice is thereby impossible by construction.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from quire.config import CacheConfig, SchedulerConfig
+from quire.config.kv_spec import KVCacheConfig
+from quire.core.admission import QueueBounds, check_fits, check_settings
+from quire.core.cost_model import CostModel
+from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
+from quire.core.kv_events import KVEvent, KVEventLog
+from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from quire.core.preemption import PageSaver
+from quire.core.prefix_hash import PrefixHasher
+from quire.core.prompt_groups import PromptGroups
+from quire.core.request_queue import build_request_queue
+from quire.core.request_state import Request, RequestStatus
+from quire.core.running import RunningBatch
+from quire.core.step_outputs import build_output, keep_prompt_logprobs
+from quire.core.stop import compute_finish
+from quire.errors import EngineError, RequestError
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
+
+NO_ROWS: IntArray = np.zeros(0, dtype=np.int32)
+
+FAIR_QUANTUM = 512
+"""Tokens that a tenant may spend a round under `fair`: a few ordinary prompts."""
+
+
+class _Diff(msgspec.Struct):
+    """What the workers have to be told with the next step that computes anything."""
+
+    new_requests: list[NewRequestData] = []
+    new_blocks: list[tuple[int, int, list[int]]] = []
+    finished_rows: list[int] = []
+    swap_outs: list[tuple[int, int]] = []
+    swap_ins: list[tuple[int, int]] = []
+
+
+class _Flight(msgspec.Struct):
+    """A step that was scheduled and is not collected yet."""
+
+    step: SchedulerOutput
+    prefill_rows: list[int]
+    num_samples: int
+    attended: float
+
+
+class Scheduler:
+    """Plans steps and takes in their results.
+
+    Args:
+        config: budgets, policy, preemption.
+        cache_config: prefix caching and its events.
+        kv_config: pages and groups, as planned by `kv_planner`.
+        max_model_len: tokens a request may have in all; by default the configuration's.
+        hash_key: the prefix cache's secret; by default drawn anew, so that hashes differ by process.
+        cost_model: predicts steps; by default a new one, fitted from measured steps.
+
+    Raises:
+        ConfigError: settings that cannot work together.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache_config: CacheConfig,
+        kv_config: KVCacheConfig,
+        *,
+        max_model_len: int | None = None,
+        hash_key: bytes | None = None,
+        cost_model: CostModel | None = None,
+    ) -> None:
+        self._config = config
+        self._max_model_len = max_model_len or config.max_model_len
+        check_settings(config, self._max_model_len)
+        self.cost_model = cost_model or CostModel()
+        self._events = KVEventLog() if cache_config.enable_kv_events else None
+        hasher = None
+        if cache_config.enable_prefix_caching:
+            key = secrets.token_bytes(32) if hash_key is None else hash_key
+            hasher = PrefixHasher(key, kv_config.block_size, cache_config.prefix_caching_hash_algo)
+        self.kv = KVCacheManager(kv_config, hasher, self._events)
+        self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
+        self._queue = build_request_queue(config.policy, FAIR_QUANTUM)
+        self._groups = PromptGroups(self.kv)
+        self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
+        self._bounds = QueueBounds(config, self.cost_model)
+        self._requests: dict[str, Request] = {}
+        self._leaving: dict[int, Request] = {}
+        self._flights: deque[_Flight] = deque()
+        self._diff = _Diff()
+        self._dropped: set[int] = set()
+        self._has_shortage = False
+        self._blocked: tuple[Request, int] | None = None
+        self._num_arrivals = 0
+        self._next_step_id = 0
+        self._waiting_tokens = 0
+        self._totals = SchedulerStats()
+        self._reported = SchedulerStats()
+
+    # What the engine core asks.
+
+    @property
+    def num_running(self) -> int:
+        """Requests that own a row."""
+        return self._batch.num_active + len(self._leaving)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, those that wait for a sibling included."""
+        return len(self._queue) + self._groups.num_held
+
+    def has_unfinished(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._requests)
+
+    def has_work(self) -> bool:
+        """Whether there is anything to schedule or to collect."""
+        return bool(self._requests or self._flights or self._leaving)
+
+    def drain_kv_events(self) -> list[KVEvent]:
+        """Prefix cache events since the last call; empty unless they are enabled."""
+        return self._events.drain() if self._events is not None else []
+
+    def stats(self) -> SchedulerStats:
+        """Gauges of this moment, and counters since the scheduler was made."""
+        return self._stats(self._totals)
+
+    def add_request(self, source: EngineRequest) -> None:
+        """Take in a request.
+
+        Raises:
+            RequestError: it can never be served, or its id is in use.
+            CapacityError: the queue is full.
+        """
+        if source.request_id in self._requests:
+            raise RequestError(f"request_id {source.request_id!r} is in use", param="request_id")
+        check_fits(source, self.kv, self._max_model_len, self._config.max_num_batched_tokens)
+        self._bounds.check(source, self.num_waiting, self._waiting_tokens)
+        request = Request(source, self._num_arrivals, self._max_model_len)
+        self._num_arrivals += 1
+        if self._config.policy == "priority":
+            request.rank = (source.priority, source.arrival_time, request.arrival)
+        request.cost = len(request.token_ids)
+        self._requests[request.request_id] = request
+        self._waiting_tokens += len(request.token_ids)
+        if self._groups.add(request):
+            request.status = RequestStatus.HELD
+        else:
+            self._enqueue(request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
+        """End requests at once; unknown ids are passed over. What a step in flight uses is released when it is collected."""
+        outputs: list[EngineCoreOutput] = []
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._end(request)
+                outputs.append(EngineCoreOutput(request_id=request_id, finish_reason=FinishReason.ABORT))
+        return outputs
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, for example because the weights have changed. Running requests keep their pages, but
+        these will not be found by others."""
+        self._groups.drop_references()
+        self.kv.reset_prefix_cache()
+        for request in self._requests.values():
+            request.publishes = not (request.block_ids or request.is_swapped)
+
+    # Planning.
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step. One without rows needs neither execution nor `update`; nothing in it is lost."""
+        self._has_shortage = False
+        self._dropped.clear()
+        rows, counts, budget = self._plan_running()
+        if not self._has_shortage and len(self._queue) and budget > 0:
+            new_rows, new_counts = self._admit_waiting(rows, counts, budget)
+            if new_rows:
+                rows = np.concatenate([rows, np.array(new_rows, dtype=np.int32)])
+                counts = np.concatenate([counts, np.array(new_counts, dtype=np.int32)])
+        return self._launch(rows, counts)
+
+    def _plan_running(self) -> tuple[IntArray, IntArray, int]:
+        """Rows that run already, their tokens, and what is left of the budget for prompts."""
+        batch, budget = self._batch, self._config.max_num_batched_tokens
+        rows = batch.order()
+        if len(rows) == 0:
+            return NO_ROWS, NO_ROWS, self._limit_prefill(budget, NO_ROWS, 0)
+        counts = np.minimum(batch.length[rows], batch.limit[rows]) - batch.computed[rows]
+        if batch.num_prefilling:
+            rows, counts, budget = self._divide_budget(rows, counts, budget)
+        else:
+            rows, counts = _without_zeros(rows, counts)
+            rows, counts = rows[:budget], counts[:budget]
+            budget = self._limit_prefill(budget - len(rows), rows, 0) if len(self._queue) else 0
+        rows, counts = self._ensure_pages(rows, counts)
+        return rows, counts, budget
+
+    def _divide_budget(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray, int]:
+        """Decoding rows first, one token each; prompts share what is left, in order of rank."""
+        batch = self._batch
+        is_prefill = batch.computed[rows] < batch.prefill_end[rows]
+        decode_rows, decode_counts = _without_zeros(rows[~is_prefill], counts[~is_prefill])
+        decode_rows, decode_counts = decode_rows[:budget], decode_counts[:budget]
+        rows, counts = rows[is_prefill], counts[is_prefill]
+        budget = self._limit_prefill(budget - len(decode_rows), decode_rows, int(batch.computed[rows[0]]))
+        if self._config.long_prefill_token_threshold > 0:
+            counts = np.minimum(counts, self._config.long_prefill_token_threshold)
+        before = np.cumsum(counts) - counts
+        rows, counts = _without_zeros(rows, np.clip(budget - before, 0, counts).astype(np.int32))
+        budget -= int(counts.sum())
+        return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
+
+    def _limit_prefill(self, budget: int, decode_rows: IntArray, context: int) -> int:
+        """The prompt tokens that may join these decoding rows: within the budget, and within `max_step_ms` if set."""
+        if self._config.max_step_ms <= 0:
+            return budget
+        attended = float(self._batch.computed[decode_rows].sum(dtype=np.int64))
+        num_decodes = len(decode_rows)
+        within = self.cost_model.tokens_within(self._config.max_step_ms, num_decodes, num_decodes, attended, context)
+        return min(budget, max(within, self.kv.block_size))
+
+    def _ensure_pages(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+        """Pages for every row's tokens, taken from lower-ranked requests if need be; rows that got none are left out."""
+        batch = self._batch
+        ends = batch.computed[rows] + counts
+        if self._config.num_lookahead_slots:
+            ends = np.maximum(np.minimum(ends + self._config.num_lookahead_slots, batch.limit[rows]), ends)
+        short = np.flatnonzero(ends > batch.capacity[rows])
+        for index in short.tolist():
+            row = int(rows[index])
+            if row not in self._dropped and not self._grow_or_preempt(batch.request(row), int(ends[index])):
+                self._dropped.add(row)
+        if self._dropped:
+            kept = ~np.isin(rows, list(self._dropped))
+            rows, counts = rows[kept], counts[kept]
+        return rows, counts
+
+    def _grow_or_preempt(self, request: Request, num_tokens: int) -> bool:
+        """Make room for `num_tokens`. False where the request has to sit this step out, or gave way itself."""
+        row = request.row
+        self.kv.free_behind_window(request, int(self._batch.computed[row]))
+        while True:
+            grown = self.kv.grow(request, num_tokens)
+            if grown is not None:
+                for group, blocks in enumerate(grown):
+                    self._diff.new_blocks.append((row, group, blocks))
+                self._batch.capacity[row] = len(request.block_ids[0]) * self.kv.block_size
+                return True
+            self._has_shortage = True
+            if self._groups.drop_references():
+                continue
+            if self._leaving:
+                return False  # Pages are on their way back: they come when the steps in flight are collected.
+            victim = self._batch.lowest_ranked()
+            self._preempt(victim)
+            if victim is request:
+                return False
+
+    def _preempt(self, request: Request) -> None:
+        """Make a running request give its row and pages back: now, or when no step in flight names it."""
+        self._totals.num_preemptions += 1
+        self._dropped.add(request.row)
+        self._batch.deactivate(request)
+        request.status = RequestStatus.PREEMPTING
+        self._leave(request)
+
+    def _admit_waiting(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[list[int], list[int]]:
+        """Give rows to waiting requests, in the queue's order, until one of them does not fit."""
+        new_rows: list[int] = []
+        new_counts: list[int] = []
+        swap_ins_before = len(self._diff.swap_ins)
+        max_partial = self._config.max_num_partial_prefills
+        num_partial = self._count_partial(rows, counts) if max_partial > 0 else 0
+        while budget > 0 and self._batch.has_free_row:
+            request = self._queue.peek()
+            if request is None:
+                break
+            count = self._admit(request, budget, may_be_partial=max_partial <= 0 or num_partial < max_partial)
+            if count == 0:
+                break
+            num_partial += request.num_computed_tokens + count < len(request.token_ids)
+            new_rows.append(request.row)
+            new_counts.append(count)
+            budget -= count
+        self._saver.release_host_blocks(self._diff.swap_ins[swap_ins_before:])
+        return new_rows, new_counts
+
+    def _count_partial(self, rows: IntArray, counts: IntArray) -> int:
+        """Running prompts that will not be complete after this step."""
+        batch = self._batch
+        order = batch.order()
+        complete = int((batch.computed[rows] + counts >= batch.prefill_end[rows]).sum())
+        decoding = int((batch.computed[order] >= batch.prefill_end[order]).sum())
+        scheduled_decoding = int((batch.computed[rows] >= batch.prefill_end[rows]).sum())
+        return len(order) - complete - (decoding - scheduled_decoding)
+
+    def _admit(self, request: Request, budget: int, *, may_be_partial: bool) -> int:
+        """Admit one request if it fits. Returns its tokens in this step; 0 where it has to wait on."""
+        if self._is_blocked(request):
+            return 0
+        hit = NO_HIT if request.is_swapped else self._find_hit(request)
+        computed = request.num_computed_tokens if request.is_swapped else hit.num_tokens
+        remaining = len(request.token_ids) - computed
+        count = min(remaining, budget)
+        if self._config.enable_chunked_prefill:
+            if self._config.long_prefill_token_threshold > 0:
+                count = min(count, self._config.long_prefill_token_threshold)
+        elif count < remaining and remaining <= self._config.max_num_batched_tokens:
+            return 0
+        if count < remaining and not may_be_partial:
+            return 0
+        if not self._has_room(request, hit):
+            if self._batch.num_active or self._leaving or not self._groups.drop_references():
+                self._blocked = (request, self.kv.pool.num_free)
+                return 0
+            return self._admit(request, budget, may_be_partial=may_be_partial)
+        self._start(request, hit, count)
+        return count
+
+    def _is_blocked(self, request: Request) -> bool:
+        """Whether this request did not fit before and no page has come free since: it need not be looked at again."""
+        if self._blocked is None or self._blocked[0] is not request or self._batch.num_active == 0:
+            return False
+        return self.kv.pool.num_free <= self._blocked[1]
+
+    def _find_hit(self, request: Request) -> PrefixHit:
+        """The longest prefix that is there already: a sibling's pages, or cached ones."""
+        shared = self._groups.hit(request)
+        cached = self.kv.find_prefix(request)
+        return shared if shared is not None and shared.num_tokens >= cached.num_tokens else cached
+
+    def _has_room(self, request: Request, hit: PrefixHit) -> bool:
+        tables, revived = hit.block_ids, 0
+        if request.is_swapped:
+            tables = self._saver.saved_tables(request)
+            revived = sum(map(sum, tables))
+        elif hit.num_tokens:
+            revived = self.kv.count_free(hit)
+        return self.kv.can_admit(tables, revived, len(request.token_ids), self._config.max_num_batched_tokens)
+
+    def _start(self, request: Request, hit: PrefixHit, count: int) -> None:
+        """Give a request its pages and a row."""
+        self._queue.pop()
+        self._blocked = None
+        self._waiting_tokens -= len(request.token_ids)
+        if request.is_swapped:
+            self._diff.swap_ins += self._saver.restore(request)
+        else:
+            self.kv.attach(request, hit)
+            self.kv.count_lookup(request, hit)
+            if request.num_cached_tokens < 0:
+                request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
+        if self.kv.grow(request, request.num_computed_tokens + count) is None:
+            raise EngineError(f"{request.request_id} was admitted without room for its pages")
+        self._groups.admitted(request)
+        row = self._batch.add(request)
+        self._diff.new_requests.append(
+            NewRequestData(
+                request_id=request.request_id,
+                row=row,
+                token_ids=list(request.token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_computed_tokens=request.num_computed_tokens,
+                block_ids=[list(table) for table in request.block_ids],
+                sampling_params=request.source.sampling_params,
+                pooling_params=request.source.pooling_params,
+                seed=request.source.seed,
+            )
+        )
+
+    def _launch(self, rows: IntArray, counts: IntArray) -> SchedulerOutput:
+        """Book a step as in flight, and pack it together with all news for the workers."""
+        batch = self._batch
+        computed = batch.computed[rows]
+        ends = computed + counts
+        needs_sample = ends == batch.length[rows]
+        total = int(counts.sum())
+        step = SchedulerOutput(
+            step_id=self._next_step_id,
+            rows=rows,
+            num_scheduled_tokens=counts,
+            needs_sample=needs_sample,
+            total_num_tokens=total,
+        )
+        if total == 0:
+            return step
+        diff, self._diff = self._diff, _Diff()
+        step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
+        step.swap_outs, step.swap_ins = diff.swap_outs, diff.swap_ins
+        prefill_rows: list[int] = []
+        if batch.num_prefilling:
+            prefill_end = batch.prefill_end[rows]
+            is_prefill = computed < prefill_end
+            prefill_rows = rows[is_prefill].tolist()
+            batch.num_prefilling -= int((is_prefill & (ends >= prefill_end)).sum())
+        batch.computed[rows] = ends
+        batch.length[rows] += needs_sample
+        batch.in_flight[rows] += 1
+        self._next_step_id += 1
+        attended = float(np.dot(counts.astype(np.float64), ends))
+        self._flights.append(_Flight(step, prefill_rows, int(np.count_nonzero(needs_sample)), attended))
+        return step
+
+    # Results.
+
+    def update(self, step: SchedulerOutput, output: ModelRunnerOutput) -> EngineCoreOutputs:
+        """Take in the result of the oldest step in flight.
+
+        Raises:
+            EngineError: it is not the oldest.
+        """
+        if step.total_num_tokens == 0:
+            return EngineCoreOutputs(stats=self._step_stats(0, 0.0))
+        if not self._flights or self._flights[0].step is not step or output.step_id != step.step_id:
+            raise EngineError(f"step {step.step_id} (result of {output.step_id}) is not the oldest one in flight")
+        flight = self._flights.popleft()
+        batch = self._batch
+        batch.in_flight[step.rows] -= 1
+        batch.collected[step.rows] += step.num_scheduled_tokens
+        self.cost_model.observe(step.total_num_tokens, len(step.rows), flight.attended, output.step_ms)
+        outputs = EngineCoreOutputs()
+        outputs.plain_ids, outputs.plain_tokens, outputs.outputs = [], [], []
+        self._fail_rows(flight, output, outputs)
+        for row in flight.prefill_rows:
+            self._after_prefill(row, output)
+        for row, vector in output.pooled.items():
+            self._finish_pooled(row, vector, outputs)
+        rows, token_ids = output.rows, output.token_ids
+        if self._leaving or output.row_errors or output.pooled:
+            wanted = batch.accepts[rows]
+            rows, token_ids = rows[wanted], token_ids[wanted]
+        if len(rows):
+            self._append_tokens(rows, token_ids, output, outputs)
+        if self._leaving:
+            for request in list(self._leaving.values()):
+                self._leave(request)
+        outputs.stats = self._step_stats(step.total_num_tokens, output.step_ms)
+        return outputs
+
+    def _fail_rows(self, flight: _Flight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:
+        """End the requests whose computation failed; what the step wrote for them is never published."""
+        errors = output.row_errors
+        if len(output.rows) + len(output.pooled) + len(errors) < flight.num_samples:
+            expected = flight.step.rows[flight.step.needs_sample].tolist()
+            answered = {*output.rows.tolist(), *output.pooled, *errors}
+            missing = [row for row in expected if row not in answered]
+            errors = {**errors, **dict.fromkeys(missing, "the step returned no token for this request")}
+        for row, message in errors.items():
+            if self._batch.accepts[row]:
+                request = self._batch.request(row)
+                self._end(request)
+                outputs.outputs.append(
+                    EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
+                )
+
+    def _after_prefill(self, row: int, output: ModelRunnerOutput) -> None:
+        """A part of a prompt was computed: its pages may be found, and siblings may follow once it is complete."""
+        if not self._batch.accepts[row]:
+            return
+        request = self._batch.request(row)
+        request.num_computed_tokens = collected = int(self._batch.collected[row])
+        self.kv.publish(request, collected)
+        if row in output.prompt_logprobs:
+            keep_prompt_logprobs(request, output.prompt_logprobs[row])
+        if collected >= request.num_prompt_tokens and request.source.group_id is not None:
+            for sibling in self._groups.prompt_computed(request):
+                self._enqueue(sibling)
+
+    def _finish_pooled(self, row: int, vector: list[float], outputs: EngineCoreOutputs) -> None:
+        if self._batch.accepts[row]:
+            request = self._batch.request(row)
+            result = build_output(request, [])
+            result.finish_reason, result.pooled = FinishReason.STOP, vector
+            outputs.outputs.append(result)
+            self._end(request)
+
+    def _append_tokens(
+        self, rows: IntArray, token_ids: IntArray, output: ModelRunnerOutput, outputs: EngineCoreOutputs
+    ) -> None:
+        """One sampled token for each row: append, publish completed pages, stop; report in columns where that is all."""
+        batch = self._batch
+        lengths, full_rows = batch.append(rows, token_ids)
+        for row in full_rows.tolist():
+            self.kv.publish(batch.request(row), int(batch.collected[row]))
+        ends = batch.stops.check(rows, token_ids, lengths)
+        is_news = ends | batch.is_special[rows]
+        if not is_news.any():
+            outputs.plain_ids = batch.request_ids[rows].tolist()
+            outputs.plain_tokens = token_ids.tolist()
+            return
+        plain = ~is_news
+        outputs.plain_ids = batch.request_ids[rows[plain]].tolist()
+        outputs.plain_tokens = token_ids[plain].tolist()
+        for index in np.flatnonzero(is_news).tolist():
+            row, token_id = int(rows[index]), int(token_ids[index])
+            request = batch.request(row)
+            result = build_output(request, [token_id], output.logprobs.get(row))
+            batch.is_special[row] = request.wants_logprobs
+            if ends[index]:
+                result.finish_reason, result.stop_reason = compute_finish(request, token_id, int(lengths[index]))
+                self.cost_model.observe_output_length(int(lengths[index]) - request.num_prompt_tokens)
+                self._end(request)
+            outputs.outputs.append(result)
+
+    # Ends and releases.
+
+    def _enqueue(self, request: Request) -> None:
+        request.status = RequestStatus.WAITING
+        self._queue.push(request)
+
+    def _end(self, request: Request) -> None:
+        """The request has ended, for whatever reason and wherever it is."""
+        del self._requests[request.request_id]
+        if request.status in (RequestStatus.RUNNING, RequestStatus.PREEMPTING):
+            row = request.row
+            self._batch.accepts[row] = False
+            self._batch.deactivate(request)
+            self._queue.charge(request.source.tenant, int(self._batch.known[row]) - request.num_prompt_tokens)
+            request.status = RequestStatus.ENDING
+            self._leave(request)
+        else:
+            if request.status is RequestStatus.WAITING:
+                self._queue.remove(request)
+            self._waiting_tokens -= len(request.token_ids)
+            self.kv.free(request)
+            request.status = RequestStatus.ENDED
+        if request.source.group_id is not None:
+            for sibling in self._groups.ended(request):
+                self._enqueue(sibling)
+
+    def _leave(self, request: Request) -> None:
+        """Release a row that is no longer scheduled, or wait until the last step in flight that names it is collected."""
+        if self._batch.in_flight[request.row]:
+            self._leaving[request.row] = request
+        else:
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """Take row and pages back. The one place that does, and only without a step in flight (`RunningBatch.remove`)."""
+        row = request.row
+        self._batch.flush(request)
+        self._batch.remove(request)
+        self._leaving.pop(row, None)
+        self._diff.finished_rows.append(row)
+        self._diff.new_blocks = [entry for entry in self._diff.new_blocks if entry[0] != row]
+        if request.status is RequestStatus.ENDING:
+            self.kv.free(request)
+            request.status = RequestStatus.ENDED
+        else:
+            self._diff.swap_outs += self._saver.give_up(request)
+            request.cost = 0
+            self._waiting_tokens += len(request.token_ids)
+            self._enqueue(request)
+
+    def _stats(self, counters: SchedulerStats) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_total_blocks=self.kv.pool.num_usable,
+            num_free_blocks=self.kv.pool.num_free,
+            num_preemptions=counters.num_preemptions,
+            prefix_cache_queries=self.kv.num_queries,
+            prefix_cache_hits=self.kv.num_hits,
+        )
+
+    def _step_stats(self, num_batched_tokens: int, step_ms: float) -> SchedulerStats:
+        """Gauges of this moment, and counters since the last step's."""
+        stats = self._stats(self._totals)
+        reported, self._reported = self._reported, msgspec.structs.replace(stats)
+        stats.num_preemptions -= reported.num_preemptions
+        stats.prefix_cache_queries -= reported.prefix_cache_queries
+        stats.prefix_cache_hits -= reported.prefix_cache_hits
+        stats.num_batched_tokens = num_batched_tokens
+        stats.step_ms = step_ms
+        return stats
+
+
+def _without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Rows that have anything to compute."""
+    if counts.all():
+        return rows, counts
+    wanted = counts > 0
+    return rows[wanted], counts[wanted]

@@ -1,0 +1,436 @@
+"""The hash model: a model runner without tensors, whose token stream betrays any misplaced page.
+
+Its "KV cache" stores hashes of the token and position that each slot was written for; its "attention" reads them back
+through the row's page table; the next token is a keyed hash of what was read. If anything upstream (scheduler, prefix
+cache, preemption, swap) corrupts or misplaces one page, the stream differs from `HashModel.oracle`, which knows only
+the prompt. It implements the whole executor contract. Knows nothing of schedulers, and needs no torch.
+
+Two "layers", as in a real model: a slot's first value depends on its own token and position alone, its second on every
+token that was visible from it. A page reused under a wrong prefix is therefore noticed even where its tokens match.
+"""
+
+import dataclasses
+import hashlib
+from collections import deque
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
+from quire.core.output import ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from quire.errors import EngineError
+from quire.executor.interface import Executor
+from quire.sampling_params import SamplingParams
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_A = 0xBF58476D1CE4E5B9
+MIX_B = 0x94D049BB133111EB
+MAX_IN_FLIGHT = 2
+UNSEEN_WINDOW = 0xFFFF_FFFF
+
+U64Array = npt.NDArray[np.uint64]
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014) on a Python integer."""
+    value &= MASK
+    value = ((value ^ (value >> 30)) * MIX_A) & MASK
+    value = ((value ^ (value >> 27)) * MIX_B) & MASK
+    return value ^ (value >> 31)
+
+
+def mix_array(values: U64Array) -> U64Array:
+    """`mix` of every element."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_A)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_B)
+    return values ^ (values >> np.uint64(31))
+
+
+@dataclasses.dataclass(frozen=True)
+class HashModel:
+    """The model's "weights".
+
+    Attributes:
+        key: another key, another model.
+        windows: one entry a layer: tokens that stay visible (0 means all). Equal entries form one KV group.
+        vocab_size: the last id is the end of sequence; ordinary tokens are those below it.
+        eos_every: about one token in this many is the end of sequence; 0 means never.
+    """
+
+    key: bytes = b"hash model"
+    windows: tuple[int, ...] = (0,)
+    vocab_size: int = 1000
+    eos_every: int = 0
+
+    @property
+    def eos_token_id(self) -> int:
+        """The id that ends a sequence."""
+        return self.vocab_size - 1
+
+    def layer_key(self, window: int) -> int:
+        """What layers of this window mix into their values."""
+        digest = hashlib.blake2b(window.to_bytes(8, "little"), digest_size=8, key=self.key[:64]).digest()
+        return int.from_bytes(digest, "little")
+
+    def choose(self, seed: int, position: int, attended: list[int], banned: frozenset[int]) -> int:
+        """The token after `position`, from what each distinct window attended to."""
+        state = mix(seed + self.layer_key(UNSEEN_WINDOW))
+        for value in attended:
+            state = mix(state ^ value)
+        state = mix(state + position)
+        if self.eos_every and (state >> 32) % self.eos_every == 0:
+            token = self.eos_token_id
+        else:
+            token = state % (self.vocab_size - 1)
+        while token in banned:
+            token = (token + 1) % self.vocab_size
+        return token
+
+    def oracle(self, prompt: list[int], params: SamplingParams, seed: int, n_tokens: int) -> list[int]:
+        """The stream that a correct engine emits: at most `n_tokens` and `max_tokens`, up to and with a stopping token.
+
+        Written on the prefix alone, one token at a time, in plain integers: slow and obvious.
+        """
+        stops, banned = stop_ids(params), masked_ids(params)
+        histories = [_History(self.layer_key(window), window) for window in sorted(set(self.windows))]
+        for position, token in enumerate(prompt):
+            for history in histories:
+                history.append(token, position)
+        output: list[int] = []
+        limit = n_tokens if params.max_tokens is None else min(n_tokens, params.max_tokens)
+        while len(output) < limit:
+            position = len(prompt) + len(output) - 1
+            is_masked = len(output) < params.min_tokens
+            attended = [history.attended() for history in histories]
+            token = self.choose(seed, position, attended, banned if is_masked else frozenset())
+            output.append(token)
+            if token in stops and len(output) >= params.min_tokens:
+                break
+            for history in histories:
+                history.append(token, position + 1)
+        return output
+
+
+class _History:
+    """The oracle's "attention" for one window: both values of every past position, in plain lists."""
+
+    def __init__(self, key: int, window: int) -> None:
+        self._key = key
+        self._window = window
+        self._first: list[int] = []
+        self._second: list[int] = []
+        self._first_sum = 0
+        self._second_sum = 0
+
+    def append(self, token: int, position: int) -> None:
+        value = mix(mix(token + self._key) + position)
+        read = mix(value + position * GOLDEN)
+        self._first.append(read)
+        self._first_sum += read
+        leaving = position - self._window if self._window else -1
+        if leaving >= 0:
+            self._first_sum -= self._first[leaving]
+        second = mix(mix(value ^ (self._first_sum & MASK)) + position * GOLDEN)
+        self._second.append(second)
+        self._second_sum += second
+        if leaving >= 0:
+            self._second_sum -= self._second[leaving]
+
+    def attended(self) -> int:
+        return self._second_sum & MASK
+
+
+def stop_ids(params: SamplingParams) -> frozenset[int]:
+    """Every token id that ends a request with these parameters."""
+    eos = () if params.ignore_eos else params.eos_token_ids
+    return frozenset(eos) | frozenset(params.stop_token_ids or ())
+
+
+def masked_ids(params: SamplingParams) -> frozenset[int]:
+    """Token ids that may not be sampled before `min_tokens`."""
+    return frozenset(params.eos_token_ids) | frozenset(params.stop_token_ids or ())
+
+
+@dataclasses.dataclass
+class Faults:
+    """Trouble drawn from a seed. Rates are per step (slow) and per row and step (error)."""
+
+    seed: int = 0
+    slow_step_rate: float = 0.0
+    row_error_rate: float = 0.0
+
+
+@dataclasses.dataclass
+class _Row:
+    """What the runner keeps of a row."""
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    tables: list[list[int]]
+    params: SamplingParams | None
+    pooling: bool
+    seed: int
+    banned: frozenset[int]
+
+
+class HashExecutor(Executor):
+    """Runs `HashModel` over pages, by the letter of the contract; anything that breaks the contract is an EngineError.
+
+    A step is computed when it is collected, so that a caller who changes a step after handing it over is found out.
+
+    Args:
+        config: the engine's configuration; may be None where a test drives the scheduler itself.
+        model: the "weights"; by default one full layer over the configured vocabulary.
+        block_size: tokens a page; by default the configuration's.
+        kv_bytes: what `available_kv_bytes` answers.
+        faults: trouble to inject; by default none.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        model: HashModel | None = None,
+        block_size: int | None = None,
+        kv_bytes: int = 1 << 20,
+        faults: Faults | None = None,
+    ) -> None:
+        if config is not None:
+            super().__init__(config)
+        self.model = model or HashModel(vocab_size=config.model.vocab_size if config else 1000)
+        self._block_size = block_size or (config.cache.block_size if config else 16)
+        self._kv_bytes = kv_bytes
+        self._faults = faults or Faults()
+        self._random = Random(self._faults.seed)
+        self._rows: dict[int, _Row] = {}
+        self._in_flight: deque[SchedulerOutput] = deque()
+        self._windows: list[int] = []
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        """Sixteen bytes a token and layer: two 64-bit values."""
+        return [
+            KVCacheSpec(
+                kind=KVKind.SLIDING_WINDOW if window else KVKind.FULL,
+                block_size=self._block_size,
+                bytes_per_token=16,
+                window=window,
+            )
+            for window in self.model.windows
+        ]
+
+    def available_kv_bytes(self) -> int:
+        """As configured."""
+        return self._kv_bytes
+
+    def initialize(self, kv_cache: KVCacheConfig) -> None:
+        """One store for all groups, as in a real pool: a page used by two groups at once is corrupted."""
+        self._windows = [group.spec.window for group in kv_cache.groups]
+        self._block_size = kv_cache.block_size
+        self._first = np.zeros((kv_cache.num_blocks, self._block_size), dtype=np.uint64)
+        self._second = np.zeros_like(self._first)
+        self._host_first = np.zeros((kv_cache.num_host_blocks, self._block_size), dtype=np.uint64)
+        self._host_second = np.zeros_like(self._host_first)
+
+    def execute(self, step: SchedulerOutput) -> None:
+        """Accept a step; it runs at `collect`."""
+        if len(self._in_flight) >= MAX_IN_FLIGHT:
+            raise EngineError(f"step {step.step_id} was started with {MAX_IN_FLIGHT} steps in flight already")
+        self._in_flight.append(step)
+
+    def collect(self) -> ModelRunnerOutput:
+        """Run the oldest accepted step."""
+        if not self._in_flight:
+            raise EngineError("collect() without a step in flight")
+        step = self._in_flight.popleft()
+        self._apply(step)
+        return self._compute(step)
+
+    def sleep(self, level: int = 1) -> None:
+        """Forget the pages."""
+        self._first[:] = 0
+        self._second[:] = 0
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Pages are there already."""
+
+    def explain(self) -> dict[str, Any]:
+        """What this stands on."""
+        return {"model": "hash model", "windows": self.model.windows, "vocab_size": self.model.vocab_size}
+
+    def _apply(self, step: SchedulerOutput) -> None:
+        """The diff, in the contract's order."""
+        for row in step.finished_rows:
+            if self._rows.pop(row, None) is None:
+                raise EngineError(f"step {step.step_id} finishes row {row}, which nobody owns")
+        for device_page, host_page in step.swap_outs:
+            self._host_first[host_page] = self._first[device_page]
+            self._host_second[host_page] = self._second[device_page]
+        for request in step.new_requests:
+            self._add_row(step, request)
+        for row, group, pages in step.new_blocks:
+            self._row(step, row).tables[group].extend(pages)
+        for host_page, device_page in step.swap_ins:
+            self._first[device_page] = self._host_first[host_page]
+            self._second[device_page] = self._host_second[host_page]
+        for source, target in step.block_copies:
+            self._first[target] = self._first[source]
+            self._second[target] = self._second[source]
+
+    def _add_row(self, step: SchedulerOutput, request: NewRequestData) -> None:
+        if request.row in self._rows:
+            raise EngineError(f"step {step.step_id} gives row {request.row} to {request.request_id}, but it is taken")
+        if len(request.block_ids) != len(self._windows):
+            raise EngineError(f"{request.request_id} has tables for {len(request.block_ids)} KV groups")
+        params = request.sampling_params
+        self._rows[request.row] = _Row(
+            token_ids=list(request.token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            tables=[list(table) for table in request.block_ids],
+            params=params,
+            pooling=request.pooling_params is not None,
+            seed=request.seed,
+            banned=masked_ids(params) if params and params.min_tokens else frozenset(),
+        )
+
+    def _row(self, step: SchedulerOutput, row: int) -> _Row:
+        if row not in self._rows:
+            raise EngineError(f"step {step.step_id} names row {row}, which nobody owns")
+        return self._rows[row]
+
+    def _compute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        scheduled = dict(zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True))
+        if len(scheduled) != len(step.rows) or sum(scheduled.values()) != step.total_num_tokens:
+            raise EngineError(f"step {step.step_id}: rows repeat, or its tokens do not add up")
+        result = ModelRunnerOutput(step_id=step.step_id, rows=step.rows[:0], token_ids=step.rows[:0])
+        result.logprobs, result.prompt_logprobs, result.row_errors, result.pooled = {}, {}, {}, {}
+        written: dict[int, int] = {}
+        attended: dict[int, list[int]] = {}
+        for number, count in scheduled.items():
+            attended[number] = self._run_row(step, number, count, written)
+        rows: list[int] = []
+        tokens: list[int] = []
+        for number, needs_sample in zip(scheduled, step.needs_sample.tolist(), strict=True):
+            row = self._rows[number]
+            start = row.num_computed_tokens
+            row.num_computed_tokens = end = start + scheduled[number]
+            if needs_sample is not (end == len(row.token_ids)):
+                raise EngineError(f"step {step.step_id}: row {number} has {len(row.token_ids)} tokens, {end} computed")
+            self._report_prompt_logprobs(number, row, start, end, result)
+            if self._random.random() < self._faults.row_error_rate:
+                self._poison(row, start, end)
+                result.row_errors[number] = "injected fault"
+                row.token_ids.extend([0] if needs_sample else [])
+            elif needs_sample and row.pooling:
+                result.pooled[number] = [(value % 1000) / 1000 for value in attended[number]]
+                row.token_ids.append(0)
+            elif needs_sample:
+                rows.append(number)
+                tokens.append(self._sample(number, row, attended[number], result))
+        result.rows = np.array(rows, dtype=np.int32)
+        result.token_ids = np.array(tokens, dtype=np.int32)
+        result.step_ms = self._step_ms(step)
+        return result
+
+    def _run_row(self, step: SchedulerOutput, number: int, count: int, written: dict[int, int]) -> list[int]:
+        """Write the new tokens' slots, read the visible ones back through the tables; returns each group's attention."""
+        row = self._row(step, number)
+        start, end = row.num_computed_tokens, row.num_computed_tokens + count
+        if count < 1 or end > len(row.token_ids):
+            raise EngineError(
+                f"step {step.step_id}: row {number} has {len(row.token_ids)} tokens, told to compute {end}"
+            )
+        tokens = np.array(row.token_ids[start:end], dtype=np.uint64)
+        positions = np.arange(start, end, dtype=np.uint64)
+        attended: dict[int, int] = {}
+        for group, window in enumerate(self._windows):
+            low = max(0, start - window + 1) if window else 0
+            slots = self._slots(step, number, group, low, end)
+            new_slots = slots[start - low :]
+            self._claim(step, number, group, new_slots, written)
+            key = np.uint64(self.model.layer_key(window))
+            values = mix_array(mix_array(tokens + key) + positions)
+            first, second = self._first.reshape(-1), self._second.reshape(-1)
+            first[new_slots] = values
+            second[new_slots] = mix_array(values ^ visible_sums(first[slots], low, start, window))
+            value = int(visible_sums(second[slots], low, start, window)[-1])
+            if attended.setdefault(window, value) != value:
+                attended[window] = mix(attended[window] ^ value)
+        return [attended[window] for window in sorted(attended)]
+
+    def _slots(self, step: SchedulerOutput, number: int, group: int, low: int, end: int) -> npt.NDArray[np.int64]:
+        """Slot of each position from `low` to `end` - 1, through the row's page table."""
+        table = self._rows[number].tables[group]
+        size = self._block_size
+        if len(table) * size < end:
+            raise EngineError(f"step {step.step_id}: row {number} computes {end} tokens in {len(table)} pages")
+        positions = np.arange(low, end)
+        pages = np.array(table[low // size : (end - 1) // size + 1], dtype=np.int64)
+        return pages[positions // size - low // size] * size + positions % size
+
+    def _claim(
+        self, step: SchedulerOutput, number: int, group: int, slots: npt.NDArray[np.int64], written: dict[int, int]
+    ) -> None:
+        """Page 0 is nobody's, and in one step a page has one writer."""
+        for page in set((slots // self._block_size).tolist()):
+            if page == 0 or written.setdefault(page, (number << 8) | group) != (number << 8) | group:
+                raise EngineError(f"step {step.step_id}: row {number} writes page {page}, which is not its own")
+
+    def _sample(self, number: int, row: _Row, attended: list[int], result: ModelRunnerOutput) -> int:
+        position = len(row.token_ids) - 1
+        params = row.params
+        is_masked = params is not None and position + 1 - row.num_prompt_tokens < params.min_tokens
+        token = self.model.choose(row.seed, position, attended, row.banned if is_masked else frozenset())
+        row.token_ids.append(token)
+        if params is not None and params.logprobs is not None:
+            result.logprobs[number] = self._logprobs([token], params.logprobs)
+        return token
+
+    def _report_prompt_logprobs(self, number: int, row: _Row, start: int, end: int, result: ModelRunnerOutput) -> None:
+        params = row.params
+        if params is None or params.prompt_logprobs is None:
+            return
+        targets = row.token_ids[start + 1 : min(end + 1, row.num_prompt_tokens)]
+        if targets:
+            result.prompt_logprobs[number] = self._logprobs(targets, params.prompt_logprobs)
+
+    def _logprobs(self, tokens: list[int], count: int) -> TokenLogprobs:
+        """A made-up distribution that halves from the token on; rank 1 is the token itself."""
+        count = self.model.vocab_size - 1 if count < 0 else count
+        size = self.model.vocab_size
+        ids = [[token] + [(token + offset) % size for offset in range(count)] for token in tokens]
+        values = [[-0.6931] + [-0.6931 * (offset + 1) for offset in range(count)] for _ in tokens]
+        return TokenLogprobs(token_ids=ids, logprobs=values, ranks=[1] * len(tokens))
+
+    def _poison(self, row: _Row, start: int, end: int) -> None:
+        """A failed computation leaves rubbish where it would have written."""
+        for table in row.tables:
+            for page in table[start // self._block_size : (end - 1) // self._block_size + 1]:
+                offset = start % self._block_size if page == table[start // self._block_size] else 0
+                self._first[page, offset:] = np.uint64(GOLDEN)
+                self._second[page, offset:] = np.uint64(GOLDEN)
+
+    def _step_ms(self, step: SchedulerOutput) -> float:
+        """A plausible device: a fixed cost, and one for each token and sequence."""
+        step_ms = 1.0 + 0.01 * step.total_num_tokens + 0.02 * len(step.rows)
+        return step_ms * 50 if self._random.random() < self._faults.slow_step_rate else step_ms
+
+
+def visible_sums(values: U64Array, low: int, start: int, window: int) -> U64Array:
+    """What each position from `start` on attends to: the sum over visible positions, each mixed with where it was read.
+
+    `values` are those of positions `low` and after. Sums wrap at 64 bits.
+    """
+    positions = np.arange(low, low + len(values), dtype=np.uint64)
+    sums = np.cumsum(mix_array(values + positions * np.uint64(GOLDEN)), dtype=np.uint64)
+    if not window:
+        return sums[start - low :]
+    ends = np.arange(start, low + len(values))
+    before = ends - window - low
+    behind = np.where(before >= 0, sums[np.maximum(before, 0)], np.uint64(0))
+    return sums[start - low :] - behind
