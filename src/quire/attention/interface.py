@@ -6,6 +6,7 @@ R rows.
 
 import abc
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -92,6 +93,21 @@ class AttentionBackend(abc.ABC):
     @abc.abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:
         """One layer tensor of `num_blocks` pages, zeroed. Layout: [2, num_blocks, K, block_size, H] for the built-in ones."""
+
+    @abc.abstractmethod
+    def rope_and_cache(
+        self,
+        qkv: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        rope: Any,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """What comes before `forward`: norm query and key heads (if weights are given), rotate them (`rope`: a
+        `kernels.ops.Rope` or None), and write this step's keys and values into the pages, whose layout is the backend's."""
 
     @abc.abstractmethod
     def forward(

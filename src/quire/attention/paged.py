@@ -1,0 +1,49 @@
+"""Backends that go through the kernel registry: pages in the built-in layout, written and read by `kernels.ops`."""
+
+import torch
+
+from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams
+from quire.config.kv_spec import KVCacheSpec
+from quire.kernels import ops
+
+
+class PagedBackend(AttentionBackend):
+    """Pages as [2, P, K, S, H]: keys, then values; a page holds S tokens of K heads."""
+
+    def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:
+        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        return torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+
+    def rope_and_cache(
+        self,
+        qkv: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        rope: ops.Rope | None,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        ops.rope_and_cache(
+            qkv,
+            kv_cache,
+            metadata,
+            params.num_heads,
+            params.num_kv_heads,
+            params.head_dim,
+            rope,
+            q_norm,
+            k_norm,
+            eps,
+        )
+
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        out: torch.Tensor,
+    ) -> None:
+        ops.paged_attention(qkv, kv_cache, metadata, params, out)

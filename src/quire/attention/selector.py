@@ -1,0 +1,67 @@
+"""Which attention backend serves a model: the first candidate that says yes to every kind of layer, or the one the user names."""
+
+import dataclasses
+import importlib
+from collections.abc import Sequence
+
+from quire.attention.interface import AttentionBackend, AttentionRequest
+from quire.errors import ConfigError
+
+BUILT_IN_BACKENDS = ("quire.attention.cpu:CpuBackend", "quire.attention.reference:ReferenceBackend")
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """The chosen class, and for each candidate's name what it answered."""
+
+    backend: type[AttentionBackend]
+    reasons: dict[str, str]
+
+
+def load_backend(path: str) -> type[AttentionBackend]:
+    """Import a class path `module:attribute`."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def select_backend(
+    requests: Sequence[AttentionRequest], candidates: Sequence[str], forced: str | None = None
+) -> Selection:
+    """Ask the candidates in order.
+
+    Args:
+        requests: what the model's layers need; a backend must serve all of them.
+        candidates: class paths, best first.
+        forced: a backend's name that the user insists on, or a class path of his own.
+
+    Raises:
+        ConfigError: no such name, or nobody (or not the forced one) can serve these layers.
+    """
+    backends = [load_backend(path) for path in candidates]
+    if forced is not None:
+        by_name = {backend.name: backend for backend in backends}
+        if forced not in by_name and ":" in forced:
+            by_name[forced] = load_backend(forced)
+        if forced not in by_name:
+            raise ConfigError(
+                f"attention_backend={forced!r} is not known here; known: {', '.join(sorted(by_name))}, or a class path "
+                f"'module:attribute'",
+                setting="attention_backend",
+            )
+        backends = [by_name[forced]]
+    reasons: dict[str, str] = {}
+    chosen: type[AttentionBackend] | None = None
+    for backend in backends:
+        refusal = next((answer.why for r in requests if not (answer := backend.supports(r)).yes), None)
+        if refusal is not None:
+            reasons[backend.name] = f"no: {refusal}"
+        elif chosen is None:
+            chosen = backend
+            why = backend.supports(requests[0]).why if requests else "no layer needs attention"
+            reasons[backend.name] = f"chosen: {'named by attention_backend' if forced else why}"
+        else:
+            reasons[backend.name] = f"could serve, but {chosen.name} comes first"
+    if chosen is None:
+        answers = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+        raise ConfigError(f"no attention backend can serve this model ({answers})", setting="attention_backend")
+    return Selection(chosen, reasons)

@@ -1,0 +1,29 @@
+"""From the names that checkpoints use for activations to the kinds that kernels know."""
+
+from quire.errors import ConfigError
+
+KERNEL_KINDS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+def kernel_activation(name: str) -> str:
+    """The kernel's kind for a checkpoint's activation.
+
+    Raises:
+        ConfigError: unknown; lists the known ones.
+    """
+    kind = KERNEL_KINDS.get(name)
+    if kind is None:
+        raise ConfigError(
+            f"activation {name!r} of config.json is not known; known: {', '.join(KERNEL_KINDS)}", setting="model"
+        )
+    return kind

@@ -1,0 +1,48 @@
+"""Which slice of each weight a rank owns. Knows sizes and ranks; knows nothing of tensors, processes or communication."""
+
+import dataclasses
+
+from quire.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelPlan:
+    """Tensor parallelism: `size` ranks share every layer.
+
+    Column-parallel weights (qkv, gate and up) are split by rows, in whole groups (a head's rows stay together);
+    row-parallel ones (attention out, down) by columns, and their outputs are summed over ranks.
+    """
+
+    size: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} of {self.size}")
+
+    def groups(self, count: int, what: str) -> slice:
+        """This rank's share of `count` groups. Fewer groups than ranks are shared: consecutive ranks own the same one.
+
+        Raises:
+            ConfigError: the share would not be even.
+        """
+        if count % self.size == 0:
+            share = count // self.size
+            return slice(self.rank * share, (self.rank + 1) * share)
+        if self.size % count == 0:
+            group = self.rank * count // self.size
+            return slice(group, group + 1)
+        raise ConfigError(
+            f"tensor_parallel_size={self.size} does not fit {what}: {count} is neither a multiple nor a divisor of it",
+            setting="tensor_parallel_size",
+        )
+
+    def rows(self, count: int, groups: int, what: str) -> slice:
+        """This rank's rows (or columns) of `count`, in whole groups."""
+        share, size = self.groups(groups, what), count // groups
+        return slice(share.start * size, share.stop * size)
+
+    def vocabulary(self, count: int) -> slice:
+        """This rank's tokens: equal shares, the last one shorter where the vocabulary does not divide."""
+        share = -(-count // self.size)
+        return slice(min(self.rank * share, count), min((self.rank + 1) * share, count))

@@ -1,0 +1,103 @@
+"""Puts a checkpoint's tensors together into the weights that layers use, each as soon as its parts are there.
+
+Holds the parts of unfinished modules only, so that a model's weights are never in memory twice. Knows slices and number
+types; knows nothing of files.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+import torch
+
+from quire.kernels import ops
+from quire.kernels.ops import LinearWeight
+from quire.layers.linear import LinearMethod
+from quire.layers.parallel import ParallelPlan
+from quire.models.weights import Module, Source
+
+
+class Sliceable(Protocol):
+    """A tensor, or something in a file that becomes one when it is sliced."""
+
+    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class NormWeight:
+    """A norm's float32 weight (its offset already added) and bias."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+Weight: TypeAlias = LinearWeight | NormWeight | torch.Tensor
+
+
+@dataclasses.dataclass
+class _Unfinished:
+    missing: set[str]
+    tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+
+class Assembler:
+    """Takes tensors by name in any order; gives finished weights by module."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        plan: ParallelPlan,
+        dtype: torch.dtype,
+        device: torch.device,
+        method: LinearMethod,
+    ) -> None:
+        self._sources = sources
+        self._plan, self._dtype, self._device, self._method = plan, dtype, device, method
+        self._unfinished: dict[str, _Unfinished] = {}
+        for source in sources.values():
+            self._unfinished.setdefault(source.module.name, _Unfinished(set())).missing.add(source.name)
+
+    def missing(self) -> list[str]:
+        """Names that have not come yet."""
+        return sorted(name for unfinished in self._unfinished.values() for name in unfinished.missing)
+
+    def add(self, name: str, tensor: Sliceable) -> tuple[Module, Weight] | None:
+        """Take one tensor; returns the module that it completes, with its weight."""
+        source = self._sources[name]
+        unfinished = self._unfinished[source.module.name]
+        unfinished.missing.discard(name)
+        if source.suffix != "bias" or source.module.has_bias_on(self._plan):
+            self._place(source, tensor, unfinished.tensors)
+        if unfinished.missing:
+            return None
+        del self._unfinished[source.module.name]
+        return source.module, self._finish(source.module, unfinished.tensors)
+
+    def _place(self, source: Source, tensor: Sliceable, tensors: dict[str, torch.Tensor]) -> None:
+        module, dtype = source.module, self._dtype_of(source)
+        rows, columns = module.local_shape(self._plan)
+        shape = (rows,) if source.columns is None else (rows, columns)
+        for block in source.blocks:
+            piece = tensor[source.index(block)].to(device=self._device, dtype=dtype)
+            piece = piece.t() if module.transposed and piece.dim() == 2 else piece
+            if piece.shape == shape:  # the whole module in one piece: no copy
+                tensors[source.suffix] = piece.contiguous()
+                continue
+            if source.suffix not in tensors:
+                tensors[source.suffix] = torch.empty(shape, dtype=dtype, device=self._device)
+            tensors[source.suffix][block.at : block.at + piece.shape[0]].copy_(piece)
+
+    def _dtype_of(self, source: Source) -> torch.dtype:
+        is_matrix = source.module.kind in ("linear", "embedding") and source.suffix != "bias"
+        return self._dtype if is_matrix else torch.float32
+
+    def _finish(self, module: Module, tensors: dict[str, torch.Tensor]) -> Weight:
+        bias = tensors.pop("bias", None)
+        if module.kind == "linear":
+            return self._method.create(tensors, bias, self._dtype)
+        if module.kind == "embedding":
+            return ops.pack_linear(tensors["weight"], None)
+        if module.kind == "norm":
+            weight = tensors["weight"]
+            return NormWeight(weight + module.weight_offset if module.weight_offset else weight, bias)
+        return tensors["weight"]

@@ -1,0 +1,337 @@
+"""The one module that runs any `DecoderSpec`.
+
+Knows the order of a layer's operations and which buffers they use; every arithmetic operation is a kernel, every matrix
+belongs to a `LinearMethod`, and pages belong to the attention backend. Knows nothing of devices, requests or files.
+
+Legend: T tokens of the step, S positions that need logits, D hidden, V vocabulary, N query heads, K KV heads, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+
+from quire.attention.interface import AttentionBackend, AttentionParams, AttentionRequest
+from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.errors import ConfigError
+from quire.kernels import ops
+from quire.kernels.ops import LinearWeight
+from quire.layers.activation import kernel_activation
+from quire.layers.linear import LinearMethod, UnquantizedLinear
+from quire.layers.parallel import ParallelPlan
+from quire.models import weights as weight_table
+from quire.models.assembly import Assembler, NormWeight, Sliceable, Weight
+from quire.models.interface import CausalLM, StepInputs
+from quire.models.rope import Rope
+from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, Norm
+from quire.models.workspace import TokenViews, Workspace
+
+
+@dataclasses.dataclass
+class DecoderLayer:
+    """One layer: its spec on this rank, its weights by name, and what attention needs."""
+
+    mixer: Attention
+    mlp: FeedForward
+    params: AttentionParams
+    rope: ops.Rope | None
+    activation: str
+    norms: dict[str, NormWeight] = dataclasses.field(default_factory=dict)
+    linears: dict[str, LinearWeight] = dataclasses.field(default_factory=dict)
+    kv_cache: torch.Tensor | None = None
+    group: int = 0
+
+
+class Decoder(CausalLM):
+    """A model made from a spec.
+
+    Args:
+        dtype: type of the weights.
+        kv_dtype: type of keys and values in their pages.
+        block_size: tokens a page.
+        max_tokens, max_logits: the largest step.
+        max_positions: length of the rotary tables; None means the spec's.
+        activation_dtype: type of the buffers between layers; None means `dtype`.
+        attention_backend: computes attention; made for layers as `attention_requests` lists them.
+        linear_method: format of the matrices.
+        plan: this rank's share. Only one rank can run now; the slicing of weights is ready for more.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        block_size: int,
+        max_tokens: int,
+        max_logits: int,
+        attention_backend: AttentionBackend,
+        device: torch.device | None = None,
+        activation_dtype: torch.dtype | None = None,
+        max_positions: int | None = None,
+        linear_method: LinearMethod | None = None,
+        plan: ParallelPlan | None = None,
+    ) -> None:
+        self.spec, self.plan = spec, plan or ParallelPlan()
+        self.dtype, self.kv_dtype, self.block_size = dtype, kv_dtype, block_size
+        self.device = device or torch.device("cpu")
+        self.attention_backend = attention_backend
+        self.linear_method = linear_method or UnquantizedLinear()
+        self.max_positions = _check_positions(spec, max_positions)
+        self.modules = weight_table.modules_of(spec)
+        self.sources = weight_table.sources_of(self.modules, spec, self.plan)
+        self._embedding: LinearWeight | None = None
+        self._positions: LinearWeight | None = None
+        self._lm_head: LinearWeight | None = None
+        self._final_norm: NormWeight | None = None
+        self._layers = self._build_layers()
+        self.workspace = self._build_workspace(max_tokens, max_logits, activation_dtype or dtype)
+
+    # What the layers need of others.
+
+    def attention_requests(self) -> list[AttentionRequest]:
+        """What each layer needs of an attention backend."""
+        return attention_requests(self.spec, self.kv_dtype, self.block_size, self.plan)
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        return [
+            KVCacheSpec(
+                kind=KVKind.SLIDING_WINDOW if layer.mixer.window > 0 else KVKind.FULL,
+                block_size=self.block_size,
+                bytes_per_token=2 * layer.params.num_kv_heads * layer.params.head_dim * self.kv_dtype.itemsize,
+                num_kv_heads=layer.params.num_kv_heads,
+                head_dim=layer.params.head_dim,
+                dtype=str(self.kv_dtype).removeprefix("torch."),
+                window=layer.mixer.window,
+            )
+            for layer in self._layers
+        ]
+
+    def bind_kv_cache(self, kv_caches: list[torch.Tensor], group_of_layer: list[int]) -> None:
+        for layer, kv_cache, group in zip(self._layers, kv_caches, group_of_layer, strict=True):
+            layer.kv_cache, layer.group = kv_cache, group
+
+    # Weights.
+
+    def load_weights(self, weights: Iterable[tuple[str, Sliceable]]) -> None:
+        """One streaming pass. A rank slices what it is given, so that something lazily read from a file is read in part.
+
+        Raises:
+            ConfigError: names are missing or unknown; lists both.
+        """
+        assembler = Assembler(self.sources, self.plan, self.dtype, self.device, self.linear_method)
+        unexpected: list[str] = []
+        seen: list[str] = []
+        for name, tensor in weights:
+            canonical = weight_table.canonical_name(name, self.sources, self.spec)
+            if canonical in self.sources:
+                seen.append(canonical)
+                finished = assembler.add(canonical, tensor)
+                if finished is not None:
+                    self._set_weight(finished[0].name, finished[1])
+            elif not weight_table.is_ignored(name, self.spec):
+                unexpected.append(name)
+        if unexpected or assembler.missing():
+            weight_table.check_names(self.sources, self.spec, seen + unexpected)
+
+    def _set_weight(self, module: str, weight: Weight) -> None:
+        if module.startswith("layers."):
+            _, index, name = module.split(".")
+            layer = self._layers[int(index)]
+            if isinstance(weight, NormWeight):
+                layer.norms[name] = weight
+            elif isinstance(weight, LinearWeight):
+                layer.linears[name] = weight
+            else:
+                layer.params = dataclasses.replace(layer.params, **{name: weight})
+        else:
+            setattr(self, f"_{module}", weight)
+
+    # One step.
+
+    def forward(self, step: StepInputs) -> torch.Tensor:
+        count, spec = step.num_tokens, self.spec
+        views = self.workspace.tokens(count)
+        ops.embedding(
+            step.input_ids[:count], cast(LinearWeight, self._embedding), views.residual_TD, spec.embedding_scale
+        )
+        if self._positions is not None:
+            ops.add_embedding(step.positions[:count], self._positions, views.residual_TD)
+        run_layer = self._run_parallel if spec.placement.parallel else self._run_sequential
+        has_delta = False
+        for layer in self._layers:
+            run_layer(layer, step, views, has_delta)
+            has_delta = True
+        if has_delta:
+            ops.add(views.delta_TD, views.residual_TD, spec.residual_scale)
+        return views.residual_TD
+
+    def compute_logits(self, step: StepInputs) -> torch.Tensor:
+        spec = self.spec
+        residual_TD = self.workspace.tokens(step.num_tokens).residual_TD
+        gathered_SD, logits_SV = self.workspace.logits(step.num_logits)
+        ops.gather_rows(residual_TD, step.logits_index[: step.num_logits], gathered_SD)
+        if self._final_norm is not None:
+            self._apply_norm(spec.norm, self._final_norm, gathered_SD, gathered_SD, None)
+        head = self._embedding if spec.tied_embeddings else self._lm_head
+        self.linear_method.apply(gathered_SD, cast(LinearWeight, head), logits_SV)
+        if spec.logits_scale != 1.0 or spec.logits_soft_cap > 0:
+            ops.scale_and_cap(logits_SV, spec.logits_scale, spec.logits_soft_cap)
+        return logits_SV
+
+    def _run_sequential(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> None:
+        """The mixer, then the feed-forward on a residual that has seen the mixer's output."""
+        normed = self._read_residual(layer, "before_mixer", views, has_delta)
+        self._run_mixer(layer, step, views, normed)
+        self._norm_output(layer, "after_mixer", views)
+        normed = self._read_residual(layer, "before_mlp", views, True)
+        self._run_mlp(layer, views, normed, views.delta_TD)
+        self._norm_output(layer, "after_mlp", views)
+
+    def _run_parallel(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> None:
+        """Both halves on the same residual; their outputs are added."""
+        normed = self._read_residual(layer, "before_mixer", views, has_delta)
+        self._run_mixer(layer, step, views, normed)
+        if "before_mlp" in layer.norms:
+            self._apply_norm(self.spec.norm, layer.norms["before_mlp"], views.residual_TD, views.normed_TD, None)
+        self._run_mlp(layer, views, normed, views.normed_TD)
+        ops.add(views.normed_TD, views.delta_TD)
+
+    def _read_residual(self, layer: DecoderLayer, place: str, views: TokenViews, has_delta: bool) -> torch.Tensor:
+        """Add the last half's output to the residual, and give what the next half reads."""
+        weight, scale = layer.norms.get(place), self.spec.residual_scale
+        if has_delta and (weight is None or scale != 1.0):
+            ops.add(views.delta_TD, views.residual_TD, scale)
+            has_delta = False
+        if weight is None:
+            return views.residual_TD
+        if has_delta:
+            self._apply_norm(self.spec.norm, weight, views.delta_TD, views.normed_TD, views.residual_TD)
+        else:
+            self._apply_norm(self.spec.norm, weight, views.residual_TD, views.normed_TD, None)
+        return views.normed_TD
+
+    def _norm_output(self, layer: DecoderLayer, place: str, views: TokenViews) -> None:
+        weight = layer.norms.get(place)
+        if weight is not None:
+            self._apply_norm(self.spec.norm, weight, views.delta_TD, views.delta_TD, None)
+
+    def _run_mixer(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor) -> None:
+        mixer, params, linears = layer.mixer, layer.params, layer.linears
+        metadata, kv_cache = step.attention[layer.group], cast(torch.Tensor, layer.kv_cache)
+        qkv_TC = views.wide((params.num_heads + 2 * params.num_kv_heads) * params.head_dim)
+        attended_TNH = views.narrow(params.num_heads * params.head_dim)
+        self.linear_method.apply(x_TD, linears["qkv"], qkv_TC)
+        if mixer.qk_norm is None:
+            self.attention_backend.rope_and_cache(qkv_TC, kv_cache, metadata, params, layer.rope)
+        else:
+            q_norm, k_norm = layer.norms["q_norm"].weight, layer.norms["k_norm"].weight
+            self.attention_backend.rope_and_cache(
+                qkv_TC, kv_cache, metadata, params, layer.rope, q_norm, k_norm, mixer.qk_norm.eps
+            )
+        self.attention_backend.forward(qkv_TC, kv_cache, metadata, params, attended_TNH)
+        self.linear_method.apply(attended_TNH, linears["out"], views.delta_TD)
+
+    def _run_mlp(self, layer: DecoderLayer, views: TokenViews, x_TD: torch.Tensor, out_TD: torch.Tensor) -> None:
+        width = layer.mlp.intermediate // self.plan.size
+        activated_TI = views.narrow(width)
+        if isinstance(layer.mlp, GatedMLP):
+            gate_up = views.wide(2 * width)
+            self.linear_method.apply(x_TD, layer.linears["gate_up"], gate_up)
+            ops.gated_activation(gate_up, layer.activation, activated_TI)
+        else:
+            self.linear_method.apply(x_TD, layer.linears["up"], activated_TI)
+            ops.activation(activated_TI, layer.activation)
+        self.linear_method.apply(activated_TI, layer.linears["down"], out_TD)
+
+    def _apply_norm(
+        self, norm: Norm, weight: NormWeight, x_TD: torch.Tensor, out_TD: torch.Tensor, residual_TD: torch.Tensor | None
+    ) -> None:
+        if isinstance(norm, LayerNorm):
+            ops.layer_norm(x_TD, weight.weight, weight.bias, norm.eps, out_TD, residual_TD)
+        else:
+            ops.rms_norm(x_TD, weight.weight, norm.eps, out_TD, residual_TD)
+
+    # Construction.
+
+    def _build_layers(self) -> list[DecoderLayer]:
+        tables: dict[Rope, ops.Rope] = {}
+        layers: list[DecoderLayer] = []
+        requests = self.attention_requests()
+        for mixer, mlp, request in zip(self.spec.mixers(), self.spec.mlps(), requests, strict=True):
+            if mixer.rope is not None and mixer.rope not in tables:
+                cos_sin = mixer.rope.table(self.max_positions).to(self.device)
+                tables[mixer.rope] = ops.Rope(cos_sin, mixer.rope.rotary_dim, mixer.rope.interleaved)
+            params = AttentionParams(
+                num_heads=request.num_heads,
+                num_kv_heads=request.num_kv_heads,
+                head_dim=mixer.head_dim,
+                scale=mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale,
+                window=mixer.window,
+                soft_cap=mixer.soft_cap,
+            )
+            rope = None if mixer.rope is None else tables[mixer.rope]
+            layers.append(DecoderLayer(mixer, mlp, params, rope, kernel_activation(mlp.act)))
+        return layers
+
+    def _build_workspace(self, max_tokens: int, max_logits: int, dtype: torch.dtype) -> Workspace:
+        wide = narrow = 0
+        for layer in self._layers:
+            params, width = layer.params, layer.mlp.intermediate // self.plan.size
+            qkv = (params.num_heads + 2 * params.num_kv_heads) * params.head_dim
+            wide = max(wide, qkv, 2 * width if isinstance(layer.mlp, GatedMLP) else 0)
+            narrow = max(narrow, params.num_heads * params.head_dim, width)
+        return Workspace(
+            max_tokens=max_tokens,
+            max_logits=max_logits,
+            hidden=self.spec.hidden,
+            wide=wide,
+            narrow=narrow,
+            vocab=self.spec.vocab,
+            dtype=dtype,
+            device=self.device,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers for `quire explain`: parameters, bytes, pages, layers."""
+        from quire.models.describe import describe_decoder
+
+        return describe_decoder(self)
+
+
+def attention_requests(
+    spec: DecoderSpec, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan | None = None
+) -> list[AttentionRequest]:
+    """What each layer of a spec needs of an attention backend on one rank."""
+    plan = plan or ParallelPlan()
+    requests: list[AttentionRequest] = []
+    for mixer in spec.mixers():
+        heads, kv_heads = plan.groups(mixer.heads, "heads"), plan.groups(mixer.kv_heads, "KV heads")
+        requests.append(
+            AttentionRequest(
+                num_heads=heads.stop - heads.start,
+                num_kv_heads=kv_heads.stop - kv_heads.start,
+                head_dim=mixer.head_dim,
+                kv_dtype=kv_dtype,
+                block_size=block_size,
+                window=mixer.window,
+                soft_cap=mixer.soft_cap,
+                has_sinks=mixer.sinks,
+            )
+        )
+    return requests
+
+
+def _check_positions(spec: DecoderSpec, max_positions: int | None) -> int:
+    learned = spec.learned_positions
+    wanted = max_positions or spec.max_positions
+    if learned is not None and wanted > learned.count:
+        raise ConfigError(
+            f"max_model_len={wanted}, but the model has a table of only {learned.count} positions",
+            setting="max_model_len",
+        )
+    return wanted

@@ -1,0 +1,50 @@
+"""GPT-2: LayerNorm, learned positions, one fused qkv, matrices stored [in, out]."""
+
+from quire.config.hf_config import HFConfig
+from quire.models.registry import register
+from quire.models.spec import MLP, Attention, DecoderSpec, LayerNorm, LearnedPositions, WeightNames
+
+GPT2_NAMES = WeightNames(
+    prefixes=("transformer.", ""),
+    layer="h.{layer}.",
+    modules={
+        "embedding": "wte",
+        "positions": "wpe",
+        "qkv": "attn.c_attn",
+        "out": "attn.c_proj",
+        "up": "mlp.c_fc",
+        "down": "mlp.c_proj",
+        "before_mixer": "ln_1",
+        "before_mlp": "ln_2",
+        "final_norm": "ln_f",
+        "lm_head": "lm_head",
+    },
+    transposed=("qkv", "out", "up", "down"),
+    ignored=("*.attn.bias", "*.attn.masked_bias"),
+)
+
+
+@register("GPT2LMHeadModel")
+def gpt2(hf: HFConfig) -> DecoderSpec:
+    """GPT-2 in all sizes."""
+    head_dim = hf.n_embd // hf.n_head
+    layers = hf.n_layer
+    scale = head_dim**-0.5 if hf.get("scale_attn_weights", True) else 1.0
+    by_layer = bool(hf.get("scale_attn_by_inverse_layer_idx", False))
+    return DecoderSpec(
+        vocab=hf.vocab_size,
+        hidden=hf.n_embd,
+        layers=layers,
+        mixer=tuple(
+            Attention(
+                hf.n_head, hf.n_head, head_dim, qkv_bias=True, out_bias=True, scale=scale / (i + 1 if by_layer else 1)
+            )
+            for i in range(layers)
+        ),
+        mlp=MLP(hf.get("n_inner") or 4 * hf.n_embd, act=hf.get("activation_function", "gelu_new"), bias=True),
+        norm=LayerNorm(hf.layer_norm_epsilon),
+        weights=GPT2_NAMES,
+        max_positions=hf.n_positions,
+        learned_positions=LearnedPositions(hf.n_positions),
+        tied_embeddings=bool(hf.get("tie_word_embeddings", True)),
+    )

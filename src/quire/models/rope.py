@@ -1,0 +1,204 @@
+"""Rotary position embedding: what a config says about it, and the cos/sin table that kernels read.
+
+Every scaling scheme becomes one table computed at load, so that kernels know none of them. Legend: L positions, R rotary dim.
+Schemes: linear (Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023), longrope (Ding et al. 2024), llama3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+
+SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How frequencies differ from the plain ones; field names are those of config.json.
+
+    Attributes:
+        kind: one of `SCALINGS`.
+        original_max_positions: context length before it was stretched.
+        stretched_max_positions: context length that the config promises, for longrope's default factor.
+    """
+
+    kind: str
+    factor: float = 1.0
+    original_max_positions: int = 0
+    stretched_max_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of the first `rotary_dim` values of a head."""
+
+    theta: float
+    rotary_dim: int
+    scaling: RopeScaling | None = None
+    interleaved: bool = False
+
+    @staticmethod
+    def from_hf(hf: HFConfig, head_dim: int, layer_type: str | None = None, theta: float = 10000.0) -> Rope:
+        """Read `rope_parameters` (one, or one a layer type), or the older `rope_theta` with `rope_scaling`.
+
+        Args:
+            theta: the base where the config gives none.
+        """
+        parameters = _parameters(hf, layer_type)
+        share = parameters.get("partial_rotary_factor") or hf.get("partial_rotary_factor", 1.0)
+        return Rope(
+            theta=float(parameters.get("rope_theta") or hf.get("rope_theta", theta)),
+            rotary_dim=int(head_dim * float(share)),
+            scaling=_scaling(parameters, hf),
+        )
+
+    def table(self, max_positions: int) -> torch.Tensor:
+        """Float32 [L, R]: cosines, then sines, for positions below `max_positions`.
+
+        Schemes that depend on the context's length (dynamic, longrope) take it to be `max_positions`, so that a
+        token's keys do not depend on how long its request becomes.
+        """
+        frequencies, amplitude = _frequencies(self, max_positions)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+        return torch.cat((angles.cos() * amplitude, angles.sin() * amplitude), dim=-1).contiguous()
+
+
+def _parameters(hf: HFConfig, layer_type: str | None) -> dict[str, Any]:
+    values = hf.to_dict()
+    parameters = dict(values.get("rope_parameters") or {})
+    if layer_type is not None and isinstance(parameters.get(layer_type), dict):
+        parameters = dict(parameters[layer_type])
+    return parameters | dict(values.get("rope_scaling") or {})
+
+
+def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    kind = "longrope" if kind == "su" else kind
+    if kind not in SCALINGS:
+        raise ConfigError(
+            f"rope_scaling type {kind!r} is not known; known: {', '.join(SCALINGS)}", setting="rope_scaling"
+        )
+    if kind == "default":
+        return None
+    stretched = int(hf.get("max_position_embeddings", 0))
+    original = parameters.get("original_max_position_embeddings") or hf.get(
+        "original_max_position_embeddings", stretched
+    )
+    plain = {
+        name: float(parameters[name])
+        for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+        if parameters.get(name) is not None
+    }
+    attention_factor = parameters.get("attention_factor")
+    return RopeScaling(
+        kind=kind,
+        factor=float(parameters.get("factor") or (stretched / original if kind == "longrope" else 1.0)),
+        original_max_positions=int(original),
+        stretched_max_positions=stretched,
+        truncate=bool(parameters.get("truncate", True)),
+        attention_factor=None if attention_factor is None else float(attention_factor),
+        short_factor=tuple(float(f) for f in parameters.get("short_factor") or ()),
+        long_factor=tuple(float(f) for f in parameters.get("long_factor") or ()),
+        **plain,
+    )
+
+
+def _plain_frequencies(theta: float, rotary_dim: int) -> torch.Tensor:
+    return 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+
+
+def _frequencies(rope: Rope, max_positions: int) -> tuple[torch.Tensor, float]:
+    """Radians a position for each pair, and the factor on cosines and sines."""
+    frequencies, scaling = _plain_frequencies(rope.theta, rope.rotary_dim), rope.scaling
+    if scaling is None:
+        return frequencies, 1.0
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor, 1.0
+    if scaling.kind == "dynamic":
+        return _dynamic(rope, scaling, max_positions), 1.0
+    if scaling.kind == "llama3":
+        return _llama3(frequencies, scaling), 1.0
+    if scaling.kind == "yarn":
+        return _yarn(rope, scaling, frequencies)
+    return _longrope(rope, scaling, frequencies, max_positions)
+
+
+def _dynamic(rope: Rope, scaling: RopeScaling, max_positions: int) -> torch.Tensor:
+    """The base grows with the context, so that the slowest pair turns as far as it did in training."""
+    length = max(max_positions, scaling.original_max_positions)
+    growth = scaling.factor * length / scaling.original_max_positions - (scaling.factor - 1)
+    theta = rope.theta * growth ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    return _plain_frequencies(theta, rope.rotary_dim)
+
+
+def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Fast pairs stay, slow pairs are slowed by the factor, and those between are mixed by turns in the old context."""
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    keep = keep.clamp(0.0, 1.0)
+    return keep * frequencies + (1 - keep) * frequencies / scaling.factor
+
+
+def _yarn(rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """As llama3, with a linear ramp over pair indices; attention is sharpened as contexts grow."""
+
+    def pair_of(turns: float) -> float:
+        wavelength = scaling.original_max_positions / (turns * 2 * math.pi)
+        return rope.rotary_dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    low, high = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    ramp = (torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    slow = ramp.clamp(0.0, 1.0)
+    mixed = frequencies * (1 - slow) + frequencies / scaling.factor * slow
+    return mixed, _yarn_amplitude(scaling)
+
+
+def _yarn_amplitude(scaling: RopeScaling) -> float:
+    def sharpening(weight: float) -> float:
+        return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0
+
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.mscale and scaling.mscale_all_dim:
+        return sharpening(scaling.mscale) / sharpening(scaling.mscale_all_dim)
+    return sharpening(1.0)
+
+
+def _longrope(
+    rope: Rope, scaling: RopeScaling, frequencies: torch.Tensor, max_positions: int
+) -> tuple[torch.Tensor, float]:
+    """One searched divisor a pair: the long list where contexts may pass the original length, else the short one."""
+    is_long = max_positions > scaling.original_max_positions
+    divisors = scaling.long_factor if is_long else scaling.short_factor
+    if len(divisors) != rope.rotary_dim // 2:
+        name = "long_factor" if is_long else "short_factor"
+        raise ConfigError(
+            f"rope_scaling.{name} has {len(divisors)} values; rotary dimension {rope.rotary_dim} needs "
+            f"{rope.rotary_dim // 2}",
+            setting="rope_scaling",
+        )
+    stretch = scaling.stretched_max_positions / scaling.original_max_positions
+    stretch = stretch if stretch > 1 else scaling.factor
+    amplitude = scaling.attention_factor
+    if amplitude is None:
+        amplitude = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(scaling.original_max_positions))
+    return frequencies / torch.tensor(divisors, dtype=torch.float32), amplitude

@@ -1,0 +1,187 @@
+"""What a decoder-only model is made of, as data. An architecture is a function from a config to a `DecoderSpec`.
+
+Knows shapes and constants. Knows nothing of tensors' contents, devices, or how anything is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeAlias, TypeVar
+
+from quire.models.rope import Rope
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSNorm:
+    """x / rms(x) * (weight + weight_offset)."""
+
+    eps: float
+    weight_offset: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerNorm:
+    """(x - mean) / std * weight + bias."""
+
+    eps: float
+    bias: bool = True
+
+
+Norm: TypeAlias = RMSNorm | LayerNorm
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention over pages.
+
+    Attributes:
+        rope: None where positions come from elsewhere (learned, or none at all).
+        window: a token sees itself and the window - 1 tokens before it; 0 means all.
+        qk_norm: a norm over each query and key head, before rotation.
+        scale: of the scores; None means head_dim ** -0.5.
+        soft_cap: scores become cap * tanh(score / cap); 0 means none.
+        sinks: one learned score a head that takes part in the softmax and carries no value.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None = None
+    window: int = 0
+    qk_norm: RMSNorm | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    scale: float | None = None
+    soft_cap: float = 0.0
+    sinks: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedMLP:
+    """down(act(gate(x)) * up(x)); `act` is a name as checkpoints use it (`silu`, `gelu_pytorch_tanh` …)."""
+
+    intermediate: int
+    act: str
+    bias: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MLP:
+    """down(act(up(x)))."""
+
+    intermediate: int
+    act: str
+    bias: bool = False
+
+
+Mixer: TypeAlias = Attention
+FeedForward: TypeAlias = GatedMLP | MLP
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a layer has norms, and whether its two halves read the same input.
+
+    `before_*` norms the half's input, `after_*` its output before that joins the residual. `parallel`: both halves read
+    the residual as it was before the layer; without `before_mlp` they share the first norm.
+    """
+
+    before_mixer: bool = True
+    after_mixer: bool = False
+    before_mlp: bool = True
+    after_mlp: bool = False
+    parallel: bool = False
+
+
+PRE = Placement()
+POST = Placement(before_mixer=False, after_mixer=True, before_mlp=False, after_mlp=True)
+SANDWICH = Placement(after_mixer=True, after_mlp=True)
+PARALLEL = Placement(before_mlp=False, parallel=True)
+PARALLEL_TWO_NORMS = Placement(parallel=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedPositions:
+    """A table of `count` positions; the checkpoint's has `offset` further rows before them that no token uses."""
+
+    count: int
+    offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightNames:
+    """From a checkpoint's names to the model's modules.
+
+    Attributes:
+        modules: our name → the checkpoint's module name, or several whose rows are stacked in that order. Ours outside
+            layers: `embedding`, `positions`, `final_norm`, `lm_head`. In a layer: `qkv`, `out`, `q_norm`, `k_norm`,
+            `sinks`, `gate_up`, `up`, `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`.
+        prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
+        layer: what stands before a layer's names.
+        transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
+        ignored: patterns (as in shells) of names that carry nothing to load.
+    """
+
+    modules: Mapping[str, str | tuple[str, ...]]
+    prefixes: tuple[str, ...] = ("model.", "")
+    layer: str = "layers.{layer}."
+    transposed: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+
+    def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:
+        """A copy with some modules named otherwise, and those in `drop` left out."""
+        kept = {name: value for name, value in self.modules.items() if name not in drop}
+        return dataclasses.replace(self, modules=kept | modules)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderSpec:
+    """A decoder-only language model.
+
+    Attributes:
+        mixer, mlp: one for all layers, or one for each.
+        max_positions: the longest context that the checkpoint was made for.
+        embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits.
+        logits_soft_cap: logits become cap * tanh(logits / cap); 0 means none.
+        final_norm: whether a norm stands before the head.
+    """
+
+    vocab: int
+    hidden: int
+    layers: int
+    mixer: Mixer | tuple[Mixer, ...]
+    mlp: FeedForward | tuple[FeedForward, ...]
+    norm: Norm
+    weights: WeightNames
+    max_positions: int
+    placement: Placement = PRE
+    learned_positions: LearnedPositions | None = None
+    final_norm: bool = True
+    tied_embeddings: bool = False
+    lm_head_bias: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_soft_cap: float = 0.0
+
+    def mixers(self) -> tuple[Mixer, ...]:
+        """One mixer a layer."""
+        return _each_layer(self.mixer, self.layers, "mixer")
+
+    def mlps(self) -> tuple[FeedForward, ...]:
+        """One feed-forward a layer."""
+        return _each_layer(self.mlp, self.layers, "mlp")
+
+    def without_windows(self) -> DecoderSpec:
+        """A copy in which every layer sees the whole context."""
+        return dataclasses.replace(self, mixer=tuple(dataclasses.replace(mixer, window=0) for mixer in self.mixers()))
+
+
+def _each_layer(value: T | tuple[T, ...], layers: int, name: str) -> tuple[T, ...]:
+    each = value if isinstance(value, tuple) else (value,) * layers
+    if len(each) != layers:
+        raise ValueError(f"DecoderSpec.{name} has {len(each)} entries for {layers} layers")
+    return each

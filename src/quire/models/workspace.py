@@ -1,0 +1,93 @@
+"""A model's own buffers: allocated once at their largest size, and handed out as slices that always start at the same address.
+
+So a step allocates nothing, and a step that was recorded with one number of tokens can be replayed with another.
+Legend: T tokens, S logits rows, D hidden, V vocabulary; a wide row holds qkv or gate and up, a narrow one attention's output
+or the activation.
+"""
+
+import torch
+
+MAX_CACHED_VIEWS = 512
+
+
+class TokenViews:
+    """The buffers of a step of T tokens. Wide and narrow buffers are shared by a layer's two halves, one after the other."""
+
+    def __init__(
+        self,
+        residual_TD: torch.Tensor,
+        delta_TD: torch.Tensor,
+        normed_TD: torch.Tensor,
+        wide: torch.Tensor,
+        narrow: torch.Tensor,
+    ) -> None:
+        self.residual_TD, self.delta_TD, self.normed_TD = residual_TD, delta_TD, normed_TD
+        self._wide, self._narrow, self._tokens = wide, narrow, residual_TD.shape[0]
+        self._shaped: dict[tuple[bool, int], torch.Tensor] = {}
+
+    def wide(self, columns: int) -> torch.Tensor:
+        """A contiguous [T, columns] for qkv or for gate and up."""
+        return self._shape(True, columns)
+
+    def narrow(self, columns: int) -> torch.Tensor:
+        """A contiguous [T, columns] for attention's output or the activation."""
+        return self._shape(False, columns)
+
+    def _shape(self, is_wide: bool, columns: int) -> torch.Tensor:
+        view = self._shaped.get((is_wide, columns))
+        if view is None:
+            flat = self._wide if is_wide else self._narrow
+            view = self._shaped[is_wide, columns] = flat[: self._tokens * columns].view(self._tokens, columns)
+        return view
+
+
+class Workspace:
+    """All buffers of one model on one rank."""
+
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        max_logits: int,
+        hidden: int,
+        wide: int,
+        narrow: int,
+        vocab: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def buffer(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.max_tokens, self.max_logits = max_tokens, max_logits
+        self._residual, self._delta, self._normed = (buffer(max_tokens, hidden) for _ in range(3))
+        self._wide, self._narrow = buffer(max_tokens * wide), buffer(max_tokens * narrow)
+        self._gathered = buffer(max_logits, hidden)
+        self._logits = buffer(max_logits, vocab, dtype=torch.float32)
+        self._tokens: dict[int, TokenViews] = {}
+        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all buffers."""
+        buffers = (self._residual, self._delta, self._normed, self._wide, self._narrow, self._gathered, self._logits)
+        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+
+    def tokens(self, count: int) -> TokenViews:
+        """Slices for a step of `count` tokens; kept, since making them costs more than a small kernel."""
+        views = self._tokens.get(count)
+        if views is None:
+            if len(self._tokens) >= MAX_CACHED_VIEWS:
+                self._tokens.clear()
+            rows = (self._residual[:count], self._delta[:count], self._normed[:count])
+            views = self._tokens[count] = TokenViews(*rows, self._wide, self._narrow)
+        return views
+
+    def logits(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(gathered hidden states [S, D], logits [S, V])."""
+        views = self._rows.get(count)
+        if views is None:
+            if len(self._rows) >= MAX_CACHED_VIEWS:
+                self._rows.clear()
+            views = self._rows[count] = (self._gathered[:count], self._logits[:count])
+        return views
