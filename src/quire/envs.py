@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     QUIRE_SERVER_DEV_MODE: bool
     QUIRE_PLUGINS: list[str] | None
     QUIRE_PLATFORM: str | None
+    QUIRE_CPU_ISA: str | None
     QUIRE_USE_MODELSCOPE: bool
     QUIRE_CACHE_ROOT: str
     QUIRE_ALLOW_LONG_MAX_MODEL_LEN: bool
@@ -129,6 +130,9 @@ VARIABLES: dict[str, Variable] = {
         "list", None, "Comma-separated names of the plugins that may load; unset means all.", _parse_list
     ),
     "QUIRE_PLATFORM": _text(None, "The platform to use: a built-in name, or that of a platform plugin."),
+    "QUIRE_CPU_ISA": _text(
+        None, "Instruction set of the CPU kernels, instead of the best one: avx512_bf16, avx512, avx2, neon or generic."
+    ),
     "QUIRE_USE_MODELSCOPE": _flag(False, "1 resolves hub ids at ModelScope."),
     "QUIRE_CACHE_ROOT": Variable(
         "str", _default_cache_root, "Where Quire keeps files between runs.", os.path.expanduser

@@ -1,0 +1,145 @@
+// Norms, activations, additions, gathers and the finishing of logits.
+#pragma once
+
+#include "arguments.h"
+#include "simd.h"
+#include "team.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+// Applies `body(index, count)` to whole vectors and to the rest of a row.
+template <class Body>
+QUIRE_INLINE void over_row(int64_t begin, int64_t end, Body body) {
+    int64_t i = begin;
+    for (; i + W <= end; i += W) body(i, W);
+    if (i < end) body(i, static_cast<int>(end - i));
+}
+QUIRE_INLINE vf take(const float* p, int count) { return count == W ? load(p) : load_some(p, count); }
+QUIRE_INLINE void put(float* p, vf v, int count) {
+    if (count == W)
+        store(p, v);
+    else
+        store_some(p, v, count);
+}
+QUIRE_INLINE vf keep_lanes(vf v, int count) {
+    if (count == W) return v;
+    float lanes[W] = {};
+    store_some(lanes, v, count);
+    return load(lanes);
+}
+
+// Rows × parts of a row: few long rows are split by columns, many rows are not. body(row, begin, end).
+template <class Body>
+QUIRE_INLINE void over_parts(int64_t rows, int64_t d, Team& team, Body body) {
+    int64_t parts = rows >= team.size ? 1 : (d + 1023) / 1024;
+    int64_t begin, end;
+    team.share(rows * parts, begin, end);
+    for (int64_t item = begin; item < end; ++item) {
+        int64_t row = item / parts, part = item % parts;
+        int64_t step = (d / parts + W) / W * W;
+        int64_t first = part * step < d ? part * step : d, last = first + step < d ? first + step : d;
+        body(row, first, last);
+    }
+}
+
+inline void norm(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const NormArguments*>(arguments);
+    int64_t begin, end;
+    team.share(rows, begin, end);
+    for (int64_t t = begin; t < end; ++t) {
+        const float* x = args.x + t * args.d;
+        float* out = args.out + t * args.d;
+        if (args.residual) {
+            float* residual = args.residual + t * args.d;
+            over_row(0, args.d, [&](int64_t i, int n) { put(residual + i, take(residual + i, n) + take(x + i, n), n); });
+            x = residual;
+        }
+        float mean = 0.f;
+        if (args.subtract_mean) {
+            vf total = zero();
+            over_row(0, args.d, [&](int64_t i, int n) { total = total + take(x + i, n); });
+            mean = sum(total) / static_cast<float>(args.d);
+        }
+        vf squares[2] = {zero(), zero()};
+        int which = 0;
+        over_row(0, args.d, [&](int64_t i, int n) {
+            vf centred = keep_lanes(take(x + i, n) - mean, n);
+            squares[which] = fma(centred, centred, squares[which]);
+            which ^= 1;
+        });
+        float scale = 1.f / std::sqrt(sum(squares[0] + squares[1]) / static_cast<float>(args.d) + args.eps);
+        over_row(0, args.d, [&](int64_t i, int n) {
+            vf value = (take(x + i, n) - mean) * scale * take(args.weight + i, n);
+            if (args.bias) value = value + take(args.bias + i, n);
+            put(out + i, value, n);
+        });
+    }
+}
+
+inline void add(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const AddArguments*>(arguments);
+    over_parts(rows, args.d, team, [&](int64_t row, int64_t first, int64_t last) {
+        const float* x = args.x + row * args.d;
+        float* out = args.out + row * args.d;
+        over_row(first, last, [&](int64_t i, int n) { put(out + i, fma(take(x + i, n), set1(args.scale), take(out + i, n)), n); });
+    });
+}
+
+template <int kind>
+QUIRE_INLINE vf activate(vf x) {
+    if (kind == kSilu) return x / (1.0f + exponential(-x));
+    if (kind == kGelu) return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
+    if (kind == kGeluTanh) {
+        vf inner = 0.79788456080286536f * fma(0.044715f * x * x, x, x);
+        return 0.5f * x * (1.0f + hyperbolic_tangent(inner));
+    }
+    vf positive = max(x, zero());
+    return kind == kRelu2 ? positive * positive : positive;
+}
+
+template <int kind>
+void activation_of(const ActivationArguments& args, int64_t rows, Team& team) {
+    over_parts(rows, args.d, team, [&](int64_t row, int64_t first, int64_t last) {
+        const float* x = args.x + row * args.d * (args.gated ? 2 : 1);
+        float* out = args.out + row * args.d;
+        over_row(first, last, [&](int64_t i, int n) {
+            vf value = activate<kind>(take(x + i, n));
+            put(out + i, args.gated ? value * take(x + args.d + i, n) : value, n);
+        });
+    });
+}
+
+inline void activation(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const ActivationArguments*>(arguments);
+    switch (args.kind) {
+        case kSilu: return activation_of<kSilu>(args, rows, team);
+        case kGelu: return activation_of<kGelu>(args, rows, team);
+        case kGeluTanh: return activation_of<kGeluTanh>(args, rows, team);
+        case kRelu: return activation_of<kRelu>(args, rows, team);
+        case kRelu2: return activation_of<kRelu2>(args, rows, team);
+    }
+}
+
+inline void gather_rows(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const GatherArguments*>(arguments);
+    int64_t begin, end;
+    team.share(rows, begin, end);
+    for (int64_t row = begin; row < end; ++row)
+        std::memcpy(args.out + row * args.d, args.x + args.index[row] * args.d, args.d * sizeof(float));
+}
+
+inline void scale_and_cap(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const ScaleAndCapArguments*>(arguments);
+    over_parts(rows, args.d, team, [&](int64_t row, int64_t first, int64_t last) {
+        float* x = args.x + row * args.d;
+        over_row(first, last, [&](int64_t i, int n) {
+            vf value = take(x + i, n) * args.scale;
+            if (args.soft_cap > 0) value = args.soft_cap * hyperbolic_tangent(value / args.soft_cap);
+            put(x + i, value, n);
+        });
+    });
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,66 @@
+// All operations for one instruction set. Compiled once for each, with QUIRE_ISA naming it and the flags that it needs.
+#include "arguments.h"
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "rope.h"
+#include "sampling.h"
+#include "team.h"
+
+#define QUIRE_JOIN_(a, b) a##b
+#define QUIRE_JOIN(a, b) QUIRE_JOIN_(a, b)
+#define QUIRE_TEXT_(a) #a
+#define QUIRE_TEXT(a) QUIRE_TEXT_(a)
+
+namespace quire {
+namespace QUIRE_ISA {
+
+// Reads memory and adds it up: what the machine can read at most, measured beside the kernels.
+inline void read(const void* arguments, int64_t, Team& team) {
+    const auto& args = *static_cast<const ReadArguments*>(arguments);
+    int64_t begin, end;
+    team.share(args.bytes / 256, begin, end);
+    const char* p = static_cast<const char*>(args.source);
+    constexpr int vectors = 256 / (W * 4);
+    vi sums[vectors] = {};
+    for (int64_t i = begin; i < end; ++i) {
+        __builtin_prefetch(p + i * 256 + 4096);
+        __builtin_prefetch(p + i * 256 + 4096 + 64);
+        __builtin_prefetch(p + i * 256 + 4096 + 128);
+        __builtin_prefetch(p + i * 256 + 4096 + 192);
+        for (int v = 0; v < vectors; ++v) {
+            vi x;
+            std::memcpy(&x, p + i * 256 + v * sizeof x, sizeof x);
+            sums[v] = sums[v] + x;
+        }
+    }
+    vi total{};
+    for (int v = 0; v < vectors; ++v) total = total + sums[v];
+    args.sink[team.index] = total[0];
+}
+
+inline void nothing(const void*, int64_t, Team&) {}
+
+static const NamedOperation operations[] = {
+    {"pack", pack},
+    {"linear", linear},
+    {"embedding", embedding},
+    {"norm", norm},
+    {"add", add},
+    {"activation", activation},
+    {"gather_rows", gather_rows},
+    {"scale_and_cap", scale_and_cap},
+    {"argmax", argmax},
+    {"rope_and_cache", rope_and_cache},
+    {"paged_attention", paged_attention},
+    {"read", read},
+    {"nothing", nothing},
+    {nullptr, nullptr},
+};
+
+}  // namespace QUIRE_ISA
+
+extern const KernelSet QUIRE_JOIN(kernels_, QUIRE_ISA);
+const KernelSet QUIRE_JOIN(kernels_, QUIRE_ISA){QUIRE_TEXT(QUIRE_ISA), QUIRE_ISA::operations};
+
+}  // namespace quire

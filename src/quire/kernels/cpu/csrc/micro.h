@@ -1,0 +1,268 @@
+// The one inner kernel of linear layers and attention: C [MR, 16 * NP] (+)= A [MR, K] * B, with B in panels.
+//
+// A panel holds 16 columns. For pair p of k (k = 2p, 2p + 1): float32 and float16 store [2][16], bfloat16 stores [16][2], so
+// that a bfloat16 dot-product instruction can use it as it is and everything else splits it with a shift and a mask.
+// Every element of C is ONE chain of fused multiply-adds in the order of k, continued from C when `accumulate`: its value does
+// not depend on MR, NP, the blocking of K, the number of threads or the other rows of the batch.
+#pragma once
+
+#include "simd.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+constexpr int PANEL = 16;
+constexpr int NV = PANEL / W;
+
+// --- reading a pair of k from a panel -----------------------------------------------------------------------------
+
+QUIRE_INLINE vf load_even(const float* p, int v) { return load(p + v * W); }
+QUIRE_INLINE vf load_odd(const float* p, int v) { return load(p + PANEL + v * W); }
+QUIRE_INLINE vf load_even(const f16* p, int v) { return load(p + v * W); }
+QUIRE_INLINE vf load_odd(const f16* p, int v) { return load(p + PANEL + v * W); }
+QUIRE_INLINE vu load_pair_bits(const bf16* p, int v) {
+    vu bits;
+    std::memcpy(&bits, p + v * 2 * W, sizeof bits);
+    return bits;
+}
+QUIRE_INLINE vf load_even(const bf16* p, int v) { return bit_cast<vf>(load_pair_bits(p, v) << 16); }
+QUIRE_INLINE vf load_odd(const bf16* p, int v) { return bit_cast<vf>(load_pair_bits(p, v) & 0xffff0000u); }
+
+// --- how A is read, and the step over one pair of k ---------------------------------------------------------------
+
+// A in float32. `AType` is what A's scratch holds; PER_PAIR how many of them make a pair of k.
+template <class T>
+struct Plain {
+    using AType = float;
+    static constexpr int PER_PAIR = 2;
+    template <int MR, int NP>
+    static QUIRE_INLINE void step(vf (&acc)[MR][NP][NV], const float* a, int64_t lda, const T* b, int64_t stride) {
+        {
+            vf e[NP][NV];
+#pragma GCC unroll 4
+            for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v) e[p][v] = load_even(b + p * stride, v);
+#pragma GCC unroll 12
+            for (int m = 0; m < MR; ++m) {
+                vf x = set1(a[m * lda]);
+#pragma GCC unroll 4
+                for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 4
+                    for (int v = 0; v < NV; ++v) acc[m][p][v] = fma(e[p][v], x, acc[m][p][v]);
+            }
+        }
+        // Reading the odd halves from cache again is cheaper than spilling an accumulator to keep them.
+        asm("" : "+r"(b));
+        {
+            vf o[NP][NV];
+#pragma GCC unroll 4
+            for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v) o[p][v] = load_odd(b + p * stride, v);
+#pragma GCC unroll 12
+            for (int m = 0; m < MR; ++m) {
+                vf x = set1(a[m * lda + 1]);
+#pragma GCC unroll 4
+                for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 4
+                    for (int v = 0; v < NV; ++v) acc[m][p][v] = fma(o[p][v], x, acc[m][p][v]);
+            }
+        }
+    }
+    template <int MR, int NP>
+    static QUIRE_INLINE void last(vf (&acc)[MR][NP][NV], const float* a, int64_t lda, const T* b, int64_t stride) {
+#pragma GCC unroll 12
+        for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+            for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v)
+                    acc[m][p][v] = fma(load_even(b + p * stride, v), set1(a[m * lda]), acc[m][p][v]);
+    }
+};
+
+#if defined(__AVX512BF16__)
+// A in bfloat16 pairs: one instruction multiplies a pair of k.
+struct DotPairs {
+    using AType = uint32_t;
+    static constexpr int PER_PAIR = 1;
+    template <int MR, int NP>
+    static QUIRE_INLINE void step(vf (&acc)[MR][NP][NV], const uint32_t* a, int64_t lda, const bf16* b, int64_t stride) {
+        __m512bh w[NP];
+#pragma GCC unroll 4
+        for (int p = 0; p < NP; ++p) w[p] = (__m512bh)_mm512_loadu_si512(b + p * stride);
+#pragma GCC unroll 12
+        for (int m = 0; m < MR; ++m) {
+            __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[m * lda]));
+#pragma GCC unroll 4
+            for (int p = 0; p < NP; ++p) acc[m][p][0] = _mm512_dpbf16_ps(acc[m][p][0], w[p], x);
+        }
+    }
+    template <int MR, int NP>
+    static QUIRE_INLINE void last(vf (&acc)[MR][NP][NV], const uint32_t* a, int64_t lda, const bf16* b, int64_t stride) {
+        step<MR, NP>(acc, a, lda, b, stride);  // A's scratch is padded with zero
+    }
+};
+#endif
+
+template <class T>
+struct StepOf {
+    using type = Plain<T>;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct StepOf<bf16> {
+    using type = DotPairs;
+};
+#endif
+
+// --- the kernel ---------------------------------------------------------------------------------------------------
+
+struct MicroCall {
+    const void* a;
+    int64_t lda;  // in A's own elements
+    const void* b;
+    int64_t panel_stride;  // elements from a panel to the next
+    int64_t k;
+    float* c;
+    int64_t ldc;
+    bool accumulate;
+    int64_t prefetch;  // bytes ahead of each panel's stream; 0: none
+};
+
+template <class T, int MR, int NP>
+void micro(const MicroCall& call) {
+    using S = typename StepOf<T>::type;
+    const auto* a = static_cast<const typename S::AType*>(call.a);
+    const auto* b = static_cast<const T*>(call.b);
+    const int64_t lda = call.lda, stride = call.panel_stride, pairs = call.k / 2;
+    vf acc[MR][NP][NV];
+#pragma GCC unroll 12
+    for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+        for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v)
+                acc[m][p][v] = call.accumulate ? load(call.c + m * call.ldc + p * PANEL + v * W) : zero();
+    const int64_t ahead = call.prefetch / static_cast<int64_t>(sizeof(T));
+    for (int64_t i = 0; i < pairs; ++i) {
+        if (MR * NP <= 6) {
+#pragma GCC unroll 4
+            for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 2
+                for (size_t line = 0; line < sizeof(T) / 2; ++line)
+                    __builtin_prefetch(reinterpret_cast<const char*>(b + p * stride + ahead) + 64 * line);
+        }
+        S::template step<MR, NP>(acc, a, lda, b, stride);
+        a += S::PER_PAIR;
+        b += 2 * PANEL;
+    }
+    if (call.k & 1) S::template last<MR, NP>(acc, a, lda, b, stride);
+#pragma GCC unroll 12
+    for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+        for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 4
+            for (int v = 0; v < NV; ++v) store(call.c + m * call.ldc + p * PANEL + v * W, acc[m][p][v]);
+}
+
+// Rows at once, and panels at once for so many rows: enough chains to hide the latency, within the registers.
+constexpr int MAX_ROWS = W == 16 ? 12 : 6;
+constexpr int panels_for(int rows) {
+    if (W == 16) return rows <= 6 ? 4 : 2;
+    if (W == 8) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    return rows == 1 ? 2 : 1;
+}
+constexpr int MAX_PANELS = 4;
+
+using MicroFunction = void (*)(const MicroCall&);
+
+template <class T, int MR>
+MicroFunction micro_of_panels(int panels) {
+    switch (panels) {
+        case 1:
+            return micro<T, MR, 1>;
+        case 2:
+            if (panels_for(MR) >= 2) return micro<T, MR, panels_for(MR) >= 2 ? 2 : 1>;
+            break;
+        case 3:
+            if (panels_for(MR) >= 3) return micro<T, MR, panels_for(MR) >= 3 ? 3 : 1>;
+            break;
+        case 4:
+            if (panels_for(MR) >= 4) return micro<T, MR, panels_for(MR) >= 4 ? 4 : 1>;
+            break;
+    }
+    __builtin_unreachable();
+}
+
+template <class T>
+MicroFunction micro_for(int rows, int panels) {
+    switch (rows) {
+        case 1: return micro_of_panels<T, 1>(panels);
+        case 2: return micro_of_panels<T, 2>(panels);
+        case 3: return micro_of_panels<T, 3>(panels);
+        case 4: return micro_of_panels<T, 4>(panels);
+        case 5: return micro_of_panels<T, 5>(panels);
+        case 6: return micro_of_panels<T, 6>(panels);
+    }
+    if (MAX_ROWS == 12) {
+        constexpr int extra = MAX_ROWS == 12 ? 6 : 0;
+        switch (rows) {
+            case 7: return micro_of_panels<T, 1 + extra>(panels);
+            case 8: return micro_of_panels<T, 2 + extra>(panels);
+            case 9: return micro_of_panels<T, 3 + extra>(panels);
+            case 10: return micro_of_panels<T, 4 + extra>(panels);
+            case 11: return micro_of_panels<T, 5 + extra>(panels);
+            case 12: return micro_of_panels<T, 6 + extra>(panels);
+        }
+    }
+    __builtin_unreachable();
+}
+
+// C [rows, 16 * panels] (+)= A * B for any number of rows: full tiles, the last ones evened out.
+template <class T>
+void multiply(MicroCall call, int64_t rows, int64_t panels) {
+    using S = typename StepOf<T>::type;
+    const auto* a = static_cast<const typename S::AType*>(call.a);
+    const auto* b = static_cast<const T*>(call.b);
+    float* c = call.c;
+    int64_t tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    int largest_tile = static_cast<int>((rows + tiles - 1) / tiles);
+    int64_t group = panels_for(largest_tile);
+    for (int64_t panel = 0; panel < panels; panel += group) {
+        int64_t width = panels - panel < group ? panels - panel : group;
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            int64_t begin = rows * tile / tiles, end = rows * (tile + 1) / tiles;
+            call.a = a + begin * call.lda;
+            call.b = b + panel * call.panel_stride;
+            call.c = c + begin * call.ldc + panel * PANEL;
+            micro_for<T>(static_cast<int>(end - begin), static_cast<int>(width))(call);
+        }
+    }
+}
+
+// --- bringing A into the form that the step reads -----------------------------------------------------------------
+
+// Bfloat16 pairs of one row, padded with zero to a whole pair.
+inline void to_pairs(const float* x, int64_t k, uint32_t* out) {
+    int64_t i = 0;
+#if defined(__AVX512BF16__)
+    for (; i + 32 <= k; i += 32) {
+        __m512bh pairs = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i));
+        _mm512_storeu_si512(out + i / 2, (__m512i)pairs);
+    }
+#endif
+    for (; i < k; i += 2) {
+        uint32_t high = i + 1 < k ? bf16_bits(x[i + 1]) : 0;
+        out[i / 2] = bf16_bits(x[i]) | (high << 16);
+    }
+}
+
+template <class T>
+constexpr bool converts_a() {
+    return StepOf<T>::type::PER_PAIR == 1;
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

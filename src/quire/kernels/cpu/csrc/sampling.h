@@ -1,0 +1,164 @@
+// Argmax, plain or with Gumbel noise. The noise is defined to the bit by `kernels/reference/sampling.py`.
+#pragma once
+
+#include "arguments.h"
+#include "simd.h"
+#include "team.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+typedef uint64_t vw __attribute__((vector_size(W * 8)));
+
+// Keeps a product from being fused with the addition that follows it: the definition rounds both.
+QUIRE_INLINE vf rounded(vf v) {
+#if defined(__x86_64__)
+    asm("" : "+x"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+    return v;
+}
+
+QUIRE_INLINE vf defined_log(vf x) {
+    vi bits = bit_cast<vi>(x);
+    vi exponent = (bits - 0x3f3504f3) >> 23;
+    vf f = bit_cast<vf>(bits - (exponent << 23)) - 1.0f;
+    vf e = convert_int(exponent);
+    vf square = rounded(f * f);
+    vf p = set1(7.0376836292e-2f);
+    p = rounded(p * f) + -1.1514610310e-1f;
+    p = rounded(p * f) + 1.1676998740e-1f;
+    p = rounded(p * f) + -1.2420140846e-1f;
+    p = rounded(p * f) + 1.4249322787e-1f;
+    p = rounded(p * f) + -1.6668057665e-1f;
+    p = rounded(p * f) + 2.0000714765e-1f;
+    p = rounded(p * f) + -2.4999993993e-1f;
+    p = rounded(p * f) + 3.3333331174e-1f;
+    p = rounded(p * f);
+    p = rounded(p * square);
+    p = p + rounded(e * -2.12194440e-4f);
+    p = p - rounded(square * 0.5f);
+    return (f + p) + rounded(e * 0.693359375f);
+}
+
+QUIRE_INLINE vf noise_of(vu words) {
+    vf u = convert_int(bit_cast<vi>((words >> 9) * 2 + 1)) * 0x1p-24f;
+    return -defined_log(-defined_log(u));
+}
+
+QUIRE_INLINE void multiply_wide(vu a, uint32_t b, vu& high, vu& low) {
+    vw product = __builtin_convertvector(a, vw) * static_cast<uint64_t>(b);
+    high = __builtin_convertvector(product >> 32, vu);
+    low = a * b;
+}
+
+// Philox4x32-10 for W consecutive blocks; out[j][lane] is word j of block first + lane.
+QUIRE_INLINE void philox(uint32_t first, uint64_t seed, uint64_t position, vu (&out)[4]) {
+    vu c0, c1{}, c2, c3;
+    for (int i = 0; i < W; ++i) c0[i] = first + i;
+    c2 = vu{} + static_cast<uint32_t>(position);
+    c3 = vu{} + static_cast<uint32_t>(position >> 32);
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        vu high0, low0, high1, low1;
+        multiply_wide(c0, 0xD2511F53u, high0, low0);
+        multiply_wide(c2, 0xCD9E8D57u, high1, low1);
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+struct Best {
+    float value;
+    int32_t index;
+    // The first of equals; a NaN is never the largest.
+    void offer(float candidate, int64_t at) {
+        if (candidate > value || index < 0) {
+            if (!(candidate == candidate)) return;
+            value = candidate;
+            index = static_cast<int32_t>(at);
+        }
+    }
+};
+
+constexpr int64_t ARGMAX_CHUNK = 4096;  // a multiple of 4 * W
+
+inline Best best_of_chunk(const float* logits, int64_t begin, int64_t end) {
+    Best best{-INFINITY, -1};
+    vf value = set1(-INFINITY);
+    vi index{}, here;
+    for (int i = 0; i < W; ++i) here[i] = static_cast<int32_t>(begin) + i;
+    index = index - 1;
+    int64_t i = begin;
+    for (; i + W <= end; i += W, here = here + W) {
+        vf x = load(logits + i);
+        vi larger = x > value;
+        value = larger ? x : value;
+        index = larger ? here : index;
+    }
+    for (int lane = 0; lane < W; ++lane)
+        if (index[lane] >= 0 && (best.index < 0 || value[lane] > best.value ||
+                                 (value[lane] == best.value && index[lane] < best.index)))
+            best = Best{value[lane], index[lane]};
+    for (; i < end; ++i) best.offer(logits[i], i);
+    // Nothing above minus infinity: the first one, unless it is no number.
+    if (best.index < 0)
+        for (i = begin; i < end && best.index < 0; ++i) best.offer(logits[i], i);
+    return best;
+}
+
+inline Best best_with_noise(const float* logits, int64_t begin, int64_t end, float scale, uint64_t seed, uint64_t position) {
+    alignas(64) float scores[4 * W];
+    alignas(64) float noise[4][W];
+    Best best{-INFINITY, -1};
+    for (int64_t i = begin; i < end; i += 4 * W) {
+        vu words[4];
+        philox(static_cast<uint32_t>(i / 4), seed, position, words);
+        for (int j = 0; j < 4; ++j) store(noise[j], noise_of(words[j]));
+        int64_t count = end - i < 4 * W ? end - i : 4 * W;
+        for (int j = 0; j < 4 * W; ++j) scores[j] = noise[j % 4][j / 4];
+        for (int v = 0; v < 4; ++v) {
+            int lanes = static_cast<int>(count - v * W < W ? count - v * W : W);
+            if (lanes <= 0) break;
+            vf x = lanes == W ? load(logits + i + v * W) : load_some(logits + i + v * W, lanes);
+            store(scores + v * W, rounded(x * scale) + load(scores + v * W));
+        }
+        for (int64_t j = 0; j < count; ++j) best.offer(scores[j], i + j);
+    }
+    return best;
+}
+
+inline void argmax(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const ArgmaxArguments*>(arguments);
+    const int64_t chunks = (args.v + ARGMAX_CHUNK - 1) / ARGMAX_CHUNK;
+    Best* found = team.common<Best>(rows * chunks * sizeof(Best));
+    for (int64_t task; (task = team.next()) < rows * chunks;) {
+        int64_t row = task / chunks, begin = task % chunks * ARGMAX_CHUNK;
+        int64_t end = begin + ARGMAX_CHUNK < args.v ? begin + ARGMAX_CHUNK : args.v;
+        const float* logits = args.logits + row * args.v;
+        if (args.seed && std::isfinite(args.inverse_temperature[row]))
+            found[task] = best_with_noise(logits, begin, end, args.inverse_temperature[row],
+                                          static_cast<uint64_t>(args.seed[row]), static_cast<uint64_t>(args.position[row]));
+        else
+            found[task] = best_of_chunk(logits, begin, end);
+    }
+    team.barrier();
+    int64_t first, last;
+    team.share(rows, first, last);
+    for (int64_t row = first; row < last; ++row) {
+        Best best{-INFINITY, -1};
+        for (int64_t chunk = 0; chunk < chunks; ++chunk)
+            if (found[row * chunks + chunk].index >= 0)
+                best.offer(found[row * chunks + chunk].value, found[row * chunks + chunk].index);
+        args.out[row] = best.index < 0 ? 0 : best.index;
+    }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire
