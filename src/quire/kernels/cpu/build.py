@@ -81,7 +81,16 @@ def build(target_folder: pathlib.Path = FOLDER) -> tuple[pathlib.Path, list[str]
         have = [f"-DQUIRE_HAVE_{name.upper()}" for name in built]
         linked = os.path.join(folder, LIBRARY)
         complaint = _run(
-            [compiler, *_COMMON, *have, "-shared", str(sources / "pool.cpp"), *(objects[name] for name in built), "-o", linked]
+            [
+                compiler,
+                *_COMMON,
+                *have,
+                "-shared",
+                str(sources / "pool.cpp"),
+                *(objects[name] for name in built),
+                "-o",
+                linked,
+            ]
         )
         if complaint is not None:
             raise BuildError(f"{compiler} could not link the CPU kernels:\n{complaint}")

@@ -84,7 +84,9 @@ class Library:
             self._operations[name] = address
         return self._operations[name]
 
-    def run(self, operation: int, arguments: ctypes.Structure, rows: int, tensors: tuple[torch.Tensor | None, ...]) -> None:
+    def run(
+        self, operation: int, arguments: ctypes.Structure, rows: int, tensors: tuple[torch.Tensor | None, ...]
+    ) -> None:
         """Run one operation with all threads, and tell the recorder. `tensors` are those that `arguments` points to."""
         self._run(operation, ctypes.byref(arguments), rows)
         if self.recorder is not None:
