@@ -1,0 +1,354 @@
+"""From what users give to what the engine core takes: prompts to token ids, parameters checked against the model.
+
+Knows the model's limits and the tokenizer. Queues nothing: a request that is refused here leaves no trace.
+"""
+
+import copy
+import dataclasses
+import operator
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from quire.config import EngineConfig, limits
+from quire.engine.tokenizer_source import TokenizerSource
+from quire.errors import RequestError
+from quire.inputs import PromptType
+from quire.request import EngineRequest
+from quire.sampling_params import SamplingParams
+from quire.tokenizers.interface import Tokenizer
+
+_SEED_BITS = 63
+_GOLDEN = 0x9E3779B97F4A7C15
+_UNSUPPORTED_PROMPT_KEYS = {
+    "multi_modal_data": "media input",
+    "prompt_embeds": "prompt embeddings",
+    "encoder_prompt": "encoder-decoder prompts",
+}
+
+
+@dataclasses.dataclass(slots=True)
+class TokenizedPrompt:
+    """A prompt as token ids, with its text where that is known."""
+
+    token_ids: list[int]
+    text: str | None = None
+    cache_salt: str | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class ProcessedRequest:
+    """A request that may be queued: one `EngineRequest` for each of its `n` sequences."""
+
+    request_id: str
+    prompt: TokenizedPrompt
+    params: SamplingParams
+    engine_requests: list[EngineRequest]
+    arrival_time: float
+    tokenizer: Tokenizer | None
+
+
+def child_seed(seed: int, index: int) -> int:
+    """The seed of sibling `index`: the first keeps the request's own, others are mixed from it (SplitMix64's finaliser),
+    so that the siblings of neighbouring seeds do not meet."""
+    if index == 0:
+        return seed & ((1 << _SEED_BITS) - 1)
+    mask = (1 << 64) - 1
+    value = (seed + index * _GOLDEN) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return (value ^ (value >> 31)) & ((1 << _SEED_BITS) - 1)
+
+
+class InputProcessor:
+    """Turns users' requests into the core's.
+
+    Args:
+        config: the engine's.
+        tokenizer_source: where the tokenizer comes from.
+        allow_functions: whether a request may carry `logits_processors` (only where the core is in this process).
+    """
+
+    def __init__(
+        self, config: EngineConfig, tokenizer_source: TokenizerSource, *, allow_functions: bool = True
+    ) -> None:
+        self._model = config.model
+        self._source = tokenizer_source
+        self._allow_functions = allow_functions
+        self._vocab_size = config.model.vocab_size
+        self._eos_token_ids: list[int] | None = None
+        self._random = random.Random(config.model.seed)
+        self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
+
+    # --- prompts ---
+
+    def needs_tokenizer(self, prompt: PromptType) -> int:
+        """Characters that have to be tokenized; 0 for a prompt that is token ids already."""
+        if isinstance(prompt, str):
+            return len(prompt)
+        if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt:
+            text: Any = prompt.get("prompt")
+            return len(text) if isinstance(text, str) else 0
+        return 0
+
+    def tokenize(self, prompt: PromptType, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """A prompt as token ids.
+
+        Raises:
+            RequestError: its form is unknown, it is empty, or there is no tokenizer for its text.
+        """
+        if isinstance(prompt, str):
+            return TokenizedPrompt(self._encode(prompt, add_special_tokens), prompt)
+        if isinstance(prompt, Mapping):
+            return self._tokenize_mapping(cast("Mapping[str, Any]", prompt), add_special_tokens)
+        return TokenizedPrompt(self._check_token_ids(prompt, "prompt"))
+
+    def tokenize_batch(self, prompts: Sequence[PromptType], add_special_tokens: bool = True) -> list[TokenizedPrompt]:
+        """Several prompts; their texts are tokenized together, in parallel where the library can."""
+        texts = {index: text for index, prompt in enumerate(prompts) if (text := _plain_text(prompt)) is not None}
+        if len(texts) < 2:
+            return [self.tokenize(prompt, add_special_tokens) for prompt in prompts]
+        ids = self._require_tokenizer().encode_batch(list(texts.values()), add_special_tokens)
+        encoded = dict(zip(texts, ids, strict=True))
+        result: list[TokenizedPrompt] = []
+        for index, prompt in enumerate(prompts):
+            if index not in texts:
+                result.append(self.tokenize(prompt, add_special_tokens))
+                continue
+            salt = self._check_salt(prompt.get("cache_salt")) if isinstance(prompt, Mapping) else None
+            result.append(TokenizedPrompt(encoded[index], texts[index], salt))
+        return result
+
+    def _tokenize_mapping(self, prompt: Mapping[str, Any], add_special_tokens: bool) -> TokenizedPrompt:
+        for key, what in _UNSUPPORTED_PROMPT_KEYS.items():
+            if prompt.get(key) is not None:
+                raise RequestError(f"{what} ({key}) is not supported yet", param=key)
+        salt = self._check_salt(prompt.get("cache_salt"))
+        text = prompt.get("prompt")
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"prompt must be text, not {type(text).__name__}", param="prompt")
+        if (token_ids := prompt.get("prompt_token_ids")) is not None:
+            return TokenizedPrompt(self._check_token_ids(token_ids, "prompt_token_ids"), text, salt)
+        if text is None:
+            found = ", ".join(map(repr, prompt)) or "nothing"
+            raise RequestError(f"a prompt needs 'prompt' or 'prompt_token_ids'; this one has {found}", param="prompt")
+        return TokenizedPrompt(self._encode(text, add_special_tokens), text, salt)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._require_tokenizer().encode(text, add_special_tokens)
+
+    def _require_tokenizer(self) -> Tokenizer:
+        tokenizer = self._source.get()
+        if tokenizer is None:
+            raise RequestError(
+                f"a text prompt needs a tokenizer, but {self._source.why_absent}; give token ids (prompt_token_ids)",
+                param="prompt",
+            )
+        return tokenizer
+
+    def _check_token_ids(self, given: Any, param: str) -> list[int]:
+        """Token ids as a list of this request's own; within the vocabulary."""
+        try:
+            token_ids = list(given)
+            if set(map(type, token_ids)) - {int}:
+                if any(isinstance(token_id, bool) for token_id in token_ids):
+                    raise TypeError
+                token_ids = [operator.index(token_id) for token_id in token_ids]
+        except TypeError:
+            raise RequestError(f"{param} must be text or a list of token ids (whole numbers)", param=param) from None
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocab_size):
+            bad = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
+            raise RequestError(
+                f"{param} has token id {bad}, but the vocabulary has {self._vocab_size} (0 to {self._vocab_size - 1})",
+                param=param,
+            )
+        return token_ids
+
+    @staticmethod
+    def _check_salt(salt: Any) -> str | None:
+        if salt is None:
+            return None
+        if not isinstance(salt, str) or not 0 < len(salt) <= limits.MAX_CACHE_SALT_CHARS:
+            raise RequestError(
+                f"cache_salt must be text of 1 to {limits.MAX_CACHE_SALT_CHARS} characters", param="cache_salt"
+            )
+        return salt
+
+    # --- requests ---
+
+    def process(
+        self,
+        request_id: str,
+        prompt: TokenizedPrompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> ProcessedRequest:
+        """A request that may be queued. `params` is copied, never changed.
+
+        Raises:
+            RequestError: something about it cannot be served; `param` names it.
+        """
+        if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(
+                f"sampling_params must be SamplingParams, not {type(params).__name__}", param="sampling_params"
+            )
+        if not 0 < len(request_id) <= limits.MAX_REQUEST_ID_CHARS:
+            raise RequestError(
+                f"request_id must have 1 to {limits.MAX_REQUEST_ID_CHARS} characters, not {len(request_id)}",
+                param="request_id",
+            )
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        tokenizer = self._source.get()
+        token_ids = self._fit_prompt(prompt.token_ids, params)
+        params = self._complete_params(params, len(token_ids), tokenizer)
+        seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed
+        engine_requests = [
+            EngineRequest(
+                request_id=request_id if params.n == 1 else f"{index}_{request_id}",
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                seed=child_seed(seed, index),
+                arrival_time=arrival_time,
+                priority=priority,
+                cache_salt=prompt.cache_salt,
+                tenant=tenant,
+                group_id=request_id if params.n > 1 else None,
+            )
+            for index in range(params.n)
+        ]
+        kept = prompt if token_ids is prompt.token_ids else dataclasses.replace(prompt, token_ids=token_ids)
+        return ProcessedRequest(request_id, kept, params, engine_requests, arrival_time, tokenizer)
+
+    def _fit_prompt(self, token_ids: list[int], params: SamplingParams) -> list[int]:
+        """The prompt, truncated on the left if that was asked for; it leaves room for at least one token."""
+        limit = self._model.max_model_len
+        if (keep := params.truncate_prompt_tokens) is not None:
+            if keep != -1 and not 1 <= keep <= limit:
+                raise RequestError(
+                    f"truncate_prompt_tokens is {keep}; it may be -1 (as many as fit) or 1 to max_model_len ({limit})",
+                    param="truncate_prompt_tokens",
+                )
+            token_ids = token_ids[-(max(1, limit - 1) if keep == -1 else keep) :]
+        if not token_ids:
+            raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
+        if len(token_ids) >= limit:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {limit} and one must be left for the "
+                "output; shorten it, or set truncate_prompt_tokens",
+                param="prompt",
+            )
+        return token_ids
+
+    def _complete_params(self, given: SamplingParams, prompt_len: int, tokenizer: Tokenizer | None) -> SamplingParams:
+        """A copy with what depends on the model filled in, after checking it."""
+        params = copy.copy(given)
+        room = self._model.max_model_len - prompt_len
+        params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
+        params.eos_token_ids = self._eos(tokenizer)
+        if tokenizer is None:
+            params.detokenize = False
+        self._check_stops(params, tokenizer)
+        self._check_logprobs(params, prompt_len)
+        self._check_token_choices(params)
+        if params.bad_words:
+            params.bad_words_token_ids = self._bad_word_ids(params.bad_words, tokenizer)
+        if params.logits_processors and not self._allow_functions:
+            raise RequestError(
+                "logits_processors of a request are functions, which work only where the engine core runs in this "
+                "process; give the engine a logits processor class instead",
+                param="logits_processors",
+            )
+        if params.structured_outputs is not None:
+            raise RequestError("structured_outputs is not supported yet", param="structured_outputs")
+        if params.prompt_logprobs is not None and params.skip_reading_prefix_cache is None:
+            params.skip_reading_prefix_cache = True
+        return params
+
+    def _eos(self, tokenizer: Tokenizer | None) -> list[int]:
+        """The ids that end a sequence: the model's and the tokenizer's."""
+        if self._eos_token_ids is None:
+            ids = list(self._model.eos_token_ids)
+            own = tokenizer.eos_token_id if tokenizer is not None else None
+            if own is not None and own not in ids and own < self._vocab_size:
+                ids.append(own)
+            self._eos_token_ids = ids
+        return self._eos_token_ids
+
+    def _check_stops(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        if params.stop and (tokenizer is None or not params.detokenize):
+            why = self._source.why_absent if tokenizer is None else "detokenize is off"
+            raise RequestError(f"stop strings need detokenization, but {why}; use stop_token_ids", param="stop")
+        if params.stop_token_ids:
+            self._check_ids(params.stop_token_ids, "stop_token_ids")
+
+    def _check_logprobs(self, params: SamplingParams, prompt_len: int) -> None:
+        limit = self._vocab_size if self._model.max_logprobs == -1 else self._model.max_logprobs
+        cost = 0
+        for name, positions in (("logprobs", (params.max_tokens or 0) * params.n), ("prompt_logprobs", prompt_len)):
+            asked: int | None = getattr(params, name)
+            if asked is None:
+                continue
+            count = self._vocab_size if asked == -1 else asked
+            if count > limit:
+                what = f"{asked} (the whole vocabulary, {count})" if asked == -1 else str(asked)
+                raise RequestError(f"{name} is {what}, but max_logprobs is {limit}", param=name)
+            cost += positions * (count + 1)
+            if cost > limits.MAX_LOGPROB_COST:
+                raise RequestError(
+                    f"{name}={asked} for {positions} tokens is {cost} logprobs in all; at most "
+                    f"{limits.MAX_LOGPROB_COST} are allowed: lower {name}, max_tokens or n",
+                    param=name,
+                )
+
+    def _check_token_choices(self, params: SamplingParams) -> None:
+        if params.allowed_token_ids is not None:
+            if not params.allowed_token_ids:
+                raise RequestError("allowed_token_ids is empty: no token could be sampled", param="allowed_token_ids")
+            self._check_ids(params.allowed_token_ids, "allowed_token_ids")
+        if params.logit_bias:
+            self._check_ids(list(params.logit_bias), "logit_bias")
+
+    def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"{param} has token id {token_id}, but the vocabulary has {self._vocab_size}", param=param
+                )
+
+    def _bad_word_ids(self, words: list[str], tokenizer: Tokenizer | None) -> list[list[int]]:
+        """Token sequences of each word, as a sentence's start and after a space."""
+        if tokenizer is None:
+            raise RequestError(f"bad_words need a tokenizer, but {self._source.why_absent}", param="bad_words")
+        key = tuple(words)
+        if key in self._bad_words:
+            return self._bad_words[key]
+        sequences: list[list[int]] = []
+        for word in words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                token_ids = tokenizer.encode(text, add_special_tokens=False)
+                if token_ids and token_ids not in sequences:
+                    sequences.append(token_ids)
+        if sum(map(len, sequences)) > limits.MAX_BAD_WORDS_TOKENS:
+            raise RequestError(
+                f"bad_words are {sum(map(len, sequences))} tokens in all; at most {limits.MAX_BAD_WORDS_TOKENS} are allowed",
+                param="bad_words",
+            )
+        if len(self._bad_words) >= 64:
+            self._bad_words.clear()
+        self._bad_words[key] = sequences
+        return sequences
+
+
+def _plain_text(prompt: PromptType) -> str | None:
+    """The text of a prompt that has nothing else to it."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping) and set(prompt) <= {"prompt", "cache_salt"}:
+        text = prompt.get("prompt")
+        return text if isinstance(text, str) else None
+    return None

@@ -1,0 +1,138 @@
+"""Every message that crosses the border between a frontend and an engine core, and how it becomes bytes.
+
+Typed msgpack both ways: a message that is not one of these is an error, and nothing is ever unpickled. Knows no sockets.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+import numpy as np
+
+from quire.errors import RequestError
+from quire.request import EngineCoreOutputs, EngineRequest
+
+MessageT = TypeVar("MessageT")
+
+
+class Utility(enum.StrEnum):
+    """What a frontend may call on a core, besides adding and aborting requests."""
+
+    RESET_PREFIX_CACHE = "reset_prefix_cache"
+    SLEEP = "sleep"
+    WAKE_UP = "wake_up"
+    IS_SLEEPING = "is_sleeping"
+    STATS = "stats"
+    EXPLAIN = "explain"
+    COLLECTIVE_RPC = "collective_rpc"
+
+
+class Start(msgspec.Struct, tag="start", array_like=True):
+    """First message to a new core process: its configuration as plain data, and the class path of its executor, if not
+    the usual one."""
+
+    config: dict[str, Any]
+    executor: str | None = None
+    ignore_interrupt: bool = True
+
+
+class AddRequests(msgspec.Struct, tag="add", array_like=True):
+    """Requests to queue, in order."""
+
+    requests: list[EngineRequest]
+
+
+class AbortRequests(msgspec.Struct, tag="abort", array_like=True):
+    """Requests to forget; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class UtilityCall(msgspec.Struct, tag="call", array_like=True):
+    """Call a utility; answered by a `UtilityResult` with the same `call_id`."""
+
+    call_id: int
+    utility: Utility
+    args: list[Any] = []
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
+    """End now; unfinished requests are dropped."""
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """The core serves. `info` holds figures for the log (pages, seconds)."""
+
+    info: dict[str, Any] = {}
+
+
+class Outputs(msgspec.Struct, tag="outputs", array_like=True):
+    """One step's news."""
+
+    outputs: EngineCoreOutputs
+
+
+class UtilityResult(msgspec.Struct, tag="result", array_like=True):
+    """A call's value, or the error's message."""
+
+    call_id: int
+    value: Any = None
+    error: str | None = None
+
+
+class Dead(msgspec.Struct, tag="dead", array_like=True):
+    """The core's last words. `setting` is set where a configuration error ended its start."""
+
+    message: str
+    is_config_error: bool = False
+    setting: str | None = None
+
+
+FrontendMessage = Start | AddRequests | AbortRequests | UtilityCall | Shutdown
+CoreMessage = Ready | Outputs | UtilityResult | Dead
+
+
+def _encode_other(value: Any) -> Any:
+    """What msgpack does not know: numpy arrays and scalars become lists and numbers; functions cannot travel."""
+    if isinstance(value, np.ndarray):
+        return cast("Any", value).tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if callable(value):
+        raise RequestError(
+            "logits_processors are functions and cannot be sent to an engine core in another process; run the core "
+            "in-process, or give the engine a logits processor class by its path",
+            param="logits_processors",
+        )
+    raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
+
+
+def _decode_other(expected: type, value: Any) -> Any:
+    raise ValueError(f"a {expected} cannot come from another process, but {value!r} did")
+
+
+class Codec(Generic[MessageT]):
+    """Messages to bytes and back, for one direction."""
+
+    def __init__(self, decoder: Callable[[bytes], MessageT]) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+        self.decode = decoder
+
+    def encode(self, message: Any) -> bytes:
+        """One message as bytes.
+
+        Raises:
+            RequestError: it holds a function.
+        """
+        return self._encoder.encode(message)
+
+
+def frontend_to_core() -> Codec[FrontendMessage]:
+    """The codec of messages to a core."""
+    return Codec(msgspec.msgpack.Decoder(FrontendMessage, dec_hook=_decode_other).decode)
+
+
+def core_to_frontend() -> Codec[CoreMessage]:
+    """The codec of messages from a core."""
+    return Codec(msgspec.msgpack.Decoder(CoreMessage, dec_hook=_decode_other).decode)

@@ -1,0 +1,210 @@
+"""From the core's news to the requests' records: tokens, stop strings, logprobs, ends, figures.
+
+Knows every unfinished request of one frontend. Knows nothing of queues, sockets or event loops: it says which requests
+have news and which the core should abort because a stop string was completed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from quire.engine.request_state import RequestRecord, SequenceState
+from quire.errors import RequestError
+from quire.metrics.engine_metrics import FinishedRequest
+from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
+
+
+class StatsHook(Protocol):
+    """Who is told what the engine does; `metrics.EngineMetrics` is one. Times in seconds."""
+
+    def record_step(self, stats: SchedulerStats) -> None:
+        """A step's figures."""
+        ...
+
+    def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
+        """A sequence's first token came."""
+        ...
+
+    def record_next_tokens(self, seconds: float, count: int = 1) -> None:
+        """Further tokens of a sequence came."""
+        ...
+
+    def record_finished(self, request: FinishedRequest) -> None:
+        """A sequence ended."""
+        ...
+
+
+class OutputProcessor:
+    """Every unfinished request, by its own id and by its sequences' ids in the core."""
+
+    def __init__(self, hooks: Sequence[StatsHook] = ()) -> None:
+        self.hooks: list[StatsHook] = list(hooks)
+        self._records: dict[str, RequestRecord] = {}
+        self._sequences: dict[str, SequenceState] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def num_sequences(self) -> int:
+        """Unfinished sequences."""
+        return len(self._sequences)
+
+    @property
+    def records(self) -> list[RequestRecord]:
+        """Every unfinished request."""
+        return list(self._records.values())
+
+    def add(self, record: RequestRecord) -> None:
+        """A new request.
+
+        Raises:
+            RequestError: its id is in use.
+        """
+        ids = [sequence.core_id for sequence in record.sequences]
+        if record.request_id in self._records or any(core_id in self._sequences for core_id in ids):
+            raise RequestError(
+                f"request_id {record.request_id!r} is in use by a request that has not ended", param="request_id"
+            )
+        self._records[record.request_id] = record
+        for sequence in record.sequences:
+            self._sequences[sequence.core_id] = sequence
+
+    def discard(self, request_id: str) -> None:
+        """Forget a request that the core never got."""
+        record = self._records.pop(request_id, None)
+        for sequence in record.sequences if record is not None else ():
+            self._sequences.pop(sequence.core_id, None)
+
+    def abort(self, request_ids: Iterable[str], now: float) -> tuple[list[RequestRecord], list[str]]:
+        """End requests at the user's wish: their records, and the core's ids to abort. Unknown ids are ignored."""
+        records: list[RequestRecord] = []
+        core_ids: list[str] = []
+        for request_id in request_ids:
+            record = self._records.get(request_id)
+            if record is None:
+                continue
+            for sequence in record.sequences:
+                if sequence.finish_reason is None:
+                    core_ids.append(sequence.core_id)
+                    sequence.finish("abort")
+                    self._end(sequence, now)
+            records.append(record)
+        return records, core_ids
+
+    def process(self, outputs: EngineCoreOutputs, now: float) -> tuple[list[RequestRecord], list[str]]:
+        """One step's news: the records that have something new, and sequences that the core should abort."""
+        touched: list[RequestRecord] = []
+        aborts: list[str] = []
+        sequences = self._sequences
+        for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True):
+            sequence = sequences.get(core_id)
+            if sequence is None:  # aborted while the step was under way
+                continue
+            is_stopped = sequence.append(token_id)
+            if self.hooks:
+                self._record_tokens(sequence, 1, now)
+            elif not sequence.first_token_time:
+                sequence.first_token_time = now
+            if is_stopped:
+                aborts.append(core_id)
+                self._end(sequence, now)
+            if not sequence.is_quiet:
+                sequence.last_token_time = now
+                self._touch(sequence.record, touched)
+        for output in outputs.outputs:
+            sequence = sequences.get(output.request_id)
+            if sequence is not None:
+                self._process_one(sequence, output, now, touched, aborts)
+        for record in touched:
+            record.is_touched = False
+        if outputs.stats is not None:
+            for hook in self.hooks:
+                hook.record_step(outputs.stats)
+        return touched, aborts
+
+    @staticmethod
+    def _touch(record: RequestRecord, touched: list[RequestRecord]) -> None:
+        if not record.is_touched:
+            record.is_touched = True
+            touched.append(record)
+
+    def _process_one(
+        self,
+        sequence: SequenceState,
+        output: EngineCoreOutput,
+        now: float,
+        touched: list[RequestRecord],
+        aborts: list[str],
+    ) -> None:
+        """News that is more than one plain token."""
+        record = sequence.record
+        if output.num_cached_tokens >= 0 and record.num_cached_tokens is None:
+            record.num_cached_tokens = output.num_cached_tokens
+        if sequence.index == 0:
+            record.append_prompt_logprobs(output)
+        sequence.append_logprobs(output)
+        if output.finish_reason is None:
+            stopped = any(sequence.append(token_id) for token_id in output.new_token_ids if not sequence.finish_reason)
+            if stopped:
+                aborts.append(sequence.core_id)
+        else:
+            self._finish(sequence, output)
+        if output.new_token_ids:
+            self._record_tokens(sequence, len(output.new_token_ids), now)
+        if sequence.finish_reason is not None:
+            self._end(sequence, now)
+        if output.new_token_ids or sequence.finish_reason is not None:
+            self._touch(record, touched)
+
+    @staticmethod
+    def _finish(sequence: SequenceState, output: EngineCoreOutput) -> None:
+        """The core ended it; a stop string in its last tokens comes first."""
+        reason = str(output.finish_reason)
+        *earlier, last = output.new_token_ids or [None]
+        if any(sequence.append(token_id) for token_id in earlier if token_id is not None):
+            return
+        if last is not None:
+            if output.finish_reason is FinishReason.STOP:
+                sequence.token_ids.append(last)  # the stop token: whether its text is shown is `finish`'s to say
+            elif sequence.append(last):
+                return
+        if output.error is not None:
+            sequence.record.error = output.error
+        sequence.finish(reason, output.stop_reason)
+
+    def _record_tokens(self, sequence: SequenceState, count: int, now: float) -> None:
+        if not sequence.first_token_time:
+            sequence.first_token_time = now
+            for hook in self.hooks:
+                hook.record_first_token(now - sequence.record.arrival_time, len(sequence.prompt_token_ids))
+            count -= 1
+        if count > 0:
+            for hook in self.hooks:
+                hook.record_next_tokens(now - (sequence.last_token_time or sequence.first_token_time), count)
+        sequence.last_token_time = now
+
+    def _end(self, sequence: SequenceState, now: float) -> None:
+        """A sequence ended: forget it, and its request with the last of them."""
+        record = sequence.record
+        self._sequences.pop(sequence.core_id, None)
+        sequence.last_token_time = now
+        record.num_unfinished -= 1
+        if record.num_unfinished == 0:
+            self._records.pop(record.request_id, None)
+        for hook in self.hooks:
+            hook.record_finished(_finished(sequence, now))
+
+
+def _finished(sequence: SequenceState, now: float) -> FinishedRequest:
+    record = sequence.record
+    first = sequence.first_token_time
+    return FinishedRequest(
+        finish_reason=sequence.finish_reason or "abort",
+        num_prompt_tokens=len(sequence.prompt_token_ids),
+        num_generation_tokens=len(sequence.token_ids),
+        time_to_first_token=first - record.arrival_time if first else None,
+        decode_time=now - first if first else None,
+        end_to_end=now - record.arrival_time,
+        max_tokens=sequence.params.max_tokens,
+        n=record.params.n,
+    )

@@ -1,0 +1,317 @@
+"""What the frontend remembers of a request until it ends: its prompt, its parameters, and all that it has emitted.
+
+This is also the journal: from a `RequestRecord` a request can be given to a new engine core and go on where it stopped.
+Turns tokens and logprobs into `RequestOutput`s. An output is built when somebody reads it, from where the last one ended:
+a slow reader gets several steps in one output, and nothing piles up meanwhile.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from quire.engine.stop_strings import StopStrings
+from quire.logprobs import FlatLogprobs, Logprob, LogprobsOnePosition
+from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from quire.request import EngineCoreOutput, EngineRequest
+from quire.sampling_params import RequestOutputKind, SamplingParams
+from quire.tokenizers.detokenizer import Detokenizer, detokenize, make_detokenizer
+from quire.tokenizers.interface import Tokenizer
+
+SamplePositions = FlatLogprobs | list[LogprobsOnePosition]
+PromptPositions = FlatLogprobs | list[LogprobsOnePosition | None]
+
+
+def build_position(
+    token_ids: Sequence[int], values: Sequence[float], rank: int, tokenizer: Tokenizer | None
+) -> LogprobsOnePosition:
+    """One position's logprobs: the token itself first, with its rank; then the best ones, ranked 1, 2, …"""
+    decode = tokenizer.decode_token if tokenizer is not None else None
+    position: LogprobsOnePosition = {}
+    for index, token_id in enumerate(token_ids):
+        if token_id not in position:
+            text = decode(token_id) if decode is not None else None
+            position[token_id] = Logprob(values[index], index or rank, text)
+    return position
+
+
+class SequenceState:
+    """One generated sequence: a request has `n` of them.
+
+    Attributes:
+        core_id: its id in the engine core.
+        token_ids: every token emitted so far.
+        text: their text, as far as it was needed.
+        is_quiet: nothing has to be done for a token but to keep it: no reader before the end, no stop strings.
+    """
+
+    __slots__ = (
+        "_checked",
+        "_detokenizer",
+        "_fed",
+        "_hide_last",
+        "_stops",
+        "_tokenizer",
+        "core_id",
+        "cumulative_logprob",
+        "finish_reason",
+        "first_token_time",
+        "index",
+        "is_quiet",
+        "last_token_time",
+        "logprobs",
+        "params",
+        "prompt_token_ids",
+        "record",
+        "sent_chars",
+        "sent_finish",
+        "sent_tokens",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
+
+    def __init__(
+        self, record: "RequestRecord", request: EngineRequest, index: int, tokenizer: Tokenizer | None
+    ) -> None:
+        params = request.sampling_params
+        assert params is not None
+        self.record = record
+        self.core_id = request.request_id
+        self.index = index
+        self.params: SamplingParams = params
+        self.prompt_token_ids = request.prompt_token_ids
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self.logprobs: SamplePositions | None = None
+        if params.logprobs is not None:
+            self.logprobs = FlatLogprobs() if params.flat_logprobs else []
+        self.first_token_time = self.last_token_time = 0.0
+        self.sent_tokens = self.sent_chars = 0
+        self.sent_finish = False
+        stops = [params.stop] if isinstance(params.stop, str) else params.stop
+        self._tokenizer = tokenizer if params.detokenize else None
+        self._stops = StopStrings(stops, params.include_stop_str_in_output) if stops else None
+        self._detokenizer: Detokenizer | None = None
+        self._fed = 0
+        self._checked = 0
+        self._hide_last = False
+        self.is_quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and self._stops is None
+
+    # --- tokens come in ---
+
+    def append(self, token_id: int) -> bool:
+        """Keep one token; true when a stop string is complete, which ends the sequence."""
+        self.token_ids.append(token_id)
+        if self._stops is None:
+            return False
+        return self._advance_and_check(len(self.token_ids))
+
+    def append_logprobs(self, output: EngineCoreOutput) -> None:
+        """Keep the logprobs of the tokens that came with `output`."""
+        if self.logprobs is None or output.logprob_token_ids is None:
+            return
+        columns = (output.logprob_token_ids, output.logprob_values or [], output.logprob_ranks or [])
+        for token_ids, values, rank in zip(*columns, strict=True):
+            self.logprobs.append(build_position(token_ids, values, rank, self._tokenizer))
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + values[0]
+
+    def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
+        """The core ended this sequence, or the user did. A stop token leaves no text unless the user asked for it."""
+        self.stop_reason = stop_reason
+        self._hide_last = reason == "stop" and not self.params.include_stop_str_in_output
+        if self._stops is not None:
+            if self._advance_and_check(len(self.token_ids) - self._hide_last):
+                return
+            if self._detokenizer is not None and self._keep(self._detokenizer.finish()):
+                return
+        self.finish_reason = reason
+
+    def _advance_and_check(self, end: int) -> bool:
+        """Detokenise up to token `end`, one token at a time; true when a stop string is complete: the rest is dropped."""
+        if self._tokenizer is None:
+            return False
+        if self._detokenizer is None:
+            self._detokenizer = self._make_detokenizer(self._tokenizer)
+        while self._fed < end:
+            piece = self._detokenizer.feed((self.token_ids[self._fed],))
+            self._fed += 1
+            if piece and self._keep(piece):
+                return True
+        return False
+
+    def _keep(self, piece: str) -> bool:
+        """Append to the text and look for stop strings; before `min_tokens` nothing stops."""
+        self.text += piece
+        assert self._stops is not None
+        if self._fed > self.params.min_tokens:
+            found = self._stops.find(self.text, self._checked)
+            if found is not None:
+                self.stop_reason, end = found
+                self.text = self.text[:end]
+                self.finish_reason = "stop"
+                del self.token_ids[self._fed :]
+                if self.logprobs is not None:
+                    self._drop_logprobs_beyond(self._fed)
+                return True
+        self._checked = len(self.text)
+        return False
+
+    def _drop_logprobs_beyond(self, count: int) -> None:
+        """The stop string ended before the last tokens of a step: their logprobs go with them."""
+        if self.logprobs is None or len(self.logprobs) <= count:
+            return
+        gone = self.logprobs[count:]
+        self.logprobs = self.logprobs[:count]
+        token_of = (next(iter(position.values())).logprob for position in gone)
+        self.cumulative_logprob = (self.cumulative_logprob or 0.0) - sum(token_of)
+
+    def _make_detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
+        params = self.params
+        return make_detokenizer(
+            tokenizer, self.prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+        )
+
+    # --- outputs go out ---
+
+    def _catch_up_text(self) -> None:
+        """Without stop strings text is made here, when it is read. At the end of a quiet request: all at once."""
+        if self._tokenizer is None or self._stops is not None:
+            return
+        end = len(self.token_ids) - self._hide_last
+        if self._detokenizer is None and self.finish_reason is not None:
+            params = self.params
+            self.text = detokenize(
+                self._tokenizer,
+                self.prompt_token_ids,
+                self.token_ids[:end],
+                params.skip_special_tokens,
+                params.spaces_between_special_tokens,
+            )
+            return
+        if self._detokenizer is None:
+            self._detokenizer = self._make_detokenizer(self._tokenizer)
+        if self._fed < end:
+            self.text += self._detokenizer.feed(self.token_ids[self._fed : end])
+            self._fed = end
+        if self.finish_reason is not None:
+            self.text += self._detokenizer.finish()
+
+    def has_news(self) -> bool:
+        """Whether something came since the last output was built."""
+        return len(self.token_ids) > self.sent_tokens or (self.finish_reason is not None and not self.sent_finish)
+
+    def build(self, as_delta: bool) -> CompletionOutput:
+        """This sequence's part of an output: all of it, or what came since the last one."""
+        if not self.sent_finish:
+            self._catch_up_text()
+        chars = len(self.text)
+        if self.finish_reason is None and self._stops is not None:
+            chars = max(self.sent_chars, chars - self._stops.held_back(self.text))
+        first_char, first_token = (self.sent_chars, self.sent_tokens) if as_delta else (0, 0)
+        completion = CompletionOutput(
+            index=self.index,
+            text=self.text[first_char:chars],
+            token_ids=self.token_ids[first_token:],
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else self.logprobs[first_token:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+        self.sent_chars, self.sent_tokens = chars, len(self.token_ids)
+        self.sent_finish = self.finish_reason is not None
+        return completion
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One user's request and its `n` sequences.
+
+    Attributes:
+        notify: called when there is something new to read; None where the caller asks by himself.
+        error: why it failed, where it did.
+        is_touched: has news in the step that is being processed.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    engine_requests: list[EngineRequest]
+    arrival_time: float
+    tokenizer: Tokenizer | None
+    sequences: list[SequenceState] = dataclasses.field(default_factory=list[SequenceState])
+    num_unfinished: int = 0
+    notify: Callable[[], None] | None = None
+    prompt_logprobs: PromptPositions | None = None
+    num_cached_tokens: int | None = None
+    error: str | None = None
+    is_touched: bool = False
+    prompt_logprobs_sent: bool = False
+
+    def __post_init__(self) -> None:
+        self.sequences = [
+            SequenceState(self, request, index, self.tokenizer) for index, request in enumerate(self.engine_requests)
+        ]
+        self.num_unfinished = len(self.sequences)
+        if self.params.prompt_logprobs is not None:
+            self.prompt_logprobs = FlatLogprobs() if self.params.flat_logprobs else []
+            self.prompt_logprobs.append(None)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sequence has ended."""
+        return self.num_unfinished == 0
+
+    def append_prompt_logprobs(self, output: EngineCoreOutput) -> None:
+        """Keep prompt logprobs as chunks of the prompt are computed (siblings with n > 1 repeat them: once is enough)."""
+        if self.prompt_logprobs is None or output.prompt_logprob_token_ids is None:
+            return
+        columns = (
+            output.prompt_logprob_token_ids,
+            output.prompt_logprob_values or [],
+            output.prompt_logprob_ranks or [],
+        )
+        for token_ids, values, rank in zip(*columns, strict=True):
+            self.prompt_logprobs.append(build_position(token_ids, values, rank, self.tokenizer))
+
+    def build_output(self) -> RequestOutput | None:
+        """What there is to tell since the last call; None when that is nothing (or not yet, for `FINAL_ONLY`)."""
+        kind = self.params.output_kind
+        is_finished = self.is_finished
+        if kind is RequestOutputKind.FINAL_ONLY and not is_finished:
+            return None
+        as_delta = kind is RequestOutputKind.DELTA
+        if as_delta:
+            completions = [sequence.build(True) for sequence in self.sequences if sequence.has_news()]
+        elif any(sequence.has_news() for sequence in self.sequences):
+            completions = [sequence.build(False) for sequence in self.sequences]
+        else:
+            completions = []
+        if not completions:
+            return None
+        prompt_logprobs = None if as_delta and self.prompt_logprobs_sent else self.prompt_logprobs
+        self.prompt_logprobs_sent = True
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=completions,
+            finished=is_finished,
+            metrics=self._metrics(),
+            num_cached_tokens=self.num_cached_tokens,
+            error=self.error,
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        firsts = [sequence.first_token_time for sequence in self.sequences if sequence.first_token_time]
+        last = max(sequence.last_token_time for sequence in self.sequences)
+        return RequestMetrics(
+            arrival_time=self.arrival_time,
+            first_token_time=min(firsts, default=0.0),
+            last_token_time=last,
+            finished_time=last if self.is_finished else 0.0,
+            num_generation_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
+        )

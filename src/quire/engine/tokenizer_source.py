@@ -1,0 +1,58 @@
+"""The engine's tokenizer: read in a thread while the weights load, or absent."""
+
+import threading
+
+from quire.config import ModelConfig
+from quire.errors import QuireError
+from quire.logger import init_logger
+from quire.tokenizers.interface import Tokenizer
+from quire.tokenizers.loader import get_tokenizer, has_tokenizer
+
+logger = init_logger(__name__)
+
+
+class TokenizerSource:
+    """Where the engine gets its tokenizer from.
+
+    Without tokenizer files the engine works on token ids alone, as with `skip_tokenizer_init`, and the log says so.
+
+    Attributes:
+        why_absent: why there is no tokenizer; None where there is one.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._model = model
+        self._tokenizer: Tokenizer | None = None
+        self._error: QuireError | None = None
+        self._thread: threading.Thread | None = None
+        self.why_absent: str | None = None
+        if model.skip_tokenizer_init or not model.tokenizer_path:
+            self.why_absent = "skip_tokenizer_init is set"
+        elif not has_tokenizer(model.tokenizer_path):
+            self.why_absent = f"{model.tokenizer_path} has no tokenizer files"
+            logger.warning("%s: token ids in, token ids out; nothing is detokenized", self.why_absent)
+        else:
+            self._thread = threading.Thread(target=self._load, name="tokenizer-loader", daemon=True)
+            self._thread.start()
+
+    def _load(self) -> None:
+        model = self._model
+        try:
+            self._tokenizer = get_tokenizer(
+                model.tokenizer_path, model.tokenizer_mode, chat_template=model.chat_template
+            )
+        except QuireError as error:
+            self._error = error
+
+    def get(self) -> Tokenizer | None:
+        """The tokenizer, or None where there is none (see `why_absent`). Waits until it is read.
+
+        Raises:
+            ConfigError: its files are broken.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise self._error
+        return self._tokenizer

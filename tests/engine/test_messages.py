@@ -1,0 +1,105 @@
+"""Messages between frontend and core survive the way, and nothing else gets through."""
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+from tests.engine.builders import make_config
+
+from quire.engine import messages
+from quire.engine.config_wire import config_from_plain, config_to_plain
+from quire.errors import ConfigError, RequestError
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
+from quire.sampling_params import SamplingParams
+from quire.simulator.hash_model import HashExecutor
+
+PARAMS = SamplingParams(
+    n=2, seed=3, stop=["a"], logit_bias={5: 1.5}, bad_words=["x"], bad_words_token_ids=[[1, 2]], extra_args={"k": [1]}
+)
+REQUEST = EngineRequest("r", [1, 2, 3], PARAMS, seed=2**63 - 1, cache_salt="s", group_id="g")
+OUTPUT = EngineCoreOutput(
+    "r",
+    [4],
+    FinishReason.STOP,
+    "end",
+    num_cached_tokens=0,
+    logprob_token_ids=[[4, 5]],
+    logprob_values=[[-0.5, -1.0]],
+    logprob_ranks=[1],
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Start({"a": 1}, "m:C"),
+        messages.AddRequests([REQUEST]),
+        messages.AbortRequests(["r", "s"]),
+        messages.UtilityCall(7, messages.Utility.SLEEP, [1]),
+        messages.Shutdown(),
+    ],
+)
+def test_messages_to_the_core_survive(message):
+    codec = messages.frontend_to_core()
+    assert codec.decode(codec.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Ready({"num_blocks": 3}),
+        messages.Outputs(EngineCoreOutputs(["a"], [5], [OUTPUT], SchedulerStats(num_running=1))),
+        messages.UtilityResult(7, {"a": [1.5]}),
+        messages.UtilityResult(7, error="no"),
+        messages.Dead("why", True, "dtype"),
+    ],
+)
+def test_messages_from_the_core_survive(message):
+    codec = messages.core_to_frontend()
+    assert codec.decode(codec.encode(message)) == message
+
+
+def test_numpy_values_become_plain_ones():
+    codec = messages.core_to_frontend()
+    message = messages.UtilityResult(1, {"a": np.arange(3), "b": np.float32(0.5)})
+    assert codec.decode(codec.encode(message)).value == {"a": [0, 1, 2], "b": 0.5}
+
+
+def test_a_function_cannot_travel():
+    params = SamplingParams(logits_processors=[lambda ids, logits: logits])
+    with pytest.raises(RequestError) as caught:
+        messages.frontend_to_core().encode(messages.AddRequests([EngineRequest("r", [1], params)]))
+    assert caught.value.param == "logits_processors"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80\x04K\x01.", b"\xff\xff", msgspec.msgpack.encode(["nonsense", 1]), b"\x93\xa3add\x01"]
+)
+def test_anything_else_is_an_error(data):
+    for codec in (messages.frontend_to_core(), messages.core_to_frontend()):
+        with pytest.raises(msgspec.MsgspecError):
+            codec.decode(data)
+
+
+def test_a_configuration_survives_as_plain_data():
+    config = make_config(eos_token_ids=(1, 2), async_scheduling=True)
+    plain = msgspec.msgpack.decode(msgspec.msgpack.encode(config_to_plain(config)))
+    again = config_from_plain(plain)
+    assert again.model.hf_config.to_dict() == config.model.hf_config.to_dict()
+    same = dataclasses.replace(again.model, hf_config=config.model.hf_config)
+    assert dataclasses.replace(again, model=same) == config
+
+
+def test_a_class_travels_as_its_path():
+    plain = config_to_plain(make_config(executor=HashExecutor))
+    assert plain["parallel"]["distributed_executor_backend"] == "quire.simulator.hash_model:HashExecutor"
+
+
+def test_what_cannot_leave_the_process_is_a_config_error_with_its_name():
+    class Local(HashExecutor):
+        pass
+
+    with pytest.raises(ConfigError) as caught:
+        config_to_plain(make_config(executor=Local))
+    assert caught.value.setting == "distributed_executor_backend"
