@@ -6,7 +6,7 @@ is first used. No torch is loaded until something needs tensors.
 
 # The order of these two matters: the version stands alone, and the environment is set before anyone can import torch.
 from quire.version import __version__, __version_tuple__  # isort: skip
-import quire.env_override  # isort: skip  # noqa: F401
+import quire.env_override as _env_override  # isort: skip
 
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     )
     from quire.pooling_params import PoolingParams
     from quire.sampling_params import SamplingParams
+
+del _env_override
 
 _WHERE = {
     "LLM": "quire.entrypoints.llm:LLM",

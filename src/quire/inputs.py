@@ -1,23 +1,34 @@
-"""The forms a prompt may take."""
+"""The forms a prompt may take: text, token ids, or a dict that says which.
+
+Knows shapes only; a prompt is checked where it becomes a request.
+"""
 
 from typing import Any, NotRequired, TypedDict
 
 
-class TextPrompt(TypedDict):
+class _PromptOptions(TypedDict):
+    """What every dict prompt may also say.
+
+    `cache_salt` keeps the prompt's cached pages apart from those of other salts.
+    """
+
+    cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Any]
+    mm_processor_kwargs: NotRequired[dict[str, Any]]
+
+
+class TextPrompt(_PromptOptions):
     """A prompt as text."""
 
     prompt: str
-    cache_salt: NotRequired[str]
-    multi_modal_data: NotRequired[Any]
 
 
-class TokensPrompt(TypedDict):
+class TokensPrompt(_PromptOptions):
     """A prompt as token ids, with its text if known."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
-    cache_salt: NotRequired[str]
-    multi_modal_data: NotRequired[Any]
 
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt
+"""Every form that `LLM.generate` and its like take for one prompt."""

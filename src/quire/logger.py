@@ -87,12 +87,12 @@ class _StreamHandler(logging.StreamHandler[TextIO]):
         self._stream_name = stream_name
 
     @property
-    def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def stream(self) -> TextIO:
         return getattr(sys, self._stream_name)
 
     @stream.setter
-    def stream(self, value: TextIO) -> None:  # the base class may assign; the name decides
-        del value
+    def stream(self, value: TextIO) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Nothing: the base class may assign, but the name decides."""
 
 
 @functools.cache

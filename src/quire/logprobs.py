@@ -1,8 +1,8 @@
 """Logprobs as users see them: a list of dicts, or the flat container with the same behaviour and few objects."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast, overload
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,6 +38,26 @@ class FlatLogprobs(Sequence[LogprobsOnePosition]):
             self.decoded_tokens.append(entry.decoded_token)
         self.end_indices.append(len(self.token_ids))
 
+    def append_fast(
+        self,
+        token_ids: list[int],
+        logprobs: list[float],
+        ranks: Iterable[int | None],
+        decoded_tokens: Iterable[str | None],
+    ) -> None:
+        """Add one position from columns of equal length; builds no object for a token."""
+        self.start_indices.append(len(self.token_ids))
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.ranks += ranks
+        self.decoded_tokens += decoded_tokens
+        self.end_indices.append(len(self.token_ids))
+
+    def extend(self, positions: Iterable[LogprobsOnePosition | None]) -> None:
+        """Add several positions."""
+        for position in positions:
+            self.append(position)
+
     def __len__(self) -> int:
         return len(self.start_indices)
 
@@ -58,6 +78,18 @@ class FlatLogprobs(Sequence[LogprobsOnePosition]):
 
     def __iter__(self) -> Iterator[LogprobsOnePosition]:
         return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FlatLogprobs | list):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            mine == (theirs or {}) for mine, theirs in zip(self, cast("Iterable[Any]", other), strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it can change
+
+    def __repr__(self) -> str:
+        return f"FlatLogprobs({list(self)!r})"
 
 
 PromptLogprobs = FlatLogprobs | list[LogprobsOnePosition | None]

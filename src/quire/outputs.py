@@ -1,7 +1,7 @@
 """What users get back. Plain records; the field names are those of vLLM."""
 
 import dataclasses
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from quire.logprobs import PromptLogprobs, SampleLogprobs
 
@@ -28,6 +28,20 @@ class CompletionOutput:
         """Whether this sequence has ended."""
         return self.finish_reason is not None
 
+    def append(self, delta: "CompletionOutput") -> None:
+        """Add what came after."""
+        self.text += delta.text
+        self.token_ids = [*self.token_ids, *delta.token_ids]
+        if delta.logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = delta.logprobs
+            else:
+                self.logprobs.extend(delta.logprobs)
+        if delta.cumulative_logprob is not None:
+            self.cumulative_logprob = delta.cumulative_logprob
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
 
 @dataclasses.dataclass(slots=True)
 class RequestMetrics:
@@ -40,9 +54,20 @@ class RequestMetrics:
     num_generation_tokens: int = 0
 
 
-@dataclasses.dataclass(slots=True)
+def _repr_without_none(self: Any) -> str:
+    """`Name(field=value, …)` of the fields that say something."""
+    pairs = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+    return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in pairs if value is not None)})"
+
+
+@dataclasses.dataclass(slots=True, repr=False)
 class RequestOutput:
-    """The state of one generation request; `error` tells why where a finish reason is `error`."""
+    """The state of one generation request; `error` tells why where a finish reason is `error`.
+
+    Attributes:
+        prompt: its text; None where only token ids are known.
+        num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+    """
 
     request_id: str
     prompt: str | None
@@ -54,6 +79,26 @@ class RequestOutput:
     lora_request: Any = None
     num_cached_tokens: int | None = None
     error: str | None = None
+
+    __repr__ = _repr_without_none
+
+    def add(self, next_output: "RequestOutput", aggregate: bool) -> None:
+        """Merge a later output of the same request into this one.
+
+        Args:
+            aggregate: append texts and tokens (outputs are deltas); otherwise the later sequence replaces the earlier.
+        """
+        self.finished |= next_output.finished
+        self.metrics = next_output.metrics or self.metrics
+        self.error = next_output.error or self.error
+        for later in next_output.outputs:
+            position = next((i for i, known in enumerate(self.outputs) if known.index == later.index), None)
+            if position is None:
+                self.outputs.append(later)
+            elif aggregate:
+                self.outputs[position].append(later)
+            else:
+                self.outputs[position] = later
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,6 +114,11 @@ class EmbeddingOutput:
 
     embedding: list[float]
 
+    @classmethod
+    def from_base(cls, pooled: PoolingOutput) -> Self:
+        """The pooler's vector as an embedding."""
+        return cls(pooled.data)
+
     @property
     def hidden_size(self) -> int:
         """Its length."""
@@ -81,6 +131,11 @@ class ClassificationOutput:
 
     probs: list[float]
 
+    @classmethod
+    def from_base(cls, pooled: PoolingOutput) -> Self:
+        """The pooler's vector as probabilities."""
+        return cls(pooled.data)
+
     @property
     def num_classes(self) -> int:
         """How many classes there are."""
@@ -92,6 +147,17 @@ class ScoringOutput:
     """How well two texts match."""
 
     score: float
+
+    @classmethod
+    def from_base(cls, pooled: PoolingOutput) -> Self:
+        """The pooler's only number as a score.
+
+        Raises:
+            ValueError: it gave several.
+        """
+        if len(pooled.data) != 1:
+            raise ValueError(f"a score is one number, but the pooler gave {len(pooled.data)}")
+        return cls(pooled.data[0])
 
 
 PooledT = TypeVar("PooledT")

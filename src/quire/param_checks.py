@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from quire.errors import RequestError
+from quire.guards import is_sequence
 
 _SHOWN_CHARS = 100
 _INT64 = 1 << 63
@@ -61,7 +62,7 @@ def flag(name: str, value: Any) -> None:
 
 def items(name: str, value: Any, most: int, kind: str) -> list[Any]:
     """A list (or tuple) of at most so many entries, as a list of the request's own."""
-    if not isinstance(value, list | tuple):
+    if not is_sequence(value):
         refuse(name, value, f"a list of {kind}")
     if len(value) > most:
         raise RequestError(f"{name} has {len(value)} entries; at most {most} are allowed", param=name)

@@ -15,6 +15,7 @@ import msgspec
 from quire import param_checks as checks
 from quire.config import limits
 from quire.errors import RequestError
+from quire.guards import is_dict, is_mapping, is_sequence
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this mean greedy."""
@@ -108,9 +109,9 @@ def _check_depth(value: Any, left: int) -> None:
         raise RequestError(
             f"structured_outputs.json is nested deeper than {limits.MAX_JSON_DEPTH} levels", param="json"
         )
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_depth(inner, left - 1)
+    inner = list(value.values()) if is_dict(value) else value if is_sequence(value) else ()
+    for part in inner:
+        _check_depth(part, left - 1)
 
 
 def _check_choice(value: Any) -> None:
@@ -279,18 +280,11 @@ class SamplingParams(
                 self.output_kind = RequestOutputKind(self.output_kind)
             except ValueError:
                 checks.refuse("output_kind", self.output_kind, "CUMULATIVE, DELTA or FINAL_ONLY")
-        structured: object = self.structured_outputs
+        structured: Any = self.structured_outputs
         if structured is not None and not isinstance(structured, StructuredOutputsParams):
             checks.refuse("structured_outputs", structured, "StructuredOutputsParams, or None")
         if self.extra_args is not None:
-            extra: object = self.extra_args
-            if not isinstance(extra, dict) or not all(isinstance(key, str) for key in extra):
-                checks.refuse("extra_args", extra, "a dict with string keys")
-            if len(extra) > limits.MAX_EXTRA_ARGS:
-                raise RequestError(
-                    f"extra_args has {len(extra)} entries; at most {limits.MAX_EXTRA_ARGS} are allowed",
-                    param="extra_args",
-                )
+            _check_extra_args(self.extra_args)
         if self.skip_reading_prefix_cache is not None:
             checks.flag("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
 
@@ -309,9 +303,11 @@ class SamplingParams(
         Raises:
             RequestError: as the constructor; also for `logit_bias` keys that are not token ids.
         """
-        given = {name: value for name, value in values.items() if value is not None or name == "max_tokens"}
+        given: dict[str, Any] = {
+            name: value for name, value in values.items() if value is not None or name == "max_tokens"
+        }
         bias = given.get("logit_bias")
-        if isinstance(bias, Mapping):
+        if is_mapping(bias):
             try:
                 given["logit_bias"] = {int(token_id): value for token_id, value in bias.items()}
             except (TypeError, ValueError):
@@ -332,7 +328,7 @@ class SamplingParams(
     ) -> None:
         """Let generation also end at the model's eos ids: the tokenizer's own, and those of its generation config."""
         listed = generation_config.get("eos_token_id")
-        found = [eos_token_id, *(listed if isinstance(listed, list | tuple) else [listed])]
+        found: list[Any] = [eos_token_id, *(listed if is_sequence(listed) else [listed])]
         ids = list(self.eos_token_ids)
         for token_id in found:
             if isinstance(token_id, int) and token_id not in ids:
@@ -361,9 +357,18 @@ _MUTABLE = (
 )
 
 
+def _check_extra_args(extra: Any) -> None:
+    if not is_dict(extra) or not all(type(key) is str for key in extra):
+        checks.refuse("extra_args", extra, "a dict with string keys")
+    if len(extra) > limits.MAX_EXTRA_ARGS:
+        raise RequestError(
+            f"extra_args has {len(extra)} entries; at most {limits.MAX_EXTRA_ARGS} are allowed", param="extra_args"
+        )
+
+
 def _checked_bias(bias: Any) -> dict[int, float]:
     """Token id to bias, clamped to what is allowed."""
-    if not isinstance(bias, Mapping):
+    if not is_mapping(bias):
         checks.refuse("logit_bias", bias, "an object from token ids to numbers")
     if len(bias) > limits.MAX_LOGIT_BIAS:
         raise RequestError(

@@ -19,7 +19,7 @@ class LoadConfig:
     load_format: str = "auto"
     download_dir: str | None = None
     ignore_patterns: tuple[str, ...] = ()
-    model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,4 +27,4 @@ class EngineConfig:
     attention: AttentionConfig
     observability: ObservabilityConfig
     instance_id: str = ""
-    provenance: dict[str, str] = dataclasses.field(default_factory=dict)
+    provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])

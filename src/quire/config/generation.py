@@ -9,6 +9,7 @@ from typing import Any
 from quire.config.files import read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
+from quire.guards import is_sequence
 
 FILE_NAME = "generation_config.json"
 IGNORE = ("quire", "vllm")
@@ -79,7 +80,7 @@ def eos_token_ids(hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int,
     """
     ids: dict[int, None] = {}
     for file, value in (("config.json", hf_config.get("eos_token_id")), (FILE_NAME, generation.get("eos_token_id"))):
-        for item in value if isinstance(value, list) else [value]:
+        for item in value if is_sequence(value) else [value]:
             if item is None:
                 continue
             if not isinstance(item, int) or isinstance(item, bool) or item < 0:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from quire.guards import is_dict
+
 
 class HFConfig:
     """Read-only attribute access to a config.json; nested objects become `HFConfig` too.
@@ -20,14 +22,14 @@ class HFConfig:
             value = self._values[name]
         except KeyError:
             raise AttributeError(f"config.json has no {name!r}; it has {', '.join(sorted(self._values))}") from None
-        return HFConfig(value) if isinstance(value, dict) else value
+        return HFConfig(value) if is_dict(value) else value
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or `default` where it is missing or null."""
         value = self._values.get(name)
         if value is None:
             return default
-        return HFConfig(value) if isinstance(value, dict) else value
+        return HFConfig(value) if is_dict(value) else value
 
     def __contains__(self, name: str) -> bool:
         return name in self._values

@@ -67,15 +67,57 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
         """Tensors to allocate: as many as the largest group has layers."""
         return max((len(group.layers) for group in self.groups), default=0)
 
+    def tensor_page_bytes(self, tensor: int) -> int:
+        """Bytes of one page of a tensor: what the largest of the layers that share it needs."""
+        return max(group.spec.page_bytes for group in self.groups if len(group.layers) > tensor)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of the pool, over all tensors."""
+        return sum(self.tensor_page_bytes(tensor) for tensor in range(self.num_tensors))
+
     @property
     def block_size(self) -> int:
         """Tokens a page (equal in all groups)."""
         return self.groups[0].spec.block_size
 
 
+GROUP_COST = 0.02
+"""What one more group may save in memory to be worth its page table, which every step has to fill: two in a hundred."""
+
+
 def group_layers(specs: list[KVCacheSpec]) -> tuple[KVCacheGroup, ...]:
-    """Layers with equal specs become one group, in order of first appearance."""
+    """Layers with equal specs form groups, in order of first appearance.
+
+    Groups share tensors (layer j of each lives in tensor j), so a group shorter than the longest leaves part of its
+    pages unused. Where there are several specs, each one's layers are therefore split into groups of about equal size:
+    25 sliding-window and 5 full layers become five groups of 5 and one of 5. The size is the one that wastes least,
+    counting `GROUP_COST` for every group.
+    """
     by_spec: dict[KVCacheSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(layer)
-    return tuple(KVCacheGroup(spec=spec, layers=tuple(layers)) for spec, layers in by_spec.items())
+    size = _group_size([len(layers) for layers in by_spec.values()])
+    return tuple(
+        KVCacheGroup(spec=spec, layers=tuple(part))
+        for spec, layers in by_spec.items()
+        for part in _split_evenly(layers, -(-len(layers) // size))
+    )
+
+
+def _group_size(counts: list[int]) -> int:
+    """Layers a group, given how many layers each spec has."""
+
+    def cost(size: int) -> tuple[float, int]:
+        groups = sum(-(-count // size) for count in counts)
+        waste = groups * size / sum(counts) - 1.0
+        return waste + GROUP_COST * groups, -size
+
+    return min(range(1, max(counts, default=1) + 1), key=cost)
+
+
+def _split_evenly(layers: list[int], parts: int) -> list[list[int]]:
+    """Consecutive parts whose sizes differ by at most one, the larger ones first."""
+    size, larger = divmod(len(layers), parts)
+    ends = [size * (part + 1) + min(part + 1, larger) for part in range(parts)]
+    return [layers[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -29,7 +29,7 @@ class ModelConfig:
     max_model_len: int
     architecture: str
     eos_token_ids: tuple[int, ...] = ()
-    default_sampling: dict[str, Any] = dataclasses.field(default_factory=dict)
+    default_sampling: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     tokenizer_mode: str = "auto"
     trust_remote_code: bool = False
     seed: int = 0

@@ -7,13 +7,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from quire import envs
 from quire.config import limits
 from quire.config.files import read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
+from quire.guards import is_dict, is_sequence
 from quire.platforms.interface import Because
 
 DTYPE_NAMES = {
@@ -58,12 +59,12 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
     values = read_json_object(os.path.join(path, "config.json"), setting="model")
     if callable(overrides):
         changed: object = overrides(values)
-        if not isinstance(changed, dict):
+        if not is_dict(changed):
             raise ConfigError(
                 f"hf_overrides must return the configuration as a dict, not {type(changed).__name__}",
                 setting="hf_overrides",
             )
-        return HFConfig(cast("dict[str, Any]", changed))
+        return HFConfig(changed)
     return HFConfig(_merge(values, overrides))
 
 
@@ -71,7 +72,7 @@ def _merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     merged = dict(values)
     for key, value in overrides.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = _merge(old, value) if is_dict(old) and is_dict(value) else value
     return merged
 
 
@@ -82,7 +83,7 @@ def resolve_architecture(hf_config: HFConfig) -> str:
         ConfigError: it names none.
     """
     names = hf_config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+    if not is_sequence(names) or not names or not isinstance(names[0], str):
         raise ConfigError(
             f"config.json names no architecture (architectures={names!r}); give one, for example with "
             'hf_overrides={"architectures": ["LlamaForCausalLM"]}',

@@ -6,12 +6,13 @@ Knows values. Knows nothing of the model or the device; what depends on those is
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from quire.config import limits
 from quire.config.resolve import DTYPE_NAMES
 from quire.errors import ConfigError
+from quire.guards import is_mapping, is_sequence
 
 Check = Callable[[str, Any], None]
 
@@ -29,8 +30,12 @@ def whole(minimum: int, maximum: int | None = None, *, optional: bool = False) -
     def check(name: str, value: Any) -> None:
         if value is None and optional:
             return
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or value < minimum or (maximum is not None and value > maximum):
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or value < minimum
+            or (maximum is not None and value > maximum)
+        ):
             raise refuse(name, value, allowed)
 
     return check
@@ -45,8 +50,9 @@ def number(minimum: float, maximum: float = math.inf, *, above: bool = False, op
     def check(name: str, value: Any) -> None:
         if value is None and optional:
             return
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or value < minimum or (above and value == minimum) or value > maximum:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise refuse(name, value, allowed)
+        if value < minimum or (above and value == minimum) or value > maximum:
             raise refuse(name, value, allowed)
 
     return check
@@ -95,7 +101,7 @@ def mapping(*, optional: bool = False, function: bool = False) -> Check:
     def check(name: str, value: Any) -> None:
         if (value is None and optional) or (function and callable(value)):
             return
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        if not is_mapping(value) or not all(isinstance(key, str) for key in value):
             raise refuse(name, value, allowed)
 
     return check
@@ -121,7 +127,7 @@ def strings(allowed: str, *, or_one: bool = True) -> Check:
     def check(name: str, value: Any) -> None:
         if value is None or (or_one and isinstance(value, str) and value):
             return
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
+        if not is_sequence(value) or not all(isinstance(item, str) and item for item in value):
             raise refuse(name, value, allowed)
 
     return check
@@ -131,7 +137,7 @@ def processors(name: str, value: Any) -> None:
     """Class paths or classes of logits processors."""
     if value is None:
         return
-    if not isinstance(value, list | tuple) or not all(
+    if not is_sequence(value) or not all(
         isinstance(item, type) or (isinstance(item, str) and (":" in item or "." in item)) for item in value
     ):
         raise refuse(name, value, "a list of classes or of class paths such as 'package.module:Class', or None")

@@ -71,7 +71,9 @@ class EngineArgs:
     revision: str | None = None
     code_revision: str | None = None
     tokenizer_revision: str | None = None
-    hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(default_factory=dict)
+    hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(
+        default_factory=dict[str, Any]
+    )
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float | None = None
     quantization: str | None = None
@@ -80,7 +82,7 @@ class EngineArgs:
     logprobs_mode: str = "raw_logprobs"
     disable_sliding_window: bool = False
     generation_config: str = "auto"
-    override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     chat_template: str | None = None
     logits_processors: list[Any] | None = None
     runner: str = "auto"
@@ -93,7 +95,7 @@ class EngineArgs:
     load_format: str = "auto"
     download_dir: str | None = None
     ignore_patterns: list[str] | str | None = None
-    model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     # Cache
     block_size: int | None = None
