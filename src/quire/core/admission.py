@@ -12,7 +12,7 @@ from quire.errors import CapacityError, ConfigError, RequestError
 from quire.request import EngineRequest
 
 
-def check_settings(config: SchedulerConfig, max_model_len: int) -> None:
+def check_settings(config: SchedulerConfig, max_model_len: int, num_host_blocks: int) -> None:
     """Refuse scheduler settings that would leave some request unserved for ever."""
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if getattr(config, name) < 1:
@@ -20,6 +20,12 @@ def check_settings(config: SchedulerConfig, max_model_len: int) -> None:
     if config.preemption_mode not in ("recompute", "swap"):
         raise ConfigError(
             f"preemption_mode is {config.preemption_mode!r}; allowed are recompute, swap", setting="preemption_mode"
+        )
+    if config.preemption_mode == "swap" and num_host_blocks == 0:
+        raise ConfigError(
+            "preemption_mode is swap, and swap_space leaves no page of host memory to swap to; raise swap_space (GiB) or "
+            "choose recompute",
+            setting="swap_space",
         )
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
         raise ConfigError(

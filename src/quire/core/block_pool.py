@@ -9,7 +9,7 @@ first; cached ones are put at its back, so that the least recently freed cached 
 """
 
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from quire.errors import ConfigError, EngineError
@@ -21,10 +21,14 @@ _END = 0
 """The list's sentinel is the null page's slot: it is never free, so its links are unused otherwise."""
 
 
+BlockKey = tuple[bytes, int]
+"""What names a page's content: the hash of its prefix, and the KV group that it was computed for."""
+
+
 class EvictionListener(Protocol):
     """Told when a cached page loses its content."""
 
-    def block_removed(self, key: Hashable) -> None:
+    def block_removed(self, key: BlockKey) -> None:
         """`key` can no longer be found."""
         ...
 
@@ -52,8 +56,8 @@ class BlockPool:
         self._next = array("i", [*range(1, num_blocks), _END])
         self._previous = array("i", [num_blocks - 1, *range(num_blocks - 1)])
         self._num_free = num_blocks - 1
-        self._key_of: dict[int, Hashable] = {}
-        self._block_of: dict[Hashable, int] = {}
+        self._key_of: dict[int, BlockKey] = {}
+        self._block_of: dict[BlockKey, int] = {}
 
     @property
     def num_usable(self) -> int:
@@ -131,11 +135,11 @@ class BlockPool:
                 else:
                     self._link(block, after=_END)
 
-    def find_cached(self, key: Hashable) -> int | None:
+    def find_cached(self, key: BlockKey) -> int | None:
         """The page that holds this content, if any; `share` it before anything else is allocated."""
         return self._block_of.get(key)
 
-    def publish(self, block: int, key: Hashable) -> bool:
+    def publish(self, block: int, key: BlockKey) -> bool:
         """Let later requests find the page's content. False where the content is already found elsewhere.
 
         Raises:

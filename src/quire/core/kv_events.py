@@ -3,8 +3,6 @@
 Off by default. Bounded: a reader who never drains it gets one `AllBlocksCleared` instead of the entries that were dropped.
 """
 
-from collections.abc import Hashable
-
 import msgspec
 
 MAX_EVENTS = 65536
@@ -43,10 +41,9 @@ class KVEventLog:
         """A page was published."""
         self._append(BlockStored(block_hash=key[0], parent_hash=parent_hash, token_ids=token_ids, group=key[1]))
 
-    def block_removed(self, key: Hashable) -> None:
+    def block_removed(self, key: tuple[bytes, int]) -> None:
         """A page was evicted."""
-        if isinstance(key, tuple):
-            self._append(BlockRemoved(block_hash=key[0], group=key[1]))
+        self._append(BlockRemoved(block_hash=key[0], group=key[1]))
 
     def all_cleared(self) -> None:
         """The cache was reset."""

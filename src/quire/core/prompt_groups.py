@@ -14,9 +14,9 @@ from quire.core.request_state import Request, RequestStatus
 @dataclasses.dataclass
 class _Group:
     leader: Request | None
-    held: list[Request] = dataclasses.field(default_factory=list)
+    held: list[Request] = dataclasses.field(default_factory=list[Request])
     shared: PrefixHit | None = None
-    sharers: set[str] = dataclasses.field(default_factory=set)
+    sharers: set[str] = dataclasses.field(default_factory=set[str])
 
 
 class PromptGroups:

@@ -85,7 +85,7 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._max_model_len = max_model_len or config.max_model_len
-        check_settings(config, self._max_model_len)
+        check_settings(config, self._max_model_len, kv_config.num_host_blocks)
         self.cost_model = cost_model or CostModel()
         self._events = KVEventLog() if cache_config.enable_kv_events else None
         hasher = None

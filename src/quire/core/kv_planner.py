@@ -1,0 +1,105 @@
+"""From what each layer keeps and the bytes there are to how many pages there will be, or a refusal that tells the way out.
+
+Knows bytes, pages and limits. Allocates nothing.
+"""
+
+from quire.config import CacheConfig, SchedulerConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheGroup, KVCacheSpec, group_layers
+from quire.core.kv_groups import group_rules
+from quire.errors import ConfigError
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def plan_kv_cache(
+    specs: list[KVCacheSpec],
+    available_bytes: int,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    *,
+    max_model_len: int | None = None,
+) -> KVCacheConfig:
+    """Divide the memory into pages.
+
+    Args:
+        specs: one a layer.
+        available_bytes: what the executor has for pages; `kv_cache_memory_bytes` and `num_gpu_blocks_override` win.
+        max_model_len: tokens a request may have in all; by default the scheduler's.
+
+    Raises:
+        ConfigError: no layers, unequal page sizes, or less room than one request of `max_model_len` tokens needs; the
+            message tells the largest `max_model_len` that fits and the memory that would do.
+    """
+    length = max_model_len or scheduler.max_model_len
+    _check_specs(specs)
+    groups = group_layers(specs)
+    page_bytes = KVCacheConfig(num_blocks=0, groups=groups).page_bytes
+    budget = available_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
+    num_blocks = max(0, budget) // page_bytes
+    if cache.num_gpu_blocks_override is not None:
+        num_blocks = cache.num_gpu_blocks_override
+    needed = blocks_for_one_request(groups, length, scheduler.max_num_batched_tokens)
+    if num_blocks < needed:
+        raise _too_small(groups, num_blocks, needed, page_bytes, length, cache, scheduler)
+    return KVCacheConfig(
+        num_blocks=num_blocks, groups=groups, num_host_blocks=int(cache.swap_space * GIB) // page_bytes
+    )
+
+
+def blocks_for_one_request(groups: tuple[KVCacheGroup, ...], max_model_len: int, max_step_tokens: int) -> int:
+    """Pages, the null page included, with which one request of `max_model_len` tokens can run. Its last token is sampled,
+    never computed."""
+    tokens = max(1, max_model_len - 1)
+    return 1 + sum(group_rules(group).peak_blocks(tokens, max_step_tokens) for group in groups)
+
+
+def largest_model_len(groups: tuple[KVCacheGroup, ...], num_blocks: int, max_step_tokens: int, limit: int) -> int:
+    """The largest `max_model_len` up to `limit` that `num_blocks` pages can serve; 0 if none."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks_for_one_request(groups, middle, max_step_tokens) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low if low > 1 else 0
+
+
+def _check_specs(specs: list[KVCacheSpec]) -> None:
+    if not specs:
+        raise ConfigError("the model has no layer that keeps a KV cache")
+    sizes = sorted({spec.block_size for spec in specs})
+    if len(sizes) > 1 or sizes[0] < 1:
+        raise ConfigError(
+            f"all layers must have one positive page size; these have {sizes} tokens", setting="block_size"
+        )
+
+
+def _too_small(
+    groups: tuple[KVCacheGroup, ...],
+    num_blocks: int,
+    needed: int,
+    page_bytes: int,
+    length: int,
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+) -> ConfigError:
+    """The refusal, with the numbers and each setting that would help."""
+    fits = largest_model_len(groups, num_blocks, scheduler.max_num_batched_tokens, length)
+    if cache.num_gpu_blocks_override is not None:
+        remedy = f"raise num_gpu_blocks_override to at least {needed}"
+        setting = "num_gpu_blocks_override"
+    else:
+        remedy = (
+            f"give the cache at least {needed * page_bytes / MIB:.1f} MiB (kv_cache_memory_bytes={needed * page_bytes}"
+        )
+        remedy += ")" if cache.kv_cache_memory_bytes is not None else ", or a higher gpu_memory_utilization)"
+        setting = "max_model_len"
+    shorter = f"lower max_model_len to {fits} or less, or " if fits else ""
+    return ConfigError(
+        f"max_model_len is {length}: one such request needs {needed} KV-cache pages of {page_bytes} bytes "
+        f"({needed * page_bytes / MIB:.1f} MiB), and there is room for {num_blocks} "
+        f"({num_blocks * page_bytes / MIB:.1f} MiB); {shorter}{remedy}",
+        setting=setting,
+    )
