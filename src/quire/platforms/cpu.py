@@ -7,8 +7,6 @@ Importing it loads no torch: the configuration asks it questions before anything
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import resource
 import sys
 from collections.abc import Callable
@@ -31,11 +29,11 @@ KV_CACHE_CAP_BYTES = 4 << 30
 """Pages take at most this much unless the user names a size: a host's memory is shared with everything else on it."""
 
 
-def native_kernels() -> Any | None:
-    """The package of compiled CPU kernels if its shared library is there, else None."""
-    package = importlib.import_module("quire.kernels.cpu")
-    is_available: Callable[[], bool] | None = getattr(package, "is_available", None)
-    return package if is_available is not None and is_available() else None
+def has_native_kernels() -> bool:
+    """Whether the compiled CPU kernels can serve."""
+    from quire.kernels import cpu
+
+    return cpu.library_status()[0]
 
 
 def thread_count(config: EngineConfig) -> int:
@@ -51,10 +49,10 @@ class CpuRuntime(DeviceRuntime):
     def __init__(self, config: EngineConfig) -> None:
         import torch
 
+        from quire.kernels import cpu
+
         self.threads = thread_count(config)
-        native = native_kernels()
-        if native is not None:
-            native.set_num_threads(self.threads)
+        cpu.set_num_threads(self.threads)
         torch.set_num_threads(self.threads)
         self._device = torch.device("cpu")
 
@@ -75,10 +73,11 @@ class CpuRuntime(DeviceRuntime):
         return Because(KV_CACHE_CAP_BYTES, "the host's memory is shared; kv_cache_memory_bytes sets another size")
 
     def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
-        if native_kernels() is None:
+        if not has_native_kernels():
             return None
-        recording = importlib.import_module("quire.kernels.cpu.recording")
-        return recording.record(function, num_tokens, num_logits)
+        from quire.kernels.cpu.recording import record
+
+        return record(function, num_tokens, num_logits)
 
 
 class CpuPlatform(Platform):
@@ -87,7 +86,7 @@ class CpuPlatform(Platform):
     name = "cpu"
 
     def capabilities(self) -> Capabilities:
-        native = native_kernels() is not None
+        native = has_native_kernels()
         return Capabilities(
             dtypes=Because(
                 DTYPES, "bfloat16 halves what a decode step reads; all three are exact to their own rounding"
@@ -157,16 +156,10 @@ class CpuPlatform(Platform):
         return CpuRuntime(config)
 
     def select_kernels(self) -> None:
-        from quire.kernels import ops
+        from quire.kernels import cpu, ops
 
-        native = native_kernels()
-        if native is not None:
-            native.register()
-        else:
-            logger.warning_once(
-                "The compiled CPU kernels are not there (no C++17 compiler at install time?): plain PyTorch serves, slower."
-            )
+        cpu.register()
         ops.select(self.name)
 
     def attention_backends(self) -> list[str]:
-        return ["quire.attention.cpu:CpuAttention", "quire.attention.reference:ReferenceAttention"]
+        return ["quire.attention.cpu:CpuBackend", "quire.attention.reference:ReferenceBackend"]
