@@ -31,9 +31,7 @@ def add(sampler: Sampler, row: int, *, prompt: Any = (), output: Any = (), seed:
 
 def draw(sampler: Sampler, logits: torch.Tensor, rows: Any, positions: Any) -> SamplerOutput:
     """Sample, leaving the logits as they are."""
-    return sampler.sample(
-        logits.clone(), np.asarray(rows, dtype=np.int32), np.asarray(positions, dtype=np.int32)
-    )
+    return sampler.sample(logits.clone(), np.asarray(rows, dtype=np.int32), np.asarray(positions, dtype=np.int32))
 
 
 def processed_probabilities(sampler: Sampler, logits: torch.Tensor, row: int, position: int) -> np.ndarray:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from quire.sampling_params import SamplingParams
 from tests.oracles import sampler_reference as oracle
 from tests.sample.helpers import VOCAB, add, draw, make_sampler, processed_probabilities, random_logits
+
+from quire.sampling_params import SamplingParams
 
 
 def random_params(rng: random.Random) -> dict[str, Any]:

@@ -160,3 +160,11 @@ class InputPreparation:
         for metadata in self.step.attention:
             metadata.num_tokens, metadata.num_requests = tokens, requests
             metadata.max_query_len, metadata.max_seq_len = max_query_len, max_seq_len
+
+    def set_largest(self, max_tokens: int, max_logits: int) -> None:
+        """Counts for recording: the largest a step may have. Attention sees no request, so nothing is computed there."""
+        self._set_counts(max_tokens, 0, 0, 0, max_logits)
+
+    def forget_counts(self) -> None:
+        """Someone else wrote to the index buffers: fill them anew in the next step."""
+        self._counts_up = 0

@@ -1,0 +1,187 @@
+"""The model runner: one step from the scheduler's diff to sampled tokens.
+
+A step is: apply the diff to the rows, prepare inputs, run the model (replayed where it could be recorded), sample, write
+the tokens back to their rows. Knows nothing of why a step was planned so.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.attention.interface import AttentionBackend
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.output import ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from quire.logger import init_logger
+from quire.model_loader import load_model
+from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
+from quire.sample.logits_processor import load_logits_processors
+from quire.sample.sampler import Sampler, SamplerOutput
+from quire.worker.batch_state import BatchState
+from quire.worker.input_prep import InputPreparation, PreparedBatch
+from quire.worker.page_store import PageStore
+from quire.worker.prompt_logprobs import PromptLogprobs
+
+logger = init_logger(__name__)
+
+
+class ModelRunner:
+    """Owns the model, the rows, the pages and the sampler of one device."""
+
+    def __init__(self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._device = runtime.device()
+        self._max_rows = config.scheduler.max_num_seqs
+        # Recording tells token rows from logits rows by their number, so the two must differ.
+        self._max_tokens = max(config.scheduler.max_num_batched_tokens, self._max_rows + 1)
+        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows)
+        self._model = self._loaded.model
+        self._backend: AttentionBackend = self._loaded.backend
+        processors = load_logits_processors(config.model.logits_processors, config, self._device)
+        self._sampler = Sampler(
+            self._max_rows, config.model.vocab_size, self._device, config.model.logprobs_mode, processors
+        )
+        self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
+        self._pages: PageStore | None = None
+        self._recorded: RecordedStep | None = None
+        self._recorded_logits_SV: torch.Tensor | None = None
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        """One a layer."""
+        return self._model.kv_cache_specs()
+
+    def untouched_bytes(self) -> int:
+        """Buffers that are allocated but not yet backed by memory: the logits at least, and as much again for sampling."""
+        return 2 * self._max_rows * self._config.model.vocab_size * 4
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the cache is allocated."""
+        return self._pages is not None
+
+    def allocate(self, kv_cache: KVCacheConfig) -> None:
+        """Allocate and bind the pages, run the step once and record it."""
+        self._pages = PageStore(kv_cache, self._backend, self._device)
+        self._model.bind_kv_cache(*self._pages.by_layer())
+        max_len = self._config.model.max_model_len
+        self._state = BatchState(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
+        self._inputs = InputPreparation(self._state, self._max_tokens, kv_cache.block_size)
+        self._warm_up()
+        if not self._config.model.enforce_eager:
+            self._record()
+
+    def free_pages(self) -> None:
+        """Give the cache back; rows are forgotten with it."""
+        self._pages = None
+        self._recorded = None
+        self._recorded_logits_SV = None
+        num_layers = len(self.kv_cache_specs())
+        self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
+
+    def _warm_up(self) -> None:
+        """One token through the model, into the null page: first-call costs are paid before the first request."""
+        plan = SchedulerOutput(
+            step_id=-1,
+            rows=np.zeros(1, dtype=np.int32),
+            num_scheduled_tokens=np.ones(1, dtype=np.int32),
+            needs_sample=np.ones(1, dtype=np.bool_),
+            total_num_tokens=1,
+        )
+        self._inputs.prepare(plan)
+        self._model.forward(self._inputs.step)
+        self._model.compute_logits(self._inputs.step)
+        self._state.remove_row(0)
+
+    def _record(self) -> None:
+        """Record forward and logits once, at the largest sizes."""
+        step = self._inputs.step
+        self._inputs.set_largest(self._max_tokens, self._max_rows)
+
+        def run() -> None:
+            self._model.forward(step)
+            self._recorded_logits_SV = self._model.compute_logits(step)
+
+        self._recorded = self._runtime.record(run, self._max_tokens, self._max_rows)
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        begin = time.perf_counter()
+        self._apply(plan)
+        if not plan.total_num_tokens:
+            nothing = plan.rows[:0]
+            return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
+        starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
+        batch = self._inputs.prepare(plan)
+        logits_SV = self._run_model()
+        sampled = self._sampler.sample(logits_SV, batch.rows_S, batch.positions_S)
+        self._state.append_tokens(batch.rows_S, batch.positions_S, sampled.token_ids)
+        output = _collect(plan.step_id, batch, sampled)
+        if starts_B is not None:
+            output.prompt_logprobs = self._prompt_logprobs.compute(plan, starts_B, self._state, self._inputs.step)
+            self._inputs.forget_counts()
+        output.step_ms = (time.perf_counter() - begin) * 1e3
+        return output
+
+    def _apply(self, plan: SchedulerOutput) -> None:
+        """The diff, in the contract's order."""
+        pages = self._pages
+        assert pages is not None, "execute() before initialize()"
+        for row in plan.finished_rows:
+            self._state.remove_row(row)
+            self._sampler.remove_row(row)
+            self._prompt_logprobs.remove_row(row)
+        if plan.swap_outs:
+            pages.swap_out(plan.swap_outs)
+        for request in plan.new_requests:
+            self._add_row(request)
+        for row, group, new_pages in plan.new_blocks:
+            self._state.append_pages(row, group, new_pages)
+        if plan.swap_ins:
+            pages.swap_in(plan.swap_ins)
+        if plan.block_copies:
+            pages.copy(plan.block_copies)
+
+    def _add_row(self, request: NewRequestData) -> None:
+        self._state.add_row(request)
+        params = request.sampling_params
+        if params is None:
+            return
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        self._sampler.add_row(request.row, params, prompt, request.token_ids[request.num_prompt_tokens :], request.seed)
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs.add_row(request.row)
+
+    def _run_model(self) -> torch.Tensor:
+        """The step's logits [S, V]."""
+        step = self._inputs.step
+        if self._recorded is not None and self._recorded_logits_SV is not None:
+            self._recorded.replay(step.num_tokens, step.num_logits)
+            return self._recorded_logits_SV[: step.num_logits]
+        self._model.forward(step)
+        if not step.num_logits:
+            return torch.empty(0, self._config.model.vocab_size)
+        return self._model.compute_logits(step)
+
+    def explain(self) -> dict[str, Any]:
+        """What was chosen and why."""
+        return {
+            "attention_backend": {"chosen": self._backend.name, **self._loaded.explain()},
+            "recorded_step": self._recorded is not None,
+            "kv_cache_bytes": self._pages.num_bytes() if self._pages is not None else 0,
+            "max_tokens": self._max_tokens,
+            "max_rows": self._max_rows,
+        }
+
+
+def _collect(step_id: int, batch: PreparedBatch, sampled: SamplerOutput) -> ModelRunnerOutput:
+    output = ModelRunnerOutput(step_id=step_id, rows=batch.rows_S, token_ids=sampled.token_ids)
+    if sampled.logprobs:
+        output.logprobs = {
+            row: TokenLogprobs(entry.token_ids, entry.logprobs, entry.ranks) for row, entry in sampled.logprobs.items()
+        }
+    if sampled.errors:
+        output.row_errors = sampled.errors
+    return output

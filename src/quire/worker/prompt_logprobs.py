@@ -1,0 +1,70 @@
+"""Prompt logprobs: logits at every prompt position that a step computed, a few rows at a time.
+
+Runs after sampling, over the hidden states that the step's forward pass left. Knows rows and logits; nothing of pages.
+
+Legend: B requests of the step, S logits rows that fit at once, N prompt positions.
+"""
+
+import numpy as np
+
+from quire.core.output import IntArray, SchedulerOutput, TokenLogprobs
+from quire.models.interface import CausalLM, StepInputs
+from quire.sample.sampler import Sampler
+from quire.worker.batch_state import BatchState
+
+
+class PromptLogprobs:
+    """Which rows want the logprobs of their prompt, and their computation."""
+
+    def __init__(self, model: CausalLM, sampler: Sampler, max_logits: int) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._max_logits = max_logits
+        self._rows: set[int] = set()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether any row wants them."""
+        return bool(self._rows)
+
+    def add_row(self, row: int) -> None:
+        """The row's request asked for them."""
+        self._rows.add(row)
+
+    def remove_row(self, row: int) -> None:
+        """The row is free again."""
+        self._rows.discard(row)
+
+    def compute(
+        self, plan: SchedulerOutput, starts_B: IntArray, state: BatchState, step: StepInputs
+    ) -> dict[int, TokenLogprobs]:
+        """By row, the logprobs of the prompt tokens that this step's positions predict."""
+        results: dict[int, TokenLogprobs] = {}
+        query_start = step.attention[0].query_start.numpy()
+        for index, row in enumerate(plan.rows.tolist()):
+            if row not in self._rows:
+                continue
+            start = int(starts_B[index])
+            end = min(start + int(plan.num_scheduled_tokens[index]), int(state.num_prompt_R[row]) - 1)
+            if start < end:
+                targets_N = state.token_ids_RL[row, start + 1 : end + 1]
+                results[row] = self._compute_row(row, int(query_start[index]), targets_N, step)
+            if end >= int(state.num_prompt_R[row]) - 1:
+                self._rows.discard(row)
+        return results
+
+    def _compute_row(self, row: int, first_token: int, targets_N: IntArray, step: StepInputs) -> TokenLogprobs:
+        result = TokenLogprobs([], [], [])
+        num_logits = step.num_logits
+        for offset in range(0, len(targets_N), self._max_logits):
+            chunk = targets_N[offset : offset + self._max_logits]
+            step.num_logits = len(chunk)
+            first = first_token + offset
+            step.logits_index[: len(chunk)].numpy()[:] = np.arange(first, first + len(chunk), dtype=np.int32)
+            logits_SV = self._model.compute_logits(step)
+            part = self._sampler.compute_prompt_logprobs(logits_SV, chunk, row)
+            result.token_ids += part.token_ids
+            result.logprobs += part.logprobs
+            result.ranks += part.ranks
+        step.num_logits = num_logits
+        return result

@@ -1,0 +1,146 @@
+"""The worker: one device's side of the engine. Makes the model runner, divides memory, sleeps and wakes.
+
+Knows its platform and configuration. Leaves steps to the model runner.
+"""
+
+import time
+from typing import Any
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.errors import ConfigError, EngineError
+from quire.kernels import ops
+from quire.logger import init_logger
+from quire.platforms.interface import Platform
+from quire.worker.model_runner import ModelRunner
+
+logger = init_logger(__name__)
+GIB = 1 << 30
+
+
+class Worker:
+    """Owns the device runtime, the model and its pages.
+
+    Call in this order: constructor, `load_model`, `kv_cache_specs` and `available_kv_bytes`, `initialize`, `execute`.
+    """
+
+    def __init__(self, config: EngineConfig, platform: Platform) -> None:
+        self.config = config
+        self.platform = platform
+        self.runtime = platform.runtime(config)
+        platform.select_kernels()
+        self._free_at_start, self._total = self.runtime.memory_info()
+        self._runner: ModelRunner | None = None
+        self._kv_cache: KVCacheConfig | None = None
+        self._timings: dict[str, float] = {}
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The model runner.
+
+        Raises:
+            EngineError: the weights were dropped (sleep level 2), or never loaded.
+        """
+        if self._runner is None:
+            raise EngineError("the worker has no model: wake_up() first")
+        return self._runner
+
+    def load_model(self) -> None:
+        """Build the model and read its weights."""
+        begin = time.perf_counter()
+        self._runner = ModelRunner(self.config, self.platform, self.runtime)
+        self._timings["load_s"] = time.perf_counter() - begin
+        logger.info("Model loaded in %.2f s", self._timings["load_s"])
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        """One a layer."""
+        return self.runner.kv_cache_specs()
+
+    def available_kv_bytes(self) -> int:
+        """What is left for pages: the named size, or a share of the memory that was free, less everything else.
+
+        Raises:
+            ConfigError: nothing is left; the message has the numbers.
+        """
+        named = self.config.cache.kv_cache_memory_bytes
+        if named is not None:
+            return named
+        free, total = self.runtime.memory_info()
+        share = self.config.cache.gpu_memory_utilization
+        untouched = self.runner.untouched_bytes()
+        available = int(free * share) - untouched
+        if available <= 0:
+            raise ConfigError(
+                f"no memory is left for the KV cache: {free / GIB:.2f} GiB of {total / GIB:.2f} GiB are free beside the "
+                f"weights, gpu_memory_utilization={share} allows {free * share / GIB:.2f} GiB of them, and buffers need "
+                f"{untouched / GIB:.2f} GiB; lower max_num_batched_tokens or max_num_seqs, or use a smaller model",
+                setting="gpu_memory_utilization",
+            )
+        cap = self.runtime.kv_cache_cap()
+        return available if cap is None else min(available, max(cap.value, self._longest_request_bytes()))
+
+    def _longest_request_bytes(self) -> int:
+        """What one request of the full context length keeps."""
+        return sum(
+            spec.page_bytes * (-(-self.config.model.max_model_len // spec.block_size) + 1)
+            for spec in self.kv_cache_specs()
+        )
+
+    def initialize(self, kv_cache: KVCacheConfig) -> None:
+        """Allocate the pages, record the step and run it once."""
+        begin = time.perf_counter()
+        self._kv_cache = kv_cache
+        self.runner.allocate(kv_cache)
+        self._timings["initialize_s"] = time.perf_counter() - begin
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step."""
+        return self.runner.execute(step)
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back: level 1 drops the pages, level 2 the weights too. Requests must have ended before."""
+        if level not in (1, 2):
+            raise ValueError(f"sleep level={level} must be 1 (drop the KV cache) or 2 (drop the weights too)")
+        self.runner.free_pages()
+        if level == 2:
+            self._runner = None
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`; `tags` may name only `weights` or `kv_cache`, to wake in two steps."""
+        unknown = set(tags or ()) - {"weights", "kv_cache"}
+        if unknown:
+            raise ValueError(f"wake_up tags {sorted(unknown)} are unknown: use 'weights' and 'kv_cache'")
+        if self._runner is None and (tags is None or "weights" in tags):
+            self.load_model()
+        if (tags is None or "kv_cache" in tags) and self._kv_cache is not None and not self.runner.has_pages:
+            self.runner.allocate(self._kv_cache)
+
+    def explain(self) -> dict[str, Any]:
+        """What was chosen and why."""
+        free, total = self.runtime.memory_info()
+        report: dict[str, Any] = {
+            "platform": self.platform.name,
+            "device": str(self.runtime.device()),
+            "kernels": {
+                op: {
+                    "chosen": f"{choice.chosen.platform} (priority {choice.chosen.priority}, {choice.chosen.owner})",
+                    "passed_over": [f"{other.platform}: {why}" for other, why in choice.passed_over],
+                }
+                for op, choice in sorted(ops.choices().items())
+            },
+            "memory": {
+                "free_at_start": self._free_at_start,
+                "free": free,
+                "total": total,
+                "peak": self.runtime.peak_memory(),
+            },
+            "timings": dict(self._timings),
+        }
+        if self._runner is not None:
+            report |= self._runner.explain()
+        return report
+
+    def shutdown(self) -> None:
+        """Release everything; may be called twice."""
+        self._runner = None
