@@ -1,44 +1,58 @@
 # Two commands: `make serve` talks to the built-in demo model, `make test` proves the tree.
-PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.quire-installed
+INSTALLED := $(VENV)/.installed
+DEV_INSTALLED := $(VENV)/.installed-dev
 TORCH_ON_CPU := torch==2.13.0
 PYTEST_WORKERS ?= 2
+SOURCES := pyproject.toml setup.py $(wildcard src/quire/kernels/cpu/build.py src/quire/kernels/cpu/csrc/*)
 
-.PHONY: serve test test-all lint types layers format install clean
+# The first Python that is in range; `make PYTHON=… test` chooses another.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done)
+
+.PHONY: serve test test-all lint types layers format install install-dev clean
 
 serve: install
 	$(BIN)/quire serve $(ARGS)
 
-test: install lint types layers
+test: lint types layers
 	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) -m "not exhaustive" tests
 
-test-all: install lint types layers
+test-all: lint types layers
 	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests
 
-lint: install
+lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: install-dev
 	$(BIN)/pyright
 
-layers: install
+layers: install-dev
 	$(BIN)/lint-imports
 
-format: install
+format: install-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-install: $(STAMP)
+install: $(INSTALLED)
+
+install-dev: $(DEV_INSTALLED)
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Quire needs Python 3.11, 3.12 or 3.13; name one: make PYTHON=/path/to/python3.13 …" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
 
 # Without an NVIDIA GPU torch is installed first and alone, so that no CUDA package follows it.
-$(STAMP): pyproject.toml setup.py $(wildcard src/quire/kernels/cpu/csrc/*)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || command -v nvidia-smi >/dev/null || $(BIN)/python -m pip install --quiet "$(TORCH_ON_CPU)"
+$(INSTALLED): $(SOURCES) | $(BIN)/python
+	$(BIN)/python -c "import torch" 2>/dev/null || nvidia-smi -L >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet "$(TORCH_ON_CPU)"
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(DEV_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	touch $(STAMP)
+	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache
