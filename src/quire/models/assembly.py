@@ -6,7 +6,7 @@ types; knows nothing of files.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -20,7 +20,7 @@ from quire.models.weights import Module, Source
 class Sliceable(Protocol):
     """A tensor, or something in a file that becomes one when it is sliced."""
 
-    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor: ...
+    def __getitem__(self, index: Any, /) -> torch.Tensor: ...
 
 
 @dataclasses.dataclass(frozen=True)

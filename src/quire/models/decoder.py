@@ -24,6 +24,7 @@ from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.models import weights as weight_table
 from quire.models.assembly import Assembler, NormWeight, Sliceable, Weight
+from quire.models.describe import describe_pages, describe_weights
 from quire.models.interface import CausalLM, StepInputs
 from quire.models.rope import Rope
 from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, Norm
@@ -298,9 +299,15 @@ class Decoder(CausalLM):
 
     def describe(self) -> dict[str, Any]:
         """Numbers for `quire explain`: parameters, bytes, pages, layers."""
-        from quire.models.describe import describe_decoder
-
-        return describe_decoder(self)
+        return {
+            **describe_weights(self.modules, self.plan, self.dtype, self.linear_method),
+            **describe_pages(self.kv_cache_specs()),
+            "workspace_bytes": self.workspace.num_bytes,
+            "layers": self.spec.layers,
+            "hidden": self.spec.hidden,
+            "vocab": self.spec.vocab,
+            "max_positions": self.max_positions,
+        }
 
 
 def attention_requests(

@@ -63,7 +63,7 @@ class Rope:
         parameters = _parameters(hf, layer_type)
         share = parameters.get("partial_rotary_factor") or hf.get("partial_rotary_factor", 1.0)
         return Rope(
-            theta=float(parameters.get("rope_theta") or hf.get("rope_theta", theta)),
+            theta=float(parameters.get("rope_theta") or theta),
             rotary_dim=int(head_dim * float(share)),
             scaling=_scaling(parameters, hf),
         )
@@ -80,11 +80,18 @@ class Rope:
 
 
 def _parameters(hf: HFConfig, layer_type: str | None) -> dict[str, Any]:
+    """The scheme's values in one dict, whichever way the config writes them; `rope_theta` and `rope_scaling` beside
+    `rope_parameters` are the user's overrides, unless the parameters differ by layer type."""
     values = hf.to_dict()
     parameters = dict(values.get("rope_parameters") or {})
     if layer_type is not None and isinstance(parameters.get(layer_type), dict):
-        parameters = dict(parameters[layer_type])
-    return parameters | dict(values.get("rope_scaling") or {})
+        return dict(parameters[layer_type])
+    if values.get("rope_theta") is not None:
+        parameters["rope_theta"] = values["rope_theta"]
+    if values.get("rope_scaling"):
+        kept = {name: parameters[name] for name in ("rope_theta", "partial_rotary_factor") if name in parameters}
+        parameters = kept | dict(values["rope_scaling"])
+    return parameters
 
 
 def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:

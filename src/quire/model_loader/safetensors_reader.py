@@ -1,0 +1,179 @@
+"""Reads a checkpoint's safetensors: what is there (from headers alone), then the tensors in one pass, file by file.
+
+Files are memory-mapped and tensors sliced lazily: a rank touches only its part, and nothing is held twice. Knows files;
+knows nothing of models. Format: https://huggingface.co/docs/safetensors
+"""
+
+import dataclasses
+import fnmatch
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+INDEX_NAME = "model.safetensors.index.json"
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorInfo:
+    """What a header says of a tensor."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    offset: int
+
+
+class SafetensorsReader:
+    """A folder's weights: one file, or several with or without an index.
+
+    Args:
+        path: the folder.
+        ignore_patterns: file names (shell patterns) that are not read.
+
+    Raises:
+        ConfigError: no weights, only pickled ones, a missing shard, or a damaged file.
+    """
+
+    def __init__(self, path: str | Path, ignore_patterns: Sequence[str] = ()) -> None:
+        self.path = Path(path)
+        self.infos: dict[str, TensorInfo] = {}
+        weight_map = _read_index(self.path, ignore_patterns)
+        files = sorted(set(weight_map.values())) if weight_map else _list_files(self.path, ignore_patterns)
+        for file in files:
+            for name, info in _read_header(self.path / file).items():
+                if weight_map and weight_map.get(name, file) != file:
+                    continue
+                if name in self.infos:
+                    raise ConfigError(
+                        f"{self.path}: tensor {name!r} is in both {self.infos[name].file} and {file}; remove one, or name it "
+                        f"in ignore_patterns",
+                        setting="model",
+                    )
+                self.infos[name] = info
+        absent = sorted(set(weight_map) - set(self.infos))
+        if absent:
+            raise ConfigError(
+                f"{self.path / INDEX_NAME} names {len(absent)} tensors that are not in their files, first {absent[0]!r}",
+                setting="model",
+            )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor's shape."""
+        return {name: info.shape for name, info in self.infos.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(info.num_bytes for info in self.infos.values())
+
+    def stream(self) -> Iterator[tuple[str, Any]]:
+        """(name, lazily read slices), in the order in which they lie on the disk. A slice is to be used before the next
+        one is asked for."""
+        from safetensors import SafetensorError, safe_open
+
+        by_file: dict[str, list[tuple[int, str]]] = {}
+        for name, info in self.infos.items():
+            by_file.setdefault(info.file, []).append((info.offset, name))
+        for file, entries in by_file.items():
+            try:
+                with safe_open(self.path / file, framework="pt") as handle:
+                    for _, name in sorted(entries):
+                        yield name, handle.get_slice(name)
+            except SafetensorError as error:
+                raise _damaged(self.path / file, str(error)) from error
+
+
+def estimate_weight_bytes(path: str | Path, dtype_bytes: int | None = None) -> int:
+    """Bytes of a checkpoint's weights from headers alone; as stored, or with `dtype_bytes` a value."""
+    infos = SafetensorsReader(path).infos.values()
+    if dtype_bytes is None:
+        return sum(info.num_bytes for info in infos)
+    return sum(math.prod(info.shape) * dtype_bytes for info in infos)
+
+
+def _read_index(path: Path, ignore_patterns: Sequence[str]) -> dict[str, str]:
+    index = path / INDEX_NAME
+    if not index.is_file():
+        return {}
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        files = sorted(set(weight_map.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} is not an index with a weight_map: {error!r}", setting="model") from error
+    for file in files:
+        if not isinstance(file, str) or os.path.basename(file) != file:
+            raise ConfigError(f"{index} names a file outside its folder: {file!r}", setting="model")
+    missing = [file for file in files if not (path / file).is_file()]
+    if missing:
+        raise ConfigError(
+            f"{index} names {len(missing)} of {len(files)} files that are not there: {', '.join(missing[:5])}; download "
+            f"the checkpoint again",
+            setting="model",
+        )
+    return {name: file for name, file in weight_map.items() if not _matches(file, ignore_patterns)}
+
+
+def _list_files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
+    present = sorted(os.listdir(path)) if path.is_dir() else []
+    files = [name for name in present if name.endswith(".safetensors") and not _matches(name, ignore_patterns)]
+    # Some checkpoints hold a second copy in their author's own layout.
+    files = [name for name in files if not name.startswith("consolidated")] or files
+    if files:
+        return files
+    pickled = [name for name in present if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    if pickled:
+        raise ConfigError(
+            f"{path} has only pickled weights ({', '.join(pickled[:3])}); loading them can run any code, so Quire reads "
+            f"safetensors only: convert them with Transformers' save_pretrained, or take a revision that has safetensors",
+            setting="model",
+        )
+    found = ", ".join(present[:8]) or "nothing"
+    raise ConfigError(
+        f"{path} has no *.safetensors (it holds {found}); load_format='dummy' runs random weights", setting="model"
+    )
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _damaged(file: Path, why: str) -> ConfigError:
+    return ConfigError(f"{file} is not a whole safetensors file ({why}); download it again", setting="model")
+
+
+def _read_header(file: Path) -> dict[str, TensorInfo]:
+    try:
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            size = file.stat().st_size
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise _damaged(file, f"header of {length} bytes in a file of {size}")
+            header = json.loads(stream.read(length))
+            infos = {
+                name: TensorInfo(
+                    file=file.name,
+                    dtype=str(entry["dtype"]),
+                    shape=tuple(int(n) for n in entry["shape"]),
+                    num_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
+                    offset=int(entry["data_offsets"][0]),
+                )
+                for name, entry in header.items()
+                if name != "__metadata__"
+            }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise _damaged(file, repr(error)) from error
+    end = max((info.offset + info.num_bytes for info in infos.values()), default=0)
+    if end > size - 8 - length:
+        raise _damaged(file, f"tensors end at byte {end + 8 + length} of {size}")
+    return infos

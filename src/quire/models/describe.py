@@ -1,0 +1,44 @@
+"""A decoder in numbers, for `quire explain`: parameters, bytes, pages, layers. Reads shapes only."""
+
+from typing import Any
+
+import torch
+
+from quire.config.kv_spec import KVCacheSpec, group_layers
+from quire.layers.linear import LinearMethod
+from quire.layers.parallel import ParallelPlan
+from quire.models.weights import Module
+
+
+def describe_weights(
+    modules: list[Module], plan: ParallelPlan, dtype: torch.dtype, method: LinearMethod
+) -> dict[str, Any]:
+    """Parameters and bytes on this rank."""
+    parameters = weight_bytes = 0
+    for module in modules:
+        rows, columns = module.local_shape(plan)
+        bias = rows if module.has_bias_on(plan) else 0
+        parameters += rows * max(columns, 1) + bias
+        if module.kind == "linear":
+            weight_bytes += method.weight_bytes(rows, columns, dtype)
+        else:
+            weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.kind == "embedding" else 4)
+        weight_bytes += 4 * bias
+    return {
+        "parameters": parameters,
+        "weight_bytes": weight_bytes,
+        "dtype": str(dtype).removeprefix("torch."),
+        "quantization": method.name,
+    }
+
+
+def describe_pages(kv_specs: list[KVCacheSpec]) -> dict[str, Any]:
+    """Bytes of keys and values a token, and which layers share a page table."""
+    return {
+        "kv_dtype": kv_specs[0].dtype,
+        "kv_bytes_per_token": sum(spec.bytes_per_token for spec in kv_specs),
+        "kv_groups": [
+            {"kind": str(group.spec.kind), "window": group.spec.window, "layers": list(group.layers)}
+            for group in group_layers(kv_specs)
+        ],
+    }
