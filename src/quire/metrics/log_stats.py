@@ -15,8 +15,7 @@ logger = init_logger(__name__)
 class StatsLogger:
     """Writes throughput since its last line, and the present state, at most once in `interval_s` seconds."""
 
-    def __init__(self, metrics: EngineMetrics, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._metrics = metrics
+    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s
         self._clock = clock
         self._last_time = clock()
@@ -25,16 +24,15 @@ class StatsLogger:
         self._last_queries = 0
         self._last_hits = 0
 
-    def tick(self) -> str | None:
+    def tick(self, metrics: EngineMetrics) -> str | None:
         """After a step: the line that was logged, if it was time for one."""
         now = self._clock()
         elapsed = now - self._last_time
         if elapsed < self._interval_s:
             return None
         if elapsed > 2 * self._interval_s:  # it was idle: rates since then would say nothing
-            self._remember(now)
+            self._remember(now, metrics)
             return None
-        metrics = self._metrics
         prompt_rate = (metrics.prompt_tokens - self._last_prompt) / elapsed
         generation_rate = (metrics.generation_tokens - self._last_generation) / elapsed
         queries = metrics.prefix_cache_queries - self._last_queries
@@ -46,12 +44,11 @@ class StatsLogger:
         )
         if queries:
             line += f"; prefix hits {hits / queries:.1%}"
-        self._remember(now)
+        self._remember(now, metrics)
         logger.info("%s", line)
         return line
 
-    def _remember(self, now: float) -> None:
-        metrics = self._metrics
+    def _remember(self, now: float, metrics: EngineMetrics) -> None:
         self._last_time = now
         self._last_prompt, self._last_generation = metrics.prompt_tokens, metrics.generation_tokens
         self._last_queries, self._last_hits = metrics.prefix_cache_queries, metrics.prefix_cache_hits

@@ -1,0 +1,136 @@
+"""What the benchmarks share: prompts from a seed, percentiles, tables, progress, the machine's description.
+
+Knows numbers and text. Knows nothing of engines.
+"""
+
+import argparse
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+ItemT = TypeVar("ItemT")
+
+LOWEST_TOKEN = 10
+"""Random prompts leave out the first ids, where special tokens tend to be."""
+
+
+def positive(text: str) -> int:
+    """A flag's whole number above 0; `4k` is 4,000."""
+    from quire.engine.arg_parser import human_int
+
+    number = human_int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number
+
+
+def add_length_arguments(parser: argparse.ArgumentParser, input_len: int, output_len: int) -> None:
+    """Flags for synthetic prompts."""
+    group = parser.add_argument_group("Requests")
+    group.add_argument("--input-len", type=positive, default=input_len, help=f"tokens a prompt ({input_len})")
+    group.add_argument("--output-len", type=positive, default=output_len, help=f"tokens an answer ({output_len})")
+    group.add_argument(
+        "--range-ratio", type=float, default=0.0, help="lengths vary by up to this share either way (0: all are equal)"
+    )
+    group.add_argument("--prefix-len", type=int, default=0, help="leading tokens that all prompts share (0)")
+    group.add_argument("--bench-seed", type=int, default=0, help="seed of prompts and lengths (0)")
+
+
+def load_engine(args: argparse.Namespace) -> Any:
+    """The offline engine that the flags describe."""
+    from quire import LLM
+    from quire.engine.arg_utils import EngineArgs
+
+    return LLM.from_engine_args(EngineArgs.from_cli_args(args))
+
+
+def random_prompts(
+    count: int, lengths: Sequence[int], vocab_size: int, seed: int, prefix_len: int = 0
+) -> list[list[int]]:
+    """Prompts of random tokens; no two are alike beyond the shared prefix."""
+    source = random.Random(seed)
+    high = max(LOWEST_TOKEN + 1, vocab_size - LOWEST_TOKEN)
+
+    def tokens(length: int) -> list[int]:
+        return [source.randrange(LOWEST_TOKEN, high) for _ in range(length)]
+
+    prefix = tokens(prefix_len)
+    return [prefix[: max(0, length - 1)] + tokens(max(1, length - prefix_len)) for length in lengths[:count]]
+
+
+def random_lengths(count: int, mean: int, ratio: float, seed: int) -> list[int]:
+    """Lengths between `mean * (1 - ratio)` and `mean * (1 + ratio)`."""
+    source = random.Random(seed)
+    low, high = max(1, round(mean * (1 - ratio))), max(1, round(mean * (1 + ratio)))
+    return [source.randint(low, high) for _ in range(count)]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 100) per cent lie, interpolated; 0 for no values."""
+    if not values:
+        return 0.0
+    ranked = sorted(values)
+    place = (len(ranked) - 1) * share / 100.0
+    low = int(place)
+    high = min(low + 1, len(ranked) - 1)
+    return ranked[low] + (ranked[high] - ranked[low]) * (place - low)
+
+
+def summary(values: Sequence[float], shares: Iterable[float] = (50, 90, 99)) -> dict[str, float]:
+    """Mean, smallest, largest and percentiles."""
+    if not values:
+        return {}
+    figures = {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
+    return figures | {f"p{share:g}": percentile(values, share) for share in shares}
+
+
+def print_table(title: str, rows: Sequence[tuple[str, Any]]) -> None:
+    """Names and values in two columns."""
+    texts = [(name, f"{value:,.3f}" if isinstance(value, float) else str(value)) for name, value in rows]
+    left = max((len(name) for name, _ in texts), default=0)
+    right = max((len(text) for _, text in texts), default=0)
+    print(f"\n{title}\n{'-' * max(len(title), left + right + 2)}")
+    for name, text in texts:
+        print(f"{name:<{left}}  {text:>{right}}")
+    print(flush=True)
+
+
+def print_columns(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table with a header."""
+    texts = [[f"{cell:,.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[column]) for line in [list(header), *texts]) for column in range(len(header))]
+    print(f"\n{title}")
+    for line in [list(header), ["-" * width for width in widths], *texts]:
+        cells = [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
+        print("  ".join(cells))
+    print(flush=True)
+
+
+def progress(items: Iterable[ItemT], total: int, what: str) -> Iterator[ItemT]:
+    """The items, with a line on standard error now and then that says how far it has come."""
+    began = last = time.monotonic()
+    for number, item in enumerate(items, start=1):
+        yield item
+        now = time.monotonic()
+        if now - last > 2.0 or (number == total and now - began > 2.0):
+            last = now
+            print(f"{what}: {number} of {total} ({now - began:.0f} s)", file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), name)
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": name, "cores": cores, "python": platform.python_version(), "system": platform.system()}

@@ -1,0 +1,87 @@
+"""`quire bench latency`: one batch at a time, offline: seconds a batch, first token, and milliseconds a step."""
+
+import argparse
+import time
+from typing import Any
+
+from quire.benchmarks import common
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The batch, and the engine's flags."""
+    from quire.engine.arg_utils import EngineArgs
+
+    common.add_length_arguments(parser, input_len=32, output_len=128)
+    parser.add_argument("--batch-size", type=common.positive, default=8, help="requests at once (8)")
+    parser.add_argument("--n", type=common.positive, default=1, help="answers a prompt (1)")
+    parser.add_argument("--num-iters-warmup", type=int, default=2, help="batches before measuring (2)")
+    parser.add_argument("--num-iters", type=common.positive, default=10, help="batches that are measured (10)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
+    parser.add_argument("--use-beam-search", action="store_true", help="beam search of width n")
+    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
+    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
+    EngineArgs.add_cli_args(parser)
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, give the figures."""
+    llm = common.load_engine(args)
+    config = llm.llm_engine.config
+    lengths = [args.input_len] * args.batch_size
+
+    def batch(seed: int, output_len: int) -> float:
+        tokens = common.random_prompts(args.batch_size, lengths, config.model.vocab_size, seed, args.prefix_len)
+        prompts = [{"prompt_token_ids": prompt} for prompt in tokens]
+        began = time.perf_counter()
+        _run(llm, args, prompts, output_len)
+        return time.perf_counter() - began
+
+    seeds = iter(range(args.bench_seed, 1 << 30))
+    for _ in range(args.num_iters_warmup):
+        batch(next(seeds), args.output_len)
+    whole: list[float] = []
+    first: list[float] = []
+    for _ in common.progress(range(args.num_iters), args.num_iters, "batches"):
+        first.append(batch(next(seeds), 1))
+        whole.append(batch(next(seeds), args.output_len))
+    steps = [(total - start) * 1000 / max(1, args.output_len - 1) for total, start in zip(whole, first, strict=True)]
+    figures: dict[str, Any] = {
+        "model": config.model.model,
+        "dtype": config.model.dtype,
+        "batch_size": args.batch_size,
+        "input_len": args.input_len,
+        "output_len": args.output_len,
+        "batch_seconds": common.summary(whole),
+        "first_token_seconds": common.summary(first),
+        "step_ms": common.summary(steps),
+        "machine": common.machine(),
+    }
+    header = ("", "mean", "p50", "p90", "p99", "min", "max")
+    rows = [
+        [label, *(figures[name][column] for column in header[1:])]
+        for label, name in (
+            ("batch, s", "batch_seconds"),
+            ("first token, s", "first_token_seconds"),
+            ("further step, ms", "step_ms"),
+        )
+    ]
+    shape = f"batch {args.batch_size}, {args.input_len} in, {args.output_len} out"
+    common.print_columns(f"Latency: {config.model.model} ({config.model.dtype}), {shape}", header, rows)
+    return figures
+
+
+def _run(llm: Any, args: argparse.Namespace, prompts: list[Any], output_len: int) -> None:
+    from quire import SamplingParams
+    from quire.sampling_params import BeamSearchParams
+
+    if args.use_beam_search:
+        llm.beam_search(prompts, BeamSearchParams(beam_width=args.n, max_tokens=output_len, ignore_eos=True))
+        return
+    params = SamplingParams(
+        n=args.n,
+        temperature=args.temperature,
+        max_tokens=output_len,
+        ignore_eos=True,
+        detokenize=not args.disable_detokenize,
+    )
+    llm.generate(prompts, params, use_tqdm=False)

@@ -1,0 +1,87 @@
+"""`quire bench startup`: fresh processes: how long until the first token, and where the time goes.
+
+Each run is a new interpreter that reports when it had imported, built the engine and got a token. The clock starts before the
+process does.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from quire.benchmarks import common
+from quire.errors import EngineError
+
+PHASES = ("interpreter", "import", "engine", "first_token", "total")
+
+_CHILD = """
+import json, sys, time
+phases = {"interpreter": time.time() - float(sys.argv[1])}
+mark = time.perf_counter()
+from quire import LLM, SamplingParams
+phases["import"] = time.perf_counter() - mark
+mark = time.perf_counter()
+from quire.engine.arg_utils import EngineArgs
+llm = LLM.from_engine_args(EngineArgs(**json.loads(sys.argv[2])))
+phases["engine"] = time.perf_counter() - mark
+mark = time.perf_counter()
+prompt = {"prompt_token_ids": [i % 7 + 10 for i in range(int(sys.argv[3]))]}
+llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), use_tqdm=False)
+phases["first_token"] = time.perf_counter() - mark
+phases["total"] = time.time() - float(sys.argv[1])
+try:
+    import resource
+    phases["peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+except ImportError:
+    pass
+print("@startup " + json.dumps(phases), flush=True)
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How often, and the engine's flags."""
+    from quire.engine.arg_utils import EngineArgs
+
+    parser.add_argument("--num-iters", type=common.positive, default=5, help="processes that are measured (5)")
+    parser.add_argument("--num-iters-warmup", type=int, default=1, help="processes before that (1)")
+    parser.add_argument("--input-len", type=common.positive, default=128, help="tokens of the prompt (128)")
+    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
+    EngineArgs.add_cli_args(parser)
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, give the figures."""
+    engine_args = _changed_engine_args(args)
+    runs: list[dict[str, float]] = []
+    total = args.num_iters_warmup + args.num_iters
+    for number in common.progress(range(total), total, "processes"):
+        phases = _one_process(engine_args, args.input_len)
+        if number >= args.num_iters_warmup:
+            runs.append(phases)
+    names = [name for name in (*PHASES, "peak_rss_mib") if name in runs[0]]
+    figures: dict[str, Any] = {name: common.summary([run[name] for run in runs]) for name in names}
+    rows = [[name.replace("_", " "), *(figures[name][key] for key in ("p50", "min", "max"))] for name in names]
+    common.print_columns("Startup, seconds from process start", ("phase", "median", "min", "max"), rows)
+    return {**figures, "runs": runs, "machine": common.machine()}
+
+
+def _changed_engine_args(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine's flags that differ from their defaults: what the child is told."""
+    import dataclasses
+
+    from quire.engine.arg_utils import EngineArgs
+
+    given, default = vars(EngineArgs.from_cli_args(args)), vars(EngineArgs())
+    names = [field.name for field in dataclasses.fields(EngineArgs)]
+    return {name: given[name] for name in names if given[name] != default[name]}
+
+
+def _one_process(engine_args: dict[str, Any], input_len: int) -> dict[str, float]:
+    command = [sys.executable, "-c", _CHILD, repr(time.time()), json.dumps(engine_args), str(input_len)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        if line.startswith("@startup "):
+            return json.loads(line.removeprefix("@startup "))
+    raise EngineError(f"A measured process ended with code {done.returncode}: {done.stderr.strip()[-1500:]}")

@@ -1,0 +1,62 @@
+"""`quire bench`: finds the benchmark and imports only its module."""
+
+import argparse
+import importlib
+import json
+from typing import Any
+
+BENCHMARKS = {
+    "throughput": "offline tokens a second, all requests at once",
+    "latency": "seconds of one batch, and a step of it",
+    "startup": "fresh processes: import, load, first token",
+    "scheduler": "microseconds a request and step, without a model",
+    "serve": "a running server, or one that is started: TTFT, TPOT, ITL and end-to-end latency",
+    "step": "one step: host and device time, bytes and operations moved, share of the read bandwidth",
+    "demo": "accuracy of the built-in demo model, task by task",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One subparser a benchmark; the module of a benchmark is imported when it is named."""
+    width = max(len(name) for name in BENCHMARKS)
+    listed = "\n".join(f"  {name:<{width}}  {about}" for name, about in BENCHMARKS.items())
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = f"{parser.description or ''}\n\nbenchmarks:\n{listed}"
+    parser.usage = f"{parser.prog} BENCHMARK [options]"
+    parser.add_argument("benchmark", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one benchmark with the arguments after its name."""
+    from quire.engine.arg_parser import ArgumentParser
+
+    name = args.benchmark
+    module: Any = importlib.import_module(f"quire.benchmarks.{name}")
+    parser = ArgumentParser(
+        prog=f"quire bench {name}", description=BENCHMARKS[name][0].upper() + BENCHMARKS[name][1:] + "."
+    )
+    module.add_arguments(parser)
+    if not any(action.dest == "json" for action in parser._actions):
+        parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
+    parsed = parser.parse_args(args.arguments)
+    result = module.run_command(parsed)
+    if isinstance(result, dict) and parsed.json:
+        write_json(parsed.json, {"benchmark": name, **result})
+    return result if isinstance(result, int) else 0
+
+
+def write_json(path: str, figures: dict[str, Any]) -> None:
+    """The figures as a JSON file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    from quire.errors import ConfigError
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(figures, file, indent=2)
+            file.write("\n")
+    except OSError as error:
+        raise ConfigError(f"json: cannot write {path!r}: {error}.", setting="json") from None

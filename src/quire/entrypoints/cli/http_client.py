@@ -1,0 +1,104 @@
+"""A small client of the OpenAI protocol, for the terminal commands: standard library only, one request at a time."""
+
+import http.client
+import json
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+from quire.errors import ConfigError, EngineError, RequestError
+
+TIMEOUT_S = 600.0
+
+
+class OpenAIClient:
+    """Talks to the server at `url` (its path ends in `/v1`).
+
+    Raises:
+        ConfigError: the URL cannot be one, or nobody answers there.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            message = f"url: {url!r} is not an address; for example http://127.0.0.1:8000/v1."
+            raise ConfigError(message, setting="url")
+        try:
+            self._port = parts.port
+        except ValueError:
+            raise ConfigError(f"url: {url!r} has no valid port.", setting="url") from None
+        self.url = url
+        self._host = parts.hostname
+        self._is_tls = parts.scheme == "https"
+        self._base = parts.path.rstrip("/") or "/v1"
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def first_model(self) -> str:
+        """The name of the first model that the server lists."""
+        with self._open("GET", "/models", None) as response:
+            listed = json.loads(response.read())
+        if not listed.get("data"):
+            raise ConfigError(f"model_name: the server at {self.url} lists no model.", setting="model_name")
+        return str(listed["data"][0]["id"])
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of a streamed request.
+
+        Raises:
+            RequestError: the server refused it.
+            EngineError: the server failed.
+        """
+        with self._open("POST", path, {**body, "stream": True}) as response:
+            for line in response:
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise EngineError(str(event["error"].get("message", event["error"])))
+                yield event
+
+    def _open(self, method: str, path: str, body: dict[str, Any] | None) -> "_Exchange":
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
+        payload = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, self._base + path, payload, self._headers)
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            message = f"url: cannot reach {self.url}: {reason}. Is `quire serve` running there?"
+            raise ConfigError(message, setting="url") from None
+        if response.status >= 400:
+            text = response.read(65536).decode("utf-8", "replace")
+            connection.close()
+            raise _refusal(response.status, text)
+        return _Exchange(connection, response)
+
+
+class _Exchange:
+    """An open response; closing it closes the connection, which ends the request."""
+
+    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        self._connection = connection
+        self._response = response
+
+    def __enter__(self) -> http.client.HTTPResponse:
+        return self._response
+
+    def __exit__(self, *exception: object) -> None:
+        self._connection.close()
+
+
+def _refusal(status: int, text: str) -> RequestError | EngineError:
+    try:
+        message = str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = text[:500] or "no message"
+    kind = RequestError if status < 500 else EngineError
+    return kind(f"The server answered {status}: {message}")

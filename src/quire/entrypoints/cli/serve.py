@@ -1,0 +1,136 @@
+"""`quire serve`: a server that speaks the OpenAI protocol.
+
+Opens the port first, then imports and loads; prints the address and a line to try once it can answer.
+"""
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.entrypoints.openai.server import ListenOptions
+    from quire.entrypoints.openai.state import ServerState
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the server's flags and the engine's."""
+    from quire.engine.arg_utils import AsyncEngineArgs
+
+    parser.add_argument(
+        "model_tag", nargs="?", metavar="MODEL", help="a local folder or a hub id; none means the built-in demo model"
+    )
+    add_server_arguments(parser)
+    AsyncEngineArgs.add_cli_args(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    from quire.engine.arg_utils import AsyncEngineArgs
+    from quire.entrypoints.openai.server import ListenOptions, ServerProcess, open_socket
+
+    take_model(args)
+    options = ListenOptions(
+        host=args.host,
+        port=args.port,
+        uds=args.uds,
+        root_path=args.root_path.rstrip("/"),
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers or "TLSv1",
+        access_log=not args.disable_uvicorn_access_log,
+        log_level=args.uvicorn_log_level,
+        shutdown_timeout_s=args.shutdown_timeout,
+    )
+    _check_tls(options)
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    keys = _api_keys(args)
+    listener, options = open_socket(options)
+
+    from quire.entrypoints.openai.app import build_app
+    from quire.entrypoints.openai.state import ServerState
+
+    state = ServerState(_settings(args))
+    app = build_app(
+        state,
+        api_keys=keys,
+        allowed_origins=flatten(args.allowed_origins),
+        allowed_methods=flatten(args.allowed_methods),
+        allowed_headers=flatten(args.allowed_headers),
+        allow_credentials=args.allow_credentials,
+        docs=not args.disable_fastapi_docs,
+    )
+
+    def build_engine() -> Any:
+        from quire.entrypoints.openai.engine_start import start_engine
+
+        return start_engine(engine_args, state)
+
+    def announce(engine: Any, seconds: float) -> None:
+        _announce(state, options, bool(keys), seconds)
+
+    return ServerProcess(app, state, listener, options, build_engine, announce).run()
+
+
+def take_model(args: argparse.Namespace) -> None:
+    """`quire serve MODEL` and `quire serve --model MODEL` are the same."""
+    if args.model_tag is None:
+        return
+    if getattr(args, "model", None) not in (None, args.model_tag):
+        message = f"model: {args.model_tag!r} is named, and --model {args.model!r} too; give one of them."
+        raise ConfigError(message, setting="model")
+    args.model = args.model_tag
+
+
+def _check_tls(options: "ListenOptions") -> None:
+    import os
+
+    if bool(options.ssl_keyfile) != bool(options.ssl_certfile):
+        raise ConfigError("ssl_keyfile and ssl_certfile: TLS needs both.", setting="ssl_certfile")
+    for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+        path = getattr(options, name)
+        if path and not os.path.isfile(path):
+            raise ConfigError(f"{name}: there is no file {path!r}.", setting=name)
+
+
+def _api_keys(args: argparse.Namespace) -> list[str]:
+    from quire import envs
+
+    keys = list(args.api_key or ([envs.QUIRE_API_KEY] if envs.QUIRE_API_KEY else []))
+    if any(not key.strip() for key in keys):
+        raise ConfigError("api_key: a key is empty.", setting="api_key")
+    return keys
+
+
+def _settings(args: argparse.Namespace) -> Any:
+    from quire import envs
+    from quire.entrypoints.openai.state import ServerSettings
+
+    return ServerSettings(
+        response_role=args.response_role,
+        strict=args.strict,
+        trust_request_chat_template=args.trust_request_chat_template,
+        enable_prompt_tokens_details=args.enable_prompt_tokens_details,
+        max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE,
+    )
+
+
+def _announce(state: "ServerState", options: "ListenOptions", has_keys: bool, seconds: float) -> None:
+    """Say where the server is, and how to try it."""
+    base = options.url + options.root_path
+    body = '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
+    url = ("http://localhost" if options.uds else base) + "/v1/chat/completions"
+    words = ["curl", url, "-H", "Content-Type: application/json"]
+    if options.uds:
+        words[1:1] = ["--unix-socket", options.uds]
+    if has_keys:
+        words += ["-H", "Authorization: Bearer YOUR_KEY"]
+    words += ["-d", body]
+    print(
+        f"\n{state.model_names[0]} is ready after {seconds:.1f} s at {base}\nTry it:\n  {shlex.join(words)}\n",
+        flush=True,
+    )

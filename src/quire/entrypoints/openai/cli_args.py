@@ -1,0 +1,103 @@
+"""The server's own flags; the engine's come from `AsyncEngineArgs`. Names are those of vLLM's `serve`."""
+
+import argparse
+import json
+import ssl
+from typing import Any
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+
+
+def _port(text: str) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        port = -1
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535; 0 takes any that is free)")
+    return port
+
+
+def _positive_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds (0 or more)")
+    return seconds
+
+
+def _words(text: str) -> list[str]:
+    """`a`, or a JSON list of strings."""
+    if not text.startswith("["):
+        return [text]
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list of strings")
+    return value
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags, in groups."""
+    network = parser.add_argument_group("Network")
+    network.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (127.0.0.1: this machine only)")
+    network.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port to listen on (8000)")
+    network.add_argument("--uds", metavar="PATH", help="listen on a Unix socket (owner only) in place of host and port")
+    network.add_argument("--root-path", default="", help="path under which a proxy shows this server")
+    network.add_argument("--ssl-keyfile", metavar="PATH", help="private key; with --ssl-certfile turns TLS on")
+    network.add_argument("--ssl-certfile", metavar="PATH", help="certificate chain")
+    network.add_argument("--ssl-ca-certs", metavar="PATH", help="authorities that clients' certificates must come from")
+    modes = "0 none, 1 optional, 2 required"
+    network.add_argument(
+        "--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=int(ssl.CERT_NONE), help=f"client certificates: {modes}"
+    )
+    network.add_argument("--ssl-ciphers", help="OpenSSL cipher list")
+
+    access = parser.add_argument_group("Access")
+    access.add_argument(
+        "--api-key", nargs="+", metavar="KEY", help="keys of clients, any of which opens every route (or QUIRE_API_KEY)"
+    )
+    access.add_argument("--allowed-origins", type=_words, nargs="+", default=[], help="origins whose pages may call")
+    access.add_argument("--allowed-methods", type=_words, nargs="+", default=[["*"]], help="methods they may use (*)")
+    access.add_argument("--allowed-headers", type=_words, nargs="+", default=[["*"]], help="headers they may send (*)")
+    access.add_argument("--allow-credentials", action="store_true", help="let them send cookies")
+    access.add_argument(
+        "--strict", action="store_true", help="refuse unknown request fields instead of logging them once"
+    )
+
+    chat = parser.add_argument_group("Chat")
+    chat.add_argument("--response-role", default="assistant", help="role in answers (assistant)")
+    chat.add_argument(
+        "--trust-request-chat-template", action="store_true", help="let requests bring a chat template of their own"
+    )
+
+    responses = parser.add_argument_group("Answers and log")
+    responses.add_argument(
+        "--enable-request-id-headers",
+        action="store_true",
+        help="accepted for compatibility: X-Request-Id is always sent",
+    )
+    responses.add_argument(
+        "--enable-prompt-tokens-details", action="store_true", help="tell in `usage` how many tokens the cache gave"
+    )
+    levels = ("critical", "error", "warning", "info", "debug", "trace")
+    responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
+    responses.add_argument("--disable-uvicorn-access-log", action="store_true", help="no log line for each request")
+    responses.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
+    responses.add_argument(
+        "--shutdown-timeout",
+        type=_positive_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long SIGTERM waits for running requests (300)",
+    )
+
+
+def flatten(groups: list[list[str]]) -> list[str]:
+    """What several words or JSON lists of words give together."""
+    return [word for group in groups for word in group]

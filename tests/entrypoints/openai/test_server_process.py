@@ -1,0 +1,209 @@
+"""A real server process on a real socket: start, signals, limits, the Unix socket. Only 127.0.0.1 is touched."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.entrypoints.openai.server import ListenOptions, open_socket
+from quire.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+class Process:
+    """A fake server and its address."""
+
+    def __init__(self, *arguments: str, wait_for: str = " is ready after ") -> None:
+        command = [sys.executable, "-m", "tests.oracles.fake_server", *arguments]
+        self.popen = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.lines.append(line)
+            if wait_for in line:
+                self.url = line.rsplit(" at ", 1)[1].strip()
+                break
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """The exit code and everything that was printed."""
+        output, _ = self.popen.communicate(timeout=30)
+        return self.popen.returncode, "".join(self.lines) + output
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    running: list[Process] = []
+
+    def begin(*arguments: str, **options: Any) -> Process:
+        running.append(Process(*arguments, **options))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        if process.popen.poll() is None:
+            process.popen.kill()
+            process.popen.wait()
+
+
+def wait_for_status(client: httpx.Client, path: str, status: int) -> httpx.Response:
+    """Ask until the answer has the status; the server works meanwhile."""
+    for _ in range(2000):
+        response = client.get(path)
+        if response.status_code == status:
+            return response
+    raise AssertionError(f"{path} never answered {status}")
+
+
+BODY = {"prompt": "abc", "stream": True, "max_tokens": 20}
+
+
+def test_sigterm_finishes_what_runs_refuses_what_is_new_and_exits_with_0(start):
+    process = start("2")
+    with httpx.Client(base_url=process.url) as client, client.stream("POST", "/v1/completions", json=BODY) as stream:
+        lines = stream.iter_lines()
+        first = next(lines)
+        process.signal(signal.SIGTERM)
+        refused = wait_for_status(client, "/ready", 503)
+        assert refused.headers["retry-after"]
+        work = client.post("/v1/completions", json={"prompt": "x"})
+        assert work.status_code == 503 and work.headers["retry-after"]
+        process.signal(signal.SIGUSR1)
+        rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in [first, *rest[:-1]])
+        assert text == ("ABC" * 7)[:20]
+    code, output = process.end()
+    assert code == 0 and "Traceback" not in output
+
+
+def test_an_idle_server_ends_at_once_on_sigterm(start):
+    process = start("2")
+    process.signal(signal.SIGTERM)
+    code, output = process.end()
+    assert code == 0 and "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("signals", "expected"),
+    [((signal.SIGINT,), 130), ((signal.SIGTERM, signal.SIGTERM), 1), ((signal.SIGTERM, signal.SIGINT), 1)],
+)
+def test_ctrl_c_and_a_second_signal_cut_off_what_runs_without_a_trace(start, signals, expected):
+    process = start("2")
+    with httpx.Client(base_url=process.url) as client, client.stream("POST", "/v1/completions", json=BODY) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        process.signal(signals[0])
+        if len(signals) > 1:
+            wait_for_status(client, "/ready", 503)
+            process.signal(signals[1])
+        code, output = process.end()
+    assert code == expected and "Traceback" not in output and "Exception" not in output
+
+
+def test_the_port_is_open_while_the_engine_starts(start):
+    process = start("2", "slow-start", wait_for="listening at")
+    with httpx.Client(base_url=process.url) as client:
+        assert client.get("/health").status_code == 503
+        assert client.post("/v1/completions", json=BODY).json()["error"]["code"] == "unavailable"
+        process.signal(signal.SIGUSR1)
+        assert wait_for_status(client, "/health", 200)
+    process.signal(signal.SIGTERM)
+    assert process.end()[0] == 0
+
+
+def test_ctrl_c_while_the_engine_starts_ends_at_once(start):
+    process = start("2", "slow-start", wait_for="listening at")
+    with httpx.Client(base_url=process.url) as client:
+        assert client.get("/health").status_code == 503
+    process.signal(signal.SIGINT)
+    code, output = process.end()
+    assert code == 130 and "Traceback" not in output
+
+
+def test_a_start_that_fails_is_one_message_and_exit_code_1(start):
+    code, output = start("2", "broken-start").end()
+    assert code == 1 and "max_model_len: 0 is too small." in output and "Traceback" not in output
+
+
+def raw_exchange(url: str, request: bytes) -> bytes:
+    """Send bytes as they are; give what comes back until the server closes."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(request)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return answer
+
+
+def test_garbage_and_oversized_heads_are_refused_in_the_protocols_shape(start):
+    process = start("2")
+    huge = b"x" * 70_000
+    cases = {
+        b"\x00\x01garbage\r\n\r\n": b" 400 ",
+        b"GET /health HTTP/1.1\r\nhost: x\r\na: " + huge + b"\r\n\r\n": b" 431 ",
+        b"GET /health HTTP/1.1\r\nhost: x\r\na: " + huge: b" 431 ",
+        b"GET /" + huge: b" 431 ",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 300 + b"\r\n": b" 431 ",
+    }
+    for request, status in cases.items():
+        head, _, body = raw_exchange(process.url, request).partition(b"\r\n\r\n")
+        assert status in head.split(b"\r\n")[0], head
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+    assert httpx.get(process.url + "/health").status_code == 200
+
+
+def test_a_client_that_hangs_up_leaves_the_server_serving(start):
+    process = start("3")
+    with httpx.Client(base_url=process.url) as client:
+        with client.stream("POST", "/v1/completions", json=BODY) as stream:
+            next(stream.iter_lines())
+        for _ in range(2000):
+            if client.get("/load").json() == {"server_load": 0}:
+                break
+        else:
+            raise AssertionError("the request of a client that went away still runs")
+        process.signal(signal.SIGUSR1)
+        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+
+
+def test_connections_are_kept_alive(start):
+    process = start("100")
+    with httpx.Client(base_url=process.url) as client:
+        for _ in range(3):
+            response = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+            assert response.status_code == 200 and response.headers.get("connection") != "close"
+
+
+def test_a_port_in_use_is_one_clear_error():
+    listener, options = open_socket(ListenOptions(port=0))
+    with listener, pytest.raises(ConfigError, match=f"port: cannot listen on 127.0.0.1:{options.port}"):
+        open_socket(ListenOptions(port=options.port))
+
+
+def test_a_host_that_is_not_ours_is_one_clear_error():
+    with pytest.raises(ConfigError, match="cannot listen"):
+        open_socket(ListenOptions(host="203.0.113.1", port=0))
+
+
+def test_a_unix_socket_is_its_owners_alone_and_replaces_a_dead_one(tmp_path):
+    path = tmp_path / "s"
+    for _ in range(2):
+        listener, options = open_socket(ListenOptions(uds=str(path)))
+        assert path.stat().st_mode & 0o777 == 0o600 and options.url == f"unix:{path}"
+        listener.close()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="uds"):
+        open_socket(ListenOptions(uds=str(tmp_path / "file")))
+    assert (tmp_path / "file").read_text() == "mine"

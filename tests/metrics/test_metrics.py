@@ -1,0 +1,156 @@
+"""Histograms, the engine's figures, their Prometheus text, and the log's line."""
+
+import bisect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from quire.config import CacheConfig
+from quire.metrics.engine_metrics import EngineMetrics, FinishedRequest
+from quire.metrics.histogram import Histogram, steps_1_2_5
+from quire.metrics.log_stats import StatsLogger
+from quire.metrics.prometheus import PREFIX, PrometheusExposition, cache_info
+from quire.request import SchedulerStats
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5))))
+def test_a_histogram_counts_what_lies_at_or_below_each_bound(observations):
+    histogram = Histogram((1.0, 5.0, 10.0))
+    for value, count in observations:
+        histogram.observe(value, count)
+    values = sorted(value for value, count in observations for _ in range(count))
+    expected = [bisect.bisect_right(values, bound) for bound in (1.0, 5.0, 10.0)] + [len(values)]
+    assert [count for _, count in histogram.cumulative()] == expected
+    assert histogram.count == len(values) and histogram.total == pytest.approx(sum(values))
+
+
+def test_bounds_must_ascend():
+    with pytest.raises(ValueError, match="ascend"):
+        Histogram((1.0, 1.0))
+
+
+def test_length_bounds_are_1_2_5_up_to_the_limit():
+    assert steps_1_2_5(120) == [1, 2, 5, 10, 20, 50, 100]
+
+
+def filled() -> EngineMetrics:
+    metrics = EngineMetrics("m", 100)
+    metrics.record_step(
+        SchedulerStats(
+            num_running=3,
+            num_waiting=2,
+            num_total_blocks=10,
+            num_free_blocks=4,
+            num_preemptions=1,
+            prefix_cache_queries=8,
+            prefix_cache_hits=6,
+            num_batched_tokens=17,
+        )
+    )
+    metrics.record_first_token(0.03, num_prompt_tokens=12)
+    metrics.record_next_tokens(0.02)
+    metrics.record_next_tokens(0.04, count=2)
+    metrics.record_finished(FinishedRequest("stop", 12, 4, 0.03, 0.06, 0.09, max_tokens=16))
+    return metrics
+
+
+def samples(metrics: EngineMetrics) -> dict[str, float]:
+    body, content_type = PrometheusExposition(metrics, cache_info(CacheConfig())).exposition()
+    assert content_type.startswith("text/plain")
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "model_name")
+            assert sample.labels.get("model_name", "m") == "m"
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_every_figure_is_exposed_under_its_name():
+    found = samples(filled())
+    expected = {
+        "num_requests_running{}": 3,
+        "num_requests_waiting{}": 2,
+        "kv_cache_usage_perc{}": 0.6,
+        "num_preemptions_total{}": 1,
+        "prefix_cache_queries_total{}": 8,
+        "prefix_cache_hits_total{}": 6,
+        "prompt_tokens_total{}": 12,
+        "generation_tokens_total{}": 4,
+        "request_success_total{finished_reason=stop}": 1,
+        "request_success_total{finished_reason=abort}": 0,
+        "iteration_tokens_total_sum{}": 17,
+        "time_to_first_token_seconds_count{}": 1,
+        "inter_token_latency_seconds_count{}": 3,
+        "e2e_request_latency_seconds_sum{}": 0.09,
+        "time_per_output_token_seconds_bucket{le=0.025}": 1,
+        "request_time_per_output_token_seconds_sum{}": 0.02,
+        "request_prompt_tokens_bucket{le=20.0}": 1,
+        "request_generation_tokens_bucket{le=2.0}": 0,
+        "request_generation_tokens_bucket{le=+Inf}": 1,
+        "request_params_max_tokens_sum{}": 16,
+    }
+    assert {name: found[PREFIX + name] for name in expected} == pytest.approx(expected)
+
+
+def test_counters_add_up_over_steps():
+    metrics = filled()
+    metrics.record_step(SchedulerStats(num_preemptions=2, prefix_cache_queries=1))
+    assert (metrics.num_preemptions, metrics.prefix_cache_queries, metrics.num_steps) == (3, 9, 1)
+    assert metrics.num_running == 0
+
+
+def test_a_request_that_never_got_a_token_counts_as_finished_alone():
+    metrics = EngineMetrics("m", 100)
+    metrics.record_finished(FinishedRequest("abort", 5, 0, end_to_end=1.0))
+    assert metrics.success["abort"] == 1 and metrics.end_to_end.count == 1
+    assert metrics.decode_time.count == metrics.time_per_output_token.count == 0
+
+
+def test_two_engines_do_not_share_figures():
+    first, second = filled(), EngineMetrics("m", 100)
+    assert samples(first) != samples(second)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_log_line_comes_once_an_interval_while_there_is_work():
+    clock = Clock()
+    logger = StatsLogger(10.0, clock)
+    metrics = filled()
+    clock.now = 9.0
+    assert logger.tick(metrics) is None
+    clock.now = 10.0
+    line = logger.tick(metrics)
+    assert line is not None
+    assert "prompt 1.2, generation 0.4 tokens/s" in line and "running 3, waiting 2" in line
+    assert "KV cache 60.0%" in line and "prefix hits 75.0%" in line
+    assert logger.tick(metrics) is None
+    clock.now = 20.0
+    line = logger.tick(metrics)
+    assert line is not None and "generation 0.0" in line and "prefix hits" not in line
+
+
+def test_after_an_idle_time_the_rates_start_afresh():
+    clock = Clock()
+    logger = StatsLogger(10.0, clock)
+    metrics = filled()
+    clock.now = 3600.0
+    assert logger.tick(metrics) is None
+    clock.now = 3611.0
+    line = logger.tick(metrics)
+    assert line is not None and "prompt 0.0" in line
+
+
+def test_a_step_reaches_whoever_listens():
+    seen: list[int] = []
+    metrics = EngineMetrics("m", 100, after_step=lambda m: seen.append(m.num_running))
+    metrics.record_step(SchedulerStats(num_running=4))
+    assert seen == [4]

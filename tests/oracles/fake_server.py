@@ -1,0 +1,52 @@
+"""A whole server process over the fake engine: `python -m tests.oracles.fake_server TOKENS`.
+
+The engine gives TOKENS tokens and then waits; SIGUSR1 lets it go on for ever. `slow-start` as a second word keeps the engine
+from starting until SIGUSR1; `broken-start` makes the start fail.
+"""
+
+import asyncio
+import signal
+import sys
+import threading
+from typing import Any
+
+from tests.oracles.fake_async_llm import FakeAsyncLLM
+
+from quire.entrypoints.openai.app import build_app
+from quire.entrypoints.openai.server import ListenOptions, ServerProcess, open_socket
+from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.errors import ConfigError
+
+
+def main() -> int:
+    tokens, start = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "at-once"
+    go_on = threading.Event()
+    engine = FakeAsyncLLM()
+    engine.gate = asyncio.Semaphore(tokens)
+
+    def release(*_: Any) -> None:
+        go_on.set()
+        for _ in range(100_000):
+            engine.gate.release()
+
+    signal.signal(signal.SIGUSR1, release)
+    state = ServerState(ServerSettings())
+    listener, options = open_socket(ListenOptions(port=0, access_log=False))
+
+    def build_engine() -> Any:
+        if start == "broken-start":
+            raise ConfigError("max_model_len: 0 is too small.", setting="max_model_len")
+        if start == "slow-start":
+            go_on.wait()
+        return engine
+
+    print(f"listening at {options.url}", flush=True)
+
+    def announce(engine: Any, seconds: float) -> None:
+        print(f"fake is ready after {seconds:.1f} s at {options.url}", flush=True)
+
+    return ServerProcess(build_app(state), state, listener, options, build_engine, announce).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
