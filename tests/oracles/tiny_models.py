@@ -52,7 +52,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "GraniteForCausalLM": {
         "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
     },
-    "Olmo2ForCausalLM": {},
+    "GemmaForCausalLM": {"head_dim": 24, "tie_word_embeddings": True},
+    "PhiForCausalLM": {"partial_rotary_factor": 0.5, "resid_pdrop": 0.0},
+    "CohereForCausalLM": {"tie_word_embeddings": True, "logit_scale": 0.6},
+    "Cohere2ForCausalLM": {
+        "tie_word_embeddings": True, "logit_scale": 0.6, "sliding_window": 8, "head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "Exaone4ForCausalLM": {
+        "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
 }  # fmt: skip
 
 _CHAT_TEMPLATE = (

@@ -85,6 +85,8 @@ class Decoder(CausalLM):
         self.max_positions = _check_positions(spec, max_positions)
         self.modules = weight_table.modules_of(spec)
         self.sources = weight_table.sources_of(self.modules, spec, self.plan)
+        # Checkpoints were trained with the factor in their own number type (Gemma's square root is not exact in bfloat16).
+        self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))
         self._embedding: LinearWeight | None = None
         self._positions: LinearWeight | None = None
         self._lm_head: LinearWeight | None = None
@@ -158,7 +160,7 @@ class Decoder(CausalLM):
         count, spec = step.num_tokens, self.spec
         views = self.workspace.tokens(count)
         ops.embedding(
-            step.input_ids[:count], cast(LinearWeight, self._embedding), views.residual_TD, spec.embedding_scale
+            step.input_ids[:count], cast(LinearWeight, self._embedding), views.residual_TD, self._embedding_scale
         )
         if self._positions is not None:
             ops.add_embedding(step.positions[:count], self._positions, views.residual_TD)

@@ -14,7 +14,7 @@ from quire.models.spec import DecoderSpec
 
 SpecFunction = Callable[[HFConfig], DecoderSpec]
 
-BUILT_IN_FAMILIES = ("llama", "qwen", "gpt2")
+BUILT_IN_FAMILIES = ("llama", "qwen", "gpt2", "gemma", "phi", "starcoder2", "opt", "granite", "cohere", "exaone4")
 
 
 @dataclasses.dataclass(frozen=True)

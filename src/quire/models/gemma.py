@@ -1,0 +1,70 @@
+"""Gemma 1 to 3 (text): norm weights stored minus one, scaled embeddings, sandwich norms (2, 3), soft caps (2), q/k norms (3)."""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.models.llama import LLAMA_NAMES
+from quire.models.patterns import sliding_layers
+from quire.models.registry import register
+from quire.models.rope import Rope
+from quire.models.spec import SANDWICH, Attention, DecoderSpec, GatedMLP, RMSNorm
+
+SANDWICH_NAMES = LLAMA_NAMES.but(
+    after_mixer="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+
+
+@register("GemmaForCausalLM")
+def gemma(hf: HFConfig) -> DecoderSpec:
+    """Gemma 1."""
+    return DecoderSpec(
+        vocab=hf.vocab_size,
+        hidden=hf.hidden_size,
+        layers=hf.num_hidden_layers,
+        mixer=Attention(
+            heads=hf.num_attention_heads,
+            kv_heads=hf.num_key_value_heads,
+            head_dim=hf.head_dim,
+            rope=Rope.from_hf(hf, hf.head_dim, "full_attention"),
+            qkv_bias=bool(hf.get("attention_bias", False)),
+            out_bias=bool(hf.get("attention_bias", False)),
+        ),
+        # Gemma's first configs say "gelu" and mean its tanh form.
+        mlp=GatedMLP(hf.intermediate_size, act=hf.get("hidden_activation", "gelu_pytorch_tanh")),
+        norm=RMSNorm(hf.rms_norm_eps, weight_offset=1.0),
+        weights=LLAMA_NAMES,
+        max_positions=hf.max_position_embeddings,
+        embedding_scale=hf.hidden_size**0.5,
+        tied_embeddings=bool(hf.get("tie_word_embeddings", True)),
+    )
+
+
+@register("Gemma2ForCausalLM")
+def gemma2(hf: HFConfig) -> DecoderSpec:
+    """Gemma 2: every second layer sees a window; soft caps on scores and logits."""
+    spec = gemma(hf)
+    base = dataclasses.replace(
+        spec.mixers()[0], scale=hf.query_pre_attn_scalar**-0.5, soft_cap=hf.get("attn_logit_softcapping", 0.0)
+    )
+    windows = [hf.sliding_window if sliding else 0 for sliding in sliding_layers(hf, every=2)]
+    return dataclasses.replace(
+        spec,
+        mixer=tuple(dataclasses.replace(base, window=window) for window in windows),
+        placement=SANDWICH,
+        weights=SANDWICH_NAMES,
+        logits_soft_cap=hf.get("final_logit_softcapping", 0.0),
+    )
+
+
+@register("Gemma3ForCausalLM")
+def gemma3(hf: HFConfig) -> DecoderSpec:
+    """Gemma 3 (text): five windowed layers with their own rotary base, then a full one; norms on query and key heads."""
+    spec = gemma2(HFConfig({"sliding_window_pattern": 6} | hf.to_dict()))
+    local = Rope.from_hf(hf, hf.head_dim, "sliding_attention")
+    if "rope_local_base_freq" in hf:
+        local = Rope(theta=float(hf.rope_local_base_freq), rotary_dim=hf.head_dim)
+    qk_norm = RMSNorm(hf.rms_norm_eps, weight_offset=1.0)
+    mixers = (dataclasses.replace(m, qk_norm=qk_norm, rope=local if m.window else m.rope) for m in spec.mixers())
+    return dataclasses.replace(spec, mixer=tuple(mixers))
