@@ -123,34 +123,27 @@ class Clock:
 
 def test_the_log_line_comes_once_an_interval_while_there_is_work():
     clock = Clock()
-    logger = StatsLogger(10.0, clock)
     metrics = filled()
+    logger = StatsLogger(metrics, 10.0, clock)
     clock.now = 9.0
-    assert logger.tick(metrics) is None
+    assert logger.tick() is None
     clock.now = 10.0
-    line = logger.tick(metrics)
+    line = logger.tick()
     assert line is not None
     assert "prompt 1.2, generation 0.4 tokens/s" in line and "running 3, waiting 2" in line
     assert "KV cache 60.0%" in line and "prefix hits 75.0%" in line
-    assert logger.tick(metrics) is None
+    assert logger.tick() is None
     clock.now = 20.0
-    line = logger.tick(metrics)
+    line = logger.tick()
     assert line is not None and "generation 0.0" in line and "prefix hits" not in line
 
 
 def test_after_an_idle_time_the_rates_start_afresh():
     clock = Clock()
-    logger = StatsLogger(10.0, clock)
     metrics = filled()
+    logger = StatsLogger(metrics, 10.0, clock)
     clock.now = 3600.0
-    assert logger.tick(metrics) is None
+    assert logger.tick() is None
     clock.now = 3611.0
-    line = logger.tick(metrics)
+    line = logger.tick()
     assert line is not None and "prompt 0.0" in line
-
-
-def test_a_step_reaches_whoever_listens():
-    seen: list[int] = []
-    metrics = EngineMetrics("m", 100, after_step=lambda m: seen.append(m.num_running))
-    metrics.record_step(SchedulerStats(num_running=4))
-    assert seen == [4]

@@ -4,7 +4,6 @@ Knows `SchedulerStats` and what a finished request tells. Knows nothing of HTTP.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 from quire.metrics.histogram import Histogram, steps_1_2_5
 from quire.request import SchedulerStats
@@ -103,14 +102,10 @@ class EngineMetrics:
     Args:
         model_name: the label that every metric carries.
         max_model_len: the largest prompt or answer, for the bounds of the length histograms.
-        after_step: called when a step's figures are in; the log's line hangs here.
     """
 
-    def __init__(
-        self, model_name: str, max_model_len: int, after_step: Callable[["EngineMetrics"], object] | None = None
-    ) -> None:
+    def __init__(self, model_name: str, max_model_len: int) -> None:
         self.model_name = model_name
-        self._after_step = after_step
         lengths = steps_1_2_5(max_model_len)
         self.num_running = 0
         self.num_waiting = 0
@@ -146,8 +141,6 @@ class EngineMetrics:
         if stats.num_batched_tokens:
             self.num_steps += 1
             self.iteration_tokens.observe(stats.num_batched_tokens)
-        if self._after_step is not None:
-            self._after_step(self)
 
     def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
         """A request's prompt is done and its first token is out."""

@@ -15,7 +15,8 @@ logger = init_logger(__name__)
 class StatsLogger:
     """Writes throughput since its last line, and the present state, at most once in `interval_s` seconds."""
 
-    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, metrics: EngineMetrics, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = metrics
         self._interval_s = interval_s
         self._clock = clock
         self._last_time = clock()
@@ -24,15 +25,16 @@ class StatsLogger:
         self._last_queries = 0
         self._last_hits = 0
 
-    def tick(self, metrics: EngineMetrics) -> str | None:
+    def tick(self) -> str | None:
         """After a step: the line that was logged, if it was time for one."""
         now = self._clock()
         elapsed = now - self._last_time
         if elapsed < self._interval_s:
             return None
         if elapsed > 2 * self._interval_s:  # it was idle: rates since then would say nothing
-            self._remember(now, metrics)
+            self._remember(now)
             return None
+        metrics = self._metrics
         prompt_rate = (metrics.prompt_tokens - self._last_prompt) / elapsed
         generation_rate = (metrics.generation_tokens - self._last_generation) / elapsed
         queries = metrics.prefix_cache_queries - self._last_queries
@@ -44,11 +46,12 @@ class StatsLogger:
         )
         if queries:
             line += f"; prefix hits {hits / queries:.1%}"
-        self._remember(now, metrics)
+        self._remember(now)
         logger.info("%s", line)
         return line
 
-    def _remember(self, now: float, metrics: EngineMetrics) -> None:
+    def _remember(self, now: float) -> None:
+        metrics = self._metrics
         self._last_time = now
         self._last_prompt, self._last_generation = metrics.prompt_tokens, metrics.generation_tokens
         self._last_queries, self._last_hits = metrics.prefix_cache_queries, metrics.prefix_cache_hits
