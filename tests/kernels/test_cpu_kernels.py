@@ -132,9 +132,9 @@ def test_packing_takes_slices_and_drops_the_original():
 
 def test_wrong_types_are_refused_with_the_name_of_the_tensor():
     weight = native("pack_linear")(torch.randn(16, 16))
-    with pytest.raises(ValueError, match="x must be a contiguous CPU tensor of torch.float32"):
+    with pytest.raises(ValueError, match=r"x must be a contiguous CPU tensor of torch\.float32"):
         native("linear")(torch.randn(2, 16).bfloat16(), weight, torch.empty(2, 16))
-    with pytest.raises(ValueError, match="a weight has type torch.int8"):
+    with pytest.raises(ValueError, match=r"a weight has type torch\.int8"):
         native("pack_linear")(torch.zeros(4, 4, dtype=torch.int8))
     with pytest.raises(ValueError, match="activation 'swish' is unknown"):
         native("activation")(torch.randn(2, 16), "swish")

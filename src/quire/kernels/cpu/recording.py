@@ -1,8 +1,8 @@
 """Recording of steps: the native operations that a function runs, kept as a list that is run again in one call.
 
-While a recording is made every operation also runs, so the recorded step is a real one. A replay reads the same memory: tensors are
-filled in place between replays, and batch sizes are read from `AttentionMetadata.shape`. Only the number of rows may change, for
-operations whose rows are the step's tokens or its logits. Knows nothing of models.
+While a recording is made every operation also runs, so the recorded step is a real one. A replay reads the same memory:
+tensors are filled in place between replays, and batch sizes are read from `AttentionMetadata.shape`. Only the number of
+rows may change, for operations whose rows are the step's tokens or its logits. Knows nothing of models.
 """
 
 import ctypes
@@ -96,7 +96,8 @@ class CpuRecordedStep(RecordedStep):
 def record(function: Callable[[], Any], num_tokens: int, num_logits: int) -> CpuRecordedStep | None:
     """Run `function` once, recording its native operations.
 
-    Operations with `num_tokens` rows will take the replay's tokens, those with `num_logits` rows its logits; the rest keep theirs.
+    Operations with `num_tokens` rows will take the replay's tokens, those with `num_logits` rows its logits; the rest keep
+    theirs.
 
     Returns:
         The recorded step, or None (with the reason in the log) if the library is missing or something else than a native

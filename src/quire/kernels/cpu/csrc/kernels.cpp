@@ -19,23 +19,25 @@ namespace QUIRE_ISA {
 inline void read(const void* arguments, int64_t, Team& team) {
     const auto& args = *static_cast<const ReadArguments*>(arguments);
     int64_t begin, end;
-    team.share(args.bytes / 256, begin, end);
-    const char* p = static_cast<const char*>(args.source);
-    constexpr int vectors = 256 / (W * 4);
-    vi sums[vectors] = {};
-    for (int64_t i = begin; i < end; ++i) {
-        __builtin_prefetch(p + i * 256 + 4096);
-        __builtin_prefetch(p + i * 256 + 4096 + 64);
-        __builtin_prefetch(p + i * 256 + 4096 + 128);
-        __builtin_prefetch(p + i * 256 + 4096 + 192);
-        for (int v = 0; v < vectors; ++v) {
-            vi x;
-            std::memcpy(&x, p + i * 256 + v * sizeof x, sizeof x);
-            sums[v] = sums[v] + x;
+    // Four streams a thread, as the kernels have: one alone does not keep enough lines in flight.
+    constexpr int streams = 4, vectors = 64 / (W * 4);
+    team.share(args.bytes / (64 * streams), begin, end);
+    const char* p = static_cast<const char*>(args.source) + begin * 64 * streams;
+    const int64_t lines = end - begin;
+    vi sums[streams * vectors] = {};
+    for (int64_t i = 0; i < lines; ++i) {
+        for (int stream = 0; stream < streams; ++stream) {
+            const char* line = p + (stream * lines + i) * 64;
+            __builtin_prefetch(line + 1024);
+            for (int v = 0; v < vectors; ++v) {
+                vi x;
+                std::memcpy(&x, line + v * sizeof x, sizeof x);
+                sums[stream * vectors + v] = sums[stream * vectors + v] + x;
+            }
         }
     }
     vi total{};
-    for (int v = 0; v < vectors; ++v) total = total + sums[v];
+    for (vi part : sums) total = total + part;
     args.sink[team.index] = total[0];
 }
 

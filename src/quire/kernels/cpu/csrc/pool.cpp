@@ -77,6 +77,10 @@ void wake_all(std::atomic<uint32_t>&) {
 
 }  // namespace
 
+// Within a step the others are at work, so a late one is waited for longer, yielding the core: a wake-up takes as long as a small
+// operation, and a thread that is late by one makes the others sleep and be late in turn, at every operation that follows.
+constexpr int64_t IN_STEP_NANOSECONDS = 5'000'000;
+
 Scratch::~Scratch() { std::free(data_); }
 
 void* Scratch::get(size_t bytes) {
@@ -94,14 +98,15 @@ void Barrier::advance() {
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(generation_);
 }
 
-void Barrier::sleep_until_changed(uint32_t seen, int64_t spin_nanoseconds) {
+void Barrier::sleep_until_changed(uint32_t seen, int64_t spin_nanoseconds, int64_t yield_nanoseconds) {
     // Short waits are the rule: look often before asking for the time.
     for (int look = 0; look < 200; ++look) {
         if (generation_.load(std::memory_order_acquire) != seen) return;
         pause_briefly();
     }
-    int64_t deadline = now_nanoseconds() + spin_nanoseconds;
-    while (now_nanoseconds() < deadline) {
+    const int64_t begin = now_nanoseconds();
+    for (int64_t now = begin; now < begin + yield_nanoseconds; now = now_nanoseconds()) {
+        if (now >= begin + spin_nanoseconds) std::this_thread::yield();
         for (int look = 0; look < 50; ++look) {
             if (generation_.load(std::memory_order_acquire) != seen) return;
             pause_briefly();
@@ -119,7 +124,7 @@ void Barrier::wait(int threads, int64_t spin_nanoseconds) {
         ticket_.store(0, std::memory_order_relaxed);
         advance();
     } else {
-        sleep_until_changed(seen, spin_nanoseconds);
+        sleep_until_changed(seen, spin_nanoseconds, IN_STEP_NANOSECONDS);
     }
 }
 
@@ -168,7 +173,7 @@ class Pool {
     void work(int index) {
         uint32_t seen = 0;
         for (;;) {
-            start_.sleep_until_changed(seen, spin_nanoseconds);
+            start_.sleep_until_changed(seen, spin_nanoseconds, spin_nanoseconds);
             if (stopping_) return;
             ++seen;
             walk(index);

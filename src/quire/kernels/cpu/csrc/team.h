@@ -30,7 +30,8 @@ class Barrier {
 
    private:
     friend class Pool;
-    void sleep_until_changed(uint32_t seen, int64_t spin_nanoseconds);
+    // Looks for a while, then yields between looks, then sleeps.
+    void sleep_until_changed(uint32_t seen, int64_t spin_nanoseconds, int64_t yield_nanoseconds);
     void advance();
     alignas(64) std::atomic<int32_t> arrived_{0};
     alignas(64) std::atomic<uint32_t> generation_{0};
