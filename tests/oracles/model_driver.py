@@ -5,14 +5,21 @@ position must be the same.
 """
 
 import dataclasses
+import json
 from collections.abc import Sequence as Many
+from pathlib import Path
 
 import torch
 
 from quire.attention.interface import AttentionMetadata
+from quire.attention.selector import BUILT_IN_BACKENDS, select_backend
+from quire.config import HFConfig
 from quire.config.kv_spec import group_layers
-from quire.models.decoder import Decoder
+from quire.model_loader.loader import check_checkpoint
+from quire.model_loader.safetensors_reader import SafetensorsReader
+from quire.models.decoder import Decoder, attention_requests
 from quire.models.interface import StepInputs
+from quire.models.registry import ModelRegistry
 
 
 @dataclasses.dataclass
@@ -111,3 +118,35 @@ class ModelDriver:
             sequence.token_ids.append(token)
             new.append(token)
         return new
+
+
+def build_tiny(
+    path: str | Path,
+    *,
+    dtype: str = "float32",
+    block_size: int = 16,
+    max_tokens: int = 128,
+    max_logits: int = 16,
+    max_positions: int | None = None,
+) -> Decoder:
+    """The checkpoint in a folder as a loaded decoder; kernels are those that `ops.select` chose."""
+    hf = HFConfig(json.loads((Path(path) / "config.json").read_bytes()))
+    spec = ModelRegistry.resolve(hf.architectures).make_spec(hf)
+    weight_type = getattr(torch, dtype)
+    model = Decoder(
+        spec,
+        dtype=weight_type,
+        kv_dtype=weight_type,
+        activation_dtype=torch.float32,
+        block_size=block_size,
+        max_tokens=max_tokens,
+        max_logits=max_logits,
+        max_positions=max_positions,
+        attention_backend=select_backend(
+            attention_requests(spec, weight_type, block_size), BUILT_IN_BACKENDS
+        ).backend(),
+    )
+    reader = SafetensorsReader(path)
+    check_checkpoint(model, reader.infos)
+    model.load_weights(reader.stream())
+    return model
