@@ -173,6 +173,13 @@ def is_set(name: str) -> bool:
     return name in os.environ
 
 
+def relevant_environment() -> dict[str, str]:
+    """Variables that are set and that Quire, torch or the hub's client act on; for a bug report."""
+    prefixes = ("QUIRE_", "CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH", "PYTORCH_")
+    names = ("HF_HUB_OFFLINE", "HF_HOME", "KMP_AFFINITY", "LD_PRELOAD")
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes) or name in names}
+
+
 def unknown_variables() -> list[tuple[str, str | None]]:
     """QUIRE_ names in the environment that Quire does not know, each with the known name that looks most like it."""
     unknown = sorted(name for name in os.environ if name.startswith("QUIRE_") and name not in VARIABLES)

@@ -154,7 +154,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
 """Setting to the values that mean "off" or "as ever"."""
 
 NOT_YET_AT_OTHER_VALUES: dict[str, tuple[Any, ...]] = {
-    "quantization": (None,),
     "cpu_offload_gb": (0,),
     "enable_expert_parallel": (False,),
     "ray_workers_use_nsight": (False,),

@@ -1,0 +1,157 @@
+"""`quire collect-env`: the machine, the installation and the settings, for a bug report. Names no secret."""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "msgspec",
+    "pyzmq",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+    "huggingface-hub",
+    "fastapi",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "triton",
+    "ray",
+    "flash-attn",
+    "flashinfer-python",
+)
+SECRETS = ("QUIRE_API_KEY",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to print it."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect and print."""
+    report = collect()
+    if args.json:
+        json.dump(report, sys.stdout, indent=2, default=str)
+        print()
+        return 0
+    for section, facts in report.items():
+        print(f"{section}:")
+        width = max(map(len, facts), default=0)
+        for name, value in facts.items():
+            print(f"  {name:<{width}}  {value}")
+    return 0
+
+
+def collect() -> dict[str, dict[str, Any]]:
+    """Every section; one that cannot be found out says why instead of failing."""
+    return {
+        "quire": _quire(),
+        "machine": _machine(),
+        "platform": _platform(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "plugins": _plugins(),
+        "environment": _environment(),
+    }
+
+
+def _quire() -> dict[str, Any]:
+    from quire.version import __version__
+
+    return {"version": __version__, "python": platform.python_version(), "executable": sys.executable}
+
+
+def _machine() -> dict[str, Any]:
+    from quire.platforms.host import usable_cpus, usable_memory
+
+    free, total = usable_memory()
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": f"{usable_cpus()} usable of {os.cpu_count()}",
+        "memory": f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f} GiB",
+        "compiler": _first_line(["c++", "--version"]),
+        "nvidia_gpus": _lines(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith(("model name", "Model")):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _lines(command: list[str]) -> list[str]:
+    """What a program prints; nothing where it is not there or fails."""
+    if shutil.which(command[0]) is None:
+        return []
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []
+
+
+def _first_line(command: list[str]) -> str:
+    return next(iter(_lines(command)), "none")
+
+
+def _platform() -> dict[str, Any]:
+    import dataclasses
+
+    from quire.errors import QuireError
+    from quire.platforms import current_platform
+
+    try:
+        found = current_platform()
+        capabilities = found.capabilities()
+    except (QuireError, ImportError, OSError) as error:
+        return {"error": str(error)}
+    facts: dict[str, Any] = {"name": found.name}
+    for field in dataclasses.fields(capabilities):
+        because = getattr(capabilities, field.name)
+        facts[field.name] = f"{because.value}  ({because.why})"
+    return facts
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _plugins() -> dict[str, Any]:
+    from quire import plugins
+
+    groups = (
+        plugins.PLATFORM_GROUP,
+        plugins.GENERAL_GROUP,
+        plugins.STAT_LOGGERS_GROUP,
+        plugins.LOGITS_PROCESSORS_GROUP,
+        plugins.ENDPOINTS_GROUP,
+    )
+    return {
+        f"{group} {name}": point.value
+        for group in groups
+        for name, point in sorted(plugins.find_plugins(group).items())
+    }
+
+
+def _environment() -> dict[str, Any]:
+    from quire import envs
+
+    return {name: "(set)" if name in SECRETS else text for name, text in envs.relevant_environment().items()}

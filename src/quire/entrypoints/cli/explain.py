@@ -1,0 +1,121 @@
+"""`quire explain MODEL`: what would be chosen for a model on this machine, and why. Reads no weights."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from quire.config import EngineConfig, HFConfig
+from quire.platforms.interface import Capabilities, Platform
+
+CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
+_SECRET = ("hf_token",)
+_GIB = 1 << 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model and every engine flag."""
+    from quire.engine.arg_utils import EngineArgs, UsageContext
+
+    parser.add_argument(
+        "model_tag", nargs="?", metavar="MODEL", help="a local folder or a hub id; none: the demo model"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--for",
+        dest="usage",
+        choices=[context.value for context in UsageContext],
+        default=UsageContext.API_SERVER.value,
+        help="whose defaults to show (default: server)",
+    )
+    EngineArgs.add_cli_args(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Resolve, choose, print."""
+    from quire.engine.arg_utils import EngineArgs, UsageContext
+    from quire.entrypoints.cli.serve import take_model
+    from quire.platforms import current_platform
+
+    take_model(args)
+    config = EngineArgs.from_cli_args(args).create_engine_config(UsageContext(args.usage))
+    platform = current_platform(config.device.device)
+    report = build_report(config, platform)
+    if args.json:
+        json.dump(report, sys.stdout, indent=2, default=str)
+        print()
+    else:
+        print(as_text(report))
+    return 0
+
+
+def build_report(config: EngineConfig, platform: Platform) -> dict[str, Any]:
+    """Everything that `quire explain` knows, as plain values."""
+    from quire.config import limits
+    from quire.worker.dry_run import explain_without_weights
+
+    return {
+        "config": {part: _config_part(config, part) for part in CONFIG_PARTS},
+        "platform": {"name": platform.name, "capabilities": _capabilities(platform.capabilities())},
+        **explain_without_weights(config, platform),
+        "limits": {name: getattr(limits, name) for name in dir(limits) if name.isupper()},
+    }
+
+
+def _config_part(config: EngineConfig, part: str) -> dict[str, Any]:
+    section = getattr(config, part)
+    settings: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, HFConfig) or field.name in _SECRET:
+            continue
+        settings[field.name] = {"value": value}
+        why = config.provenance.get(f"{part}.{field.name}")
+        if why is not None:
+            settings[field.name]["why"] = why
+    return settings
+
+
+def _capabilities(capabilities: Capabilities) -> dict[str, Any]:
+    return {
+        field.name: {"value": (because := getattr(capabilities, field.name)).value, "why": because.why}
+        for field in dataclasses.fields(capabilities)
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """The report for a reader: one section after another, one line a fact."""
+    lines: list[str] = []
+    for part, settings in report["config"].items():
+        lines += _section(f"config.{part}", {name: _with_why(entry) for name, entry in settings.items()})
+    capabilities = {name: _with_why(entry) for name, entry in report["platform"]["capabilities"].items()}
+    lines += _section(f"platform {report['platform']['name']}", capabilities)
+    lines += _section("kernels", {op: _kernel_line(entry) for op, entry in report["kernels"].items()})
+    backend = report["attention_backend"]
+    lines += _section("attention backends", backend["reasons"])
+    lines += _section("model", report["model"])
+    lines += _section("memory (estimate)", {name: _amount(name, value) for name, value in report["memory"].items()})
+    lines += _section("limits", report["limits"])
+    return "\n".join(lines).lstrip("\n")
+
+
+def _section(title: str, facts: dict[str, Any]) -> list[str]:
+    width = max((len(name) for name in facts), default=0)
+    return ["", title, *(f"  {name:<{width}}  {value}" for name, value in facts.items())]
+
+
+def _with_why(entry: dict[str, Any]) -> str:
+    return f"{entry['value']!r}" + (f"  ({entry['why']})" if entry.get("why") else "")
+
+
+def _kernel_line(entry: dict[str, Any]) -> str:
+    line = f"{entry['chosen']}: {entry['function']}"
+    passed_over = "; ".join(f"{other['platform']}: {other['why']}" for other in entry["passed_over"])
+    return f"{line}  (not {passed_over})" if passed_over else line
+
+
+def _amount(name: str, value: Any) -> str:
+    if isinstance(value, int) and name not in ("kv_blocks", "kv_host_blocks", "kv_tokens"):
+        return f"{value / _GIB:.3f} GiB"
+    return str(value)

@@ -1,0 +1,74 @@
+"""What a worker would choose, without reading or allocating a weight: for `quire explain`.
+
+The model is built on torch's meta device, which has shapes and no memory. Knows nothing of how the answer is printed.
+"""
+
+from typing import Any
+
+import torch
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheSpec
+from quire.core.kv_planner import plan_kv_cache
+from quire.errors import ConfigError
+from quire.kernels import ops
+from quire.model_loader.loader import build_model, build_spec
+from quire.platforms.interface import DeviceRuntime, Platform
+
+
+def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[str, Any]:
+    """Kernels, attention backend, the model in numbers and the split of memory.
+
+    Raises:
+        ConfigError: no spec for the architecture, or no backend or format for its layers.
+    """
+    runtime = platform.runtime(config)
+    platform.select_kernels()
+    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    model, selection = build_model(config, build_spec(config), platform, torch.device("meta"), tokens, rows)
+    numbers = model.describe()
+    return {
+        "kernels": _kernels(),
+        "attention_backend": {"chosen": model.attention_backend.name, "reasons": dict(selection.reasons)},
+        "model": numbers,
+        "memory": _memory(config, runtime, numbers, model.kv_cache_specs()),
+    }
+
+
+def _kernels() -> dict[str, Any]:
+    return {
+        op: {
+            "chosen": choice.chosen.platform,
+            "function": f"{choice.chosen.function.__module__}.{choice.chosen.function.__qualname__}",
+            "priority": choice.chosen.priority,
+            "owner": choice.chosen.owner,
+            "passed_over": [{"platform": other.platform, "why": why} for other, why in choice.passed_over],
+        }
+        for op, choice in sorted(ops.choices().items())
+    }
+
+
+def _memory(
+    config: EngineConfig, runtime: DeviceRuntime, numbers: dict[str, Any], specs: list[KVCacheSpec]
+) -> dict[str, Any]:
+    """An estimate from shapes; the engine measures when the weights are there."""
+    free, total = runtime.memory_info()
+    weights, workspace = int(numbers["weight_bytes"]), int(numbers.get("workspace_bytes", 0))
+    named = config.cache.kv_cache_memory_bytes
+    available = named if named is not None else int((free - weights) * config.cache.gpu_memory_utilization) - workspace
+    cap = getattr(runtime, "kv_cache_cap", lambda: None)()
+    if named is None and cap is not None and available > cap.value:
+        available = cap.value
+    split: dict[str, Any] = {
+        "total": total,
+        "free": free,
+        "weights": weights,
+        "workspace": workspace,
+        "available_for_kv_cache": available,
+    }
+    try:
+        plan = plan_kv_cache(specs, available, config.cache, config.scheduler)
+    except ConfigError as error:
+        return {**split, "refused": str(error)}
+    kv_tokens = plan.num_blocks * plan.block_size // max(1, len(plan.groups))
+    return {**split, "kv_blocks": plan.num_blocks, "kv_host_blocks": plan.num_host_blocks, "kv_tokens": kv_tokens}
