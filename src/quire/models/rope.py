@@ -25,13 +25,11 @@ class RopeScaling:
     Attributes:
         kind: one of `SCALINGS`.
         original_max_positions: context length before it was stretched.
-        stretched_max_positions: context length that the config promises, for longrope's default factor.
     """
 
     kind: str
     factor: float = 1.0
     original_max_positions: int = 0
-    stretched_max_positions: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -117,7 +115,6 @@ def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:
         kind=kind,
         factor=float(parameters.get("factor") or (stretched / original if kind == "longrope" else 1.0)),
         original_max_positions=int(original),
-        stretched_max_positions=stretched,
         truncate=bool(parameters.get("truncate", True)),
         attention_factor=None if attention_factor is None else float(attention_factor),
         short_factor=tuple(float(f) for f in parameters.get("short_factor") or ()),
@@ -203,8 +200,7 @@ def _longrope(
             f"{rope.rotary_dim // 2}",
             setting="rope_scaling",
         )
-    stretch = scaling.stretched_max_positions / scaling.original_max_positions
-    stretch = stretch if stretch > 1 else scaling.factor
+    stretch = scaling.factor
     amplitude = scaling.attention_factor
     if amplitude is None:
         amplitude = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(scaling.original_max_positions))

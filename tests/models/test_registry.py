@@ -1,0 +1,53 @@
+"""The table of architectures."""
+
+import pytest
+
+from quire.config import HFConfig
+from quire.errors import ConfigError
+from quire.models import registry
+from quire.models.registry import ModelRegistry
+
+
+@pytest.fixture(autouse=True)
+def restored_table(monkeypatch):
+    ModelRegistry.get_supported_archs()
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+
+def spec_of_nothing(hf):
+    raise NotImplementedError
+
+
+def test_the_built_in_architectures_are_there():
+    assert {
+        "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GPT2LMHeadModel"
+    } <= set(ModelRegistry.get_supported_archs())  # fmt: skip
+
+
+def test_an_unknown_architecture_names_the_nearest_and_all():
+    with pytest.raises(
+        ConfigError, match=r"'LlamaForCausalLMs' has no spec; nearest: LlamaForCausalLM.*Supported: .*Qwen3"
+    ) as e:
+        ModelRegistry.resolve("LlamaForCausalLMs")
+    assert e.value.setting == "model"
+
+
+def test_the_first_known_of_several_names_is_taken():
+    assert ModelRegistry.resolve(["Unheard", "GPT2LMHeadModel"]).architecture == "GPT2LMHeadModel"
+
+
+def test_a_plugin_adds_an_architecture_by_function_or_path():
+    ModelRegistry.register_model("Own", spec_of_nothing, owner="acme")
+    ModelRegistry.register_model("Lazy", "quire.models.llama:llama")
+    assert ModelRegistry.resolve("Own").owner == "acme"
+    with pytest.raises(AttributeError, match=r"config\.json has no"):
+        ModelRegistry.resolve("Lazy").make_spec(HFConfig({}))
+
+
+def test_a_second_registration_is_refused_unless_it_overrides():
+    with pytest.raises(
+        ConfigError, match="'LlamaForCausalLM' is already registered by 'quire'; 'acme' must pass override"
+    ):
+        ModelRegistry.register_model("LlamaForCausalLM", spec_of_nothing, owner="acme")
+    ModelRegistry.register_model("LlamaForCausalLM", spec_of_nothing, owner="acme", override=True)
+    assert ModelRegistry.resolve("LlamaForCausalLM").owner == "acme"
