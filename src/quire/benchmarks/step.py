@@ -1,0 +1,140 @@
+"""`quire bench step`: one decode step at several batch sizes: where its time goes, and how near it is to the machine's limit.
+
+Bytes are those that a step cannot avoid: each weight once, and the keys and values of every running request. The share of the
+measured read bandwidth is the figure that travels between machines.
+"""
+
+import argparse
+import os
+import time
+from typing import Any
+
+from quire.benchmarks import common
+from quire.request import SchedulerStats
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Batch sizes, lengths, and the engine's flags."""
+    from quire.engine.arg_utils import EngineArgs
+
+    parser.add_argument(
+        "--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests that decode (1 8 32)"
+    )
+    parser.add_argument("--input-len", type=common.positive, default=128, help="tokens a prompt (128)")
+    parser.add_argument("--num-steps", type=common.positive, default=64, help="steps that are measured (64)")
+    parser.add_argument("--bench-seed", type=int, default=0, help="seed of the prompts (0)")
+    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
+    EngineArgs.add_cli_args(parser)
+
+
+class _StepClock:
+    """Receives each step's figures from the engine."""
+
+    def __init__(self) -> None:
+        self.last: SchedulerStats | None = None
+
+    def record_step(self, stats: SchedulerStats) -> None:
+        self.last = stats
+
+    def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
+        pass
+
+    def record_next_tokens(self, seconds: float, count: int = 1) -> None:
+        pass
+
+    def record_finished(self, request: Any) -> None:
+        pass
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, give the figures."""
+    from quire.benchmarks.read_bandwidth import ReadBandwidth
+    from quire.engine.arg_utils import EngineArgs
+    from quire.engine.llm_engine import LLMEngine
+    from quire.engine.usage_context import UsageContext
+
+    clock = _StepClock()
+    engine = LLMEngine.from_engine_args(
+        EngineArgs.from_cli_args(args), UsageContext.LLM_CLASS, stat_loggers=[clock], enable_multiprocessing=False
+    )
+    config = engine.config
+    work = step_work(config)
+    threads = config.device.cpu_threads or len(os.sched_getaffinity(0))
+    memory = ReadBandwidth(threads)
+    rows: list[dict[str, Any]] = []
+    for batch in common.progress(args.batch_sizes, len(args.batch_sizes), "batch sizes"):
+        before = memory.measure()
+        figures = _measure(engine, clock, args, batch)
+        bandwidth = max(before, memory.measure())
+        rows.append(_row(figures, work, batch, args, bandwidth))
+    header = ("batch", "step ms", "device ms", "host ms", "MB read", "GB/s", "of read", "GFLOP", "GFLOP/s")
+    keys = ("batch", "step_ms", "device_ms", "host_ms", "mb", "gb_per_second", "share", "gflop", "gflop_per_second")
+    shown = [[f"{row[key]:.0%}" if key == "share" else row[key] for key in keys] for row in rows]
+    shown = [[str(line[0]), *line[1:]] for line in shown]
+    title = f"A decode step: {config.model.model} ({config.model.dtype}), {threads} threads, medians"
+    common.print_columns(title, header, shown)
+    return {"model": config.model.model, "dtype": config.model.dtype, "rows": rows, "machine": common.machine()}
+
+
+def step_work(config: Any) -> dict[str, float]:
+    """What a step must move and compute, from the model's own numbers; no weights are read for this."""
+    from quire.platforms import current_platform
+    from quire.worker.dry_run import explain_without_weights
+
+    numbers = explain_without_weights(config, current_platform(config.device.device))["model"]
+    embedding = numbers["vocab"] * numbers["hidden"]
+    is_tied = bool(config.model.hf_config.get("tie_word_embeddings", False))
+    # An untied embedding table is only looked into; a tied one is read whole as the output layer.
+    unread = 0 if is_tied else embedding
+    per_parameter = numbers["weight_bytes"] / numbers["parameters"]
+    return {
+        "weight_bytes": numbers["weight_bytes"] - unread * per_parameter,
+        "kv_bytes_per_token": numbers["kv_bytes_per_token"],
+        "flops_per_token": 2.0 * (numbers["parameters"] - unread),
+    }
+
+
+def _measure(engine: Any, clock: _StepClock, args: argparse.Namespace, batch: int) -> dict[str, list[float]]:
+    """Decode steps of `batch` requests: seconds in the engine, and milliseconds on the device."""
+    from quire import SamplingParams
+
+    vocab = engine.config.model.vocab_size
+    prompts = common.random_prompts(batch, [args.input_len] * batch, vocab, args.bench_seed + batch)
+    params = SamplingParams(temperature=0.0, max_tokens=args.num_steps + 8, ignore_eos=True, detokenize=False)
+    for index, prompt in enumerate(prompts):
+        engine.add_request(f"step-{batch}-{index}", {"prompt_token_ids": prompt}, params)
+    whole: list[float] = []
+    device: list[float] = []
+    while engine.has_unfinished_requests():
+        began = time.perf_counter()
+        engine.step()
+        seconds = time.perf_counter() - began
+        stats = clock.last
+        if stats is not None and stats.num_batched_tokens == batch and stats.num_running == batch:
+            whole.append(seconds * 1000)
+            device.append(stats.step_ms)
+    return {"whole": whole[4:], "device": device[4:]}
+
+
+def _row(
+    figures: dict[str, list[float]], work: dict[str, float], batch: int, args: argparse.Namespace, bandwidth: float
+) -> dict[str, Any]:
+    step_ms = common.percentile(figures["whole"], 50)
+    device_ms = common.percentile(figures["device"], 50)
+    context = args.input_len + args.num_steps / 2
+    moved = work["weight_bytes"] + batch * context * work["kv_bytes_per_token"]
+    flops = batch * work["flops_per_token"]
+    seconds = step_ms / 1000 or float("inf")
+    return {
+        "batch": batch,
+        "step_ms": step_ms,
+        "device_ms": device_ms,
+        "host_ms": step_ms - device_ms,
+        "mb": moved / 1e6,
+        "gb_per_second": moved / seconds / 1e9,
+        "share": moved / seconds / bandwidth,
+        "read_bandwidth_gb_per_second": bandwidth / 1e9,
+        "gflop": flops / 1e9,
+        "gflop_per_second": flops / seconds / 1e9,
+        "num_steps": len(figures["whole"]),
+    }
