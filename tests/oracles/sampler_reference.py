@@ -11,9 +11,7 @@ import numpy as np
 from quire.sampling_params import GREEDY_BELOW, SamplingParams
 
 
-def edited_logits(
-    logits: np.ndarray, params: SamplingParams, prompt: list[int], output: list[int]
-) -> np.ndarray:
+def edited_logits(logits: np.ndarray, params: SamplingParams, prompt: list[int], output: list[int]) -> np.ndarray:
     """Logits after constraints and penalties."""
     logits = logits.astype(np.float64).copy()
     if params.allowed_token_ids:

@@ -76,7 +76,7 @@ class CpuRuntime(DeviceRuntime):
     def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
         from quire.kernels.cpu.recording import record
 
-        return record(function, num_tokens, num_logits)
+        return record(function, num_tokens, num_logits, runs=False)
 
 
 class CpuPlatform(Platform):

@@ -83,8 +83,8 @@ class DeviceRuntime(abc.ABC):
 
     @abc.abstractmethod
     def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
-        """Run `function` once, recording its kernels over buffers with `num_tokens` and `num_logits` rows;
-        None where nothing can be recorded (the step then runs eagerly)."""
+        """Call `function` once, recording its kernels over buffers with `num_tokens` and `num_logits` rows (whether they
+        also compute is the device's choice); None where nothing can be recorded (the step then runs eagerly)."""
 
 
 class Platform(abc.ABC):

@@ -19,7 +19,9 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Recorder(Protocol):
-    """Is told of every operation that runs while it is set as `Library.recorder`."""
+    """Is told of every operation while it is set as `Library.recorder`; unless `runs`, operations are only noted."""
+
+    runs: bool
 
     def append(
         self, operation: int, arguments: ctypes.Structure, rows: int, tensors: tuple[torch.Tensor | None, ...]
@@ -88,7 +90,8 @@ class Library:
         self, operation: int, arguments: ctypes.Structure, rows: int, tensors: tuple[torch.Tensor | None, ...]
     ) -> None:
         """Run one operation with all threads, and tell the recorder. `tensors` are those that `arguments` points to."""
-        self._run(operation, ctypes.byref(arguments), rows)
+        if self.recorder is None or self.recorder.runs:
+            self._run(operation, ctypes.byref(arguments), rows)
         if self.recorder is not None:
             self.recorder.append(operation, arguments, rows, tensors)
 

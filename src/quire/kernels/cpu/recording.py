@@ -1,6 +1,6 @@
 """Recording of steps: the native operations that a function runs, kept as a list that is run again in one call.
 
-While a recording is made every operation also runs, so the recorded step is a real one. A replay reads the same memory:
+While a recording is made every operation also runs (unless told not to), so the recorded step is a real one. A replay reads the same memory:
 tensors are filled in place between replays, and batch sizes are read from `AttentionMetadata.shape`. Only the number of
 rows may change, for operations whose rows are the step's tokens or its logits. Knows nothing of models.
 """
@@ -41,7 +41,8 @@ class _TorchWatch(TorchDispatchMode):
 class _Recorder:
     """Collects operations into a native program, until something makes the recording impossible."""
 
-    def __init__(self, library: Library, num_tokens: int, num_logits: int) -> None:
+    def __init__(self, library: Library, num_tokens: int, num_logits: int, *, runs: bool = True) -> None:
+        self.runs = runs
         self._library = library
         self._row_kinds = {num_logits: LOGITS, num_tokens: TOKENS}
         self.program: int = library.program_new()
@@ -93,8 +94,11 @@ class CpuRecordedStep(RecordedStep):
             self._program = 0
 
 
-def record(function: Callable[[], Any], num_tokens: int, num_logits: int) -> CpuRecordedStep | None:
-    """Run `function` once, recording its native operations.
+def record(
+    function: Callable[[], Any], num_tokens: int, num_logits: int, *, runs: bool = True
+) -> CpuRecordedStep | None:
+    """Run `function` once, recording its native operations; with `runs=False` they are recorded without being computed,
+    which takes milliseconds also for the largest step.
 
     Operations with `num_tokens` rows will take the replay's tokens, those with `num_logits` rows its logits; the rest keep
     theirs.
@@ -110,12 +114,13 @@ def record(function: Callable[[], Any], num_tokens: int, num_logits: int) -> Cpu
         raise ValueError(f"num_tokens and num_logits are both {num_tokens}: rows could not be told apart")
     library, why = load()
     if library is None:
-        function()
+        if runs:
+            function()
         logger.debug("step not recorded: %s", why)
         return None
     if library.recorder is not None:
         raise ValueError("a recording is being made already")
-    recorder = _Recorder(library, num_tokens, num_logits)
+    recorder = _Recorder(library, num_tokens, num_logits, runs=runs)
     library.recorder = recorder
     try:
         with _TorchWatch(recorder.refuse):
