@@ -162,8 +162,8 @@ def test_bad_words_become_token_sequences_with_and_without_a_space(model_folder,
 def test_siblings_share_prompt_and_group_and_draw_their_own_seeds():
     first = process(make_config(), [5], SamplingParams(n=3, seed=11)).engine_requests
     again = process(make_config(), [5], SamplingParams(n=3, seed=11)).engine_requests
-    assert [request.request_id for request in first] == ["0_r", "1_r", "2_r"]
-    assert {request.group_id for request in first} == {"r"}
+    assert [request.request_id for request in first] == ["r#0.0", "r#0.1", "r#0.2"]
+    assert {request.group_id for request in first} == {"r#0"}
     assert first[0].seed == 11 and len({request.seed for request in first}) == 3
     assert [request.seed for request in first] == [request.seed for request in again]
     assert process(make_config(), [5], SamplingParams(seed=11)).engine_requests[0].group_id is None
@@ -182,6 +182,14 @@ def test_a_request_without_a_seed_draws_one():
         processor.process(str(i), processor.tokenize([5]), SamplingParams()).engine_requests[0].seed for i in range(9)
     ]
     assert len(set(drawn)) == 9
+
+
+def test_the_core_s_ids_never_come_again():
+    config = make_config()
+    processor = InputProcessor(config, TokenizerSource(config.model))
+    prompt = processor.tokenize([5])
+    ids = {processor.process("r", prompt, SamplingParams()).engine_requests[0].request_id for _ in range(9)}
+    assert len(ids) == 9
 
 
 def test_functions_are_only_for_a_core_in_this_process():

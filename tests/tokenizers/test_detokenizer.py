@@ -103,6 +103,12 @@ def test_an_output_completes_the_character_that_the_prompt_began(tokenizers_by_f
     assert detokenize(tokenizer, [5, first], rest) == "你"
 
 
+def test_a_character_that_only_the_prompt_began_is_not_the_output_s(tokenizers_by_family):
+    tokenizer = tokenizers_by_family["sentencepiece"]
+    first = 3 + "你".encode()[0]
+    assert detokenize(tokenizer, [5, first], [3 + ord("a")]) == "a"
+
+
 def test_special_tokens_are_skipped_or_shown(tokenizers_by_family):
     tokenizer = tokenizers_by_family["byte_level"]
     ids = tokenizer.encode("hello<|im_end|> world")

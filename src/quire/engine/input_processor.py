@@ -5,6 +5,7 @@ Knows the model's limits and the tokenizer. Queues nothing: a request that is re
 
 import copy
 import dataclasses
+import itertools
 import operator
 import random
 import time
@@ -79,6 +80,7 @@ class InputProcessor:
         self._vocab_size = config.model.vocab_size
         self._eos_token_ids: list[int] | None = None
         self._random = random.Random(config.model.seed)
+        self._serial = itertools.count()
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
 
     # --- prompts ---
@@ -206,9 +208,11 @@ class InputProcessor:
         token_ids = self._fit_prompt(prompt.token_ids, params)
         params = self._complete_params(params, len(token_ids), tokenizer)
         seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed
+        # A core's ids never come again, even if the user's do: late news of an aborted request finds nobody.
+        core_id = f"{request_id}#{next(self._serial):x}"
         engine_requests = [
             EngineRequest(
-                request_id=request_id if params.n == 1 else f"{index}_{request_id}",
+                request_id=core_id if params.n == 1 else f"{core_id}.{index}",
                 prompt_token_ids=token_ids,
                 sampling_params=params,
                 seed=child_seed(seed, index),
@@ -216,7 +220,7 @@ class InputProcessor:
                 priority=priority,
                 cache_salt=prompt.cache_salt,
                 tenant=tenant,
-                group_id=request_id if params.n > 1 else None,
+                group_id=core_id if params.n > 1 else None,
             )
             for index in range(params.n)
         ]

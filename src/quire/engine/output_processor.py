@@ -60,8 +60,7 @@ class OutputProcessor:
         Raises:
             RequestError: its id is in use.
         """
-        ids = [sequence.core_id for sequence in record.sequences]
-        if record.request_id in self._records or any(core_id in self._sequences for core_id in ids):
+        if record.request_id in self._records:
             raise RequestError(
                 f"request_id {record.request_id!r} is in use by a request that has not ended", param="request_id"
             )

@@ -41,18 +41,29 @@ class ByteDetokenizer(Detokenizer):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail = _prompt_tail(self._bytes_of, prompt_token_ids)
         self._at_start = not tail
+        self._at_border = True
         if tail and tail[-1] >= 0x80:
             self._decoder.decode(tail)
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Append tokens."""
-        if self._at_start:
-            data = self._table.join(token_ids, self._skip_special_tokens, at_start=True)
-            self._at_start = not any(self._bytes_of[token_id] for token_id in token_ids)
-        elif len(token_ids) == 1:
-            data = self._bytes_of[token_ids[0]]
-        else:
-            data = b"".join(map(self._bytes_of.__getitem__, token_ids))
+        if self._at_border:
+            return self._feed_at_border(token_ids)
+        if len(token_ids) == 1:
+            return self._decoder.decode(self._bytes_of[token_ids[0]])
+        return self._decoder.decode(b"".join(map(self._bytes_of.__getitem__, token_ids)))
+
+    def _feed_at_border(self, token_ids: Sequence[int]) -> str:
+        """The first visible bytes: they may complete a character that the prompt began. If they do not, that piece of a
+        character was the prompt's text, not the output's."""
+        data = self._table.join(token_ids, self._skip_special_tokens, at_start=self._at_start)
+        if not data:
+            if self._at_start:
+                self._at_start = not any(self._bytes_of[token_id] for token_id in token_ids)
+            return ""
+        self._at_border = self._at_start = False
+        if not 0x80 <= data[0] < 0xC0:
+            self._decoder.reset()
         return self._decoder.decode(data)
 
     def finish(self) -> str:

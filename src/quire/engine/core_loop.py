@@ -1,0 +1,137 @@
+"""The loop that an engine core runs in a thread or a process of its own: messages in, steps, messages out.
+
+When there is nothing to do it waits in the inbox, which blocks on a lock or a file descriptor and uses no CPU. Knows no sockets.
+"""
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from quire.engine.core import EngineCore
+from quire.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    CoreMessage,
+    Dead,
+    FrontendMessage,
+    Outputs,
+    Shutdown,
+    Start,
+    Utility,
+    UtilityCall,
+    UtilityResult,
+)
+from quire.errors import ConfigError, QuireError
+from quire.logger import init_logger
+from quire.request import EngineCoreOutputs
+
+logger = init_logger(__name__)
+
+
+class Inbox(Protocol):
+    """Where a core's messages come from."""
+
+    def receive(self, block: bool) -> list[FrontendMessage]:
+        """Every message that has come; with `block`, waits for the first."""
+        ...
+
+
+class ThreadInbox:
+    """Messages from other threads of this process, as objects."""
+
+    def __init__(self) -> None:
+        self._messages: collections.deque[FrontendMessage] = collections.deque()
+        self._arrived = threading.Event()
+
+    def put(self, message: FrontendMessage) -> None:
+        """Hand over a message; from any thread."""
+        self._messages.append(message)
+        self._arrived.set()
+
+    def receive(self, block: bool) -> list[FrontendMessage]:
+        """Every message that has come."""
+        if block:
+            self._arrived.wait()
+        if not self._arrived.is_set():
+            return []
+        self._arrived.clear()  # before taking: what is put from here on sets it again
+        taken: list[FrontendMessage] = []
+        while self._messages:
+            taken.append(self._messages.popleft())
+        return taken
+
+
+def call_utility(core: EngineCore, utility: Utility, args: list[Any]) -> Any:
+    """One utility's value. The names are fixed: nothing else of the core can be called from outside."""
+    match utility:
+        case Utility.RESET_PREFIX_CACHE:
+            return core.reset_prefix_cache()
+        case Utility.SLEEP:
+            return core.sleep(*args)
+        case Utility.WAKE_UP:
+            return core.wake_up(*args)
+        case Utility.IS_SLEEPING:
+            return core.is_sleeping()
+        case Utility.STATS:
+            return core.stats()
+        case Utility.EXPLAIN:
+            return core.explain()
+        case Utility.COLLECTIVE_RPC:
+            return core.collective_rpc(*args)
+
+
+def describe_death(error: BaseException) -> Dead:
+    """Last words about an error."""
+    is_config_error = isinstance(error, ConfigError)
+    message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+    return Dead(message, is_config_error, error.setting if isinstance(error, ConfigError) else None)
+
+
+class CoreLoop:
+    """Drives a core until a `Shutdown` comes or a step fails.
+
+    Args:
+        inbox: where messages come from.
+        send: where answers go.
+    """
+
+    def __init__(self, core: EngineCore, inbox: Inbox, send: Callable[[CoreMessage], None]) -> None:
+        self._core = core
+        self._inbox = inbox
+        self._send = send
+
+    def run(self) -> None:
+        """Returns after a `Shutdown`; raises what a step raised."""
+        core, inbox = self._core, self._inbox
+        while True:
+            for message in inbox.receive(block=not core.has_work()):
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(message)
+            if core.has_work():
+                outputs = core.step()
+                if _has_content(outputs):
+                    self._send(Outputs(outputs))
+
+    def _handle(self, message: FrontendMessage) -> None:
+        match message:
+            case AddRequests(requests=requests):
+                self._core.add_requests(requests)
+            case AbortRequests(request_ids=request_ids):
+                self._core.abort_requests(request_ids)
+            case UtilityCall(call_id=call_id, utility=utility, args=args):
+                self._send(self._answer(call_id, utility, args))
+            case Start() | Shutdown():
+                logger.warning("a running engine core got a %s message", type(message).__name__)
+
+    def _answer(self, call_id: int, utility: Utility, args: list[Any]) -> UtilityResult:
+        try:
+            return UtilityResult(call_id, call_utility(self._core, utility, args))
+        except Exception as error:  # the caller's to know; the engine goes on
+            message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+            return UtilityResult(call_id, error=f"{utility.value}: {message}")
+
+
+def _has_content(outputs: EngineCoreOutputs) -> bool:
+    return bool(outputs.plain_ids or outputs.outputs or outputs.stats is not None)

@@ -1,0 +1,159 @@
+"""An engine core as a process of its own: the child's side.
+
+The parent starts it with two pipes and the addresses of two Unix sockets (`process_client.py`). The pipes carry nothing: each
+end closes when its holder dies, however it dies, so that neither side outlives or waits for the other. The first message is
+the configuration. Interrupts from the terminal are the parent's to handle; SIGTERM ends the core between two steps.
+"""
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from quire.engine.config_wire import config_from_plain
+from quire.engine.core import EngineCore
+from quire.engine.core_loop import CoreLoop, describe_death
+from quire.engine.messages import (
+    CoreMessage,
+    FrontendMessage,
+    Ready,
+    Shutdown,
+    Start,
+    core_to_frontend,
+    frontend_to_core,
+)
+from quire.errors import EngineError, QuireError
+from quire.executor.interface import Executor
+from quire.executor.selector import import_class
+from quire.logger import init_logger, set_process_label
+
+logger = init_logger(__name__)
+
+EXIT_FAILED = 1
+EXIT_PARENT_DIED = 3
+
+
+class SocketInbox:
+    """Messages from the socket; a signal wakes it through a pipe."""
+
+    def __init__(self, socket: Any, wake_fd: int) -> None:
+        import zmq
+
+        self._zmq = zmq
+        self._socket = socket
+        self._wake_fd = wake_fd
+        self._decode = frontend_to_core().decode
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(wake_fd, zmq.POLLIN)
+
+    def receive(self, block: bool) -> list[FrontendMessage]:
+        """Every message that has come."""
+        taken: list[FrontendMessage] = []
+        ready = dict(self._poller.poll(None if block else 0))
+        if self._wake_fd in ready:
+            return [Shutdown()]
+        if self._socket in ready:
+            while True:
+                try:
+                    taken.append(self._decode(self._socket.recv(self._zmq.NOBLOCK)))
+                except self._zmq.Again:
+                    break
+        return taken
+
+
+class CoreProcess:
+    """Connects, starts the core, runs it until it shall end.
+
+    Args:
+        input_address, output_address: Unix sockets that the parent has bound.
+        parent_fd: readable (closed) when the parent has died.
+        life_fd: held open as long as this process lives.
+    """
+
+    def __init__(self, input_address: str, output_address: str, parent_fd: int, life_fd: int) -> None:
+        import zmq
+
+        os.set_inheritable(parent_fd, False)
+        os.set_inheritable(life_fd, False)
+        threading.Thread(target=_end_with_parent, args=(parent_fd,), name="parent-watch", daemon=True).start()
+        wake_read, self._wake_write = os.pipe()
+        self._context = zmq.Context()
+        self._input = self._context.socket(zmq.PULL)
+        self._output = self._context.socket(zmq.PUSH)
+        for socket in (self._input, self._output):
+            socket.set_hwm(0)
+            socket.linger = 2000
+        self._input.connect(input_address)
+        self._output.connect(output_address)
+        self._inbox = SocketInbox(self._input, wake_read)
+        self._encode = core_to_frontend().encode
+
+    def run(self) -> int:
+        """The process's exit code."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._wake)
+        core: EngineCore | None = None
+        try:
+            core = self._start()
+            if core is not None:
+                CoreLoop(core, self._inbox, self._send).run()
+        except BaseException as error:
+            if isinstance(error, QuireError):
+                logger.error("the engine core ends: %s", error)
+            else:
+                logger.exception("the engine core ends")
+            self._send(describe_death(error))
+            return EXIT_FAILED
+        finally:
+            if core is not None:
+                core.shutdown()
+            self._context.destroy(linger=2000)
+        return 0
+
+    def _wake(self, number: int, frame: FrameType | None) -> None:
+        os.write(self._wake_write, b"x")
+
+    def _start(self) -> EngineCore | None:
+        """The core that the first message asks for; None when it is told to end instead."""
+        messages: list[FrontendMessage] = []
+        while not messages:
+            messages = self._inbox.receive(block=True)
+        first = messages[0]
+        if isinstance(first, Shutdown):
+            return None
+        if not isinstance(first, Start):
+            raise EngineError(f"the first message to an engine core must be Start, not {type(first).__name__}")
+        config = config_from_plain(first.config)
+        executor: Executor | None = None
+        if first.executor is not None:
+            executor = import_class(first.executor, "executor")(config)
+        core = EngineCore(config, executor)
+        self._send(
+            Ready(
+                {
+                    "num_kv_blocks": core.kv_cache.num_blocks,
+                    "kv_block_size": core.kv_cache.block_size,
+                    "pid": os.getpid(),
+                }
+            )
+        )
+        return core
+
+    def _send(self, message: CoreMessage) -> None:
+        self._output.send(self._encode(message))
+
+
+def _end_with_parent(parent_fd: int) -> None:
+    """Blocks until the parent has died, in whatever way; then this process ends too, in the middle of a step if need be."""
+    while os.read(parent_fd, 1):
+        pass
+    os._exit(EXIT_PARENT_DIED)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the child process."""
+    set_process_label("core")
+    input_address, output_address, parent_fd, life_fd = arguments
+    return CoreProcess(input_address, output_address, int(parent_fd), int(life_fd)).run()

@@ -1,0 +1,246 @@
+"""The synchronous engine: add requests, call `step`, get outputs."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from quire import envs
+from quire.config import EngineConfig
+from quire.engine.arg_utils import EngineArgs
+from quire.engine.core_client import CoreClient, InprocClient, ProcessClient
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
+from quire.engine.messages import Utility
+from quire.engine.output_processor import OutputProcessor, StatsHook
+from quire.engine.request_state import RequestRecord
+from quire.engine.tokenizer_source import TokenizerSource
+from quire.engine.usage_context import UsageContext
+from quire.errors import ConfigError, RequestError
+from quire.executor.interface import Executor
+from quire.inputs import PromptType
+from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.log_stats import StatsLogger
+from quire.outputs import RequestOutput
+from quire.sampling_params import SamplingParams
+from quire.tokenizers.interface import Tokenizer
+
+
+class LLMEngine:
+    """Requests in, outputs out, one step at a time, in the caller's thread.
+
+    Args:
+        config: the engine's.
+        multiprocess: run the core in a process of its own.
+        executor: who runs the steps (in-process only); by default what the configuration names.
+        stat_hooks: told about steps, tokens and finished requests, besides the engine's own `metrics`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        multiprocess: bool = False,
+        executor: Executor | None = None,
+        stat_hooks: Sequence[StatsHook] = (),
+    ) -> None:
+        self.config = config
+        source = TokenizerSource(config.model)
+        self._client: CoreClient = ProcessClient(config) if multiprocess else InprocClient(config, executor)
+        try:
+            self.tokenizer: Tokenizer | None = source.get()
+        except ConfigError:
+            self._client.shutdown()
+            raise
+        self._tokenizer_source = source
+        self.input_processor = InputProcessor(config, source, allow_functions=not multiprocess)
+        self.metrics: EngineMetrics | None = None
+        self._stats_logger: StatsLogger | None = None
+        hooks = list(stat_hooks)
+        if not config.observability.disable_log_stats:
+            self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
+            self._stats_logger = StatsLogger(self.metrics, config.observability.log_stats_interval_s)
+            hooks.append(self.metrics)
+        self._outputs = OutputProcessor(hooks)
+        self._aborted: list[RequestRecord] = []
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Sequence[StatsHook] = (),
+        enable_multiprocessing: bool | None = None,
+    ) -> "LLMEngine":
+        """An engine from users' wishes."""
+        return cls.from_engine_config(
+            engine_args.create_engine_config(usage_context), stat_loggers, enable_multiprocessing
+        )
+
+    @classmethod
+    def from_engine_config(
+        cls,
+        config: EngineConfig,
+        stat_loggers: Sequence[StatsHook] = (),
+        enable_multiprocessing: bool | None = None,
+    ) -> "LLMEngine":
+        """An engine from a resolved configuration; None leaves the choice to QUIRE_ENABLE_MULTIPROCESSING."""
+        multiprocess = envs.QUIRE_ENABLE_MULTIPROCESSING if enable_multiprocessing is None else enable_multiprocessing
+        return cls(config, multiprocess=multiprocess, stat_hooks=stat_loggers)
+
+    # --- requests ---
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType | TokenizedPrompt,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it cannot be served; nothing was queued.
+        """
+        check_lora(lora_request)
+        if not isinstance(prompt, TokenizedPrompt):
+            prompt = self.input_processor.tokenize(prompt, add_special_tokens(tokenization_kwargs))
+        processed = self.input_processor.process(
+            request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
+        )
+        self.add_processed([processed])
+
+    def add_processed(self, requests: Sequence[ProcessedRequest]) -> None:
+        """Queue requests that were processed before: all of them, or none.
+
+        Raises:
+            RequestError: an id is in use.
+        """
+        added: list[str] = []
+        try:
+            for processed in requests:
+                self._outputs.add(make_record(processed))
+                added.append(processed.request_id)
+            self._client.add_requests([request for processed in requests for request in processed.engine_requests])
+        except BaseException:
+            for request_id in added:
+                self._outputs.discard(request_id)
+            raise
+
+    def abort_request(self, request_ids: str | Sequence[str]) -> None:
+        """End requests at once; the next `step` gives their last outputs. Unknown ids are ignored."""
+        ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        records, core_ids = self._outputs.abort(ids, time.monotonic())
+        self._aborted += records
+        if core_ids:
+            self._client.abort_requests(core_ids)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step: the outputs of every request that has news.
+
+        Raises:
+            EngineDeadError: the core has failed.
+        """
+        touched, self._aborted = self._aborted, []
+        if not touched and len(self._outputs):
+            outputs = self._client.get_outputs()
+            touched, aborts = self._outputs.process(outputs, time.monotonic())
+            if aborts:
+                self._client.abort_requests(aborts)
+            self.do_log_stats()
+        built = [record.build_output() for record in touched]
+        return [output for output in built if output is not None]
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._aborted) or len(self._outputs) > 0
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that have not ended; one with n > 1 counts once."""
+        return len(self._outputs)
+
+    # --- the rest ---
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if self.tokenizer is None:
+            raise ConfigError(f"there is no tokenizer: {self._tokenizer_source.why_absent}", setting="tokenizer")
+        return self.tokenizer
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix."""
+        return bool(self._client.call(Utility.RESET_PREFIX_CACHE))
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`; unfinished requests are aborted."""
+        self.abort_request([record.request_id for record in self._outputs.records])
+        self._client.call(Utility.SLEEP, level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`."""
+        self._client.call(Utility.WAKE_UP, tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine sleeps."""
+        return bool(self._client.call(Utility.IS_SLEEPING))
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a worker's method on every worker. `timeout` has no meaning for workers in this process."""
+        return self._client.call(Utility.COLLECTIVE_RPC, method, list(args), kwargs)
+
+    def explain(self) -> dict[str, Any]:
+        """What was chosen and why."""
+        return self._client.call(Utility.EXPLAIN)
+
+    def do_log_stats(self) -> None:
+        """Write the log line with throughput and load, if it is time for one."""
+        if self._stats_logger is not None:
+            self._stats_logger.tick()
+
+    def shutdown(self) -> None:
+        """End the core and give everything back; may be called twice."""
+        self._client.shutdown()
+
+
+def make_record(processed: ProcessedRequest) -> RequestRecord:
+    """The record of a request that is about to be queued."""
+    return RequestRecord(
+        request_id=processed.request_id,
+        prompt=processed.prompt.text,
+        prompt_token_ids=processed.prompt.token_ids,
+        params=processed.params,
+        engine_requests=processed.engine_requests,
+        arrival_time=processed.arrival_time,
+        tokenizer=processed.tokenizer,
+    )
+
+
+def check_lora(lora_request: Any) -> None:
+    """Adapters are not there yet."""
+    if lora_request is not None:
+        raise RequestError("LoRA adapters are not supported yet", param="lora_request")
+
+
+def add_special_tokens(tokenization_kwargs: dict[str, Any] | None) -> bool:
+    """The one tokenization option that there is."""
+    options = dict(tokenization_kwargs or {})
+    add = bool(options.pop("add_special_tokens", True))
+    if options:
+        raise RequestError(
+            f"tokenization_kwargs has {', '.join(map(repr, options))}; only 'add_special_tokens' is known",
+            param="tokenization_kwargs",
+        )
+    return add

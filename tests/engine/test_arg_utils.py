@@ -1,0 +1,241 @@
+"""From keywords to one frozen configuration: defaults, derived values with their provenance, and every refusal."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.engine import arg_checks, arg_unavailable
+from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs, UsageContext
+from quire.errors import ConfigError
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "max_position_embeddings": 1024, "dtype": "bfloat16", "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 3], "temperature": 0.5}')
+    return str(tmp_path)
+
+
+def resolve(model: str, usage: UsageContext | None = None, **values: Any):
+    return EngineArgs(model=model, **values).create_engine_config(usage)
+
+
+def test_a_folder_becomes_a_whole_configuration(model: str) -> None:
+    config = resolve(model)
+    assert config.model.path == model and config.model.architecture == "LlamaForCausalLM"
+    assert (config.model.dtype, config.model.max_model_len, config.model.vocab_size) == ("bfloat16", 1024, 128)
+    assert config.model.eos_token_ids == (2, 3) and config.model.default_sampling == {"temperature": 0.5}
+    assert config.model.served_model_name == (model,) and config.model.tokenizer_path == model
+    assert config.scheduler.max_model_len == 1024 and config.scheduler.policy == "fcfs"
+    assert config.cache.block_size == 16 and config.cache.enable_prefix_caching
+    assert config.device.device == "cpu" and len(config.instance_id) == 8
+
+
+def test_defaults_are_those_that_users_know() -> None:
+    args = EngineArgs()
+    assert (args.dtype, args.seed, args.max_logprobs, args.load_format) == ("auto", 0, 20, "auto")
+    assert (args.gpu_memory_utilization, args.kv_cache_dtype, args.tensor_parallel_size) == (0.9, "auto", 1)
+    assert (args.scheduling_policy, args.generation_config, args.tokenizer_mode) == ("fcfs", "auto", "auto")
+
+
+def test_every_config_is_frozen(model: str) -> None:
+    config = resolve(model)
+    for part in (config, config.model, config.cache, config.scheduler, config.parallel, config.load, config.device):
+        field = dataclasses.fields(part)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, field, None)
+
+
+def test_two_engines_have_different_instance_ids(model: str) -> None:
+    assert resolve(model).instance_id != resolve(model).instance_id
+
+
+def test_sizes_depend_on_who_asks_and_say_so(model: str) -> None:
+    offline, server = resolve(model, UsageContext.LLM_CLASS), resolve(model, UsageContext.API_SERVER)
+    assert offline.scheduler.max_num_seqs > server.scheduler.max_num_seqs
+    assert offline.scheduler.max_num_batched_tokens > server.scheduler.max_num_batched_tokens
+    assert offline.provenance["scheduler.max_num_seqs"].startswith("offline on cpu")
+
+
+def test_what_the_user_gives_has_no_provenance_and_what_is_derived_has(model: str) -> None:
+    derived = resolve(model).provenance
+    for name in ("model.dtype", "model.max_model_len", "scheduler.max_num_seqs", "scheduler.max_num_batched_tokens"):
+        assert derived[name]
+    given = resolve(model, max_num_seqs=4, max_num_batched_tokens=64, block_size=32)
+    assert not {"scheduler.max_num_seqs", "scheduler.max_num_batched_tokens", "cache.block_size"} & set(
+        given.provenance
+    )
+    assert (given.scheduler.max_num_seqs, given.cache.block_size) == (4, 32)
+
+
+def test_a_step_always_has_room_for_every_row(model: str) -> None:
+    assert resolve(model, max_num_seqs=5000).scheduler.max_num_batched_tokens == 5000
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=4 is less than max_num_seqs=8"):
+        resolve(model, max_num_batched_tokens=4, max_num_seqs=8)
+
+
+def test_without_chunked_prefill_a_step_holds_the_longest_prompt(model: str) -> None:
+    config = json.loads(Path(model, "config.json").read_text())
+    Path(model, "config.json").write_text(json.dumps({**config, "max_position_embeddings": 50_000}))
+    assert resolve(model, enable_chunked_prefill=False).scheduler.max_num_batched_tokens == 50_000
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=4096 is less than max_model_len=50000"):
+        resolve(model, enable_chunked_prefill=False, max_num_batched_tokens=4096)
+
+
+def test_swapping_needs_room_to_swap_to(model: str) -> None:
+    with pytest.raises(ConfigError, match="swap_space above 0") as error:
+        resolve(model, preemption_mode="swap")
+    assert error.value.setting == "swap_space"
+    assert resolve(model, preemption_mode="swap", swap_space=0.01).scheduler.preemption_mode == "swap"
+
+
+def test_rope_settings_and_overrides_reach_the_config(model: str) -> None:
+    config = resolve(model, rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=5e5, hf_overrides={"x": 1})
+    assert config.model.max_model_len == 2048
+    assert config.model.hf_config.rope_theta == 5e5 and config.model.hf_config.x == 1
+    function = resolve(model, hf_overrides=lambda values: {**values, "y": 2}, rope_theta=1.0)
+    assert function.model.hf_config.y == 2 and function.model.hf_config.rope_theta == 1.0
+
+
+def test_token_ids_alone_need_no_tokenizer(model: str) -> None:
+    assert resolve(model, skip_tokenizer_init=True).model.tokenizer_path == ""
+
+
+def test_served_names_may_be_one_or_several(model: str) -> None:
+    assert resolve(model, served_model_name="a").model.served_model_name == ("a",)
+    assert resolve(model, served_model_name=["a", "b"]).model.served_model_name == ("a", "b")
+
+
+def test_kv_events_are_turned_on_by_their_config(model: str) -> None:
+    assert resolve(model, kv_events_config={"enable_kv_cache_events": True}).cache.enable_kv_events
+    assert not resolve(model).cache.enable_kv_events
+
+
+def test_checkpoint_code_is_never_run_and_the_log_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    resolve(model, trust_remote_code=True)
+    assert "trust_remote_code" in capsys.readouterr().out
+
+
+# --- refusals ---
+
+
+WRONG = {
+    "model": [5, b"x"],
+    "dtype": ["int3", 5],
+    "seed": [-1, 1.5, "x", True, 1 << 64],
+    "max_model_len": [0, -1, 1.5, "4k", 1025, True],
+    "block_size": [0, -16, 1.5],
+    "gpu_memory_utilization": [0, 1.01, -1, "x", float("nan")],
+    "kv_cache_memory_bytes": [0, -1, 1.5],
+    "num_gpu_blocks_override": [0, 1, "many"],
+    "swap_space": [-1, "x", float("inf")],
+    "kv_cache_dtype": ["fp8", 3],
+    "max_num_batched_tokens": [0, -5, 2.5],
+    "max_num_seqs": [0, -1, 10**9],
+    "scheduling_policy": ["lifo", "priorty", None],
+    "preemption_mode": ["drop"],
+    "enable_chunked_prefill": ["yes", 1],
+    "enable_prefix_caching": ["no", 0],
+    "tensor_parallel_size": [0, 2, 1.0],
+    "pipeline_parallel_size": [0, 2],
+    "distributed_executor_backend": ["threads", 5],
+    "scheduler_cls": ["Scheduler", 5],
+    "load_format": ["pt", "safetensor"],
+    "max_logprobs": [-2, 2.5],
+    "logprobs_mode": ["raw"],
+    "served_model_name": [[""], [5], 5],
+    "hf_overrides": [[1], {1: 2}],
+    "generation_config": [5, "/nowhere"],
+    "override_generation_config": [{"temperature": "hot"}],
+    "device": ["gpuu", 5],
+    "cpu_threads": [-1, 1.5],
+    "max_step_ms": [-1, "fast"],
+    "max_num_waiting": [-1],
+    "runner": ["pooling"],
+    "cpu_offload_gb": [1, -1],
+    "enable_expert_parallel": [True],
+    "disable_log_stats": [None],
+    "logits_processors": ["a.b", [5]],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_an_impossible_value_is_refused_by_its_settings_name(model: str, name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(**{"model": model, name: value})
+    assert name in str(error.value) and error.value.setting == name
+
+
+def test_every_field_has_a_check() -> None:
+    assert {field.name for field in dataclasses.fields(AsyncEngineArgs)} == set(arg_checks.CHECKS)
+
+
+def test_a_mistyped_word_gets_a_hint(model: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'priority'"):
+        resolve(model, scheduling_policy="priorty")
+
+
+def test_an_unknown_keyword_gets_a_hint() -> None:
+    with pytest.raises(ConfigError, match="'max_model_length' is not an engine setting; did you mean 'max_model_len'"):
+        EngineArgs(max_model_length=5)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="'qqq' is not an engine setting$"):
+        EngineArgs(qqq=5)  # type: ignore[call-arg]
+
+
+def test_what_is_not_there_yet_is_accepted_at_its_default_and_refused_otherwise() -> None:
+    EngineArgs(enable_lora=False, speculative_config=None, compilation_config={})  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="enable_lora=True is not available yet") as error:
+        EngineArgs(enable_lora=True)  # type: ignore[call-arg]
+    assert error.value.setting == "enable_lora"
+    with pytest.raises(ConfigError, match="speculative_config="):
+        AsyncEngineArgs(speculative_config={"method": "ngram"})  # type: ignore[call-arg]
+
+
+def test_a_secret_is_not_repeated_in_an_error() -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineArgs(hf_token="tok-123")  # type: ignore[call-arg]
+    assert "tok-123" not in str(error.value) and "HF_TOKEN" in str(error.value)
+
+
+def test_no_name_is_both_there_and_not_there() -> None:
+    fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert not fields & (set(arg_unavailable.UNAVAILABLE) | set(arg_unavailable.ALIASES))
+    assert set(arg_unavailable.ALIASES.values()) <= fields
+    assert set(arg_unavailable.NOT_YET_AT_OTHER_VALUES) <= fields
+
+
+def test_other_spellings_set_the_same_field() -> None:
+    assert EngineArgs(policy="fair").scheduling_policy == "fair"  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="one setting"):
+        EngineArgs(policy="fair", scheduling_policy="fcfs")  # type: ignore[call-arg]
+
+
+def test_no_model_means_the_built_in_one_or_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import importlib.resources
+
+    monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path)
+    with pytest.raises(ConfigError, match="no model is named"):
+        EngineArgs().create_engine_config()
+    demo = tmp_path / "assets" / "demo"
+    demo.mkdir(parents=True)
+    (demo / "config.json").write_text(json.dumps(CONFIG))
+    config = EngineArgs().create_engine_config()
+    assert config.model.model == "quire-demo" and config.model.path == str(demo)
+    assert "built-in" in config.provenance["model.model"]
+
+
+def test_an_unknown_environment_variable_is_warned_about(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIRE_PLUGIN", "x")
+    resolve(model)
+    resolve(model)
+    assert capsys.readouterr().out.count("QUIRE_PLUGIN is not known; did you mean QUIRE_PLUGINS?") == 1
