@@ -105,6 +105,10 @@ def test_rope_settings_and_overrides_reach_the_config(model: str) -> None:
     assert function.model.hf_config.y == 2 and function.model.hf_config.rope_theta == 1.0
 
 
+def test_an_overridden_eos_id_joins_the_configs_own(model: str) -> None:
+    assert resolve(model, override_generation_config={"eos_token_id": 9}).model.eos_token_ids == (2, 9)
+
+
 def test_token_ids_alone_need_no_tokenizer(model: str) -> None:
     assert resolve(model, skip_tokenizer_init=True).model.tokenizer_path == ""
 
@@ -186,7 +190,7 @@ def test_a_mistyped_word_gets_a_hint(model: str) -> None:
 def test_an_unknown_keyword_gets_a_hint() -> None:
     with pytest.raises(ConfigError, match="'max_model_length' is not an engine setting; did you mean 'max_model_len'"):
         EngineArgs(max_model_length=5)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="'qqq' is not an engine setting$"):
+    with pytest.raises(ConfigError, match=r"'qqq' is not an engine setting$"):
         EngineArgs(qqq=5)  # type: ignore[call-arg]
 
 

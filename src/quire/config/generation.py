@@ -49,26 +49,36 @@ def default_sampling(generation: dict[str, Any], setting: str, override: dict[st
     Raises:
         ConfigError: a default that no request could use.
     """
-    chosen: dict[str, Any] = {}
-    for values in ({} if setting in IGNORE else generation, override):
-        for key, name in _SAMPLING_KEYS.items():
-            if values.get(key) is not None:
-                chosen[name] = values[key]
-    _check_usable(chosen)
+    unknown = set(override) - set(_SAMPLING_KEYS) - {"eos_token_id"}
+    if unknown:
+        raise ConfigError(
+            f"override_generation_config has {', '.join(map(repr, sorted(unknown)))}; allowed: "
+            f"{', '.join((*_SAMPLING_KEYS, 'eos_token_id'))}",
+            setting="override_generation_config",
+        )
+    own = {} if setting in IGNORE else _rename(generation)
+    overridden = _rename(override)
+    _check_usable(overridden, "override_generation_config", "give values that a request could have")
+    chosen = {**own, **overridden}
+    _check_usable(
+        chosen, "generation_config", "set override_generation_config, or generation_config='quire' to ignore it"
+    )
     return chosen
 
 
-def _check_usable(chosen: dict[str, Any]) -> None:
+def _rename(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values[key] for key, name in _SAMPLING_KEYS.items() if values.get(key) is not None}
+
+
+def _check_usable(chosen: dict[str, Any], setting: str, remedy: str) -> None:
     from quire.errors import RequestError
     from quire.sampling_params import SamplingParams
 
     try:
         SamplingParams(**chosen)
-    except (RequestError, TypeError) as error:
+    except RequestError as error:
         raise ConfigError(
-            f"the model's sampling defaults cannot be used: {error}; set override_generation_config, or "
-            "generation_config='quire' to ignore them",
-            setting="generation_config",
+            f"{setting}: its sampling defaults cannot be used: {error}; {remedy}", setting=setting
         ) from error
 
 

@@ -172,6 +172,8 @@ class EngineArgs:
         load_general_plugins("frontend")
         arg_checks.check(self)
         check_not_yet(self)
+        if self.trust_remote_code:
+            logger.warning_once("trust_remote_code has no effect: code of a checkpoint is never run")
         instance_id = uuid.uuid4().hex[:8]
         trace_this_thread_if_asked(instance_id)
         platform = current_platform(self.device)
@@ -319,6 +321,9 @@ class _Resolver:
         return {**overrides, **rope}
 
     def _eos_token_ids(self, hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int, ...]:
+        override = self.args.override_generation_config
+        if override.get("eos_token_id") is not None:
+            generation = {**generation, "eos_token_id": override["eos_token_id"]}
         ids = eos_token_ids(hf_config, generation)
         self.provenance["model.eos_token_ids"] = "config.json and generation_config.json together"
         return ids
