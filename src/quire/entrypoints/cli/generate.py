@@ -88,7 +88,8 @@ def read_rows(path: str, as_chat: bool, system_prompt: str | None) -> Iterator[d
     for number, line in enumerate(_read_lines(path), start=1):
         if not line.strip():
             continue
-        row = _parse(line, f"input: line {number}") if path.endswith((".jsonl", ".json")) else {"prompt": line}
+        is_json = path.endswith((".jsonl", ".json"))
+        row: dict[str, Any] = _parse(line, f"input: line {number}") if is_json else {"prompt": line}
         if as_chat and "prompt" in row:
             system = [{"role": "system", "content": system_prompt}] if system_prompt else []
             row["messages"] = [*system, {"role": "user", "content": row.pop("prompt")}]

@@ -1,0 +1,27 @@
+"""Makes the server's engine, and connects its figures to `/metrics`."""
+
+from typing import TYPE_CHECKING
+
+from quire.engine.arg_utils import AsyncEngineArgs
+from quire.engine.usage_context import UsageContext
+from quire.entrypoints.openai.state import ServerState
+from quire.metrics.prometheus import PrometheusExposition, cache_info
+
+
+if TYPE_CHECKING:
+    from quire.engine.async_llm import AsyncLLM
+
+
+def start_engine(engine_args: AsyncEngineArgs, state: ServerState) -> "AsyncLLM":
+    """The asynchronous engine, loaded and ready. Takes as long as the weights do.
+
+    Raises:
+        ConfigError: a setting that cannot work.
+    """
+    from quire.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.API_SERVER)
+    if engine.metrics is not None:
+        engine.metrics.model_name = engine.config.model.served_model_name[0]
+        state.metrics = PrometheusExposition(engine.metrics, cache_info(engine.config.cache))
+    return engine

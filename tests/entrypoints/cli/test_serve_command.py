@@ -1,0 +1,81 @@
+"""`quire serve` and its neighbours refuse wrong settings in one line, before anything is loaded."""
+
+import socket
+
+import pytest
+
+from quire.entrypoints.cli import generate
+from quire.entrypoints.cli.main import main
+from quire.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port", "70000"], "port"),
+        (["--port", "x"], "port"),
+        (["--shutdown-timeout", "-1"], "shutdown-timeout"),
+        (["--ssl-keyfile", "k"], "ssl_certfile"),
+        (["--ssl-keyfile", "k", "--ssl-certfile", "c"], "ssl_keyfile: there is no file"),
+        (["--api-key", ""], "api_key"),
+        (["a", "--model", "b"], "model"),
+        (["--allowed-origins", "[1]"], "JSON list of strings"),
+        (["--prot", "1"], "did you mean --port"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_one_line_that_names_it(flags, words, capsys):
+    assert main(["serve", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("quire: error: ") and error.count("\n") == 1 and words in error
+
+
+def test_a_port_in_use_is_one_line(capsys):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "generate"])
+def test_help_lists_the_flags(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0 and "usage: quire" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["throughput", "latency", "startup", "serve", "step", "demo", "scheduler"])
+def test_each_benchmark_has_help_and_json(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["bench", name, "--help"])
+    assert left.value.code == 0 and "--json" in capsys.readouterr().out
+
+
+def test_prompts_are_read_from_text_and_from_json_lines(tmp_path):
+    text = tmp_path / "p.txt"
+    text.write_text("one\n\ntwo\n")
+    assert list(generate.read_rows(str(text), False, None)) == [
+        {"id": 0, "prompt": "one"},
+        {"id": 2, "prompt": "two"},
+    ]
+    lines = tmp_path / "p.jsonl"
+    lines.write_text('"a"\n{"prompt": "b", "id": "x"}\n{"prompt_token_ids": [1]}\n{"messages": []}\n')
+    rows = list(generate.read_rows(str(lines), False, None))
+    assert [row["id"] for row in rows] == [0, "x", 2, 3]
+    chat = list(generate.read_rows(str(text), True, "S"))
+    assert chat[0]["messages"] == [{"role": "system", "content": "S"}, {"role": "user", "content": "one"}]
+
+
+@pytest.mark.parametrize("line", ["{", "5", "{}", '{"prompt": 5}', '{"prompt": "a", "messages": []}'])
+def test_a_line_that_is_no_prompt_is_named(tmp_path, line):
+    path = tmp_path / "p.jsonl"
+    path.write_text('"fine"\n' + line + "\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        list(generate.read_rows(str(path), False, None))
+
+
+def test_a_file_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match="cannot read"):
+        list(generate.read_rows("/nowhere.jsonl", False, None))
