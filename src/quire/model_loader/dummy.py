@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from quire.models.spec import DecoderSpec
 from quire.models.weights import Source
 
 BLOCK_VALUES = (1 << 20) + 7
@@ -18,14 +19,18 @@ LOGITS_STD = 2.5
 NORM_NOISE = 0.1
 
 
-def dummy_weights(sources: Iterable[Source], seed: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+def dummy_weights(
+    sources: Iterable[Source], spec: DecoderSpec, seed: int, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, whole tensor) for every source. Activations keep unit variance through the layers, and logits a standard
     deviation of about 2.5: neither NaN, nor ties, nor certainties."""
+    # An embedding that is scaled up and is the head too would have each token predict itself.
+    gain = 1.0 if spec.tied_embeddings and spec.embedding_scale > 1 else LOGITS_STD
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(BLOCK_VALUES, generator=generator)
     blocks: dict[float, torch.Tensor] = {}
     for source in sources:
-        std, mean = _scale(source)
+        std, mean = _scale(source, gain)
         if len(source.shape) == 1:
             yield source.name, _cut(noise, source, seed) * std + mean
             continue
@@ -34,7 +39,7 @@ def dummy_weights(sources: Iterable[Source], seed: int, dtype: torch.dtype) -> I
         yield source.name, _cut(blocks[std], source, seed)
 
 
-def _scale(source: Source) -> tuple[float, float]:
+def _scale(source: Source, logits_std: float) -> tuple[float, float]:
     """(standard deviation, mean) of a tensor."""
     module = source.module
     if source.suffix == "bias":
@@ -43,7 +48,7 @@ def _scale(source: Source) -> tuple[float, float]:
         return NORM_NOISE, 1.0 - module.weight_offset
     if module.kind == "vector":
         return 1.0, 0.0
-    gain = LOGITS_STD if module.kind == "embedding" or module.name == "lm_head" else 1.0
+    gain = logits_std if module.kind == "embedding" or module.name == "lm_head" else 1.0
     return gain / math.sqrt(module.columns), 0.0
 
 

@@ -114,7 +114,7 @@ def load_weights(model: Decoder, config: EngineConfig) -> None:
     """Read the weights as `load_format` says."""
     load_format = config.load.load_format
     if load_format == "dummy":
-        model.load_weights(dummy_weights(model.sources.values(), config.model.seed, model.dtype))
+        model.load_weights(dummy_weights(model.sources.values(), model.spec, config.model.seed, model.dtype))
     elif load_format in ("auto", "safetensors"):
         reader = SafetensorsReader(_weights_folder(config), config.load.ignore_patterns)
         check_checkpoint(model, reader.infos)
