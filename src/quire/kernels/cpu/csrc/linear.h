@@ -69,10 +69,49 @@ inline void add_bias(float* c, int64_t ldc, int64_t rows, const float* bias, int
     }
 }
 
+// Panels of 16-bit weights as float32 panels: over many rows, cheaper than splitting pairs in the inner loop; the same values
+// enter the same chains, so results stay equal to the bit.
+template <class T>
+void expand_panel(const T* panel, int64_t pairs, float* out) {
+    for (int64_t i = 0; i < pairs; ++i, panel += 2 * PANEL, out += 2 * PANEL)
+        for (int v = 0; v < NV; ++v) {
+            store(out + v * W, load_even(panel, v));
+            store(out + PANEL + v * W, load_odd(panel, v));
+        }
+}
+
+constexpr int64_t EXPAND_FROM_ROWS = 24;
+constexpr int64_t EXPAND_PANELS = panels_for(MAX_ROWS);
+
+template <class T>
+void multiply_expanding(MicroCall call, int64_t rows, int64_t panels, Team& team) {
+    const int64_t pairs = (call.k + 1) / 2, size = pairs * 2 * PANEL;
+    float* expanded = team.own<float>(EXPAND_PANELS * size * sizeof(float));
+    const T* b = static_cast<const T*>(call.b);
+    const int64_t stride = call.panel_stride;
+    float* c = call.c;
+    call.b = expanded;
+    call.panel_stride = size;
+    for (int64_t panel = 0; panel < panels; panel += EXPAND_PANELS) {
+        const int64_t count = panels - panel < EXPAND_PANELS ? panels - panel : EXPAND_PANELS;
+        for (int64_t i = 0; i < count; ++i) expand_panel(b + (panel + i) * stride, pairs, expanded + i * size);
+        call.c = c + panel * PANEL;
+        multiply<float>(call, rows, count);
+    }
+}
+
+template <class T>
+void multiply_best(const MicroCall& call, int64_t rows, int64_t panels, Team& team) {
+    if constexpr (sizeof(T) == 2 && !converts_a<T>()) {
+        if (rows >= EXPAND_FROM_ROWS) return multiply_expanding<T>(call, rows, panels, team);
+    }
+    multiply<T>(call, rows, panels);
+}
+
 // Output of one group of panels whose last panel may be partial: whole panels go straight to `out`.
 template <class T>
 void multiply_group(MicroCall call, int64_t rows, int64_t first_panel, int64_t panels, int64_t k0,
-                    const LinearArguments& args, float* out) {
+                    const LinearArguments& args, float* out, Team& team) {
     const int64_t whole = args.n / PANEL, size = panel_elements(args.k);
     const T* packed = static_cast<const T*>(args.packed) + k0 * PANEL;
     int64_t direct = first_panel + panels <= whole ? panels : whole - first_panel;
@@ -80,7 +119,7 @@ void multiply_group(MicroCall call, int64_t rows, int64_t first_panel, int64_t p
     call.b = packed + first_panel * size;
     call.c = out + first_panel * PANEL;
     call.ldc = args.n;
-    if (direct > 0) multiply<T>(call, rows, direct);
+    if (direct > 0) multiply_best<T>(call, rows, direct, team);
     if (direct < panels) {
         // The partial panel: through a tile of its own, since a whole panel would run into the next row.
         using S = typename StepOf<T>::type;
@@ -127,7 +166,7 @@ void linear_streaming(const LinearArguments& args, int64_t rows, Team& team) {
         call.a = a;
         call.lda = pairs;
     }
-    multiply_group<T>(call, rows, begin, end - begin, 0, args, args.out);
+    multiply_group<T>(call, rows, begin, end - begin, 0, args, args.out, team);
 }
 
 template <class T>
@@ -159,7 +198,7 @@ void linear_blocked(const LinearArguments& args, int64_t rows, Team& team) {
             call.a = a + m0 * lda + k0 * S::PER_PAIR / 2;
             call.lda = lda;
             call.accumulate = k0 > 0;
-            multiply_group<T>(call, m1 - m0, first, count, k0, args, args.out + m0 * args.n);
+            multiply_group<T>(call, m1 - m0, first, count, k0, args, args.out + m0 * args.n, team);
         }
     }
 }

@@ -28,6 +28,15 @@ QUIRE_INLINE vu load_pair_bits(const bf16* p, int v) {
 QUIRE_INLINE vf load_even(const bf16* p, int v) { return bit_cast<vf>(load_pair_bits(p, v) << 16); }
 QUIRE_INLINE vf load_odd(const bf16* p, int v) { return bit_cast<vf>(load_pair_bits(p, v) & 0xffff0000u); }
 
+// Keeps an accumulator in its register: left alone, the compiler lets sums wander into the broadcast's register and spills.
+QUIRE_INLINE void pin(vf& v) {
+#if defined(__x86_64__)
+    asm("" : "+x"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+}
+
 // --- how A is read, and the step over one pair of k ---------------------------------------------------------------
 
 // A in float32. `AType` is what A's scratch holds; PER_PAIR how many of them make a pair of k.
@@ -35,40 +44,38 @@ template <class T>
 struct Plain {
     using AType = float;
     static constexpr int PER_PAIR = 2;
+    template <bool odd, int MR, int NP>
+    static QUIRE_INLINE void half_step(vf (&acc)[MR][NP][NV], const float* a, int64_t lda, const T* b, int64_t stride) {
+        // Few registers: a panel at a time, its broadcasts from cache again. Many: all panels for one broadcast.
+        constexpr int together = W == 16 ? NP : 1;
+#pragma GCC unroll 4
+        for (int first = 0; first < NP; first += together) {
+            vf w[together][NV];
+#pragma GCC unroll 4
+            for (int p = 0; p < together; ++p)
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v)
+                    w[p][v] = odd ? load_odd(b + (first + p) * stride, v) : load_even(b + (first + p) * stride, v);
+#pragma GCC unroll 12
+            for (int m = 0; m < MR; ++m) {
+                vf x = set1(a[m * lda + odd]);
+#pragma GCC unroll 4
+                for (int p = 0; p < together; ++p)
+#pragma GCC unroll 4
+                    for (int v = 0; v < NV; ++v) {
+                        vf& sum = acc[m][first + p][v];
+                        sum = fma(w[p][v], x, sum);
+                        if (sizeof(T) == 2) pin(sum);
+                    }
+            }
+        }
+    }
     template <int MR, int NP>
     static QUIRE_INLINE void step(vf (&acc)[MR][NP][NV], const float* a, int64_t lda, const T* b, int64_t stride) {
-        {
-            vf e[NP][NV];
-#pragma GCC unroll 4
-            for (int p = 0; p < NP; ++p)
-#pragma GCC unroll 4
-                for (int v = 0; v < NV; ++v) e[p][v] = load_even(b + p * stride, v);
-#pragma GCC unroll 12
-            for (int m = 0; m < MR; ++m) {
-                vf x = set1(a[m * lda]);
-#pragma GCC unroll 4
-                for (int p = 0; p < NP; ++p)
-#pragma GCC unroll 4
-                    for (int v = 0; v < NV; ++v) acc[m][p][v] = fma(e[p][v], x, acc[m][p][v]);
-            }
-        }
+        half_step<false>(acc, a, lda, b, stride);
         // Reading the odd halves from cache again is cheaper than spilling an accumulator to keep them.
         asm("" : "+r"(b));
-        {
-            vf o[NP][NV];
-#pragma GCC unroll 4
-            for (int p = 0; p < NP; ++p)
-#pragma GCC unroll 4
-                for (int v = 0; v < NV; ++v) o[p][v] = load_odd(b + p * stride, v);
-#pragma GCC unroll 12
-            for (int m = 0; m < MR; ++m) {
-                vf x = set1(a[m * lda + 1]);
-#pragma GCC unroll 4
-                for (int p = 0; p < NP; ++p)
-#pragma GCC unroll 4
-                    for (int v = 0; v < NV; ++v) acc[m][p][v] = fma(o[p][v], x, acc[m][p][v]);
-            }
-        }
+        half_step<true>(acc, a, lda, b, stride);
     }
     template <int MR, int NP>
     static QUIRE_INLINE void last(vf (&acc)[MR][NP][NV], const float* a, int64_t lda, const T* b, int64_t stride) {
@@ -171,7 +178,7 @@ void micro(const MicroCall& call) {
 constexpr int MAX_ROWS = W == 16 ? 12 : 6;
 constexpr int panels_for(int rows) {
     if (W == 16) return rows <= 6 ? 4 : 2;
-    if (W == 8) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    if (W == 8) return rows == 1 ? 4 : rows == 2 ? 2 : 1;
     return rows == 1 ? 2 : 1;
 }
 constexpr int MAX_PANELS = 4;
