@@ -82,7 +82,7 @@ def test_an_eos_id_that_is_no_id_is_refused(wrong: object) -> None:
 
 def test_an_override_is_checked_under_its_own_name() -> None:
     with pytest.raises(
-        ConfigError, match="override_generation_config: its sampling defaults cannot be used.*temperature"
+        ConfigError, match=r"override_generation_config: its sampling defaults cannot be used.*temperature"
     ):
         default_sampling({}, "auto", {"temperature": "hot"})
     with pytest.raises(ConfigError, match=r"override_generation_config has 'temprature'; allowed: temperature, top_k"):

@@ -1,0 +1,144 @@
+"""Engine settings as flags: spellings, numbers, JSON, dotted keys, and errors that help."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.engine.arg_parser import HELP, ArgumentParser, human_int
+from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from quire.errors import ConfigError
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(prog="quire test")
+    AsyncEngineArgs.add_cli_args(made)
+    return made
+
+
+def parse(*words: str) -> AsyncEngineArgs:
+    return AsyncEngineArgs.from_cli_args(parser().parse_args(words))
+
+
+def changed(*words: str) -> dict[str, Any]:
+    """The fields that the flags changed."""
+    default = AsyncEngineArgs()
+    return {name: value for name, value in vars(parse(*words)).items() if value != getattr(default, name)}
+
+
+def test_no_flags_give_the_defaults() -> None:
+    assert parse() == AsyncEngineArgs()
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(AsyncEngineArgs) if f.name != "placement_group"])
+def test_every_field_has_a_flag_with_both_spellings(field: str) -> None:
+    options = parser()._option_string_actions
+    assert options[f"--{field.replace('_', '-')}"].dest == field
+
+
+def test_every_help_text_belongs_to_a_field() -> None:
+    assert set(HELP) <= {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert changed("--max_model_len", "5", "--enable_chunked-prefill") == {
+        "max_model_len": 5,
+        "enable_chunked_prefill": True,
+    }
+    assert changed("--max_model_len=5") == {"max_model_len": 5}
+
+
+def test_short_flags_are_those_of_vllm() -> None:
+    assert changed("-tp", "2", "-q", "fp8") == {"tensor_parallel_size": 2, "quantization": "fp8"}
+
+
+def test_other_names_set_the_same_field() -> None:
+    assert changed("--max-num-queued-reqs", "7") == {"max_num_waiting": 7}
+
+
+def test_booleans_can_be_turned_off() -> None:
+    assert changed("--no-enable-prefix-caching", "--enforce-eager") == {
+        "enable_prefix_caching": False,
+        "enforce_eager": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4096", 4096),
+        ("4k", 4000),
+        ("4K", 4096),
+        ("1.5M", 1572864),
+        ("2m", 2_000_000),
+        ("1G", 1 << 30),
+        ("1t", 10**12),
+        ("-1", -1),
+        ("0.001k", 1),
+    ],
+)
+def test_numbers_may_be_written_for_people(text: str, value: int) -> None:
+    assert human_int(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "4.5", "1.0001k", "4 k", "4kk", "0x10", "1e3", "four", "4KB"])
+def test_what_is_no_whole_number_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
+        human_int(text)
+
+
+@given(st.integers(-(10**20), 10**20))
+def test_every_whole_number_reads_back(number: int) -> None:
+    assert human_int(str(number)) == number
+
+
+def test_json_options_take_json_and_dotted_keys_together() -> None:
+    assert changed("--hf-overrides", '{"a": 1, "b": {"c": 2}}') == {"hf_overrides": {"a": 1, "b": {"c": 2}}}
+    assert changed("--hf-overrides.a", "1", "--hf_overrides.b.c=x", "--hf-overrides.b.d", "[1]") == {
+        "hf_overrides": {"a": 1, "b": {"c": "x", "d": [1]}}
+    }
+    assert changed("--hf-overrides", '{"a": 1}', "--hf-overrides.b", "true") == {"hf_overrides": {"a": 1, "b": True}}
+
+
+def test_lists_take_several_words() -> None:
+    assert changed("--served-model-name", "a", "b") == {"served_model_name": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-model-lem", "5"], r"--max-model-lem.*did you mean --max-model-len\?"),
+        (["--max-model-len", "many"], "--max-model-len: 'many' is not a whole number"),
+        (["--max-model-len"], "expected one argument"),
+        (["--hf-overrides", "{"], "not valid JSON"),
+        (["--hf-overrides", "[1]"], "must be a JSON object"),
+        (["--hf-overrides.a"], "expected one value"),
+        (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "both as a value and as an object"),
+        (["--swap-space", "x"], "--swap-space"),
+        (["--speculative-config", "{}"], "--speculative-config is not available yet"),
+        (["--enable-lora"], "--enable-lora is not available yet"),
+        (["--zzz"], "see `quire test --help`"),
+        (["--max-model"], "did you mean --max-model-len"),
+    ],
+)
+def test_a_wrong_flag_or_value_is_one_error_that_helps(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(*words)
+
+
+def test_a_parser_that_has_a_flag_already_keeps_it() -> None:
+    made = ArgumentParser(prog="quire test")
+    made.add_argument("--model", default="mine")
+    EngineArgs.add_cli_args(made)
+    assert EngineArgs.from_cli_args(made.parse_args([])).model == "mine"
+
+
+def test_values_that_look_like_flags_stay_values() -> None:
+    made = ArgumentParser(prog="quire test")
+    made.add_argument("--url")
+    made.add_argument("rest", nargs="*")
+    args = made.parse_args(["--url=http://a.b/c_d?e=f_g", "--", "--not_a_flag"])
+    assert args.url == "http://a.b/c_d?e=f_g" and args.rest == ["--not_a_flag"]
