@@ -21,7 +21,9 @@ OnMessage = Callable[[CoreMessage], None]
 
 
 class CoreChannel(abc.ABC):
-    """A running core, as an asynchronous frontend sees it."""
+    """A running core, as an asynchronous frontend sees it. `shares_memory`: whether objects reach it as they are."""
+
+    shares_memory: bool
 
     @abc.abstractmethod
     def send(self, message: FrontendMessage) -> None:
@@ -41,6 +43,8 @@ class ThreadChannel(CoreChannel):
     Raises:
         ConfigError: what the core's construction raised.
     """
+
+    shares_memory = True
 
     def __init__(
         self,
@@ -102,6 +106,8 @@ class ProcessChannel(CoreChannel):
         ConfigError: the core refused its configuration.
         EngineDeadError: it died before it was ready.
     """
+
+    shares_memory = False
 
     def __init__(self, config: EngineConfig, on_message: OnMessage, executor: str | None = None) -> None:
         self._on_message = on_message

@@ -188,8 +188,10 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         tenant: str = "",
+        is_beam: bool = False,
     ) -> ProcessedRequest:
-        """A request that may be queued. `params` is copied, never changed.
+        """A request that may be queued. `params` is copied, never changed. A step of a beam search (`is_beam`) may ask for
+        as many logprobs as it has candidates.
 
         Raises:
             RequestError: something about it cannot be served; `param` names it.
@@ -206,7 +208,7 @@ class InputProcessor:
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         tokenizer = self._source.get()
         token_ids = self._fit_prompt(prompt.token_ids, params)
-        params = self._complete_params(params, len(token_ids), tokenizer)
+        params = self._complete_params(params, len(token_ids), tokenizer, is_beam)
         seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         # A core's ids never come again, even if the user's do: late news of an aborted request finds nobody.
         core_id = f"{request_id}#{next(self._serial):x}"
@@ -247,7 +249,9 @@ class InputProcessor:
             )
         return token_ids
 
-    def _complete_params(self, given: SamplingParams, prompt_len: int, tokenizer: Tokenizer | None) -> SamplingParams:
+    def _complete_params(
+        self, given: SamplingParams, prompt_len: int, tokenizer: Tokenizer | None, is_beam: bool
+    ) -> SamplingParams:
         """A copy with what depends on the model filled in, after checking it."""
         params = copy.copy(given)
         room = self._model.max_model_len - prompt_len
@@ -257,7 +261,8 @@ class InputProcessor:
         if tokenizer is None:
             params.detokenize = False
         self._check_stops(params, tokenizer)
-        self._check_logprobs(params, prompt_len)
+        if not is_beam:
+            self._check_logprobs(params, prompt_len)
         self._check_token_choices(params)
         if params.bad_words:
             params.bad_words_token_ids = self._bad_word_ids(params.bad_words, tokenizer)

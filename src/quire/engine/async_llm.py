@@ -1,0 +1,437 @@
+"""The asynchronous engine: `async for output in engine.generate(…)`.
+
+The core runs in a thread or a process of its own; its news come into the event loop in one batch a step. Each request has one
+record and one event: a reader that is slow finds everything since its last output in the next one, so nothing queues up.
+"""
+
+import asyncio
+import collections
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from quire.config import EngineConfig, ModelConfig
+from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from quire.engine.beam_search import BeamSearch
+from quire.engine.core_channel import CoreChannel, open_channel
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
+from quire.engine.llm_engine import add_special_tokens, check_lora, make_record
+from quire.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    CoreMessage,
+    Dead,
+    Outputs,
+    Utility,
+    UtilityCall,
+    UtilityResult,
+)
+from quire.engine.output_processor import OutputProcessor, StatsHook
+from quire.engine.request_state import RequestRecord
+from quire.engine.tokenizer_source import TokenizerSource
+from quire.engine.usage_context import UsageContext
+from quire.errors import ConfigError, EngineDeadError, EngineError, RequestError
+from quire.inputs import PromptType
+from quire.logger import init_logger
+from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.log_stats import StatsLogger
+from quire.outputs import RequestOutput
+from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.tokenizers.interface import Tokenizer
+
+logger = init_logger(__name__)
+
+INLINE_CHARACTERS = 8192
+"""Texts up to this length are tokenized on the event loop (about 1 ms); longer ones in a thread."""
+
+
+class AsyncLLM:
+    """Generates for many readers at once, on one event loop at a time.
+
+    Args:
+        config: the engine's.
+        core: `inproc` (a thread), `process`, or None to let the device decide.
+        stat_hooks: told about steps, tokens and finished requests, besides the engine's own `metrics`.
+
+    Raises:
+        ConfigError: the model or its tokenizer cannot be used.
+        EngineDeadError: the core died while it started.
+    """
+
+    def __init__(self, config: EngineConfig, *, core: str | None = None, stat_hooks: Sequence[StatsHook] = ()) -> None:
+        self.config = config
+        source = TokenizerSource(config.model)
+        self._inbox: collections.deque[CoreMessage] = collections.deque()
+        self._is_waking = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._dead: EngineDeadError | None = None
+        self._is_shut_down = False
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._num_calls = 0
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
+        self._stats_logger: StatsLogger | None = None
+        if not config.observability.disable_log_stats:
+            self._stats_logger = StatsLogger(self.metrics, config.observability.log_stats_interval_s)
+        self._outputs = OutputProcessor([self.metrics, *stat_hooks])
+        self._channel: CoreChannel = open_channel(config, core, self._on_message)
+        try:
+            self.tokenizer: Tokenizer | None = source.get()
+        except ConfigError:
+            self._channel.shutdown()
+            raise
+        self.input_processor = InputProcessor(config, source, allow_functions=self._channel.shares_memory)
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Sequence[StatsHook] = (),
+        *,
+        core: str | None = None,
+    ) -> "AsyncLLM":
+        """An engine from users' wishes. `start_engine_loop` is accepted and has no meaning: the core always runs."""
+        return cls(engine_args.create_engine_config(usage_context), core=core, stat_hooks=stat_loggers)
+
+    @classmethod
+    def from_engine_config(
+        cls, config: EngineConfig, stat_loggers: Sequence[StatsHook] = (), *, core: str | None = None
+    ) -> "AsyncLLM":
+        """An engine from a resolved configuration."""
+        return cls(config, core=core, stat_hooks=stat_loggers)
+
+    # --- generating ---
+
+    async def generate(
+        self,
+        prompt: PromptType | TokenizedPrompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request, as `sampling_params.output_kind` says. Closing the generator aborts the request.
+
+        Raises:
+            RequestError: it cannot be served; nothing was queued.
+            EngineDeadError: the core has died.
+        """
+        self._check_alive()
+        check_lora(lora_request)
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        if not isinstance(prompt, TokenizedPrompt):
+            prompt = await self._tokenize(prompt, add_special_tokens(tokenization_kwargs))
+        processed = self.input_processor.process(
+            request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
+        )
+        async with contextlib.aclosing(self._generate(processed)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _generate(self, processed: ProcessedRequest) -> AsyncGenerator[RequestOutput, None]:
+        record, event = self._queue(processed)
+        try:
+            while True:
+                await event.wait()
+                event.clear()
+                output = record.build_output()
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
+                if self._dead is not None:
+                    raise self._dead
+        finally:
+            if not record.is_finished:
+                self._abort([record.request_id])
+
+    def _queue(self, processed: ProcessedRequest) -> tuple[RequestRecord, asyncio.Event]:
+        """Queue a request; its record, and the event that tells of news."""
+        self._use_running_loop()
+        self._check_alive()
+        record = make_record(processed)
+        event = asyncio.Event()
+        record.notify = event.set
+        self._outputs.add(record)
+        try:
+            self._channel.send(AddRequests(processed.engine_requests))
+        except BaseException:
+            self._outputs.discard(record.request_id)
+            raise
+        if self.config.observability.enable_log_requests:
+            logger.info(
+                "request %s: %d prompt tokens, %s", record.request_id, len(record.prompt_token_ids), record.params
+            )
+        return record, event
+
+    async def _tokenize(self, prompt: PromptType, special: bool) -> TokenizedPrompt:
+        if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self.input_processor.tokenize, prompt, special)
+        return self.input_processor.tokenize(prompt, special)
+
+    async def beam_search(
+        self, prompt: PromptType, params: BeamSearchParams, request_id: str, *, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """One final output with `beam_width` sequences, best first.
+
+        Raises:
+            RequestError: it cannot be served.
+            EngineDeadError: the core has died.
+        """
+        self._check_alive()
+        tokenized = await self._tokenize(prompt, True)
+        search = BeamSearch(self.config.model, self.tokenizer, tokenized, params)
+        step = 0
+        while not search.is_finished:
+            steps = [
+                self.input_processor.process(
+                    f"{request_id}.{step}.{index}", beam, search.step_params, priority=priority, is_beam=True
+                )
+                for index, beam in enumerate(search.next_prompts())
+            ]
+            tasks = [asyncio.ensure_future(self._final(self._generate(processed))) for processed in steps]
+            try:
+                search.advance(await asyncio.gather(*tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()
+            step += 1
+        yield search.result(request_id)
+
+    @staticmethod
+    async def _final(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+        last: RequestOutput | None = None
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                last = output
+        if last is None:
+            raise EngineError("a request ended without an output")
+        return last
+
+    async def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Pooling requests are refused for now.
+
+        Raises:
+            RequestError: always.
+        """
+        raise RequestError("pooling requests (embeddings, classification, scores) are not supported yet", param="task")
+        yield  # makes this an asynchronous generator, as its callers expect
+
+    async def abort(self, request_id: str | Sequence[str]) -> None:
+        """End requests; their generators give a last output with finish reason `abort`. Unknown ids are ignored."""
+        self._abort([request_id] if isinstance(request_id, str) else request_id)
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        records, core_ids = self._outputs.abort(request_ids, time.monotonic())
+        if core_ids and self._dead is None:
+            self._channel.send(AbortRequests(core_ids))
+        self._notify(records)
+        self._tell_idle_waiters()
+
+    # --- the core's news ---
+
+    def _use_running_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._handle_inbox()  # what came while no loop ran
+
+    def _on_message(self, message: CoreMessage) -> None:
+        """In the core's or the listener's thread: keep the message and wake the event loop, once for all that wait."""
+        self._inbox.append(message)
+        if not self._is_waking and self._loop is not None:
+            self._is_waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._handle_inbox)
+            except RuntimeError:  # the loop is closed: its readers are gone
+                self._is_waking = False
+
+    def _handle_inbox(self) -> None:
+        """In the event loop: everything that came."""
+        self._is_waking = False
+        while self._inbox:
+            message = self._inbox.popleft()
+            match message:
+                case Outputs(outputs=outputs):
+                    touched, aborts = self._outputs.process(outputs, time.monotonic())
+                    if aborts:
+                        self._channel.send(AbortRequests(aborts))
+                    self._notify(touched)
+                case UtilityResult(call_id=call_id):
+                    self._resolve_call(call_id, message)
+                case Dead(message=text):
+                    self._die(text)
+                case _:
+                    pass
+        self.do_log_stats_sync()
+        self._tell_idle_waiters()
+
+    @staticmethod
+    def _notify(records: Sequence[RequestRecord]) -> None:
+        for record in records:
+            if record.notify is not None:
+                record.notify()
+
+    def _resolve_call(self, call_id: int, result: UtilityResult) -> None:
+        future = self._calls.pop(call_id, None)
+        if future is None or future.done():
+            return
+        if result.error is not None:
+            future.set_exception(EngineError(result.error))
+        else:
+            future.set_result(result.value)
+
+    def _die(self, message: str) -> None:
+        """The core has ended: every reader and caller gets the error."""
+        if self._dead is not None:
+            return
+        self._dead = EngineDeadError(message)
+        if not self._is_shut_down:
+            logger.error("the engine is dead: %s", message)
+        self._notify(self._outputs.records)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(message))
+        self._calls.clear()
+
+    # --- health ---
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are served."""
+        return self._dead is None and not self._is_shut_down
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        """Whether the core has died."""
+        return self._dead is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """Why it is dead."""
+        return self._dead or EngineDeadError("the engine is not dead")
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the core has died."""
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+        if self._is_shut_down:
+            raise EngineDeadError("the engine was shut down")
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that have not ended; one with n > 1 counts once."""
+        return len(self._outputs)
+
+    async def wait_for_requests_to_drain(self, timeout: float | None = None) -> None:
+        """Return when no request is unfinished.
+
+        Raises:
+            TimeoutError: that took longer than `timeout` seconds.
+        """
+        self._use_running_loop()
+        if not len(self._outputs) or self._dead is not None:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._idle_waiters.append(waiter)
+        await asyncio.wait_for(waiter, timeout)
+
+    def _tell_idle_waiters(self) -> None:
+        if self._idle_waiters and (not len(self._outputs) or self._dead is not None):
+            for waiter in self._idle_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._idle_waiters.clear()
+
+    # --- utilities ---
+
+    async def _call(self, utility: Utility, *args: Any) -> Any:
+        self._check_alive()
+        self._use_running_loop()
+        self._num_calls += 1
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls[self._num_calls] = future
+        self._channel.send(UtilityCall(self._num_calls, utility, list(args)))
+        return await future
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix."""
+        return bool(await self._call(Utility.RESET_PREFIX_CACHE))
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`; unfinished requests are aborted."""
+        self._abort([record.request_id for record in self._outputs.records])
+        await self._call(Utility.SLEEP, level)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`."""
+        await self._call(Utility.WAKE_UP, tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether the engine sleeps."""
+        return bool(await self._call(Utility.IS_SLEEPING))
+
+    async def explain(self) -> dict[str, Any]:
+        """What was chosen and why."""
+        return await self._call(Utility.EXPLAIN)
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a worker's method on every worker.
+
+        Raises:
+            TimeoutError: no answer within `timeout` seconds.
+        """
+        return await asyncio.wait_for(self._call(Utility.COLLECTIVE_RPC, method, list(args), kwargs), timeout)
+
+    async def do_log_stats(self) -> None:
+        """Write the log line with throughput and load, if it is time for one."""
+        self.do_log_stats_sync()
+
+    def do_log_stats_sync(self) -> None:
+        """As `do_log_stats`."""
+        if self._stats_logger is not None:
+            self._stats_logger.tick()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, None where the engine works on token ids alone."""
+        return self.tokenizer
+
+    def get_model_config(self) -> ModelConfig:
+        """The model's configuration."""
+        return self.config.model
+
+    def get_engine_config(self) -> EngineConfig:
+        """The whole configuration."""
+        return self.config
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the core; unfinished requests get `EngineDeadError`. May be called twice, from any thread."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self._channel.shutdown()
+
+
+AsyncLLMEngine = AsyncLLM
+
+__all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]

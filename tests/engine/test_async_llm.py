@@ -1,0 +1,333 @@
+"""Many readers at once over the hash model, with the core in a thread and in a process: streams, cancellation, death."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+from tests.engine.builders import make_config
+
+from quire.engine.async_llm import AsyncLLM
+from quire.errors import ConfigError, EngineDeadError, EngineError, RequestError
+from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.simulator.hash_model import HashExecutor, HashModel
+
+MODEL = HashModel(vocab_size=512)
+CORES = ["inproc", "process"]
+
+
+def sampling(**fields):
+    """Parameters whose streams end at `max_tokens` alone."""
+    return SamplingParams(ignore_eos=True, **fields)
+
+
+def oracle(prompt, max_tokens, seed):
+    return MODEL.oracle(prompt, SamplingParams(max_tokens=max_tokens), seed, 10_000)
+
+
+@pytest.fixture(scope="module", params=["inproc", "inproc-async", "process"])
+def engine(request, model_folder):
+    config = make_config(model_folder, num_blocks=4096, async_scheduling=request.param.endswith("async"))
+    engine = AsyncLLM.from_engine_config(config, core=request.param.split("-")[0])
+    yield engine
+    engine.shutdown()
+
+
+async def collect(outputs):
+    return [output async for output in outputs]
+
+
+def tokens_of(outputs):
+    return [token for output in outputs for token in output.outputs[0].token_ids]
+
+
+def test_many_concurrent_streams_are_the_oracle_s(engine):
+    async def main():
+        params = [sampling(max_tokens=3 + i % 20, seed=i, output_kind=RequestOutputKind.DELTA) for i in range(150)]
+        streams = [collect(engine.generate([5, i % 400, 7], params[i], f"r{i}")) for i in range(150)]
+        for index, outputs in enumerate(await asyncio.gather(*streams)):
+            assert tokens_of(outputs) == oracle([5, index % 400, 7], 3 + index % 20, index)
+            assert outputs[-1].finished and not any(output.finished for output in outputs[:-1])
+        assert engine.get_num_unfinished_requests() == 0
+
+    asyncio.run(main())
+
+
+def test_text_prompts_stream_text_and_a_long_one_does_too(engine):
+    async def main():
+        tokenizer = engine.get_tokenizer()
+        for text in ("hello world", "hello " * 3000):
+            params = sampling(max_tokens=20, seed=1, truncate_prompt_tokens=50, output_kind=RequestOutputKind.DELTA)
+            outputs = await collect(engine.generate(text, params, "r"))
+            final = (
+                await collect(engine.generate(text, sampling(max_tokens=20, seed=1, truncate_prompt_tokens=50), "r"))
+            )[-1]
+            ids = tokenizer.encode(text)[-50:]
+            assert tokens_of(outputs) == oracle(ids, 20, 1)
+            assert "".join(output.outputs[0].text for output in outputs) == final.outputs[0].text
+            assert outputs[0].prompt == text and outputs[0].prompt_token_ids == ids
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_gets_merged_outputs_and_loses_nothing(engine):
+    async def main():
+        slow = engine.generate([5, 6], sampling(max_tokens=60, seed=3, output_kind=RequestOutputKind.DELTA), "slow")
+        outputs = [await anext(slow)]
+        await collect(engine.generate([7, 8], sampling(max_tokens=100, seed=4), "other"))
+        outputs += [output async for output in slow]
+        assert tokens_of(outputs) == oracle([5, 6], 60, 3)
+        assert len(outputs) < 30
+
+    asyncio.run(main())
+
+
+def test_closing_a_generator_aborts_its_request_and_frees_its_pages(engine):
+    async def main():
+        stream = engine.generate([5, 6], sampling(max_tokens=200, seed=3), "closed")
+        await anext(stream)
+        assert engine.get_num_unfinished_requests() == 1
+        await stream.aclose()
+        assert engine.get_num_unfinished_requests() == 0
+        assert (await collect(engine.generate([5, 6], sampling(max_tokens=3, seed=3), "closed")))[-1].finished
+
+    asyncio.run(main())
+
+
+def test_cancelled_readers_leave_the_others_alone(engine):
+    async def main():
+        tasks = [
+            asyncio.create_task(collect(engine.generate([5, i], sampling(max_tokens=100, seed=i), f"r{i}")))
+            for i in range(20)
+        ]
+        kept = engine.generate([9, 9], sampling(max_tokens=100, seed=7, output_kind=RequestOutputKind.DELTA), "kept")
+        outputs = [await anext(kept)]
+        for task in tasks:
+            task.cancel()
+        outputs += [output async for output in kept]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        assert tokens_of(outputs) == oracle([9, 9], 100, 7)
+        assert engine.get_num_unfinished_requests() == 0
+
+    asyncio.run(main())
+
+
+def test_an_abort_gives_the_reader_a_last_output(engine):
+    async def main():
+        stream = engine.generate([5, 6], sampling(max_tokens=240, seed=3), "r")
+        await anext(stream)
+        await engine.abort("r")
+        await engine.abort(["unknown"])
+        last = (await collect(stream))[-1]
+        assert last.finished and last.outputs[0].finish_reason == "abort"
+
+    asyncio.run(main())
+
+
+def test_siblings_arrive_together(engine):
+    async def main():
+        params = sampling(n=3, max_tokens=6, seed=2, output_kind=RequestOutputKind.FINAL_ONLY)
+        (output,) = await collect(engine.generate([5, 6], params, "r"))
+        assert [completion.index for completion in output.outputs] == [0, 1, 2]
+        assert output.outputs[0].token_ids == oracle([5, 6], 6, 2)
+        assert len({tuple(completion.token_ids) for completion in output.outputs}) == 3
+
+    asyncio.run(main())
+
+
+def test_a_bad_request_raises_and_the_engine_goes_on(engine):
+    async def main():
+        for prompt, params in [([], sampling()), ([9999], sampling()), ([5], sampling(logprobs=99))]:
+            with pytest.raises(RequestError):
+                await collect(engine.generate(prompt, params, "bad"))
+        running = engine.generate([5], sampling(max_tokens=50, seed=1), "twice")
+        await anext(running)
+        with pytest.raises(RequestError, match="in use"):
+            await collect(engine.generate([5], sampling(), "twice"))
+        assert (await collect(running))[-1].finished
+
+    asyncio.run(main())
+
+
+def test_pooling_is_refused_for_now(engine):
+    with pytest.raises(RequestError, match="not supported yet"):
+        asyncio.run(collect(engine.encode([5], None, "r")))
+
+
+def test_utilities_answer(engine):
+    async def main():
+        await engine.check_health()
+        assert engine.is_running and not engine.errored and not engine.is_stopped
+        assert await engine.reset_prefix_cache() is True
+        assert (await engine.explain())["kv_block_size"] == 4
+        with pytest.raises(EngineError, match="collective_rpc"):
+            await engine.collective_rpc("no_such_method")
+        await engine.sleep(1)
+        assert await engine.is_sleeping()
+        await engine.wake_up(["weights"])
+        assert await engine.is_sleeping()
+        with pytest.raises(EngineError, match="tags"):
+            await engine.wake_up(["nonsense"])
+        await engine.wake_up()
+        assert not await engine.is_sleeping()
+        assert tokens_of((await collect(engine.generate([5], sampling(max_tokens=3, seed=1), "r")))[-1:]) == oracle(
+            [5], 3, 1
+        )
+
+    asyncio.run(main())
+
+
+def test_sleep_ends_what_runs(engine):
+    async def main():
+        stream = engine.generate([5, 6], sampling(max_tokens=240, seed=3), "r")
+        await anext(stream)
+        await engine.sleep()
+        assert (await collect(stream))[-1].outputs[0].finish_reason == "abort"
+        refused = (await collect(engine.generate([5], sampling(), "s")))[-1]
+        assert "sleeps" in refused.error
+        await engine.wake_up()
+
+    asyncio.run(main())
+
+
+def test_waiting_for_the_drain_ends_with_the_last_request(engine):
+    async def main():
+        await engine.wait_for_requests_to_drain()
+        task = asyncio.create_task(collect(engine.generate([5], sampling(max_tokens=50, seed=1), "r")))
+        while not engine.get_num_unfinished_requests():
+            await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await engine.wait_for_requests_to_drain(timeout=0)
+        await engine.wait_for_requests_to_drain()
+        assert engine.get_num_unfinished_requests() == 0
+        assert (await task)[-1].finished
+
+    asyncio.run(main())
+
+
+def test_metrics_count_what_was_served(engine):
+    async def main():
+        before = engine.metrics.generation_tokens
+        await collect(engine.generate([5, 6, 7], sampling(max_tokens=9, seed=1), "r"))
+        assert engine.metrics.generation_tokens - before == 9
+        assert engine.metrics.success["length"] > 0
+
+    asyncio.run(main())
+
+
+def test_beam_search_gives_one_output_with_the_best_first(engine):
+    async def main():
+        params = BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True)
+        (output,) = await collect(engine.beam_search([5, 6, 7], params, "b"))
+        scores = [completion.cumulative_logprob for completion in output.outputs]
+        assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+        assert all(len(completion.token_ids) == 4 for completion in output.outputs)
+
+    asyncio.run(main())
+
+
+class StuckExecutor(HashExecutor):
+    """Fails at the fifth step."""
+
+    steps = 0
+
+    def collect(self):
+        self.steps += 1
+        if self.steps == 5:
+            raise RuntimeError("the device fell off")
+        return super().collect()
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_failed_step_raises_in_every_pending_generator(core):
+    async def main():
+        engine = AsyncLLM.from_engine_config(make_config(executor=StuckExecutor), core=core)
+        streams = [collect(engine.generate([5, i], sampling(max_tokens=50, seed=i), str(i))) for i in range(5)]
+        results = await asyncio.gather(*streams, return_exceptions=True)
+        assert all(isinstance(result, EngineDeadError) and "fell off" in str(result) for result in results)
+        assert engine.errored and "fell off" in str(engine.dead_error)
+        with pytest.raises(EngineDeadError):
+            await engine.check_health()
+        with pytest.raises(EngineDeadError):
+            await collect(engine.generate([5], sampling(), "late"))
+        with pytest.raises(EngineDeadError):
+            await engine.reset_prefix_cache()
+        engine.shutdown()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_death_of_the_core_process_raises_in_every_pending_generator(how):
+    async def main():
+        engine = AsyncLLM.from_engine_config(make_config(max_model_len=4000, num_blocks=5000), core="process")
+        streams = [engine.generate([5, i], sampling(max_tokens=3900, seed=i), str(i)) for i in range(5)]
+        for stream in streams:
+            await anext(stream)
+        os.kill(engine._channel.handle.pid, how)
+        results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
+        assert all(isinstance(result, EngineDeadError) for result in results)
+        assert engine.errored and not engine.is_running
+        await engine.wait_for_requests_to_drain()
+        engine.shutdown()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_shutdown_ends_pending_generators_and_may_be_called_twice(core):
+    async def main():
+        engine = AsyncLLM.from_engine_config(make_config(max_model_len=4000, num_blocks=5000), core=core)
+        stream = engine.generate([5], sampling(max_tokens=3900, seed=1), "r")
+        await anext(stream)
+        engine.shutdown()
+        engine.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await collect(stream)
+        with pytest.raises(EngineDeadError):
+            await collect(engine.generate([5], sampling(), "late"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_configuration_that_cannot_work_is_refused_at_the_start(core):
+    with pytest.raises(ConfigError, match="num_gpu_blocks_override"):
+        AsyncLLM.from_engine_config(make_config(num_blocks=3), core=core)
+
+
+def test_an_unknown_kind_of_core_is_refused():
+    with pytest.raises(ConfigError, match="inproc"):
+        AsyncLLM.from_engine_config(make_config(), core="thread")
+
+
+def test_an_engine_serves_one_event_loop_after_another(engine):
+    for index in range(3):
+        outputs = asyncio.run(collect(engine.generate([5], sampling(max_tokens=4, seed=index), "r")))
+        assert outputs[-1].outputs[0].token_ids == oracle([5], 4, index)
+
+
+def test_a_loop_that_ends_with_readers_pending_leaves_the_engine_usable(engine):
+    async def begin():
+        stream = engine.generate([5], sampling(max_tokens=200, seed=1), "left")
+        await anext(stream)
+
+    asyncio.run(begin())
+    outputs = asyncio.run(collect(engine.generate([5], sampling(max_tokens=4, seed=1), "next")))
+    assert outputs[-1].outputs[0].token_ids == oracle([5], 4, 1)
+    with contextlib.suppress(RuntimeError):
+        asyncio.run(engine.abort("left"))
+
+
+def test_functions_reach_a_core_in_this_process_and_are_refused_by_another(engine):
+    async def main():
+        params = sampling(max_tokens=2, logits_processors=[lambda ids, logits: logits])
+        if engine._channel.shares_memory:
+            assert (await collect(engine.generate([5], params, "r")))[-1].finished
+        else:
+            with pytest.raises(RequestError, match="logits_processors"):
+                await collect(engine.generate([5], params, "r"))
+
+    asyncio.run(main())
