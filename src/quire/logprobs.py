@@ -82,9 +82,8 @@ class FlatLogprobs(Sequence[LogprobsOnePosition]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FlatLogprobs | list):
             return NotImplemented
-        return len(self) == len(other) and all(
-            mine == (theirs or {}) for mine, theirs in zip(self, cast("Iterable[Any]", other), strict=True)
-        )
+        theirs = cast("list[LogprobsOnePosition | None]", list(cast("Iterable[Any]", other)))
+        return list(self) == [position or {} for position in theirs]
 
     __hash__ = None  # type: ignore[assignment]  # it can change
 
