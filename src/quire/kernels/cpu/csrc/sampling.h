@@ -1,6 +1,8 @@
 // Argmax, plain or with Gumbel noise. The noise is defined to the bit by `kernels/reference/sampling.py`.
 #pragma once
 
+#include <utility>
+
 #include "arguments.h"
 #include "simd.h"
 #include "team.h"
@@ -45,6 +47,57 @@ QUIRE_INLINE vf defined_log(vf x) {
 QUIRE_INLINE vf noise_of(vu words) {
     vf u = convert_int(bit_cast<vi>((words >> 9) * 2 + 1)) * 0x1p-24f;
     return -defined_log(-defined_log(u));
+}
+
+// The noise lies between these (u is between 2^-24 and 1 - 2^-24); a little wider than it has to be.
+constexpr float NOISE_LEAST = -2.82f, NOISE_MOST = 16.65f;
+
+// At least noise_of(words), without logarithms: -log(-log(u)) <= -log(1 - u), of which an exponent tells enough.
+QUIRE_INLINE vf noise_at_most(vu words) {
+    vf rest = convert_int(bit_cast<vi>((~words >> 9) * 2 + 1));  // (1 - u) * 2^24, exactly
+    vi exponent = (bit_cast<vi>(rest) >> 23) - 127;
+    return convert_int(24 - exponent) * 0.6931473f + 1e-3f;
+}
+
+QUIRE_INLINE bool any(vi mask) {
+#if defined(__AVX512DQ__)
+    return _mm512_movepi32_mask(bit_cast<__m512i>(mask)) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps(bit_cast<__m256>(mask)) != 0;
+#else
+    int32_t lanes = 0;
+    for (int i = 0; i < W; ++i) lanes |= mask[i];
+    return lanes != 0;
+#endif
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define QUIRE_SHUFFLES 1
+#endif
+#endif
+
+template <int... I>
+QUIRE_INLINE void interleave(vf a, vf b, vf& low, vf& high, std::integer_sequence<int, I...>) {
+#if defined(QUIRE_SHUFFLES)
+    low = __builtin_shufflevector(a, b, (I / 2 + I % 2 * W)...);
+    high = __builtin_shufflevector(a, b, (W / 2 + I / 2 + I % 2 * W)...);
+#else
+    for (int i = 0; i < W; ++i) {
+        low[i] = i % 2 ? b[i / 2] : a[i / 2];
+        high[i] = i % 2 ? b[W / 2 + i / 2] : a[W / 2 + i / 2];
+    }
+#endif
+}
+
+// From word j of each block to the order of the vocabulary: in[j][lane] becomes element 4 * lane + j.
+QUIRE_INLINE void by_element(const vf (&in)[4], vf (&out)[4]) {
+    vf a, b, c, d;
+    const auto lanes = std::make_integer_sequence<int, W>{};
+    interleave(in[0], in[2], a, b, lanes);
+    interleave(in[1], in[3], c, d, lanes);
+    interleave(a, c, out[0], out[1], lanes);
+    interleave(b, d, out[2], out[3], lanes);
 }
 
 QUIRE_INLINE void multiply_wide(vu a, uint32_t b, vu& high, vu& low) {
@@ -106,30 +159,47 @@ inline Best best_of_chunk(const float* logits, int64_t begin, int64_t end) {
         if (index[lane] >= 0 && (best.index < 0 || value[lane] > best.value ||
                                  (value[lane] == best.value && index[lane] < best.index)))
             best = Best{value[lane], index[lane]};
-    for (; i < end; ++i) best.offer(logits[i], i);
+    for (; i < end; ++i)
+        if (logits[i] > best.value) best = Best{logits[i], static_cast<int32_t>(i)};
     // Nothing above minus infinity: the first one, unless it is no number.
     if (best.index < 0)
         for (i = begin; i < end && best.index < 0; ++i) best.offer(logits[i], i);
     return best;
 }
 
+// Most elements cannot win, whatever their noise: they are left out before their noise is computed, or before its
+// logarithms are. Roundings are monotonic, so that a bound on the noise is a bound on the score.
 inline Best best_with_noise(const float* logits, int64_t begin, int64_t end, float scale, uint64_t seed, uint64_t position) {
+    Best best = best_of_chunk(logits, begin, end);
+    if (best.index < 0 || best.value == -INFINITY) return best;
+    // Some element surely scores this much; a score below it need not be looked at.
+    float needed = best.value * scale + NOISE_LEAST;
+    best = Best{-INFINITY, -1};
     alignas(64) float scores[4 * W];
-    alignas(64) float noise[4][W];
-    Best best{-INFINITY, -1};
     for (int64_t i = begin; i < end; i += 4 * W) {
+        const int64_t count = end - i < 4 * W ? end - i : 4 * W;
+        vf scaled[4];
+        vi possible{};
+        for (int v = 0; v < 4; ++v) {
+            int lanes = static_cast<int>(count - v * W < 0 ? 0 : count - v * W < W ? count - v * W : W);
+            vf x = lanes == W ? load(logits + i + v * W) : load_some(logits + i + v * W, lanes);
+            scaled[v] = rounded(x * scale);
+            possible |= scaled[v] + NOISE_MOST >= set1(needed);
+        }
+        if (!any(possible)) continue;
         vu words[4];
         philox(static_cast<uint32_t>(i / 4), seed, position, words);
-        for (int j = 0; j < 4; ++j) store(noise[j], noise_of(words[j]));
-        int64_t count = end - i < 4 * W ? end - i : 4 * W;
-        for (int j = 0; j < 4 * W; ++j) scores[j] = noise[j % 4][j / 4];
-        for (int v = 0; v < 4; ++v) {
-            int lanes = static_cast<int>(count - v * W < W ? count - v * W : W);
-            if (lanes <= 0) break;
-            vf x = lanes == W ? load(logits + i + v * W) : load_some(logits + i + v * W, lanes);
-            store(scores + v * W, rounded(x * scale) + load(scores + v * W));
-        }
+        vf by_word[4], noise[4];
+        for (int j = 0; j < 4; ++j) by_word[j] = noise_at_most(words[j]);
+        by_element(by_word, noise);
+        possible = vi{};
+        for (int v = 0; v < 4; ++v) possible |= scaled[v] + noise[v] >= set1(needed);
+        if (!any(possible)) continue;
+        for (int j = 0; j < 4; ++j) by_word[j] = noise_of(words[j]);
+        by_element(by_word, noise);
+        for (int v = 0; v < 4; ++v) store(scores + v * W, scaled[v] + noise[v]);
         for (int64_t j = 0; j < count; ++j) best.offer(scores[j], i + j);
+        if (best.value > needed) needed = best.value;
     }
     return best;
 }
