@@ -6,7 +6,7 @@ import torch
 from tests.oracles import sampler_reference as oracle
 from tests.sample.helpers import random_logits
 
-from quire.sample.filters import FilterRows, compute_thresholds
+from quire.sample.filters import FilterRows, compute_thresholds, hide_below
 from quire.sample.top_values import top_values
 from quire.sampling_params import SamplingParams
 
@@ -48,7 +48,7 @@ CASES = [
 def test_each_row_of_a_mixed_batch_keeps_what_the_oracle_keeps(scale: float) -> None:
     vocab = 10007
     logits = random_logits(len(CASES), vocab, seed=8, scale=scale)
-    thresholds = compute_thresholds(logits, filters_of(*CASES))
+    thresholds = compute_thresholds(logits, filters_of(*CASES), torch.empty_like(logits))
     for row, params in enumerate(CASES):
         expected = oracle.probabilities(logits[row].numpy(), params, [], []) > 0
         kept = (logits[row] >= thresholds[row]).numpy()
@@ -59,12 +59,14 @@ def test_each_row_of_a_mixed_batch_keeps_what_the_oracle_keeps(scale: float) -> 
 
 def test_a_row_has_the_same_threshold_in_any_batch() -> None:
     logits = random_logits(len(CASES), 32000, seed=1, scale=1.0)
-    together = compute_thresholds(logits, filters_of(*CASES))
+    together = compute_thresholds(logits, filters_of(*CASES), torch.empty_like(logits))
     for row, params in enumerate(CASES):
-        assert compute_thresholds(logits[row : row + 1], filters_of(params))[0] == together[row]
+        alone = logits[row : row + 1]
+        assert compute_thresholds(alone, filters_of(params), torch.empty_like(alone))[0] == together[row]
 
 
 def test_equal_logits_at_the_cut_are_all_kept() -> None:
     logits = torch.tensor([[1.0, 5.0, 3.0, 3.0, 3.0, 0.0]])
-    thresholds = compute_thresholds(logits, filters_of(SamplingParams(top_k=2)))
-    assert (logits[0] >= thresholds[0]).tolist() == [False, True, True, True, True, False]
+    thresholds = compute_thresholds(logits, filters_of(SamplingParams(top_k=2)), torch.empty_like(logits))
+    hide_below(logits, thresholds)
+    assert torch.isfinite(logits[0]).tolist() == [False, True, True, True, True, False]

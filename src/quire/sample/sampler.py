@@ -17,7 +17,7 @@ import torch
 from quire.kernels import ops
 from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, apply_constraints
-from quire.sample.filters import FilterRows, compute_thresholds
+from quire.sample.filters import FilterRows, compute_thresholds, hide_below
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs
 from quire.sample.penalties import apply_penalties
@@ -64,6 +64,7 @@ class Sampler:
         self._device = device
         self._is_processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
+        self._scratch_FV = torch.empty(0, vocab_size, dtype=torch.float32, device=device)
         # One buffer a column; the tensors share the arrays' memory on a CPU.
         self._inverse_temperature_S = torch.zeros(max_rows, dtype=torch.float32)
         self._seed_S = torch.zeros(max_rows, dtype=torch.int64)
@@ -218,10 +219,15 @@ class Sampler:
             table.inverse_temperature_R[rows_F], table.top_k_R[rows_F], table.top_p_R[rows_F], table.min_p_R[rows_F]
         )
         logits_FV = _pick_rows(logits_SV, index, copy=False)
-        thresholds_F = compute_thresholds(logits_FV, filters)
-        logits_FV.masked_fill_(logits_FV < thresholds_F[:, None], float("-inf"))
+        hide_below(logits_FV, compute_thresholds(logits_FV, filters, self._scratch(len(index))))
         if len(index) < len(rows_S):
             logits_SV.index_copy_(0, torch.from_numpy(index).to(logits_SV.device), logits_FV)
+
+    def _scratch(self, rows: int) -> torch.Tensor:
+        """Room for that many rows of logits; kept, because the first touch of fresh memory costs more than its use."""
+        if len(self._scratch_FV) < rows:
+            self._scratch_FV = torch.empty(rows, self._rows.vocab_size, dtype=torch.float32, device=self._device)
+        return self._scratch_FV[:rows]
 
     def _processed_logits(self, logits_SV: torch.Tensor, rows_S: IntArray, index: npt.NDArray[np.intp]) -> torch.Tensor:
         """What was drawn from: after temperature where there is one."""
