@@ -7,7 +7,6 @@ from quire.engine.usage_context import UsageContext
 from quire.entrypoints.openai.state import ServerState
 from quire.metrics.prometheus import PrometheusExposition, cache_info
 
-
 if TYPE_CHECKING:
     from quire.engine.async_llm import AsyncLLM
 

@@ -10,6 +10,7 @@ import msgspec
 
 PromptItem = str | int | list[int]
 CacheSalt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
@@ -59,7 +60,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     request_id: RequestId | None = None
     cache_salt: CacheSalt | None = None
     return_token_ids: bool | None = None

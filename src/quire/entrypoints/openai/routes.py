@@ -171,7 +171,7 @@ async def metrics(request: Request) -> Response:
     """`GET /metrics`: Prometheus' text format."""
     registry = _state(request).metrics
     if registry is None:
-        raise not_ready("Metrics are not there yet, or turned off (--disable-log-stats).")
+        raise not_ready("The engine is starting; there are no metrics yet.")
     body, content_type = registry.exposition()
     return Response(body, headers={"content-type": content_type})
 

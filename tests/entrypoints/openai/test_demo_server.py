@@ -1,0 +1,272 @@
+"""`quire serve` on the built-in demo model, as users meet it: the `openai` package, plain HTTP, signals."""
+
+import concurrent.futures
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+FLAGS = ("--port", "0", "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "16")
+QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
+PROMPTS = ["one two three", "Count from 3 to 9.", "Sort: 5 2 9 1", "Hello", "Who are you?", "What is 8 * 7?"]
+
+
+class DemoServer:
+    """A server process on the demo model."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", *FLAGS, *flags]
+        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.lines.append(line)
+            if " is ready after " in line:
+                self.url = line.rsplit(" at ", 1)[1].strip()
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self.client = httpx.Client(base_url=self.url, timeout=120)
+
+    def openai(self, **options) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
+
+    def complete(self, **fields) -> dict:
+        response = self.client.post("/v1/completions", json={"max_tokens": 12, "temperature": 0, **fields})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A metric's value; missing labels match anything."""
+        for line in self.client.get("/metrics").text.splitlines():
+            if line.startswith(f"quire:{name}{{") and all(f'{k}="{v}"' in line for k, v in labels.items()):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no metric {name} {labels}")
+
+    def close(self) -> tuple[int, str]:
+        self.client.close()
+        output, _ = self.popen.communicate(timeout=60)
+        return self.popen.returncode, "".join(self.lines) + output
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[DemoServer]:
+    server = DemoServer()
+    yield server
+    server.popen.kill()
+    server.close()
+
+
+def test_the_start_prints_a_line_to_try_that_works(demo):
+    demo.popen.poll()
+    assert demo.popen.stdout is not None
+    hint = next(line for line in demo.popen.stdout if line.strip().startswith("curl "))
+    url = re.search(r"curl (\S+)", hint)
+    body = re.search(r"-d '(.*)'", hint)
+    assert url and body
+    answer = httpx.post(url[1], content=body[1], headers={"content-type": "application/json"}, timeout=120)
+    assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"]
+
+
+def test_the_openai_client_gets_the_same_answer_streamed_and_whole(demo):
+    client = demo.openai()
+    model = client.models.list().data[0].id
+    whole = client.chat.completions.create(model=model, messages=QUESTION, temperature=0)
+    assert "42" in (whole.choices[0].message.content or "") and whole.choices[0].finish_reason == "stop"
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model=model, messages=QUESTION, temperature=0, stream=True, stream_options=options
+    )
+    text, reasons, usage = "", [], None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasons.append(choice.finish_reason)
+    assert text == whole.choices[0].message.content
+    assert reasons[-1] == "stop" and set(reasons[:-1]) == {None}
+    assert usage is not None and whole.usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+
+
+def test_the_openai_client_gets_completions_with_logprobs_and_n(demo):
+    client = demo.openai()
+    answer = client.completions.create(
+        model="quire-demo", prompt="one two three", max_tokens=5, n=3, seed=1, logprobs=2, temperature=1.0
+    )
+    assert len(answer.choices) == 3
+    for choice in answer.choices:
+        logprobs = choice.logprobs
+        assert logprobs is not None and logprobs.tokens is not None
+        assert len(logprobs.tokens) == len(logprobs.token_logprobs or []) == len(logprobs.top_logprobs or []) <= 5
+        assert all(value is not None and value <= 0 for value in logprobs.token_logprobs or [])
+    again = client.completions.create(
+        model="quire-demo", prompt="one two three", max_tokens=5, n=3, seed=1, temperature=1.0
+    )
+    assert [choice.text for choice in again.choices] == [choice.text for choice in answer.choices]
+
+
+def test_the_openai_clients_errors_have_their_classes(demo):
+    client = demo.openai()
+    with pytest.raises(openai.NotFoundError, match="not served here"):
+        client.chat.completions.create(model="gpt-9", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="quire-demo", messages=QUESTION, temperature=-1)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        client.completions.create(model="quire-demo", prompt="a b c " * 2000)
+
+
+def test_concurrent_greedy_requests_give_what_each_gives_alone(demo):
+    alone = [demo.complete(prompt=prompt)["choices"][0]["text"] for prompt in PROMPTS]
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        jobs = [pool.submit(demo.complete, prompt=prompt) for prompt in PROMPTS * 4]
+        together = [job.result()["choices"][0]["text"] for job in jobs]
+    assert together == alone * 4
+    batched = demo.complete(prompt=PROMPTS)
+    assert [choice["text"] for choice in batched["choices"]] == alone
+
+
+def test_a_request_with_a_seed_gives_the_same_tokens_every_time(demo):
+    fields = {"prompt": "Hello", "temperature": 1.0, "seed": 11, "return_token_ids": True}
+    first = demo.complete(**fields)["choices"][0]["token_ids"]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(demo.complete, **fields) for _ in range(8)]
+        assert all(job.result()["choices"][0]["token_ids"] == first for job in jobs)
+
+
+def test_echo_scores_the_prompt(demo):
+    choice = demo.complete(prompt="one two three", echo=True, max_tokens=0, logprobs=1)["choices"][0]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "one two three"
+    assert logprobs["token_logprobs"][0] is None and all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert len(logprobs["tokens"]) == len(
+        demo.client.post("/tokenize", json={"prompt": "one two three"}).json()["tokens"]
+    )
+
+
+def test_beam_search_gives_distinct_answers(demo):
+    body = demo.complete(prompt="one two three", use_beam_search=True, n=3, max_tokens=4)
+    assert len({choice["text"] for choice in body["choices"]}) == 3
+
+
+def test_stop_strings_end_a_stream(demo):
+    text = demo.complete(prompt="one two three", max_tokens=24)["choices"][0]["text"]
+    stop = text[len(text) // 2 :][:2]
+    choice = demo.complete(prompt="one two three", max_tokens=24, stop=[stop])["choices"][0]
+    assert choice["text"] == text[: text.index(stop)]
+    assert choice["finish_reason"] == "stop" and choice["stop_reason"] == stop
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"garbage",
+        b'{"prompt": "\xff"}',
+        b'{"messages": ' + b"[" * 3000 + b"]" * 3000 + b"}",
+        b'{"messages": [{"role": "user", "content": "x"}], "n": 1000000000}',
+        b'{"messages": [{"role": "user", "content": "x"}], "n": -1}',
+        b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}',
+        b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": -5}',
+        b'{"messages": [{"role": "user", "content": "x"}], "seed": 1' + b"0" * 400 + b"}",
+        b'{"messages": [{"role": "user", "content": "x"}], "seed": 99999999999999999999999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "top_k": 99999999999999999999999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "min_tokens": 99999999999999999999999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "stop_token_ids": [99999999999999999999999]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "priority": 99999999999999999999999}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": -0.5}',
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e300}',
+        b'{"messages": [{"role": "user", "content": "x"}], "top_p": 0}',
+        b'{"messages": [{"role": "user", "content": "x"}], "top_p": 2}',
+        b'{"messages": [{"role": "user", "content": "x"}], "min_p": -1}',
+        b'{"messages": [{"role": "user", "content": "x"}], "repetition_penalty": 0}',
+        b'{"messages": [{"role": "user", "content": "x"}], "presence_penalty": 99}',
+        b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"99999999": 1}}',
+        b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"-1": 1}}',
+        b'{"messages": [{"role": "user", "content": "x"}], "allowed_token_ids": []}',
+        b'{"messages": [{"role": "user", "content": "x"}], "allowed_token_ids": [99999999]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "stop": ["' + b'", "'.join([b"x"] * 5000) + b'"]}',
+        b'{"messages": [{"role": "user", "content": "x"}], "logprobs": true, "top_logprobs": 1000}',
+        b'{"messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 1000}',
+        b'{"messages": [{"role": "user", "content": "x"}], "use_beam_search": true, "n": 100000}',
+    ],
+    ids=lambda body: repr(body[-60:]),
+)
+def test_garbage_is_a_400_and_the_engine_goes_on(demo, body):
+    for extra in (b"", b'"stream": true, '):
+        content = body.replace(b"{", b"{" + extra, 1) if body.startswith(b"{") else body
+        response = demo.client.post("/v1/chat/completions", content=content)
+        assert response.status_code == 400, response.text
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert demo.complete(prompt="Hello", max_tokens=1)["choices"]
+
+
+def test_a_client_that_goes_away_has_its_request_aborted(demo):
+    before = demo.metric("request_success_total", finished_reason="abort")
+    body = {"prompt": "one two", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with demo.client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("data: ")
+    for _ in range(2000):
+        if demo.metric("request_success_total", finished_reason="abort") == before + 1:
+            break
+    else:
+        raise AssertionError("the request was not aborted")
+
+
+def test_metrics_count_what_was_done(demo):
+    names = ("prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_count")
+    before = [demo.metric(name) for name in names]
+    usage = demo.complete(prompt="one two three", max_tokens=7, ignore_eos=True)["usage"]
+    after = [demo.metric(name) for name in names]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [usage["prompt_tokens"], 7, 1]
+    assert demo.metric("num_requests_running") == 0
+
+
+def test_sigterm_finishes_a_running_stream_and_exits_with_0():
+    server = DemoServer("--api-key", "secret", "--disable-uvicorn-access-log")
+    assert server.client.get("/v1/models").status_code == 401
+    assert server.client.get("/health").status_code == 200
+    headers = {"Authorization": "Bearer secret"}
+    body = {
+        "prompt": "one two",
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    with server.client.stream("POST", "/v1/completions", json=body, headers=headers) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.popen.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2][6:])["usage"]["completion_tokens"] == 300
+    code, output = server.close()
+    assert code == 0 and "Traceback" not in output and "Draining" in output
+
+
+def test_ctrl_c_ends_at_once_without_a_trace():
+    server = DemoServer()
+    body = {"prompt": "one two", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with server.client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.popen.send_signal(signal.SIGINT)
+        code, output = server.close()
+        del lines
+    assert code == 130 and "Traceback" not in output and "Exception" not in output
+
+
+def test_a_model_that_is_not_there_is_one_message_and_exit_code_1():
+    command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", "/nowhere/at/all", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 1 and "/nowhere/at/all" in output and "Traceback" not in output
