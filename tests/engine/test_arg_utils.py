@@ -109,6 +109,19 @@ def test_an_overridden_eos_id_joins_the_configs_own(model: str) -> None:
     assert resolve(model, override_generation_config={"eos_token_id": 9}).model.eos_token_ids == (2, 9)
 
 
+def test_the_configuration_keeps_what_was_asked_of_the_model(model: str) -> None:
+    config = resolve(model, hf_overrides={"x": 1}, rope_theta=7.0, override_generation_config={"top_k": 3})
+    assert (config.model.hf_overrides, config.model.rope_theta) == ({"x": 1}, 7.0)
+    assert config.model.override_generation_config == {"top_k": 3}
+
+
+def test_a_configuration_survives_the_way_to_a_core_process(model: str) -> None:
+    from quire.engine.config_wire import config_from_plain, config_to_plain
+
+    config = resolve(model, served_model_name=["a", "b"], hf_overrides={"x": {"y": 1}}, max_num_seqs=3)
+    assert config_from_plain(json.loads(json.dumps(config_to_plain(config)))) == config
+
+
 def test_token_ids_alone_need_no_tokenizer(model: str) -> None:
     assert resolve(model, skip_tokenizer_init=True).model.tokenizer_path == ""
 

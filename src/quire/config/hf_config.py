@@ -41,5 +41,10 @@ class HFConfig:
         """The plain values."""
         return dict(self._values)
 
+    def __eq__(self, other: object) -> bool:
+        return self._values == other._values if isinstance(other, HFConfig) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it holds dicts
+
     def __repr__(self) -> str:
         return f"HFConfig({self._values!r})"

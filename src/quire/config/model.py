@@ -18,6 +18,8 @@ class ModelConfig:
         max_model_len: tokens a request may have in all.
         eos_token_ids: every id that ends generation (config and generation config together).
         default_sampling: sampling defaults from the model's generation config.
+        hf_overrides, rope_scaling, rope_theta: what the user asked for; `hf_config` has them in already (an override
+            that is a function leaves no other trace).
     """
 
     model: str
@@ -49,6 +51,10 @@ class ModelConfig:
     allowed_local_media_path: str = ""
     logits_processors: tuple[Any, ...] = ()
     chat_template: str | None = None
+    hf_overrides: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    rope_scaling: dict[str, Any] | None = None
+    rope_theta: float | None = None
 
     @property
     def vocab_size(self) -> int:

@@ -290,6 +290,10 @@ class _Resolver:
             allowed_local_media_path=args.allowed_local_media_path,
             logits_processors=tuple(args.logits_processors or ()),
             chat_template=args.chat_template,
+            hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
+            override_generation_config=dict(args.override_generation_config),
+            rope_scaling=args.rope_scaling,
+            rope_theta=args.rope_theta,
         )
 
     def _model_path(self) -> str:
