@@ -5,6 +5,7 @@ types; knows nothing of files.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -38,6 +39,7 @@ Weight: TypeAlias = LinearWeight | NormWeight | torch.Tensor
 class _Unfinished:
     missing: set[str]
     tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    staged: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
 
 class Assembler:
@@ -54,6 +56,8 @@ class Assembler:
         self._sources = sources
         self._plan, self._dtype, self._device, self._method = plan, dtype, device, method
         self._unfinished: dict[str, _Unfinished] = {}
+        # Flat buffers to use again: first use of fresh memory costs several times the copy (0.7 against 5 GB/s here).
+        self._staging: list[torch.Tensor] = []
         for source in sources.values():
             self._unfinished.setdefault(source.module.name, _Unfinished(set())).missing.add(source.name)
 
@@ -67,25 +71,41 @@ class Assembler:
         unfinished = self._unfinished[source.module.name]
         unfinished.missing.discard(name)
         if source.suffix != "bias" or source.module.has_bias_on(self._plan):
-            self._place(source, tensor, unfinished.tensors)
+            self._place(source, tensor, unfinished)
         if unfinished.missing:
             return None
         del self._unfinished[source.module.name]
-        return source.module, self._finish(source.module, unfinished.tensors)
+        weight = self._finish(source.module, unfinished.tensors)
+        if isinstance(weight, LinearWeight) and weight.data is None:  # packed: nobody holds the plain layout any more
+            self._staging.extend(unfinished.staged)
+        return source.module, weight
 
-    def _place(self, source: Source, tensor: Sliceable, tensors: dict[str, torch.Tensor]) -> None:
-        module, dtype = source.module, self._dtype_of(source)
+    def _place(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
+        module, dtype, tensors = source.module, self._dtype_of(source), unfinished.tensors
         rows, columns = module.local_shape(self._plan)
         shape = (rows,) if source.columns is None else (rows, columns)
         for block in source.blocks:
-            piece = tensor[source.index(block)].to(device=self._device, dtype=dtype)
+            piece = tensor[source.index(block)]
             piece = piece.t() if module.transposed and piece.dim() == 2 else piece
-            if piece.shape == shape:  # the whole module in one piece: no copy
-                tensors[source.suffix] = piece.contiguous()
+            is_ready = piece.dtype == dtype and piece.device == self._device and piece.is_contiguous()
+            if piece.shape == shape and is_ready:  # the whole module in one piece: no copy
+                tensors[source.suffix] = piece
                 continue
             if source.suffix not in tensors:
-                tensors[source.suffix] = torch.empty(shape, dtype=dtype, device=self._device)
+                tensors[source.suffix] = self._buffer(shape, dtype, unfinished)
             tensors[source.suffix][block.at : block.at + piece.shape[0]].copy_(piece)
+
+    def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype, unfinished: _Unfinished) -> torch.Tensor:
+        count = math.prod(shape)
+        fitting = [flat for flat in self._staging if flat.dtype == dtype and flat.shape[0] >= count]
+        if fitting:
+            flat = min(fitting, key=lambda buffer: buffer.shape[0])
+            self._staging = [buffer for buffer in self._staging if buffer is not flat]
+        else:
+            flat = torch.empty(count, dtype=dtype, device=self._device)
+        if len(shape) == 2:
+            unfinished.staged.append(flat)
+        return flat[:count].view(shape)
 
     def _dtype_of(self, source: Source) -> torch.dtype:
         is_matrix = source.module.kind in ("linear", "embedding") and source.suffix != "bias"
