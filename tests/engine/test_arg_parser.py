@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,7 @@ def test_lists_take_several_words() -> None:
         (["--hf-overrides", "[1]"], "must be a JSON object"),
         (["--hf-overrides.a"], "expected one value"),
         (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "both as a value and as an object"),
+        (["--hf-overrides", "{", "--hf-overrides.a", "1"], "not valid JSON"),
         (["--swap-space", "x"], "--swap-space"),
         (["--speculative-config", "{}"], "--speculative-config is not available yet"),
         (["--enable-lora"], "--enable-lora is not available yet"),
@@ -142,3 +144,45 @@ def test_values_that_look_like_flags_stay_values() -> None:
     made.add_argument("rest", nargs="*")
     args = made.parse_args(["--url=http://a.b/c_d?e=f_g", "--", "--not_a_flag"])
     assert args.url == "http://a.b/c_d?e=f_g" and args.rest == ["--not_a_flag"]
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.yaml",
+        "max-model-len: 4K\nmax_num_seqs: 7\nenforce-eager: true\nserved-model-name: [a, b]\nhf-overrides: {x: 1}\n",
+    )
+    assert changed("--config", path, "--max-num-seqs", "9") == {
+        "max_model_len": 4096,
+        "max_num_seqs": 9,
+        "enforce_eager": True,
+        "served_model_name": ["a", "b"],
+        "hf_overrides": {"x": 1},
+    }
+    assert changed(f"--config={write(tmp_path / 'empty.yaml', '')}") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-model-lem: 5", "'max-model-lem' is not an option; did you mean 'max-model-len'"),
+        ("max-model-len: many", "max-model-len: 'many' is not a whole number"),
+        ("enforce-eager: 3", "enforce-eager=3 must be true or false"),
+        ("[1, 2]", "must hold a mapping"),
+        ("a: [", "is not valid YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
+        ("config: x", "'config' is not an option"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse("--config", write(tmp_path / "a.yaml", text))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml' cannot be read"):
+        parse("--config", str(tmp_path / "none.yaml"))

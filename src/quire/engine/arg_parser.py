@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from quire.engine import arg_file
 from quire.engine.arg_unavailable import ALIASES, UNAVAILABLE
 from quire.errors import ConfigError
 
@@ -137,8 +138,11 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         import sys
 
-        given = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(self._normalise(given), namespace)
+        given = self._normalise(list(sys.argv[1:] if args is None else args))
+        path = arg_file.named_file(given) if arg_file.FLAG in self._option_string_actions else None
+        if path is not None:
+            arg_file.apply_file(self, self._option_string_actions, path)
+        return super().parse_known_args(given, namespace)
 
     def _normalise(self, args: list[str]) -> list[str]:
         flags: set[str] = set(self._option_string_actions)
@@ -166,7 +170,10 @@ class ArgumentParser(argparse.ArgumentParser):
                 _set_path(dotted.setdefault(flag, {}), path, value)
                 continue
             plain.append(f"{flag}{'.' + path if path else ''}{'=' + value if has_value else ''}")
-        return _with_dotted(plain, dotted)
+        try:
+            return _with_dotted(plain, dotted)
+        except argparse.ArgumentTypeError as error:
+            self.error(str(error))
 
     def error(self, message: str) -> NoReturn:
         """Refuse in the command line's one form."""
@@ -215,6 +222,8 @@ def _with_dotted(args: list[str], dotted: dict[str, dict[str, Any]]) -> list[str
 def add_engine_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     """A flag for every field of a dataclass of settings, in groups."""
     hints = typing.get_type_hints(cls)
+    if arg_file.FLAG not in parser._option_string_actions:
+        arg_file.add_config_flag(parser)
     group: Any = parser
     taken: set[str] = {action.dest for action in parser._actions}
     for field in dataclasses.fields(cls):
