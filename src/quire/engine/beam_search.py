@@ -59,6 +59,7 @@ class BeamSearch:
         self.is_finished = False
         self.step_params = SamplingParams(
             max_tokens=1,
+            seed=0,
             temperature=params.temperature,
             logprobs=min(self._num_candidates, model.vocab_size),
             ignore_eos=True,

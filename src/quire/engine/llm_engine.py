@@ -138,6 +138,10 @@ class LLMEngine:
         if core_ids:
             self._client.abort_requests(core_ids)
 
+    def discard_aborted(self) -> None:
+        """Nobody wants the last outputs of what was aborted."""
+        self._aborted.clear()
+
     def step(self) -> list[RequestOutput]:
         """Run one step: the outputs of every request that has news.
 

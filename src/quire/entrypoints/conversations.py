@@ -1,0 +1,94 @@
+"""Conversations as users write them, in the shape that chat templates expect. For the offline API."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+from quire.errors import RequestError
+
+ContentFormat = Literal["auto", "string", "openai"]
+
+_LOOPS_OVER_CONTENT = re.compile(r"for\s+\w+\s+in\s+\w+(\.content|\[['\"]content['\"]\])")
+"""A template that walks through a message's content wants it as a list of parts."""
+
+
+def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
+    """One conversation or several, as several; and whether it was one.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError("messages must be a list of messages, or a list of such lists", param="messages")
+    is_one = isinstance(messages[0], Mapping)
+    conversations = [messages] if is_one else messages
+    for conversation in conversations:
+        if not isinstance(conversation, Sequence) or not conversation or isinstance(conversation, str):
+            raise RequestError("a conversation must be a list with at least one message", param="messages")
+        for message in conversation:
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise RequestError("a message must be an object with a `role`", param="messages")
+    return [list(conversation) for conversation in conversations], is_one
+
+
+def prepare_conversation(
+    messages: Sequence[Mapping[str, Any]], template_source: str, content_format: ContentFormat
+) -> list[dict[str, Any]]:
+    """Messages for a template: content as text or as parts, tool calls with their arguments as objects.
+
+    Raises:
+        RequestError: content that is not text.
+    """
+    if content_format not in ("auto", "string", "openai"):
+        raise RequestError(
+            f"chat_template_content_format is {content_format!r}; it may be auto, string or openai",
+            param="chat_template_content_format",
+        )
+    as_parts = content_format == "openai" or (
+        content_format == "auto" and _LOOPS_OVER_CONTENT.search(template_source) is not None
+    )
+    return [_prepare(message, as_parts) for message in messages]
+
+
+def _prepare(message: Mapping[str, Any], as_parts: bool) -> dict[str, Any]:
+    prepared = dict(message)
+    texts = _texts(message.get("content"))
+    if as_parts and texts is not None:
+        prepared["content"] = [{"type": "text", "text": text} for text in texts]
+    else:
+        prepared["content"] = "" if texts is None else "\n".join(texts)
+    if message.get("tool_calls"):
+        prepared["tool_calls"] = [_with_object_arguments(call) for call in message["tool_calls"]]
+    return prepared
+
+
+def _texts(content: Any) -> list[str] | None:
+    """The texts of a message's content; None where there is none."""
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, Mapping) or not isinstance(content, Sequence):
+        raise RequestError("a message's content must be text or a list of parts", param="messages")
+    texts: list[str] = []
+    for part in content:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(f"content parts of type {kind!r} are not supported; only text is", param="messages")
+        texts.append(text)
+    return texts
+
+
+def _with_object_arguments(call: Any) -> Any:
+    """Clients send a tool call's arguments as JSON text; templates expect the object."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function = dict(cast("Mapping[str, Any]", call["function"]))
+    if isinstance(function.get("arguments"), str):
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except ValueError:
+            raise RequestError("a tool call's arguments are not valid JSON", param="messages") from None
+    return {**call, "function": function}

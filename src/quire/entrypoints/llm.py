@@ -1,0 +1,328 @@
+"""The offline API: a list of prompts in, a list of finished outputs out.
+
+Thin: what may be asked is checked by the input processor before anything is queued, and the engine does the rest.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from quire.config import EngineConfig
+from quire.engine.arg_utils import EngineArgs
+from quire.engine.beam_search import BeamSearch
+from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
+from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
+from quire.engine.usage_context import UsageContext
+from quire.entrypoints.beam_search import BeamSearchOutput, build_output, run_beam_searches
+from quire.entrypoints.conversations import ContentFormat, prepare_conversation, split_conversations
+from quire.entrypoints.interrupts import DeferredInterrupt
+from quire.errors import RequestError
+from quire.inputs import PromptType
+from quire.metrics.engine_metrics import EngineMetrics
+from quire.outputs import RequestOutput
+from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.tokenizers.chat_template import ChatTemplate
+from quire.tokenizers.interface import Tokenizer
+
+ParamsPerPrompt = SamplingParams | Sequence[SamplingParams] | None
+Tqdm = bool | Callable[..., Any]
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Args:
+        model: a local folder or a hub id; without one, the built-in demo model.
+        kwargs: any field of `EngineArgs` (dtype, max_model_len, gpu_memory_utilization, …).
+
+    Raises:
+        ConfigError: a setting that cannot work; the message names it.
+    """
+
+    def __init__(self, model: str | None = None, **kwargs: Any) -> None:
+        kwargs.setdefault("disable_log_stats", True)
+        self._start(LLMEngine.from_engine_args(EngineArgs(model=model, **kwargs), UsageContext.LLM_CLASS))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
+        """From arguments that were put together before."""
+        return cls._from_engine(LLMEngine.from_engine_args(engine_args, UsageContext.LLM_CLASS))
+
+    @classmethod
+    def from_engine_config(cls, config: EngineConfig) -> "LLM":
+        """From a resolved configuration."""
+        return cls._from_engine(LLMEngine.from_engine_config(config))
+
+    @classmethod
+    def _from_engine(cls, engine: LLMEngine) -> "LLM":
+        llm = cls.__new__(cls)
+        llm._start(engine)
+        return llm
+
+    def _start(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
+        self._ids = itertools.count()
+
+    # --- generating ---
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: ParamsPerPrompt = None,
+        *,
+        use_tqdm: Tqdm = True,
+        lora_request: Any = None,
+        priority: list[int] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; the outputs are in the prompts' order.
+
+        Args:
+            prompts: text, a list of token ids, a dict with `prompt` or `prompt_token_ids`, or a list of any of these.
+            sampling_params: for all prompts, or one for each; None takes the model's own defaults.
+            use_tqdm: show progress; or a function to make the progress bar with.
+            priority: one number a prompt, lower runs first, under the `priority` policy.
+
+        Raises:
+            RequestError: a prompt or a parameter cannot be served; then nothing was queued.
+            EngineDeadError: the engine failed.
+        """
+        check_lora(lora_request)
+        prompt_list = as_prompts(prompts)
+        processor = self.llm_engine.input_processor
+        tokenized = processor.tokenize_batch(prompt_list, add_special_tokens(tokenization_kwargs))
+        return self._generate(tokenized, sampling_params, priority, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: ParamsPerPrompt = None,
+        use_tqdm: Tqdm = True,
+        lora_request: Any = None,
+        *,
+        priority: list[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several; as `generate`, with the model's chat template.
+
+        Args:
+            messages: a list of messages (`role`, `content`), or a list of such lists.
+            continue_final_message: go on with the last message; needs `add_generation_prompt=False`.
+        """
+        check_lora(lora_request)
+        tokenizer = self.get_tokenizer()
+        conversations, _ = split_conversations(messages)
+        source = ChatTemplate.choose(tokenizer.template, chat_template).source(tools)
+        texts = [
+            cast(
+                "str",
+                tokenizer.apply_chat_template(
+                    prepare_conversation(conversation, source, chat_template_content_format),
+                    tools=tools,
+                    chat_template=chat_template,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tokenize=False,
+                    **(chat_template_kwargs or {}),
+                ),
+            )
+            for conversation in conversations
+        ]
+        tokenized = self.llm_engine.input_processor.tokenize_batch(texts, add_special_tokens=False)
+        return self._generate(tokenized, sampling_params, priority, use_tqdm)
+
+    def _generate(
+        self,
+        prompts: list[TokenizedPrompt],
+        sampling_params: ParamsPerPrompt,
+        priority: list[int] | None,
+        use_tqdm: Tqdm,
+    ) -> list[RequestOutput]:
+        """Process all, then queue all, then run."""
+        params = self._params_per_prompt(sampling_params, len(prompts))
+        priorities = priority if priority is not None else [0] * len(prompts)
+        if len(priorities) != len(prompts):
+            raise RequestError(f"priority has {len(priorities)} entries for {len(prompts)} prompts", param="priority")
+        process = self.llm_engine.input_processor.process
+        requests = [
+            process(str(next(self._ids)), prompt, one, priority=rank)
+            for prompt, one, rank in zip(prompts, params, priorities, strict=True)
+        ]
+        return self._run(requests, use_tqdm)
+
+    def _params_per_prompt(self, given: ParamsPerPrompt, count: int) -> list[SamplingParams]:
+        """One for each prompt, asking for the final output only."""
+        if given is None:
+            given = self.get_default_sampling_params()
+        if not isinstance(given, Sequence):
+            return [_final_only(given)] * count
+        if len(given) != count:
+            raise RequestError(
+                f"sampling_params has {len(given)} entries for {count} prompts; give one for all, or one for each",
+                param="sampling_params",
+            )
+        final = {id(params): _final_only(params) for params in given}
+        return [final[id(params)] for params in given]
+
+    def _run(self, requests: list[ProcessedRequest], use_tqdm: Tqdm = False) -> list[RequestOutput]:
+        """Run requests to their end; Ctrl-C and errors take all of them back."""
+        engine = self.llm_engine
+        finished: dict[str, RequestOutput] = {}
+        ids = [request.request_id for request in requests]
+        progress = _Progress(len(ids), use_tqdm)
+        with DeferredInterrupt() as interrupt:
+            engine.add_processed(requests)
+            try:
+                while len(finished) < len(ids):
+                    for output in engine.step():
+                        finished[output.request_id] = output
+                        progress.advance(output)
+                    interrupt.check()
+            finally:
+                progress.close()
+                if len(finished) < len(ids):
+                    engine.abort_request([request_id for request_id in ids if request_id not in finished])
+                    engine.discard_aborted()
+        return [finished[request_id] for request_id in ids]
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: Tqdm = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` best sequences of each prompt, as Transformers' `generate(num_beams=…)` defines them.
+
+        Raises:
+            RequestError: a prompt or a parameter cannot be served.
+        """
+        check_lora(lora_request)
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise RequestError(f"concurrency_limit is {concurrency_limit}; at least 1", param="concurrency_limit")
+        engine = self.llm_engine
+        tokenized = engine.input_processor.tokenize_batch(as_prompts(prompts))
+        model = engine.config.model
+        searches = [BeamSearch(model, engine.tokenizer, prompt, params) for prompt in tokenized]
+        run_beam_searches(searches, engine.input_processor, self._run, lambda: str(next(self._ids)), concurrency_limit)
+        return [build_output(search, engine.tokenizer) for search in searches]
+
+    # --- the rest ---
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own sampling defaults (its generation config); a new object each time."""
+        return SamplingParams(**self.llm_engine.config.model.default_sampling)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return self.llm_engine.get_tokenizer()
+
+    def get_metrics(self) -> EngineMetrics:
+        """Counters and histograms of this engine.
+
+        Raises:
+            RequestError: they are not kept (`disable_log_stats=False` keeps them).
+        """
+        if self.llm_engine.metrics is None:
+            raise RequestError("metrics are off; make the LLM with disable_log_stats=False", param="disable_log_stats")
+        return self.llm_engine.metrics
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`: level 1 the KV cache, level 2 the weights too."""
+        self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`."""
+        self.llm_engine.wake_up(tags)
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a worker's method on every worker."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def shutdown(self) -> None:
+        """Give everything back; may be called twice."""
+        self.llm_engine.shutdown()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+class _Progress:
+    """The progress bar, if one is wanted: finished requests, and tokens a second. tqdm is imported only then."""
+
+    def __init__(self, total: int, wanted: Tqdm) -> None:
+        self._bar: Any = None
+        self._num_input = self._num_output = 0
+        if wanted:
+            from tqdm import tqdm
+
+            make = wanted if callable(wanted) else tqdm
+            self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True)
+
+    def advance(self, output: RequestOutput) -> None:
+        if self._bar is None:
+            return
+        self._num_input += len(output.prompt_token_ids or ())
+        self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
+        elapsed = self._bar.format_dict["elapsed"] if hasattr(self._bar, "format_dict") else 0.0
+        if elapsed:
+            speed = f"in {self._num_input / elapsed:.1f} tok/s, out {self._num_output / elapsed:.1f} tok/s"
+            self._bar.set_postfix_str(speed, refresh=False)
+        self._bar.update(1)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _final_only(params: SamplingParams) -> SamplingParams:
+    """A copy that asks for the final output only."""
+    if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RequestError(
+            f"sampling_params must be SamplingParams, not {type(params).__name__}", param="sampling_params"
+        )
+    final = copy.copy(params)
+    final.output_kind = RequestOutputKind.FINAL_ONLY
+    return final
+
+
+def as_prompts(prompts: Any) -> list[PromptType]:
+    """One prompt or several, as several. A list of numbers is one prompt of token ids."""
+    if isinstance(prompts, str | dict):
+        return [cast("PromptType", prompts)]
+    try:
+        listed = list(prompts)
+    except TypeError:
+        raise RequestError(
+            f"prompts must be text, token ids, a dict or a list of these, not {type(prompts).__name__}", param="prompt"
+        ) from None
+    if listed and hasattr(listed[0], "__index__"):
+        return [listed]
+    return cast("list[PromptType]", listed)
