@@ -92,6 +92,17 @@ def test_a_checkpoint_may_have_another_prefix(copy, prefix):
     torch.testing.assert_close(logprobs_of(load(path)), expected, rtol=0, atol=1e-3)
 
 
+def test_gpt2_loads_from_names_without_prefix_and_with_masks(tmp_path):
+    path = make_tiny_model("GPT2LMHeadModel", tmp_path)
+    expected = oracle(path)
+    tensors = {
+        name.removeprefix("transformer."): tensor for name, tensor in load_file(path / "model.safetensors").items()
+    }
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+    save_file(tensors, path / "model.safetensors")
+    torch.testing.assert_close(logprobs_of(load(path)), expected, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_are_converted_to_the_type_that_was_asked(llama, dtype, tmp_path):
     loaded = load(llama, dtype=dtype)
@@ -161,6 +172,17 @@ def test_a_config_without_a_needed_field_is_refused(copy):
     (path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=r"does not fit LlamaForCausalLM: config\.json has no 'rms_norm_eps'"):
         load(path)
+
+
+@pytest.mark.parametrize(("free_bytes", "setting"), [(500_000, "model"), (700_000, "max_num_batched_tokens")])
+def test_a_model_that_cannot_fit_is_refused_before_its_weights_are_looked_for(llama, tmp_path, free_bytes, setting):
+    (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+    config = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True).create_engine_config()
+    platform = CpuPlatform()
+    platform.select_kernels()
+    with pytest.raises(ConfigError, match=r"needs 0\.00 GiB for its weights \(0 M parameters as float32\)") as caught:
+        load_model(config, platform, torch.device("cpu"), 256, 16, free_bytes=free_bytes)
+    assert caught.value.setting == setting
 
 
 def test_an_unknown_load_format_is_refused(llama):

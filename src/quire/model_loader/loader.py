@@ -30,6 +30,7 @@ from quire.quantization.registry import linear_method
 logger = init_logger(__name__)
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+GIB = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,19 +61,27 @@ def build_spec(config: EngineConfig) -> DecoderSpec:
 
 
 def load_model(
-    config: EngineConfig, platform: Platform, device: torch.device, max_tokens: int, max_logits: int
+    config: EngineConfig,
+    platform: Platform,
+    device: torch.device,
+    max_tokens: int,
+    max_logits: int,
+    free_bytes: int | None = None,
 ) -> LoadedModel:
     """Build the model on a device and read its weights.
 
     Args:
         platform: its kernels are selected already; says which backends to ask and which type buffers have.
         max_tokens, max_logits: the largest step.
+        free_bytes: device memory that weights and buffers may take; what cannot fit is refused before it is read.
 
     Raises:
         ConfigError: what cannot work, with the setting at fault.
     """
     spec = build_spec(config)
     model, selection = build_model(config, spec, platform, device, max_tokens, max_logits)
+    if free_bytes is not None:
+        check_fit(model, free_bytes)
     load_weights(model, config)
     return LoadedModel(model, model.attention_backend, selection)
 
@@ -119,7 +128,7 @@ def load_weights(model: Decoder, config: EngineConfig) -> None:
         reader = SafetensorsReader(_weights_folder(config), config.load.ignore_patterns)
         check_checkpoint(model, reader.infos)
         model.load_weights(reader.stream())
-        logger.info("Read %.2f GiB of weights from %s", reader.num_bytes / 2**30, reader.path)
+        logger.info("Read %.2f GiB of weights from %s", reader.num_bytes / GIB, reader.path)
     else:
         raise ConfigError(
             f"load_format={load_format!r} is not supported; allowed: {', '.join(LOAD_FORMATS)}", setting="load_format"
@@ -145,6 +154,21 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
             f"The checkpoint seems quantized, but config.json has no quantization_config",
             setting="model",
         )
+
+
+def check_fit(model: Decoder, free_bytes: int) -> None:
+    """Raises ConfigError with the numbers where weights and buffers need more than there is."""
+    report = model.describe()
+    weights, buffers = report["weight_bytes"], report["workspace_bytes"]
+    if weights + buffers <= free_bytes:
+        return
+    setting = "model" if weights > free_bytes else "max_num_batched_tokens"
+    raise ConfigError(
+        f"the model needs {weights / GIB:.2f} GiB for its weights ({report['parameters'] / 1e6:.0f} M parameters as "
+        f"{report['dtype']}) and {buffers / GIB:.2f} GiB for buffers, but {free_bytes / GIB:.2f} GiB are free: use a "
+        f"smaller model or dtype, or lower max_num_batched_tokens or max_num_seqs",
+        setting=setting,
+    )
 
 
 def _weights_folder(config: EngineConfig) -> str:

@@ -113,10 +113,10 @@ class Assembler:
 
     def _finish(self, module: Module, tensors: dict[str, torch.Tensor]) -> Weight:
         bias = tensors.pop("bias", None)
-        if module.kind == "linear":
+        if module.is_quantizable:
             return self._method.create(tensors, bias, self._dtype)
-        if module.kind == "embedding":
-            return ops.pack_linear(tensors["weight"], None)
+        if module.kind in ("linear", "embedding"):
+            return ops.pack_linear(tensors["weight"], bias)
         if module.kind == "norm":
             weight = tensors["weight"]
             return NormWeight(weight + module.weight_offset if module.weight_offset else weight, bias)

@@ -181,7 +181,7 @@ class Decoder(CausalLM):
         if self._final_norm is not None:
             self._apply_norm(spec.norm, self._final_norm, gathered_SD, gathered_SD, None)
         head = self._embedding if spec.tied_embeddings else self._lm_head
-        self.linear_method.apply(gathered_SD, cast(LinearWeight, head), logits_SV)
+        ops.linear(gathered_SD, cast(LinearWeight, head), logits_SV)
         if spec.logits_scale != 1.0 or spec.logits_soft_cap > 0:
             ops.scale_and_cap(logits_SV, spec.logits_scale, spec.logits_soft_cap)
         return logits_SV

@@ -19,10 +19,10 @@ def describe_weights(
         rows, columns = module.local_shape(plan)
         bias = rows if module.has_bias_on(plan) else 0
         parameters += rows * max(columns, 1) + bias
-        if module.kind == "linear":
+        if module.is_quantizable:
             weight_bytes += method.weight_bytes(rows, columns, dtype)
         else:
-            weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.kind == "embedding" else 4)
+            weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.columns else 4)
         weight_bytes += 4 * bias
     return {
         "parameters": parameters,

@@ -53,6 +53,11 @@ class Module:
     weight_offset: float = 0.0
 
     @property
+    def is_quantizable(self) -> bool:
+        """Whether a checkpoint may hold it in another number format: layers' matrices, never the head."""
+        return self.kind == "linear" and self.name.startswith("layers.")
+
+    @property
     def rows(self) -> int:
         """All rows, before sharding."""
         return sum(part.rows for part in self.parts)
