@@ -1,0 +1,171 @@
+"""`quire bench scheduler`: what planning costs. Microseconds a request and step for `schedule` + `update` while decoding.
+
+No model runs: a step's result is made up outside the measured time. The rows show that the cost is linear in the
+requests that are scheduled, and does not grow with those that wait or with the length of their contexts.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.config import CacheConfig, SchedulerConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.core.scheduler import Scheduler
+from quire.request import EngineRequest
+from quire.sampling_params import SamplingParams
+
+BLOCK_SIZE = 16
+PROMPT_TOKENS = 64
+EOS = 2
+
+
+def run(
+    num_running: Sequence[int] = (256, 1024),
+    waiting: int = 10_000,
+    context: int = 100_000,
+    steps: int = 400,
+    asynchronous: bool = True,
+) -> dict[str, Any]:
+    """Measure. Returns `rows`, one a case: name, running, waiting, context, async, and µs a request and step.
+
+    Args:
+        num_running: numbers of decoding requests.
+        waiting: requests that wait, in the case that has any.
+        context: tokens of each request's context, in the case of long ones.
+        steps: measured steps a case.
+        asynchronous: measure planning one step ahead as well.
+    """
+    rows: list[dict[str, Any]] = []
+    for count in num_running:
+        cases = [("decode", 0, PROMPT_TOKENS, 1)]
+        cases += [("decode, one step ahead", 0, PROMPT_TOKENS, 2)] if asynchronous else []
+        cases += [(f"{waiting} waiting", waiting, PROMPT_TOKENS, 1)] if waiting else []
+        # Long contexts share one prompt's pages, so that setting them up takes seconds and not minutes.
+        cases += [(f"context of {context}", 0, context, 1)] if context > PROMPT_TOKENS else []
+        for name, num_waiting, length, depth in cases:
+            if sys.stderr.isatty():
+                print(f"{count} running, {name} ...", file=sys.stderr)
+            rows.append(_measure(name, count, num_waiting, length, steps, depth))
+    return {"benchmark": "scheduler", "steps": steps, "rows": rows}
+
+
+def _measure(name: str, running: int, waiting: int, context: int, steps: int, depth: int) -> dict[str, Any]:
+    scheduler = _build(running, context, steps + 64)
+    prompt = list(range(1000, 1000 + context))
+    pending: list[SchedulerOutput] = []
+    for index in range(running):
+        scheduler.add_request(_request(index, prompt, steps))
+        if index == 0:
+            while _step(scheduler, pending, depth=1)[2] != 1:  # The first computes the prompt that all share.
+                pass
+    while scheduler.num_waiting:
+        _step(scheduler, pending, depth=1)
+    for index in range(waiting):
+        scheduler.add_request(_request(running + index, prompt, steps))
+    for _ in range(32):
+        _step(scheduler, pending, depth)
+    gc.collect()
+    samples = [_step(scheduler, pending, depth) for _ in range(steps)]
+    scale = 1e6 / running
+    return {
+        "case": name,
+        "running": running,
+        "waiting": waiting,
+        "context": context,
+        "us_per_request_step": statistics.mean(plan + take for plan, take, _ in samples) * scale,
+        "median_us": statistics.median(plan + take for plan, take, _ in samples) * scale,
+        "schedule_us": statistics.mean(plan for plan, _, _ in samples) * scale,
+        "update_us": statistics.mean(take for _, take, _ in samples) * scale,
+        "step_us": statistics.mean(plan + take for plan, take, _ in samples) * 1e6,
+    }
+
+
+def _build(running: int, context: int, steps: int) -> Scheduler:
+    spec = KVCacheSpec(kind=KVKind.FULL, block_size=BLOCK_SIZE, bytes_per_token=1)
+    pages = -(-context // BLOCK_SIZE) + running * (-(-(steps + 160) // BLOCK_SIZE) + 2) + 64
+    config = SchedulerConfig(
+        max_num_batched_tokens=max(2048, running * 2),
+        max_num_seqs=running,
+        max_model_len=context + steps + 128,
+        max_num_waiting=1 << 20,
+        max_waiting_tokens=1 << 40,
+    )
+    return Scheduler(config, CacheConfig(block_size=BLOCK_SIZE), KVCacheConfig(pages, group_layers([spec])))
+
+
+def _request(index: int, prompt: list[int], steps: int) -> EngineRequest:
+    params = SamplingParams(max_tokens=steps + 96, eos_token_ids=[EOS])
+    return EngineRequest(request_id=f"request-{index}", prompt_token_ids=prompt, sampling_params=params, seed=index)
+
+
+def _step(scheduler: Scheduler, pending: list[SchedulerOutput], depth: int) -> tuple[float, float, int]:
+    """One turn of the engine's loop. Returns seconds of `schedule`, seconds of `update`, and tokens scheduled."""
+    start = time.perf_counter()
+    step = scheduler.schedule()
+    planned = time.perf_counter() - start
+    pending.append(step)
+    taken = 0.0
+    while len(pending) >= depth:
+        oldest = pending.pop(0)
+        result = _made_up_result(oldest)
+        start = time.perf_counter()
+        scheduler.update(oldest, result)
+        taken += time.perf_counter() - start
+    return planned, taken, step.total_num_tokens
+
+
+def _made_up_result(step: SchedulerOutput) -> ModelRunnerOutput:
+    rows = step.rows[step.needs_sample]
+    return ModelRunnerOutput(step_id=step.step_id, rows=rows, token_ids=np.full(len(rows), 7, np.int32), step_ms=1.0)
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """The result as text."""
+    lines = [f"{'case':<26}{'running':>9}{'µs/request':>12}{'median':>9}{'schedule':>10}{'update':>9}{'step ms':>9}"]
+    lines += [
+        f"{row['case']:<26}{row['running']:>9}{row['us_per_request_step']:>12.3f}{row['median_us']:>9.3f}"
+        f"{row['schedule_us']:>10.3f}{row['update_us']:>9.3f}{row['step_us'] / 1000:>9.3f}"
+        for row in result["rows"]
+    ]
+    return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `quire bench scheduler`."""
+    parser.add_argument("--num-running", type=int, nargs="+", default=[256, 1024], help="decoding requests")
+    parser.add_argument("--waiting", type=int, default=10_000, help="requests that wait, in the case that has any")
+    parser.add_argument("--context", type=int, default=100_000, help="context tokens, in the case of long ones")
+    parser.add_argument("--steps", type=int, default=400, help="measured steps a case")
+    parser.add_argument("--json", metavar="PATH", default=None, help="write the result as JSON ('-' for stdout)")
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Measure, print a table, and write JSON if asked to."""
+    result = run(tuple(args.num_running), args.waiting, args.context, args.steps)
+    if args.json == "-":
+        print(json.dumps(result, indent=2))
+        return 0
+    print(format_table(result))
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run as `python -m quire.benchmarks.scheduler`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    return run_command(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
