@@ -13,7 +13,8 @@ from typing import Any
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
 from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.server import ListenOptions, ServerProcess, open_socket
+from quire.entrypoints.openai.listen import ListenOptions, open_socket
+from quire.entrypoints.openai.server import ServerProcess
 from quire.entrypoints.openai.state import ServerSettings, ServerState
 from quire.errors import ConfigError
 
@@ -22,12 +23,12 @@ def main() -> int:
     tokens, start = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "at-once"
     go_on = threading.Event()
     engine = FakeAsyncLLM()
-    engine.gate = asyncio.Semaphore(tokens)
+    gate = engine.gate = asyncio.Semaphore(tokens)
 
-    def release(*_: Any) -> None:
+    def release(number: int, frame: Any) -> None:
         go_on.set()
         for _ in range(100_000):
-            engine.gate.release()
+            gate.release()
 
     signal.signal(signal.SIGUSR1, release)
     state = ServerState(ServerSettings())

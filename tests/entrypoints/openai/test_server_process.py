@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.entrypoints.openai.server import ListenOptions, open_socket
+from quire.entrypoints.openai.listen import ListenOptions, open_socket
 from quire.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     from quire import LLM
 
-    llm = LLM(**vars(engine_args))
+    llm = LLM.from_engine_args(engine_args)
     params = _sampling_params(args, llm.get_default_sampling_params())
     with _open_output(args.output) as sink:
         for start in range(0, len(rows), CHUNK):

@@ -11,7 +11,7 @@ from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.entrypoints.openai.server import ListenOptions
+    from quire.entrypoints.openai.listen import ListenOptions
     from quire.entrypoints.openai.state import ServerState
 
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     from quire.engine.arg_utils import AsyncEngineArgs
-    from quire.entrypoints.openai.server import ListenOptions, ServerProcess, open_socket
+    from quire.entrypoints.openai.listen import ListenOptions, open_socket
 
     take_model(args)
     options = ListenOptions(
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     listener, options = open_socket(options)
 
     from quire.entrypoints.openai.app import build_app
+    from quire.entrypoints.openai.server import ServerProcess
     from quire.entrypoints.openai.state import ServerState
 
     state = ServerState(_settings(args))

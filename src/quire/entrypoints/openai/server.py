@@ -6,12 +6,10 @@ SIGINT, or a second signal, ends at once.
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
 import socket
-import stat
 import time
 from collections.abc import Callable, Generator
 from typing import Any
@@ -21,8 +19,9 @@ from fastapi import FastAPI
 
 from quire import envs
 from quire.entrypoints.openai.http_protocol import BoundedHttpProtocol
+from quire.entrypoints.openai.listen import BACKLOG, ListenOptions
 from quire.entrypoints.openai.state import ServerState
-from quire.errors import ConfigError, QuireError
+from quire.errors import QuireError
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -30,71 +29,8 @@ logger = init_logger(__name__)
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
-BACKLOG = 2048
 CLOSE_TIMEOUT_S = 5.0
 """How long a forced end waits for connections to close."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ListenOptions:
-    """Where and how to listen."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None
-    root_path: str = ""
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    ssl_ca_certs: str | None = None
-    ssl_cert_reqs: int = 0
-    ssl_ciphers: str = "TLSv1"
-    access_log: bool = True
-    log_level: str = "info"
-    shutdown_timeout_s: float = 300.0
-
-    @property
-    def url(self) -> str:
-        """The address as a client writes it."""
-        if self.uds:
-            return f"unix:{self.uds}"
-        scheme = "https" if self.ssl_certfile else "http"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{self.port}"
-
-
-def open_socket(options: ListenOptions) -> tuple[socket.socket, ListenOptions]:
-    """Bind and listen at once; gives the options back with the port that was chosen for `port=0`.
-
-    Raises:
-        ConfigError: the address cannot be had.
-    """
-    try:
-        if options.uds:
-            return _unix_socket(options.uds), options
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((options.host, options.port))
-        listener.listen(BACKLOG)
-        return listener, dataclasses.replace(options, port=listener.getsockname()[1])
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        if options.uds:
-            raise ConfigError(f"uds: cannot listen on {options.uds!r}: {reason}.", setting="uds") from None
-        where = f"{options.host}:{options.port}"
-        message = f"port: cannot listen on {where}: {reason}. Choose another with --host and --port."
-        raise ConfigError(message, setting="port") from None
-
-
-def _unix_socket(path: str) -> socket.socket:
-    """A Unix socket for its owner alone; one that a dead server left behind is replaced."""
-    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
-    os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-    listener.listen(BACKLOG)
-    return listener
 
 
 class _QuietServer(uvicorn.Server):
@@ -176,6 +112,7 @@ class ServerProcess:
             log_config=None,
             access_log=options.access_log,
             log_level=options.log_level,
+            backlog=BACKLOG,
             server_header=False,
             date_header=False,
             timeout_keep_alive=envs.QUIRE_HTTP_TIMEOUT_KEEP_ALIVE,
