@@ -5,13 +5,13 @@ import signal
 import threading
 
 import pytest
+from tests.engine.builders import make_config, write_model_folder
 
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.llm import LLM
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.simulator.hash_model import HashExecutor, HashModel
-from tests.engine.builders import make_config, write_model_folder
 
 MODEL = HashModel(vocab_size=512)
 
