@@ -6,6 +6,7 @@ import json
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
 
+from quire.entrypoints.openai import app, middleware
 from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.state import ServerSettings
 from quire.errors import CapacityError, EngineDeadError, EngineError, RequestError
@@ -238,6 +239,21 @@ async def test_the_engines_refusals_become_statuses(server, failure, status, ret
             assert response.headers["x-request-id"] in error["message"]
         s.engine.failure = None
         assert (await s.complete()).status_code == 200
+
+
+@pytest.mark.parametrize("failure", [EngineError("secret detail"), ZeroDivisionError("secret detail")], ids=repr)
+async def test_the_cause_of_a_failure_of_ours_is_in_the_log_with_the_request_id(server, failure, monkeypatch):
+    told: list[str] = []
+
+    def note(message, *args, exc_info=None):
+        told.append(f"{message % args} {exc_info}")
+
+    for module in (app, middleware):
+        monkeypatch.setattr(module.logger, "error", note)
+    async with server() as s:
+        s.engine.failure = failure
+        response = await s.complete(prompt=["a", "b"])
+        assert len(told) == 1 and response.headers["x-request-id"] in told[0] and "secret detail" in told[0]
 
 
 @pytest.mark.parametrize("path", ["chat", "complete"])

@@ -122,16 +122,17 @@ def _settings(args: argparse.Namespace) -> Any:
 
 def _announce(state: "ServerState", options: "ListenOptions", has_keys: bool, seconds: float) -> None:
     """Say where the server is, and how to try it."""
-    base = options.url + options.root_path
     body = '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
-    url = ("http://localhost" if options.uds else base) + "/v1/chat/completions"
+    url = ("http://localhost" if options.uds else options.url) + "/v1/chat/completions"
     words = ["curl", url, "-H", "Content-Type: application/json"]
     if options.uds:
         words[1:1] = ["--unix-socket", options.uds]
+    if options.ssl_certfile:
+        words.insert(1, "--insecure")
     if has_keys:
         words += ["-H", "Authorization: Bearer YOUR_KEY"]
     words += ["-d", body]
     print(
-        f"\n{state.model_names[0]} is ready after {seconds:.1f} s at {base}\nTry it:\n  {shlex.join(words)}\n",
+        f"\n{state.model_names[0]} is ready after {seconds:.1f} s at {options.url}\nTry it:\n  {shlex.join(words)}\n",
         flush=True,
     )

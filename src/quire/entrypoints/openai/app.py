@@ -16,6 +16,9 @@ from quire.entrypoints.openai.openapi import build_openapi
 from quire.entrypoints.openai.routes import build_routes
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import QuireError
+from quire.logger import init_logger
+
+logger = init_logger(__name__)
 
 
 def build_app(
@@ -69,7 +72,12 @@ def _answer(error: HTTPError) -> Response:
 
 
 async def _raised_error(request: Request, error: Exception) -> Response:
-    return _answer(from_exception(error, str(request.scope["state"]["request_id"])))
+    """What a route raised on purpose; a failure of ours leaves its cause in the log."""
+    request_id = str(request.scope["state"]["request_id"])
+    answer = from_exception(error, request_id)
+    if answer.status == 500:
+        logger.error("Request %s failed.", request_id, exc_info=error)
+    return _answer(answer)
 
 
 async def _protocol_error(request: Request, error: Exception) -> Response:

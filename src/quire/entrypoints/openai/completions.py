@@ -111,17 +111,10 @@ def _params(
 
 async def answer_completion(state: ServerState, job: CompletionJob) -> CompletionResponse:
     """The whole answer of a request that is not streamed."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                last_output(start_generation(state, job.request, prompt, params, job.public_id), job.public_id)
-            )
-            for prompt, params in zip(job.prompts, job.params, strict=True)
-        ]
+    outputs = await _run_all(state, job)
     choices: list[CompletionChoice] = []
     count = TokenCount(details=state.settings.enable_prompt_tokens_details)
-    for prompt, task in zip(job.prompts, tasks, strict=True):
-        output = task.result()
+    for prompt, output in zip(job.prompts, outputs, strict=True):
         count.prompt += len(prompt.token_ids)
         count.cached = (count.cached or 0) + max(0, output.num_cached_tokens or 0)
         if not job.prompt_only:
@@ -131,6 +124,22 @@ async def answer_completion(state: ServerState, job: CompletionJob) -> Completio
     return CompletionResponse(
         id=job.public_id, created=job.created, model=job.model, choices=choices, usage=count.usage()
     )
+
+
+async def _run_all(state: ServerState, job: CompletionJob) -> list[RequestOutput]:
+    """Every prompt's last output. One that fails cancels the others, and its error is the request's."""
+    runs = [
+        last_output(start_generation(state, job.request, prompt, params, job.public_id), job.public_id)
+        for prompt, params in zip(job.prompts, job.params, strict=True)
+    ]
+    if len(runs) == 1:
+        return [await runs[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run) for run in runs]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _best(outputs: list[CompletionOutput], keep: int) -> list[CompletionOutput]:

@@ -86,7 +86,7 @@ class RequestContext:
             elif not complete:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Exception as error:
-            answer = from_exception(_root_cause(error), request_id)
+            answer = from_exception(error, request_id)
             if answer.status >= 500 and not isinstance(error, HTTPError):
                 logger.error("Request %s failed.", request_id, exc_info=error)
             if not started:
@@ -108,13 +108,6 @@ class RequestContext:
             await self._app(scope, receive, send)
         finally:
             self._state.end_request()
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """The first error of a task group: its siblings were cancelled because of it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 class Authentication:
