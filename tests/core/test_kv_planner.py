@@ -1,0 +1,115 @@
+import pytest
+
+from quire.config import CacheConfig, SchedulerConfig
+from quire.config.kv_spec import KVCacheGroup, KVCacheSpec, KVKind, group_layers
+from quire.core.kv_groups import group_rules
+from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
+from quire.errors import ConfigError
+
+FULL = KVCacheSpec(kind=KVKind.FULL, block_size=16, bytes_per_token=64)
+SLIDING = KVCacheSpec(kind=KVKind.SLIDING_WINDOW, block_size=16, bytes_per_token=64, window=100)
+SCHEDULER = SchedulerConfig(max_num_batched_tokens=256, max_model_len=1024)
+
+
+@pytest.mark.parametrize(
+    ("specs", "sizes"),
+    [
+        ([FULL] * 32, [32]),
+        (([SLIDING] * 5 + [FULL]) * 5, [5, 5, 5, 5, 5, 5]),
+        (([SLIDING] * 5 + [FULL]) * 4 + [SLIDING] * 2, [4, 4, 4, 4, 3, 3, 4]),
+        ([FULL, SLIDING] * 12, [12, 12]),
+    ],
+)
+def test_groups_are_balanced_and_cover_every_layer_once(specs: list[KVCacheSpec], sizes: list[int]) -> None:
+    groups = group_layers(specs)
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(len(specs)))
+    assert all(specs[layer] == group.spec for group in groups for layer in group.layers)
+    assert sorted(len(group.layers) for group in groups) == sorted(sizes)
+
+
+def test_pages_fill_the_memory_of_one_set_of_tensors() -> None:
+    config = plan_kv_cache([SLIDING, FULL] * 4, 1 << 20, CacheConfig(), SCHEDULER)
+    assert config.num_tensors == 4 and config.page_bytes == 4 * 16 * 64
+    assert config.num_blocks == (1 << 20) // config.page_bytes and config.num_host_blocks == 0
+
+
+def test_unequal_layers_share_tensors_of_the_larger_size() -> None:
+    small = KVCacheSpec(kind=KVKind.FULL, block_size=16, bytes_per_token=32)
+    config = plan_kv_cache([FULL, small], 1 << 20, CacheConfig(), SCHEDULER)
+    assert [config.tensor_page_bytes(tensor) for tensor in range(config.num_tensors)] == [1024]
+
+
+def test_explicit_sizes_win_over_what_is_available() -> None:
+    assert plan_kv_cache([FULL], 0, CacheConfig(kv_cache_memory_bytes=1 << 20), SCHEDULER).num_blocks == 1024
+    assert plan_kv_cache([FULL], 0, CacheConfig(num_gpu_blocks_override=99), SCHEDULER).num_blocks == 99
+
+
+def test_swap_space_becomes_host_pages() -> None:
+    assert plan_kv_cache([FULL], 1 << 20, CacheConfig(swap_space=0.5), SCHEDULER).num_host_blocks == (1 << 29) // 1024
+
+
+def test_too_little_memory_tells_what_would_fit() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        plan_kv_cache([FULL], 32 * 1024, CacheConfig(), SCHEDULER)
+    message = str(refusal.value)
+    assert "max_model_len is 1024" in message and "needs 65 KV-cache pages" in message and "room for 32" in message
+    assert "lower max_model_len to 497 or less" in message and f"kv_cache_memory_bytes={65 * 1024}" in message
+    plan_kv_cache([FULL], 32 * 1024, CacheConfig(), SCHEDULER, max_model_len=497)
+    with pytest.raises(ConfigError):
+        plan_kv_cache([FULL], 32 * 1024, CacheConfig(), SCHEDULER, max_model_len=498)
+
+
+def test_too_small_an_override_names_itself() -> None:
+    with pytest.raises(ConfigError, match="raise num_gpu_blocks_override to at least 65"):
+        plan_kv_cache([FULL], 0, CacheConfig(num_gpu_blocks_override=3), SCHEDULER)
+
+
+def test_no_memory_at_all_offers_no_length() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        plan_kv_cache([FULL], -5, CacheConfig(), SCHEDULER)
+    assert "lower max_model_len" not in str(refusal.value)
+
+
+def test_a_window_bounds_what_a_long_request_needs() -> None:
+    groups = group_layers([SLIDING])
+    assert blocks_for_one_request(groups, 100_000, 256) < 30
+    assert largest_model_len(groups, 30, 256, 1 << 20) == 1 << 20
+
+
+@pytest.mark.parametrize("specs", [[], [FULL, KVCacheSpec(kind=KVKind.FULL, block_size=8, bytes_per_token=64)]])
+def test_layers_that_cannot_share_a_pool_are_refused(specs: list[KVCacheSpec]) -> None:
+    with pytest.raises(ConfigError, match="layer"):
+        plan_kv_cache(specs, 1 << 20, CacheConfig(), SCHEDULER)
+
+
+def test_a_kind_without_rules_is_refused_by_name() -> None:
+    spec = KVCacheSpec(kind=KVKind.RECURRENT, block_size=16, bytes_per_token=64)
+    with pytest.raises(ConfigError, match="keep a recurrent cache"):
+        plan_kv_cache([spec], 1 << 20, CacheConfig(), SCHEDULER)
+
+
+@pytest.mark.parametrize("kind", [KVKind.FULL, KVKind.MLA, KVKind.SLIDING_WINDOW, KVKind.CHUNKED_LOCAL])
+def test_what_is_visible_is_kept_and_fits_the_peak(kind: KVKind) -> None:
+    window = 10 if kind in (KVKind.SLIDING_WINDOW, KVKind.CHUNKED_LOCAL) else 0
+    rules = group_rules(KVCacheGroup(KVCacheSpec(kind=kind, block_size=4, bytes_per_token=1, window=window), (0,)))
+    for computed in range(60):
+        visible = rules.first_visible_block(computed)
+        kept = rules.first_kept_block(computed)
+        first_seen = {
+            KVKind.SLIDING_WINDOW: max(0, computed - 9),
+            KVKind.CHUNKED_LOCAL: computed // 10 * 10,
+        }.get(kind, 0)
+        assert kept <= visible == first_seen // 4
+        for step in range(1, 20):
+            pages = -(-(computed + step) // 4) - kept
+            assert pages <= rules.peak_blocks(computed + step, 19)
+
+
+@pytest.mark.parametrize("window", [0, 1, 4, 9])
+def test_the_longest_hit_is_the_longest_prefix_whose_visible_pages_are_all_cached(window: int) -> None:
+    kind = KVKind.SLIDING_WINDOW if window else KVKind.FULL
+    rules = group_rules(KVCacheGroup(KVCacheSpec(kind=kind, block_size=4, bytes_per_token=1, window=window), (0,)))
+    for cached in range(1 << 7):
+        is_cached = [bool(cached >> page & 1) for page in range(7)]
+        fits = [length for length in range(8) if all(is_cached[rules.first_visible_block(4 * length) : length])]
+        assert rules.longest_hit(is_cached.__getitem__, 7) == max(fits)
