@@ -74,9 +74,7 @@ async def prepare_chat(state: ServerState, request: ChatCompletionRequest, publi
             raise bad_request("logprobs: not available with use_beam_search.", "logprobs", "not_supported")
         params = build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
     else:
-        params = build_sampling_params(
-            request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults, stream=bool(request.stream)
-        )
+        params = build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
     last = normalize_messages(request.messages)[-1]
     continues = not _adds_generation_prompt(request) and last["role"] == "assistant"
     role = "assistant" if continues else state.settings.response_role

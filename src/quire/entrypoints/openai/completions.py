@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from quire.config import limits
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generation import (
     TokenCount,
@@ -65,6 +66,9 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     generated, choices = _choice_counts(request)
     config = state.engine.config.model
     prompts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size)
+    if len(prompts) * generated > limits.MAX_N:
+        message = f"n: {generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."
+        raise bad_request(message, "n")
     asked = asked_completion_tokens(request)
     prompt_only = asked == 0 and bool(request.echo)
     params: list[SamplingParams | BeamSearchParams] = []
@@ -99,14 +103,15 @@ def _params(
     logprobs = request.logprobs
     if generated > choices and logprobs is None:
         logprobs = 0  # ranking needs each answer's cumulative logprob
-    params = build_sampling_params(
-        request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults, stream=bool(request.stream)
+    prompt_logprobs = request.logprobs if request.echo and request.prompt_logprobs is None else None
+    return build_sampling_params(
+        request,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        defaults=defaults,
+        n=generated,
+        prompt_logprobs=prompt_logprobs,
     )
-    if generated != params.n:
-        params.n = generated
-    if request.echo and params.prompt_logprobs is None:
-        params.prompt_logprobs = request.logprobs
-    return params
 
 
 async def answer_completion(state: ServerState, job: CompletionJob) -> CompletionResponse:

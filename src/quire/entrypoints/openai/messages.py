@@ -6,6 +6,7 @@ Checks shapes, joins text parts, parses the JSON arguments of past tool calls. K
 import json
 from typing import Any
 
+from quire.config import limits
 from quire.entrypoints.openai.errors import HTTPError, bad_request
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -20,6 +21,8 @@ def normalize_messages(messages: list[dict[str, Any]], field: str = "messages") 
     """
     if not messages:
         raise bad_request(f"{field}: at least one message is needed.", field)
+    if len(messages) > limits.MAX_CHAT_MESSAGES:
+        raise bad_request(f"{field}: {len(messages)} messages; at most {limits.MAX_CHAT_MESSAGES}.", field)
     return [_normalize(message, f"{field}[{index}]") for index, message in enumerate(messages)]
 
 

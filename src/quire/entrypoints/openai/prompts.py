@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from quire.config import limits
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.messages import normalize_messages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
@@ -16,9 +17,6 @@ from quire.errors import ConfigError
 
 INLINE_CHARACTERS = 16_384
 """Texts up to here are tokenized on the event loop (about 2 ms on one Zen 3 core); a hop to a thread costs 0.1 ms."""
-
-MAX_PROMPTS = 4_096
-"""Prompts in one completion request."""
 
 Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
@@ -73,8 +71,8 @@ async def completion_prompts(
         items = [prompt]
     else:
         items = list(prompt)
-    if len(items) > MAX_PROMPTS:
-        raise bad_request(f"prompt: {len(items)} prompts; at most {MAX_PROMPTS} in one request.", "prompt")
+    if len(items) > limits.MAX_PROMPTS:
+        raise bad_request(f"prompt: {len(items)} prompts; at most {limits.MAX_PROMPTS} in one request.", "prompt")
     return [await _completion_prompt(item, request, tokenizer, vocab_size) for item in items]
 
 

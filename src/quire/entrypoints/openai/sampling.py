@@ -6,6 +6,7 @@ Ranges are checked by `SamplingParams` itself; its `RequestError` becomes a 400.
 
 from typing import Any
 
+from quire.config import limits
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -62,18 +63,28 @@ def resolve_max_tokens(
 
 
 def build_sampling_params(
-    request: GenerationFields, *, max_tokens: int, logprobs: int | None, defaults: dict[str, Any], stream: bool
+    request: GenerationFields,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    defaults: dict[str, Any],
+    n: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """The parameters of a sampled (or greedy) request."""
+    """The parameters of a sampled (or greedy) request; `n` and `prompt_logprobs` replace the request's own."""
     values: dict[str, Any] = {name: defaults[name] for name in _FROM_MODEL if defaults.get(name) is not None}
     for name in _SAME_NAME:
         value = getattr(request, name)
         if value is not None:
             values[name] = value
+    if n is not None:
+        values["n"] = n
+    if prompt_logprobs is not None:
+        values["prompt_logprobs"] = prompt_logprobs
     values["max_tokens"] = max_tokens
     values["logprobs"] = logprobs
     values["logit_bias"] = _logit_bias(request.logit_bias)
-    values["output_kind"] = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
+    values["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(**values)
 
 
@@ -93,9 +104,12 @@ def build_beam_search_params(
     """The parameters of a beam search; `n` is the beam width, as in vLLM."""
     if request.stream:
         raise bad_request("stream: beam search has no tokens to stream before it ends.", "stream")
+    width = 1 if request.n is None else request.n
+    if not 1 <= width <= limits.MAX_BEAM_WIDTH:
+        raise bad_request(f"n: {width} is out of range; a beam search takes 1 to {limits.MAX_BEAM_WIDTH}.", "n")
     temperature = request.temperature if request.temperature is not None else defaults.get("temperature")
     return BeamSearchParams(
-        beam_width=request.n or 1,
+        beam_width=width,
         max_tokens=max_tokens,
         ignore_eos=bool(request.ignore_eos),
         temperature=float(temperature or 0.0),
