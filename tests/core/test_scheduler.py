@@ -378,3 +378,29 @@ def test_a_decode_step_reports_in_columns() -> None:
     harness.plan()
     outputs = harness.collect()
     assert outputs.plain_ids == ["a", "b"] and len(outputs.plain_tokens) == 2 and not outputs.outputs
+
+
+def test_a_delay_factor_lets_prompts_gather() -> None:
+    harness = SchedulerHarness(delay_factor=2.0)
+    now = [100.0]
+    harness.scheduler._delay._clock = lambda: now[0]
+    harness.add("a", PROMPT, arrival_time=100.0, max_tokens=30)
+    harness.step()
+    now[0] = 101.0  # The first prompt took a second: the next waits two.
+    harness.add("b", PROMPT, arrival_time=100.9)
+    assert len(harness.step().rows) == 1
+    now[0] = 102.8
+    harness.add("c", PROMPT, arrival_time=102.7)
+    assert len(harness.step().rows) == 1
+    now[0] = 103.0
+    assert len(harness.step().rows) == 3
+    harness.run()
+
+
+def test_whole_prompts_are_not_held_back_by_a_time_limit() -> None:
+    harness = SchedulerHarness(
+        enable_chunked_prefill=False, max_num_batched_tokens=64, max_step_ms=1.01, prefix_caching=False
+    )
+    for index in range(30):
+        harness.add(f"r{index}", [index] * (index + 5), max_tokens=4)
+    harness.run()

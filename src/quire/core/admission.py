@@ -1,7 +1,10 @@
-"""What is refused at the door, and why: settings that cannot work together, requests that can never fit, a full queue.
+"""What is refused at the door, and why: settings that cannot work together, requests that can never fit, a full queue; and
+how long the door stays shut for others (`delay_factor`).
 
-Knows limits and numbers; changes nothing.
+Knows limits and numbers; touches no request.
 """
+
+from collections.abc import Callable
 
 from quire.config import SchedulerConfig
 from quire.config.limits import DEFAULT_MAX_NUM_WAITING, DEFAULT_MAX_WAITING_TOKENS
@@ -101,3 +104,30 @@ class QueueBounds:
             max_num_batched_tokens=self._config.max_num_batched_tokens,
         )
         raise CapacityError(f"the queue is full: {bound}", retry_after=max(1.0, delay))
+
+
+class AdmissionDelay:
+    """Holds the queue's head back until it has waited `factor` times as long as the last prompts took to compute, so that
+    prompts are admitted in larger batches. 0 holds nobody back.
+    """
+
+    def __init__(self, factor: float, clock: Callable[[], float]) -> None:
+        self._factor = factor
+        self._clock = clock
+        self._last_plan = 0.0
+        self._last_latency = 0.0
+        self._had_prompts = False
+
+    def may_admit(self, arrival_time: float, *, is_idle: bool) -> bool:
+        """Whether a request that arrived then may be admitted by this plan. Asked once a plan."""
+        if self._factor <= 0:
+            return True
+        now = self._clock()
+        if self._had_prompts:
+            self._last_latency = now - self._last_plan
+        self._last_plan, self._had_prompts = now, False
+        return is_idle or now - arrival_time > self._factor * self._last_latency
+
+    def admitted(self) -> None:
+        """This plan holds prompts: the time until the next one is what they took."""
+        self._had_prompts = True

@@ -9,15 +9,16 @@ preemption that meets a step in flight waits for it. Freeing twice is thereby im
 """
 
 import secrets
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 import numpy as np
 
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig
-from quire.core.admission import QueueBounds, check_fits, check_settings
+from quire.core.admission import AdmissionDelay, QueueBounds, check_fits, check_settings
 from quire.core.cost_model import CostModel
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from quire.core.kv_events import KVEvent, KVEventLog
@@ -29,33 +30,13 @@ from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
 from quire.core.step_outputs import build_output, keep_prompt_logprobs
+from quire.core.step_state import NO_ROWS, PendingDiff, StepInFlight, without_zeros
 from quire.core.stop import compute_finish
 from quire.errors import EngineError, RequestError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
 
-NO_ROWS: IntArray = np.zeros(0, dtype=np.int32)
-
 FAIR_QUANTUM = 512
 """Tokens that a tenant may spend a round under `fair`: a few ordinary prompts."""
-
-
-class _Diff(msgspec.Struct):
-    """What the workers have to be told with the next step that computes anything."""
-
-    new_requests: list[NewRequestData] = []
-    new_blocks: list[tuple[int, int, list[int]]] = []
-    finished_rows: list[int] = []
-    swap_outs: list[tuple[int, int]] = []
-    swap_ins: list[tuple[int, int]] = []
-
-
-class _Flight(msgspec.Struct):
-    """A step that was scheduled and is not collected yet."""
-
-    step: SchedulerOutput
-    prefill_rows: list[int]
-    num_samples: int
-    attended: float
 
 
 class Scheduler:
@@ -68,6 +49,7 @@ class Scheduler:
         max_model_len: tokens a request may have in all; by default the configuration's.
         hash_key: the prefix cache's secret; by default drawn anew, so that hashes differ by process.
         cost_model: predicts steps; by default a new one, fitted from measured steps.
+        clock: seconds, comparable with `EngineRequest.arrival_time`; read only for `delay_factor`.
 
     Raises:
         ConfigError: settings that cannot work together.
@@ -82,6 +64,7 @@ class Scheduler:
         max_model_len: int | None = None,
         hash_key: bytes | None = None,
         cost_model: CostModel | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._max_model_len = max_model_len or config.max_model_len
@@ -98,10 +81,11 @@ class Scheduler:
         self._groups = PromptGroups(self.kv)
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
         self._bounds = QueueBounds(config, self.cost_model)
+        self._delay = AdmissionDelay(config.delay_factor, clock)
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
-        self._flights: deque[_Flight] = deque()
-        self._diff = _Diff()
+        self._flights: deque[StepInFlight] = deque()
+        self._diff = PendingDiff()
         self._dropped: set[int] = set()
         self._has_shortage = False
         self._blocked: tuple[Request, int] | None = None
@@ -187,12 +171,17 @@ class Scheduler:
         self._has_shortage = False
         self._dropped.clear()
         rows, counts, budget = self._plan_running()
-        if not self._has_shortage and len(self._queue) and budget > 0:
+        if not self._has_shortage and budget > 0 and self._may_admit():
             new_rows, new_counts = self._admit_waiting(rows, counts, budget)
             if new_rows:
+                self._delay.admitted()
                 rows = np.concatenate([rows, np.array(new_rows, dtype=np.int32)])
                 counts = np.concatenate([counts, np.array(new_counts, dtype=np.int32)])
         return self._launch(rows, counts)
+
+    def _may_admit(self) -> bool:
+        head = self._queue.peek()
+        return head is not None and self._delay.may_admit(head.source.arrival_time, is_idle=not self._batch.num_active)
 
     def _plan_running(self) -> tuple[IntArray, IntArray, int]:
         """Rows that run already, their tokens, and what is left of the budget for prompts."""
@@ -204,7 +193,7 @@ class Scheduler:
         if batch.num_prefilling:
             rows, counts, budget = self._divide_budget(rows, counts, budget)
         else:
-            rows, counts = _without_zeros(rows, counts)
+            rows, counts = without_zeros(rows, counts)
             rows, counts = rows[:budget], counts[:budget]
             budget = self._limit_prefill(budget - len(rows), rows, 0) if len(self._queue) else 0
         rows, counts = self._ensure_pages(rows, counts)
@@ -214,20 +203,20 @@ class Scheduler:
         """Decoding rows first, one token each; prompts share what is left, in order of rank."""
         batch = self._batch
         is_prefill = batch.computed[rows] < batch.prefill_end[rows]
-        decode_rows, decode_counts = _without_zeros(rows[~is_prefill], counts[~is_prefill])
+        decode_rows, decode_counts = without_zeros(rows[~is_prefill], counts[~is_prefill])
         decode_rows, decode_counts = decode_rows[:budget], decode_counts[:budget]
         rows, counts = rows[is_prefill], counts[is_prefill]
         budget = self._limit_prefill(budget - len(decode_rows), decode_rows, int(batch.computed[rows[0]]))
         if self._config.long_prefill_token_threshold > 0:
             counts = np.minimum(counts, self._config.long_prefill_token_threshold)
         before = np.cumsum(counts) - counts
-        rows, counts = _without_zeros(rows, np.clip(budget - before, 0, counts).astype(np.int32))
+        rows, counts = without_zeros(rows, np.clip(budget - before, 0, counts).astype(np.int32))
         budget -= int(counts.sum())
         return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
 
     def _limit_prefill(self, budget: int, decode_rows: IntArray, context: int) -> int:
         """The prompt tokens that may join these decoding rows: within the budget, and within `max_step_ms` if set."""
-        if self._config.max_step_ms <= 0:
+        if self._config.max_step_ms <= 0 or not self._config.enable_chunked_prefill:
             return budget
         attended = float(self._batch.computed[decode_rows].sum(dtype=np.int64))
         num_decodes = len(decode_rows)
@@ -399,7 +388,7 @@ class Scheduler:
         )
         if total == 0:
             return step
-        diff, self._diff = self._diff, _Diff()
+        diff, self._diff = self._diff, PendingDiff()
         step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
         step.swap_outs, step.swap_ins = diff.swap_outs, diff.swap_ins
         prefill_rows: list[int] = []
@@ -413,7 +402,7 @@ class Scheduler:
         batch.in_flight[rows] += 1
         self._next_step_id += 1
         attended = float(np.dot(counts.astype(np.float64), ends))
-        self._flights.append(_Flight(step, prefill_rows, int(np.count_nonzero(needs_sample)), attended))
+        self._flights.append(StepInFlight(step, prefill_rows, int(np.count_nonzero(needs_sample)), attended))
         return step
 
     # Results.
@@ -452,7 +441,7 @@ class Scheduler:
         outputs.stats = self._step_stats(step.total_num_tokens, output.step_ms)
         return outputs
 
-    def _fail_rows(self, flight: _Flight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:
+    def _fail_rows(self, flight: StepInFlight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:
         """End the requests whose computation failed; what the step wrote for them is never published."""
         errors = output.row_errors
         if len(output.rows) + len(output.pooled) + len(errors) < flight.num_samples:
@@ -588,11 +577,3 @@ class Scheduler:
         stats.num_batched_tokens = num_batched_tokens
         stats.step_ms = step_ms
         return stats
-
-
-def _without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Rows that have anything to compute."""
-    if counts.all():
-        return rows, counts
-    wanted = counts > 0
-    return rows[wanted], counts[wanted]

@@ -1,0 +1,35 @@
+"""The scheduler's notes on steps: what the workers have to be told yet, and what is in flight. Plain records."""
+
+import msgspec
+import numpy as np
+
+from quire.core.output import IntArray, NewRequestData, SchedulerOutput
+
+NO_ROWS: IntArray = np.zeros(0, dtype=np.int32)
+
+
+class PendingDiff(msgspec.Struct):
+    """What the workers have to be told with the next step that computes anything."""
+
+    new_requests: list[NewRequestData] = []
+    new_blocks: list[tuple[int, int, list[int]]] = []
+    finished_rows: list[int] = []
+    swap_outs: list[tuple[int, int]] = []
+    swap_ins: list[tuple[int, int]] = []
+
+
+class StepInFlight(msgspec.Struct):
+    """A step that was scheduled and is not collected yet."""
+
+    step: SchedulerOutput
+    prefill_rows: list[int]
+    num_samples: int
+    attended: float
+
+
+def without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Rows that have anything to compute."""
+    if counts.all():
+        return rows, counts
+    wanted = counts > 0
+    return rows[wanted], counts[wanted]
