@@ -65,7 +65,7 @@ def hide_below(logits_FV: torch.Tensor, thresholds_F: torch.Tensor) -> None:
     # `threshold_` keeps what is larger than its bound and takes one pass without a temporary; a mask takes four times as long.
     bounds = torch.nextafter(thresholds_F, torch.tensor(-torch.inf)).tolist()
     for logits_V, bound in zip(logits_FV, bounds, strict=True):
-        torch.nn.functional.threshold_(logits_V, bound, -torch.inf)
+        torch.threshold_(logits_V, bound, -torch.inf)
 
 
 def _as_doubles(values: torch.Tensor) -> Doubles:

@@ -54,8 +54,8 @@ class ModelRunner:
         return self._model.kv_cache_specs()
 
     def untouched_bytes(self) -> int:
-        """Buffers that are allocated but not yet backed by memory: the logits at least, and as much again for sampling."""
-        return 2 * self._max_rows * self._config.model.vocab_size * 4
+        """Buffers that get their memory only when they are used: the model's own, and logits once more for sampling."""
+        return self._model.workspace.num_bytes + self._max_rows * self._config.model.vocab_size * 4
 
     @property
     def has_pages(self) -> bool:

@@ -1,0 +1,60 @@
+"""Which executor a setting means, and that asking loads no torch."""
+
+import dataclasses
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from quire.config import ParallelConfig
+from quire.errors import ConfigError
+from quire.executor import executor_class, make_executor
+from quire.executor.uniproc import UniprocExecutor
+from quire.simulator.hash_model import HashExecutor
+
+
+@dataclasses.dataclass
+class OnlyParallel:
+    """The one part of a configuration that the choice reads."""
+
+    parallel: ParallelConfig
+
+
+def config_with(backend: Any) -> Any:
+    return OnlyParallel(ParallelConfig(distributed_executor_backend=backend))
+
+
+@pytest.mark.parametrize("backend", [None, "uni"])
+def test_the_default_is_one_worker_in_this_process(backend: str | None) -> None:
+    assert executor_class(config_with(backend)) is UniprocExecutor
+
+
+@pytest.mark.parametrize(
+    "backend", [HashExecutor, "quire.simulator.hash_model:HashExecutor", "quire.simulator.hash_model.HashExecutor"]
+)
+def test_a_class_or_its_path_is_taken(backend: Any) -> None:
+    assert executor_class(config_with(backend)) is HashExecutor
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("mp", "not available yet.*leave it out"),
+        ("ray", "not available yet"),
+        ("external_launcher", "not available yet"),
+        ("threads", "'threads' is unknown: use None"),
+        ("no.such:Thing", "cannot be imported"),
+        ("json:JSONDecoder", "not a subclass"),
+        (dict, "not a subclass"),
+    ],
+)
+def test_what_cannot_serve_is_refused_with_the_setting_and_a_way_out(backend: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_executor(config_with(backend))
+    assert caught.value.setting == "distributed_executor_backend"
+
+
+def test_the_interface_and_the_selector_load_no_torch() -> None:
+    code = "import sys, quire.executor, quire.executor.uniproc; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
