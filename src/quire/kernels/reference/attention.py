@@ -1,6 +1,7 @@
 """Reference attention over pages: one request and one head group at a time, in float32."""
 
 import torch
+from torch import Tensor
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.ops import Rope
@@ -27,21 +28,21 @@ def rotate(x_TNH: torch.Tensor, cos_sin_TR: torch.Tensor, rope: Rope) -> torch.T
 
 @kernel("rope_and_cache", platform="any")
 def rope_and_cache(
-    qkv_TC,
-    kv_cache,
+    qkv_TC: Tensor,
+    kv_cache: Tensor,
     metadata: AttentionMetadata,
-    num_heads,
-    num_kv_heads,
-    head_dim,
-    rope,
-    q_norm_H=None,
-    k_norm_H=None,
-    eps=0.0,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rope: Rope | None,
+    q_norm_H: Tensor | None = None,
+    k_norm_H: Tensor | None = None,
+    eps: float = 0.0,
 ) -> None:
     tokens = qkv_TC.shape[0]
     heads = qkv_TC.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.float().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    if q_norm_H is not None:
+    if q_norm_H is not None and k_norm_H is not None:
         q, k = _rms(q, q_norm_H, eps), _rms(k, k_norm_H, eps)
     if rope is not None:
         cos_sin = rope.cos_sin[metadata.positions[:tokens].long()]
@@ -55,7 +56,9 @@ def rope_and_cache(
 
 
 @kernel("paged_attention", platform="any")
-def paged_attention(qkv_TC, kv_cache, metadata: AttentionMetadata, params: AttentionParams, out_TNH) -> None:
+def paged_attention(
+    qkv_TC: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, params: AttentionParams, out_TNH: Tensor
+) -> None:
     n, kv_heads, h = params.num_heads, params.num_kv_heads, params.head_dim
     size = metadata.block_size
     for b in range(metadata.num_requests):

@@ -1,6 +1,7 @@
 """Reference norms, activations, gathers."""
 
 import torch
+from torch import Tensor
 
 from quire.kernels.registry import kernel
 
@@ -13,7 +14,7 @@ ACTIVATIONS = {
 }
 
 
-def _with_residual(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+def _with_residual(x: Tensor, residual: Tensor | None) -> Tensor:
     if residual is None:
         return x.float()
     residual.add_(x)
@@ -21,41 +22,48 @@ def _with_residual(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tens
 
 
 @kernel("rms_norm", platform="any")
-def rms_norm(x_TD, weight_D, eps, out_TD, residual_TD=None) -> None:
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor, residual_TD: Tensor | None = None) -> None:
     x = _with_residual(x_TD, residual_TD)
     out_TD.copy_(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight_D.float())
 
 
 @kernel("layer_norm", platform="any")
-def layer_norm(x_TD, weight_D, bias_D, eps, out_TD, residual_TD=None) -> None:
+def layer_norm(
+    x_TD: Tensor,
+    weight_D: Tensor,
+    bias_D: Tensor | None,
+    eps: float,
+    out_TD: Tensor,
+    residual_TD: Tensor | None = None,
+) -> None:
     x = _with_residual(x_TD, residual_TD)
     bias = None if bias_D is None else bias_D.float()
     out_TD.copy_(torch.nn.functional.layer_norm(x, x.shape[-1:], weight_D.float(), bias, eps))
 
 
 @kernel("add", platform="any")
-def add(x_TD, out_TD, scale=1.0) -> None:
+def add(x_TD: Tensor, out_TD: Tensor, scale: float = 1.0) -> None:
     out_TD.add_(x_TD, alpha=scale)
 
 
 @kernel("gated_activation", platform="any")
-def gated_activation(x_T2I, kind, out_TI) -> None:
+def gated_activation(x_T2I: Tensor, kind: str, out_TI: Tensor) -> None:
     gate, up = x_T2I.float().chunk(2, dim=-1)
     out_TI.copy_(ACTIVATIONS[kind](gate) * up)
 
 
 @kernel("activation", platform="any")
-def activation(x_TI, kind) -> None:
+def activation(x_TI: Tensor, kind: str) -> None:
     x_TI.copy_(ACTIVATIONS[kind](x_TI.float()))
 
 
 @kernel("gather_rows", platform="any")
-def gather_rows(x_TD, index_S, out_SD) -> None:
+def gather_rows(x_TD: Tensor, index_S: Tensor, out_SD: Tensor) -> None:
     out_SD.copy_(x_TD[index_S.long()])
 
 
 @kernel("scale_and_cap", platform="any")
-def scale_and_cap(x_TV, scale, soft_cap) -> None:
+def scale_and_cap(x_TV: Tensor, scale: float, soft_cap: float) -> None:
     if scale != 1.0:
         x_TV.mul_(scale)
     if soft_cap > 0:
@@ -63,5 +71,5 @@ def scale_and_cap(x_TV, scale, soft_cap) -> None:
 
 
 @kernel("argmax", platform="any")
-def argmax(logits_SV, out_S) -> None:
+def argmax(logits_SV: Tensor, out_S: Tensor) -> None:
     out_S.copy_(logits_SV.argmax(-1))

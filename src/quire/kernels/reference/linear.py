@@ -1,28 +1,37 @@
 """Reference linear layers and embeddings, on the plain [N, K] layout."""
 
 import torch
+from torch import Tensor
 
 from quire.kernels.ops import LinearWeight
 from quire.kernels.registry import kernel
 
 
+def _plain(weight: LinearWeight) -> Tensor:
+    if weight.data is None:
+        raise ValueError(
+            "this weight was packed by another kernel: choose `linear`, `embedding` and `pack_linear` together"
+        )
+    return weight.data
+
+
 @kernel("pack_linear", platform="any")
-def pack_linear(weight_NK, bias_N=None) -> LinearWeight:
+def pack_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> LinearWeight:
     bias = None if bias_N is None else bias_N.float()
     return LinearWeight(weight_NK.shape[0], weight_NK.shape[1], weight_NK.dtype, weight_NK.contiguous(), None, bias)
 
 
 @kernel("linear", platform="any")
-def linear(x_TK, weight, out_TN) -> None:
-    out = torch.nn.functional.linear(x_TK.to(weight.dtype), weight.data).float()
+def linear(x_TK: Tensor, weight: LinearWeight, out_TN: Tensor) -> None:
+    out = torch.nn.functional.linear(x_TK.to(weight.dtype), _plain(weight)).float()
     out_TN.copy_(out if weight.bias is None else out + weight.bias)
 
 
 @kernel("embedding", platform="any")
-def embedding(ids_T, weight, out_TD, scale=1.0) -> None:
-    out_TD.copy_(weight.data[ids_T.long()].float() * scale)
+def embedding(ids_T: Tensor, weight: LinearWeight, out_TD: Tensor, scale: float = 1.0) -> None:
+    out_TD.copy_(_plain(weight)[ids_T.long()].float() * scale)
 
 
 @kernel("add_embedding", platform="any")
-def add_embedding(ids_T, weight, out_TD) -> None:
-    out_TD.add_(weight.data[ids_T.long()].to(out_TD.dtype))
+def add_embedding(ids_T: Tensor, weight: LinearWeight, out_TD: Tensor) -> None:
+    out_TD.add_(_plain(weight)[ids_T.long()].to(out_TD.dtype))
