@@ -1,0 +1,82 @@
+"""The offline benchmarks and `quire generate`, end to end on the demo model, with as little work as tells right from wrong."""
+
+import json
+
+import pytest
+
+from quire.entrypoints.cli.main import main
+
+ENGINE = ["--kv-cache-memory-bytes", "64M", "--max-model-len", "1024", "--max-num-seqs", "16", "--disable-log-stats"]
+
+
+def run_json(tmp_path, *command: str) -> dict:
+    """A benchmark's JSON."""
+    report = tmp_path / "report.json"
+    assert main(["bench", *command, *ENGINE, "--json", str(report)]) == 0
+    figures = json.loads(report.read_text())
+    assert figures["benchmark"] == command[0]
+    return figures
+
+
+def test_throughput_counts_every_token(tmp_path, capsys):
+    sizes = ["--num-prompts", "4", "--input-len", "12", "--output-len", "5", "--n", "2", "--no-progress"]
+    figures = run_json(tmp_path, "throughput", *sizes)
+    assert figures["input_tokens"] == 48 and figures["output_tokens"] == 40
+    assert figures["output_tokens_per_second"] == pytest.approx(40 / figures["seconds"])
+    assert "output tokens per second" in capsys.readouterr().out
+
+
+def test_latency_takes_first_and_further_steps_apart(tmp_path, capsys):
+    sizes = [
+        "--batch-size",
+        "2",
+        "--input-len",
+        "8",
+        "--output-len",
+        "4",
+        "--num-iters",
+        "2",
+        "--num-iters-warmup",
+        "1",
+    ]
+    figures = run_json(tmp_path, "latency", *sizes)
+    assert 0 < figures["first_token_seconds"]["min"] <= figures["batch_seconds"]["max"]
+    assert "further step, ms" in capsys.readouterr().out
+
+
+def test_a_step_moves_at_least_the_weights(tmp_path):
+    figures = run_json(tmp_path, "step", "--batch-sizes", "1", "3", "--input-len", "16", "--num-steps", "8")
+    one, three = figures["rows"]
+    assert (one["batch"], three["batch"]) == (1, 3) and three["num_steps"] >= 4
+    assert 10 < one["mb"] < three["mb"] < 40  # the demo model's weights are about 15 MB
+    assert three["gflop"] == pytest.approx(3 * one["gflop"])
+    assert one["device_ms"] <= one["step_ms"] and one["read_bandwidth_gb_per_second"] > 0
+
+
+def test_demo_tells_accuracy_by_task(tmp_path, capsys):
+    figures = run_json(tmp_path, "demo", "--tasks", "copying", "json", "--num-examples", "6", "--no-progress")
+    assert set(figures["tasks"]) == {"copying", "json"}
+    assert figures["accuracy"] >= 0.75, "the demo model copies and extracts reliably; something spoils its numbers"
+    assert "copying" in capsys.readouterr().out
+
+
+def test_demo_refuses_a_task_that_there_is_not(capsys):
+    assert main(["bench", "demo", "--tasks", "juggling"]) == 2
+    assert "juggling" in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+def test_startup_measures_fresh_processes(tmp_path):
+    figures = run_json(tmp_path, "startup", "--num-iters", "1", "--num-iters-warmup", "0")
+    assert 0 < figures["import"]["p50"] < figures["total"]["p50"]
+
+
+def test_generate_answers_in_the_order_of_the_file(tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    question = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "id": "sum"}
+    source.write_text("\n".join(['"one two three"', json.dumps(question), '{"prompt_token_ids": [20, 21]}']))
+    flags = ["--temperature", "0", "--max-tokens", "24", "--no-progress"]
+    assert main(["generate", "-i", str(source), "-o", str(target), *flags, *ENGINE]) == 0
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [0, "sum", 2]
+    assert "42" in rows[1]["outputs"][0]["text"] and len(rows[2]["outputs"][0]["token_ids"]) <= 24
