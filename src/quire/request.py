@@ -52,6 +52,15 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     extras: dict[str, Any] = {}
 
 
+class Refusal(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What kind of error refused a request at the scheduler's door: the client's (`param` names the field) or a lack of
+    room (`is_capacity`, with the seconds after which to try again)."""
+
+    is_capacity: bool = False
+    param: str | None = None
+    retry_after: float | None = None
+
+
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     """News about one request. Logprob fields are parallel lists: see `core.output.TokenLogprobs`."""
 
@@ -68,6 +77,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     prompt_logprob_values: list[list[float]] | None = None
     prompt_logprob_ranks: list[int] | None = None
     pooled: list[float] | None = None
+    refusal: Refusal | None = None
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):

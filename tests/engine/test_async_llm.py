@@ -9,7 +9,7 @@ import pytest
 from tests.engine.builders import make_config
 
 from quire.engine.async_llm import AsyncLLM
-from quire.errors import ConfigError, EngineDeadError, EngineError, RequestError
+from quire.errors import CapacityError, ConfigError, EngineDeadError, EngineError, RequestError
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.simulator.hash_model import HashExecutor, HashModel
 
@@ -185,8 +185,8 @@ def test_sleep_ends_what_runs(engine):
         await anext(stream)
         await engine.sleep()
         assert (await collect(stream))[-1].outputs[0].finish_reason == "abort"
-        refused = (await collect(engine.generate([5], sampling(), "s")))[-1]
-        assert "sleeps" in refused.error
+        with pytest.raises(CapacityError, match="sleeps"):
+            await collect(engine.generate([5], sampling(), "s"))
         await engine.wake_up()
 
     asyncio.run(main())
@@ -271,6 +271,24 @@ def test_the_death_of_the_core_process_raises_in_every_pending_generator(how):
         assert all(isinstance(result, EngineDeadError) for result in results)
         assert engine.errored and not engine.is_running
         await engine.wait_for_requests_to_drain()
+        engine.shutdown()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_full_queue_refuses_with_the_time_to_come_back_and_serves_the_rest(core):
+    async def main():
+        config = make_config(max_num_seqs=1, max_num_waiting=2)
+        engine = AsyncLLM.from_engine_config(config, core=core)
+        streams = [collect(engine.generate([5, i], sampling(max_tokens=100, seed=i), str(i))) for i in range(12)]
+        results = await asyncio.gather(*streams, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, CapacityError)]
+        assert refused and all(error.retry_after > 0 for error in refused)
+        served = [(index, result) for index, result in enumerate(results) if isinstance(result, list)]
+        assert len(served) + len(refused) == 12
+        for index, outputs in served:
+            assert outputs[-1].outputs[0].token_ids == oracle([5, index], 100, index)
         engine.shutdown()
 
     asyncio.run(main())

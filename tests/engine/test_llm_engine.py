@@ -1,5 +1,10 @@
 """Requests through the whole synchronous engine over the hash model, with the core in this process and in another."""
 
+import os
+import select
+import subprocess
+import sys
+
 import pytest
 from tests.engine.builders import make_config
 
@@ -215,3 +220,51 @@ def test_without_a_tokenizer_there_is_none_to_get():
     engine = LLMEngine.from_engine_config(make_config(), enable_multiprocessing=False)
     with pytest.raises(ConfigError, match="no tokenizer"):
         engine.get_tokenizer()
+
+
+def test_a_record_goes_on_in_a_new_core_from_where_it_stopped():
+    first, second = (LLMEngine.from_engine_config(make_config(), enable_multiprocessing=False) for _ in range(2))
+    first.add_request("r", [5, 6, 7], sampling(max_tokens=20, seed=9, n=2))
+    for _ in range(6):
+        first.step()
+    (record,) = first._outputs.records
+    emitted = [list(sequence.token_ids) for sequence in record.sequences]
+    assert all(0 < len(tokens) < 20 for tokens in emitted)
+    second._outputs.add(record)
+    second._client.add_requests(record.resumption())
+    completions = run(second)[-1].outputs
+    assert [
+        completion.token_ids[: len(tokens)] for completion, tokens in zip(completions, emitted, strict=True)
+    ] == emitted
+    assert completions[0].token_ids == oracle([5, 6, 7], SamplingParams(max_tokens=20), 9)
+    assert all(len(completion.token_ids) == 20 for completion in completions)
+
+
+ORPHAN = """
+import sys
+from quire.engine.core_client import ProcessClient
+from tests.engine.builders import make_config
+client = ProcessClient(make_config())
+print(client.handle.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfd")
+def test_the_core_process_ends_when_its_parent_is_killed():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    child = next(int(line) for line in parent.stdout if line.strip().isdigit())
+    watch = os.pidfd_open(child)
+    parent.kill()
+    parent.wait()
+    ended, _, _ = select.select([watch], [], [], 60)
+    os.close(watch)
+    parent.stdout.close()
+    parent.stdin.close()
+    assert ended

@@ -121,6 +121,7 @@ class AsyncLLM:
 
         Raises:
             RequestError: it cannot be served; nothing was queued.
+            CapacityError: the queue is full, or the engine sleeps.
             EngineDeadError: the core has died.
         """
         self._check_alive()
@@ -141,6 +142,8 @@ class AsyncLLM:
             while True:
                 await event.wait()
                 event.clear()
+                if record.refusal is not None:
+                    raise record.refusal
                 output = record.build_output()
                 if output is not None:
                     yield output

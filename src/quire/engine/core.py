@@ -17,7 +17,7 @@ from quire.errors import CapacityError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
 from quire.logger import init_logger
-from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Refusal, SchedulerStats
 
 logger = init_logger(__name__)
 
@@ -89,8 +89,15 @@ class EngineCore:
                 self._refuse(request.request_id, error)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
-        self._news.append(EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=str(error)))
-        if not isinstance(error, RequestError | CapacityError):
+        refusal: Refusal | None = None
+        if isinstance(error, CapacityError):
+            refusal = Refusal(is_capacity=True, retry_after=error.retry_after)
+        elif isinstance(error, RequestError):
+            refusal = Refusal(param=error.param)
+        self._news.append(
+            EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=str(error), refusal=refusal)
+        )
+        if refusal is None:
             logger.error("request %s could not be queued: %s", request_id, error)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ from quire.config import EngineConfig
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox, describe_death
 from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Shutdown
-from quire.engine.process_client import CoreProcessHandle
 from quire.errors import ConfigError, QuireError
 from quire.executor.interface import Executor
 from quire.logger import init_logger
@@ -111,6 +110,8 @@ class ProcessChannel(CoreChannel):
 
     def __init__(self, config: EngineConfig, on_message: OnMessage, executor: str | None = None) -> None:
         self._on_message = on_message
+        from quire.engine.process_client import CoreProcessHandle  # not needed, and slow to import, in-process
+
         self.handle = CoreProcessHandle(config, executor)
         self._ends = False
         self._thread = threading.Thread(target=self._listen, name="engine-core-listener", daemon=True)

@@ -18,7 +18,6 @@ from quire.engine.messages import (
     UtilityCall,
     UtilityResult,
 )
-from quire.engine.process_client import CoreProcessHandle
 from quire.errors import EngineDeadError, EngineError, QuireError
 from quire.executor.interface import Executor
 from quire.request import EngineCoreOutputs, EngineRequest
@@ -102,6 +101,8 @@ class ProcessClient(CoreClient):
     """The core is a child process."""
 
     def __init__(self, config: EngineConfig, executor: str | None = None) -> None:
+        from quire.engine.process_client import CoreProcessHandle  # not needed, and slow to import, in-process
+
         self.handle = CoreProcessHandle(config, executor)
         self._kept: collections.deque[EngineCoreOutputs] = collections.deque()
         self._num_calls = 0

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from quire.engine.request_state import RequestRecord, SequenceState
-from quire.errors import RequestError
+from quire.errors import CapacityError, QuireError, RequestError
 from quire.metrics.engine_metrics import FinishedRequest
 from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
 
@@ -95,12 +95,17 @@ class OutputProcessor:
         touched: list[RequestRecord] = []
         aborts: list[str] = []
         sequences = self._sequences
+        has_hooks = bool(self.hooks)
         for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True):
             sequence = sequences.get(core_id)
             if sequence is None:  # aborted while the step was under way
                 continue
+            if sequence.is_quiet and not has_hooks:  # the offline case: only keep the token
+                sequence.token_ids.append(token_id)
+                sequence.first_token_time = sequence.first_token_time or now
+                continue
             is_stopped = sequence.append(token_id)
-            if self.hooks:
+            if has_hooks:
                 self._record_tokens(sequence, 1, now)
             elif not sequence.first_token_time:
                 sequence.first_token_time = now
@@ -169,6 +174,7 @@ class OutputProcessor:
                 return
         if output.error is not None:
             sequence.record.error = output.error
+            sequence.record.refusal = _refusal_error(output)
         sequence.finish(reason, output.stop_reason)
 
     def _record_tokens(self, sequence: SequenceState, count: int, now: float) -> None:
@@ -192,6 +198,16 @@ class OutputProcessor:
             self._records.pop(record.request_id, None)
         for hook in self.hooks:
             hook.record_finished(_finished(sequence, now))
+
+
+def _refusal_error(output: EngineCoreOutput) -> QuireError | None:
+    """The error that a refused request would have raised, had the frontend known."""
+    refusal, message = output.refusal, output.error or ""
+    if refusal is None:
+        return None
+    if refusal.is_capacity:
+        return CapacityError(message, retry_after=refusal.retry_after)
+    return RequestError(message, param=refusal.param)
 
 
 def _finished(sequence: SequenceState, now: float) -> FinishedRequest:

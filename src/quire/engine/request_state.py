@@ -8,7 +8,10 @@ a slow reader gets several steps in one output, and nothing piles up meanwhile.
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from quire.engine.stop_strings import StopStrings
+from quire.errors import QuireError
 from quire.logprobs import FlatLogprobs, Logprob, LogprobsOnePosition
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.request import EngineCoreOutput, EngineRequest
@@ -231,6 +234,7 @@ class RequestRecord:
     Attributes:
         notify: called when there is something new to read; None where the caller asks by himself.
         error: why it failed, where it did.
+        refusal: the error that the core refused it with, where it did: a client's fault, or a lack of room.
         is_touched: has news in the step that is being processed.
     """
 
@@ -247,6 +251,7 @@ class RequestRecord:
     prompt_logprobs: PromptPositions | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    refusal: QuireError | None = None
     is_touched: bool = False
     prompt_logprobs_sent: bool = False
 
@@ -263,6 +268,15 @@ class RequestRecord:
     def is_finished(self) -> bool:
         """Whether every sequence has ended."""
         return self.num_unfinished == 0
+
+    def resumption(self) -> list[EngineRequest]:
+        """What to give a new core so that every unfinished sequence goes on where it stopped: same prompt, parameters and
+        seed, with the tokens emitted so far."""
+        return [
+            msgspec.structs.replace(request, resumed_token_ids=list(sequence.token_ids))
+            for request, sequence in zip(self.engine_requests, self.sequences, strict=True)
+            if sequence.finish_reason is None
+        ]
 
     def append_prompt_logprobs(self, output: EngineCoreOutput) -> None:
         """Keep prompt logprobs as chunks of the prompt are computed (siblings with n > 1 repeat them: once is enough)."""

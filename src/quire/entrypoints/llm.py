@@ -176,12 +176,15 @@ class LLM:
         engine = self.llm_engine
         finished: dict[str, RequestOutput] = {}
         ids = [request.request_id for request in requests]
+        wanted = set(ids)
         progress = _Progress(len(ids), use_tqdm)
         with DeferredInterrupt() as interrupt:
             engine.add_processed(requests)
             try:
                 while len(finished) < len(ids):
                     for output in engine.step():
+                        if output.request_id not in wanted:
+                            continue  # of a request that the user gave to `llm_engine` directly
                         finished[output.request_id] = output
                         progress.advance(output)
                     interrupt.check()
