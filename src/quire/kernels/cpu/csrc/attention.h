@@ -13,9 +13,11 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-constexpr int64_t KEY_TILE = 64;
+constexpr int64_t KEY_TILE = 128;
+// From a panel of values to the next, a line more than they hold: a power of two would put all panels into the same cache sets.
+constexpr int64_t VALUES_STRIDE = (KEY_TILE + 2) * PANEL;
 constexpr int64_t KEY_SPLIT = 1024;  // a multiple of KEY_TILE
-constexpr int64_t BLOCK_QUERIES = 64;  // query rows (tokens × heads of the group) that share a pass over the keys
+constexpr int64_t MOST_BLOCK_ROWS = 128;  // query rows (tokens × heads of the group) that share a pass over the keys
 constexpr size_t MOST_SPLIT_BYTES = size_t{64} << 20;
 
 template <class T>
@@ -95,10 +97,24 @@ inline void values_to_panels(const bf16* first, const bf16* second, int64_t h, b
     for (int64_t column = 0; column < h; column += PANEL, out += stride) {
         auto* pairs = reinterpret_cast<uint32_t*>(out);
         const int64_t count = h - column < PANEL ? h - column : PANEL;
+#if defined(__AVX2__)
         if (count == PANEL) {
-            for (int i = 0; i < PANEL; ++i)
-                pairs[i] = static_cast<uint32_t>(first[column + i].bits) | static_cast<uint32_t>(second[column + i].bits) << 16;
-        } else {
+            __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first + column));
+            __m256i y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second + column));
+            __m256i low = _mm256_unpacklo_epi16(x, y), high = _mm256_unpackhi_epi16(x, y);
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs), _mm256_permute2x128_si256(low, high, 0x20));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(pairs + 8), _mm256_permute2x128_si256(low, high, 0x31));
+            continue;
+        }
+#endif
+        for (int v = 0; v < NV && count == PANEL; ++v) {
+            vh x, y;
+            std::memcpy(&x, first + column + v * W, sizeof x);
+            std::memcpy(&y, second + column + v * W, sizeof y);
+            vu joined = __builtin_convertvector(x, vu) | (__builtin_convertvector(y, vu) << 16);
+            std::memcpy(pairs + v * W, &joined, sizeof joined);
+        }
+        if (count < PANEL) {
             for (int i = 0; i < PANEL; ++i)
                 pairs[i] = i < count ? static_cast<uint32_t>(first[column + i].bits) |
                                            static_cast<uint32_t>(second[column + i].bits) << 16
@@ -141,10 +157,14 @@ class BlockAttention {
 
     BlockAttention(const AttentionArguments& args, Team& team)
         : args_(args), h_(args.head_dim), group_(args.num_heads / args.num_kv_heads) {
-        tokens_ = group_ >= BLOCK_QUERIES ? 1 : BLOCK_QUERIES / group_;
+        // The more rows, the rarer keys and values are brought into panels; but every thread wants several blocks.
+        int64_t block_rows = MOST_BLOCK_ROWS;
+        while (block_rows > 32 && args.shape[0] * args.num_heads < 4 * team.size * block_rows) block_rows /= 2;
+        tokens_ = group_ >= block_rows ? 1 : block_rows / group_;
+        if (tokens_ > args.shape[2]) tokens_ = args.shape[2] > 0 ? args.shape[2] : 1;
         stride_ = (h_ + PANEL - 1) / PANEL * PANEL;
         const int64_t rows = tokens_ * group_, padded = (h_ + 1) / 2 * 2;
-        size_t floats = rows * padded * 2 + rows * KEY_TILE * 2 + KEY_TILE * padded + stride_ * KEY_TILE + 2 * rows * (stride_ + 2) +
+        size_t floats = rows * padded * 2 + rows * KEY_TILE * 2 + KEY_TILE * padded + stride_ / PANEL * VALUES_STRIDE + 2 * rows * (stride_ + 2) +
                         padded + 16 * 12;
         float* memory = team.own<float>(floats * sizeof(float));
         auto carve = [&](int64_t count) {
@@ -157,7 +177,7 @@ class BlockAttention {
         scores_ = carve(rows * KEY_TILE);
         weights_ = reinterpret_cast<AType*>(carve(rows * KEY_TILE));
         keys_ = reinterpret_cast<P*>(carve(KEY_TILE * padded));
-        values_ = reinterpret_cast<P*>(carve(stride_ * KEY_TILE));
+        values_ = reinterpret_cast<P*>(carve(stride_ / PANEL * VALUES_STRIDE));
         zeros_ = reinterpret_cast<T*>(carve(padded));
         std::memset(static_cast<void*>(zeros_), 0, padded * sizeof(float));
         own_ = Softmax{carve(rows), carve(rows), carve(rows * stride_)};
@@ -259,11 +279,36 @@ class BlockAttention {
     }
 
    private:
-    // Row of keys (side 0) or values (side 1) of a position.
-    const T* row_of(int64_t side, int64_t position) const {
-        const int64_t size = args_.block_size, page = table_[position / size];
-        return static_cast<const T*>(args_.cache) +
-               (((side * args_.num_pages + page) * args_.num_kv_heads + kv_head_) * size + position % size) * h_;
+    // Rows of keys and values of the sixteen positions from `first`; those outside [begin, end) are rows of zeros.
+    void find_rows(int64_t first, int64_t begin, int64_t end, const T* (&keys)[PANEL], const T* (&values)[PANEL]) const {
+        const int64_t size = args_.block_size, page_stride = args_.num_kv_heads * size * h_;
+        const T* cache = static_cast<const T*>(args_.cache) + kv_head_ * size * h_;
+        const int64_t values_offset = args_.num_pages * page_stride;
+        int64_t column = first / size, offset = first % size;
+        const T* page = nullptr;
+        for (int64_t i = 0; i < PANEL; ++i, ++offset) {
+            if (offset == size) ++column, offset = 0, page = nullptr;
+            if (first + i < begin || first + i >= end) {
+                keys[i] = values[i] = zeros_;
+                continue;
+            }
+            if (!page) page = cache + table_[column] * page_stride;
+            keys[i] = page + offset * h_;
+            values[i] = keys[i] + values_offset;
+        }
+    }
+
+    void prefetch_rows(int64_t first) const {
+        const int64_t size = args_.block_size, offset = first % size;
+        if (first >= high_ || offset + PANEL > size) return;
+        const int64_t page_stride = args_.num_kv_heads * size * h_;
+        const T* keys = static_cast<const T*>(args_.cache) + table_[first / size] * page_stride + (kv_head_ * size + offset) * h_;
+        const char* lines = reinterpret_cast<const char*>(keys);
+        const char* others = reinterpret_cast<const char*>(keys + args_.num_pages * page_stride);
+        for (int64_t byte = 0; byte < PANEL * h_ * static_cast<int64_t>(sizeof(T)); byte += 64) {
+            __builtin_prefetch(lines + byte);
+            __builtin_prefetch(others + byte);
+        }
     }
 
     // Keys begin to end - 1 of the tile at `base`; the others of the tile are invisible to the whole block.
@@ -271,20 +316,12 @@ class BlockAttention {
         const int64_t from = (begin - base) / PANEL * PANEL, to = (end - base + PANEL - 1) / PANEL * PANEL;
         const int64_t padded = (h_ + 1) / 2 * 2;
         for (int64_t j = from; j < to; j += PANEL) {
-            const T* rows[PANEL];
-            for (int64_t i = 0; i < PANEL; ++i) {
-                int64_t position = base + j + i;
-                rows[i] = position >= begin && position < end ? row_of(0, position) : zeros_;
-            }
-            keys_to_panel(rows, h_, keys_ + j * padded);
-            for (int64_t i = 0; i < PANEL; i += 2) {
-                const T* pair[2];
-                for (int64_t side = 0; side < 2; ++side) {
-                    int64_t position = base + j + i + side;
-                    pair[side] = position >= begin && position < end ? row_of(1, position) : zeros_;
-                }
-                values_to_panels(pair[0], pair[1], h_, values_ + (j + i) * PANEL, KEY_TILE * PANEL);
-            }
+            const T *keys[PANEL], *values[PANEL];
+            find_rows(base + j, begin, end, keys, values);
+            prefetch_rows(base + j + 2 * PANEL);
+            keys_to_panel(keys, h_, keys_ + j * padded);
+            for (int64_t i = 0; i < PANEL; i += 2)
+                values_to_panels(values[i], values[i + 1], h_, values_ + (j + i) * PANEL, VALUES_STRIDE);
         }
         MicroCall call{};
         call.a = queries_;
@@ -299,7 +336,7 @@ class BlockAttention {
         call.a = weights_of(0) + (pairs ? from / 2 : from);
         call.lda = pairs ? KEY_TILE / 2 : KEY_TILE;
         call.b = values_ + from * PANEL;
-        call.panel_stride = KEY_TILE * PANEL;
+        call.panel_stride = VALUES_STRIDE;
         call.k = to - from;
         call.c = state.values;
         call.ldc = stride_;

@@ -73,8 +73,24 @@ QUIRE_INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-QUIRE_INLINE vf max(vf a, vf b) { return a > b ? a : b; }
-QUIRE_INLINE vf min(vf a, vf b) { return a < b ? a : b; }
+QUIRE_INLINE vf max(vf a, vf b) {
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+QUIRE_INLINE vf min(vf a, vf b) {
+#if defined(__AVX512F__)
+    return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_min_ps(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
 QUIRE_INLINE vf convert_int(vi v) { return __builtin_convertvector(v, vf); }
 
 // --- 16-bit types -------------------------------------------------------------------------------------------------
