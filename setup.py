@@ -14,7 +14,9 @@ KERNELS = pathlib.Path("src/quire/kernels/cpu")
 
 def load_builder():
     """`quire.kernels.cpu.build` by path: the package itself cannot be imported before its dependencies are there."""
-    spec = importlib.util.spec_from_file_location("quire_cpu_build", pathlib.Path(__file__).parent / KERNELS / "build.py")
+    spec = importlib.util.spec_from_file_location(
+        "quire_cpu_build", pathlib.Path(__file__).parent / KERNELS / "build.py"
+    )
     builder = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(builder)
     return builder

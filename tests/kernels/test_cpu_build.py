@@ -1,0 +1,87 @@
+"""The build of the native kernels, and life without them."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from quire.kernels.cpu import build
+
+WITHOUT_LIBRARY = """
+import pathlib, quire.kernels.cpu.library as library
+library.LIBRARY = "_absent.so"
+import torch
+from quire.kernels import cpu, ops
+from quire.kernels.cpu import recording
+cpu.register()
+ops.select("cpu")
+available, isa, reason = cpu.library_status()
+assert not available and isa == "" and "is not built" in reason, (available, isa, reason)
+for op, choice in ops.choices().items():
+    assert choice.chosen.platform == "any", op
+    assert any("is not built" in why for _, why in choice.passed_over), op
+cpu.set_num_threads(2)
+weight = ops.pack_linear(torch.eye(4))
+out = torch.empty(2, 4)
+ops.linear(torch.ones(2, 4), weight, out)
+assert (out == 1).all()
+assert recording.record(lambda: ops.linear(torch.ones(2, 4), weight, out), 2, 1) is None
+"""
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_without_the_library_the_references_serve_and_the_log_says_so_once():
+    done = run_python(WITHOUT_LIBRARY)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("The plain PyTorch kernels serve instead") == 1
+
+
+def test_a_missing_compiler_is_a_build_error_that_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(build.BuildError, match="install g\\+\\+"):
+        build.build(tmp_path)
+
+
+def test_a_compiler_that_fails_leaves_no_library_and_shows_its_complaint(tmp_path, monkeypatch):
+    compiler = tmp_path / "broken-c++"
+    compiler.write_text("#!/bin/sh\necho no such option >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build.BuildError, match="no such option"):
+        build.build(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_instruction_set_unknown_to_the_compiler_is_left_out(tmp_path, monkeypatch):
+    real = shutil.which("g++") or shutil.which("clang++")
+    if real is None or "avx2" not in build.instruction_sets(os.uname().machine):
+        pytest.skip("needs a compiler for x86")
+    compiler = tmp_path / "old-c++"
+    # Knows nothing but the plain instruction set, and does no work for the others.
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-mavx*) echo unrecognized -mavx >&2; exit 1;; esac\nexec {real} -O0 "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    path, built, failed = build.build(tmp_path / "out")
+    assert path.exists() and built == ["generic"]
+    assert set(failed) == {"avx2", "avx512", "avx512_bf16"} and "unrecognized" in failed["avx2"]
+
+
+def test_the_override_of_the_instruction_set_is_obeyed_or_refused_by_name():
+    if not pathlib.Path(build.FOLDER / build.LIBRARY).exists():
+        pytest.skip("no library")
+    show = "from quire.kernels import cpu; print(cpu.library_status())"
+    if "generic" in build.instruction_sets(os.uname().machine):
+        assert "(True, 'generic', '')" in run_python(show, QUIRE_CPU_ISA="generic").stdout
+    done = run_python(show, QUIRE_CPU_ISA="mmx")
+    assert done.returncode != 0 and "QUIRE_CPU_ISA is 'mmx', but this machine and build can run" in done.stderr
