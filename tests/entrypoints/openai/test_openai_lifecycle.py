@@ -4,8 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
+import uvicorn
+import uvicorn.server
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
+from quire.entrypoints.openai import decoding, http_protocol
 from quire.entrypoints.openai.app import build_app
 from quire.entrypoints.openai.state import ServerSettings, ServerState
 from quire.errors import EngineDeadError
@@ -17,14 +20,20 @@ class RawClient:
     """One request spoken in ASGI, so that the client can go away when the test says so."""
 
     def __init__(
-        self, app: Any, path: str, body: bytes, hold_after: int | None = None, reading: asyncio.Event | None = None
+        self,
+        app: Any,
+        path: str,
+        body: bytes,
+        hold_after: int | None = None,
+        reading: asyncio.Event | None = None,
+        more_body: bool = False,
     ) -> None:
         self._hold_after = hold_after
         self._reading = reading
         self.sent: list[Any] = []
         self.news = asyncio.Event()
         self._incoming: asyncio.Queue[Any] = asyncio.Queue()
-        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": more_body})
         scope = {
             "type": "http",
             "method": "POST",
@@ -180,3 +189,26 @@ async def test_a_reader_that_does_not_read_holds_the_generator_back():
     await client.task
     assert client.sent[-1]["more_body"] is False
     assert sum(b'"text"' in message.get("body", b"") for message in client.sent) == 400
+
+
+async def test_a_body_that_never_ends_is_a_408(monkeypatch):
+    monkeypatch.setattr(decoding, "BODY_TIMEOUT_S", 0.0)
+    state = ServerState(ServerSettings(), FakeAsyncLLM())
+    client = RawClient(build_app(state), "/v1/completions", b'{"prompt":', more_body=True)
+    await client.task
+    assert client.sent[0]["status"] == 408 and state.in_flight == 0
+
+
+async def test_a_connection_that_sends_no_head_is_closed(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.0)
+    config = uvicorn.Config(build_app(ServerState(ServerSettings(), FakeAsyncLLM())), log_config=None, lifespan="off")
+    config.load()
+    loop = asyncio.get_running_loop()
+    server_state = uvicorn.server.ServerState()
+    listener = await loop.create_server(
+        lambda: http_protocol.BoundedHttpProtocol(config, server_state, {}), "127.0.0.1", 0
+    )
+    async with listener:
+        reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+        assert await reader.read() == b""
+        writer.close()

@@ -3,6 +3,7 @@
 Knows size, depth, encoding and types. Knows nothing of what the fields mean.
 """
 
+import asyncio
 import functools
 import re
 from collections.abc import Set
@@ -15,6 +16,8 @@ from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.logger import init_logger
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
+BODY_TIMEOUT_S = 120.0
+"""How long a body may take to arrive; a client that trickles one must not hold a connection, or a drain, for ever."""
 MAX_JSON_DEPTH = 64
 MAX_LOGGED_FIELDS = 256
 """Unknown fields that are logged, once each; further ones are ignored in silence, so that a client cannot fill the log."""
@@ -34,11 +37,15 @@ async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+    except TimeoutError:
+        message = f"The request body did not arrive within {BODY_TIMEOUT_S:.0f} s."
+        raise HTTPError(408, message, code="body_timeout", headers={"connection": "close"}) from None
     except ClientDisconnect:
         raise HTTPError(400, "The client went away before its request was complete.") from None
     return b"".join(parts)

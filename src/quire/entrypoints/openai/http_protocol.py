@@ -3,6 +3,7 @@
 uvicorn's httptools parser takes any number of headers of any size; a client could fill memory before a route sees it.
 """
 
+import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -11,6 +12,8 @@ from quire.entrypoints.openai.errors import HTTPError
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_COUNT = 256
+HEAD_TIMEOUT_S = 60.0
+"""How long a new connection may take to send a request's head."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -22,6 +25,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_count = 0
         self._too_large = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def data_received(self, data: bytes) -> None:
         if self._too_large:
@@ -48,6 +65,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._stop_head_timer()
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:

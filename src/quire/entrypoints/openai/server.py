@@ -189,6 +189,8 @@ class ServerProcess:
         for task in tuple(self._server.server_state.tasks):
             task.cancel()
         self._server.stop()
+        # A connection that does not close must not keep the process.
+        asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, os._exit, self._exit_code)
 
     async def _close_engine(self) -> None:
         if self._engine is None:
