@@ -34,6 +34,8 @@ def _reference_kernels(monkeypatch):
 
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or type(sys)(__name__))
     monkeypatch.setattr(sys.modules[__name__], "Narrow", Narrow, raising=False)
+    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
+    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
     ops.select("any")
 
 

@@ -21,8 +21,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def restored_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernels are chosen is the process's state: other rooms' tests get back what they had."""
+    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
+    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
+
+
 @pytest.fixture(params=["reference", "native"])
-def kernels(request: pytest.FixtureRequest) -> str:
+def kernels(request: pytest.FixtureRequest, restored_choice: None) -> str:
     """Select plain PyTorch, or the compiled kernels; both must give the same."""
     if request.param == "reference":
         ops.select("any")
@@ -34,7 +41,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def reference_kernels() -> None:
+def reference_kernels(restored_choice: None) -> None:
     ops.select("any")
 
 
