@@ -5,6 +5,7 @@ end closes when its holder dies, however it dies, so that neither side outlives 
 the configuration. Interrupts from the terminal are the parent's to handle; SIGTERM ends the core between two steps.
 """
 
+import gc
 import os
 import signal
 import threading
@@ -130,6 +131,8 @@ class CoreProcess:
         if first.executor is not None:
             executor = import_class(first.executor, "executor")(config)
         core = EngineCore(config, executor)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: later collections need not look at it
         self._send(
             Ready(
                 {

@@ -39,7 +39,7 @@ class OutputProcessor:
     def __init__(self, hooks: Sequence[StatsHook] = ()) -> None:
         self.hooks: list[StatsHook] = list(hooks)
         self._records: dict[str, RequestRecord] = {}
-        self._sequences: dict[str, SequenceState] = {}
+        self._sequences: dict[str, tuple[RequestRecord, SequenceState]] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -66,7 +66,7 @@ class OutputProcessor:
             )
         self._records[record.request_id] = record
         for sequence in record.sequences:
-            self._sequences[sequence.core_id] = sequence
+            self._sequences[sequence.core_id] = (record, sequence)
 
     def discard(self, request_id: str) -> None:
         """Forget a request that the core never got."""
@@ -86,7 +86,7 @@ class OutputProcessor:
                 if sequence.finish_reason is None:
                     core_ids.append(sequence.core_id)
                     sequence.finish("abort")
-                    self._end(sequence, now)
+                    self._end(record, sequence, now)
             records.append(record)
         return records, core_ids
 
@@ -97,28 +97,29 @@ class OutputProcessor:
         sequences = self._sequences
         has_hooks = bool(self.hooks)
         for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True):
-            sequence = sequences.get(core_id)
-            if sequence is None:  # aborted while the step was under way
+            found = sequences.get(core_id)
+            if found is None:  # aborted while the step was under way
                 continue
+            record, sequence = found
             if sequence.is_quiet and not has_hooks:  # the offline case: only keep the token
                 sequence.token_ids.append(token_id)
                 sequence.first_token_time = sequence.first_token_time or now
                 continue
             is_stopped = sequence.append(token_id)
             if has_hooks:
-                self._record_tokens(sequence, 1, now)
+                self._record_tokens(record, sequence, 1, now)
             elif not sequence.first_token_time:
                 sequence.first_token_time = now
             if is_stopped:
                 aborts.append(core_id)
-                self._end(sequence, now)
+                self._end(record, sequence, now)
             if not sequence.is_quiet:
                 sequence.last_token_time = now
-                self._touch(sequence.record, touched)
+                self._touch(record, touched)
         for output in outputs.outputs:
-            sequence = sequences.get(output.request_id)
-            if sequence is not None:
-                self._process_one(sequence, output, now, touched, aborts)
+            found = sequences.get(output.request_id)
+            if found is not None:
+                self._process_one(*found, output, now, touched, aborts)
         for record in touched:
             record.is_touched = False
         if outputs.stats is not None:
@@ -134,6 +135,7 @@ class OutputProcessor:
 
     def _process_one(
         self,
+        record: RequestRecord,
         sequence: SequenceState,
         output: EngineCoreOutput,
         now: float,
@@ -141,7 +143,6 @@ class OutputProcessor:
         aborts: list[str],
     ) -> None:
         """News that is more than one plain token."""
-        record = sequence.record
         if output.num_cached_tokens >= 0 and record.num_cached_tokens is None:
             record.num_cached_tokens = output.num_cached_tokens
         if sequence.index == 0:
@@ -152,16 +153,16 @@ class OutputProcessor:
             if stopped:
                 aborts.append(sequence.core_id)
         else:
-            self._finish(sequence, output)
+            self._finish(record, sequence, output)
         if output.new_token_ids:
-            self._record_tokens(sequence, len(output.new_token_ids), now)
+            self._record_tokens(record, sequence, len(output.new_token_ids), now)
         if sequence.finish_reason is not None:
-            self._end(sequence, now)
+            self._end(record, sequence, now)
         if output.new_token_ids or sequence.finish_reason is not None:
             self._touch(record, touched)
 
     @staticmethod
-    def _finish(sequence: SequenceState, output: EngineCoreOutput) -> None:
+    def _finish(record: RequestRecord, sequence: SequenceState, output: EngineCoreOutput) -> None:
         """The core ended it; a stop string in its last tokens comes first."""
         reason = str(output.finish_reason)
         *earlier, last = output.new_token_ids or [None]
@@ -173,31 +174,30 @@ class OutputProcessor:
             elif sequence.append(last):
                 return
         if output.error is not None:
-            sequence.record.error = output.error
-            sequence.record.refusal = _refusal_error(output)
+            record.error = output.error
+            record.refusal = _refusal_error(output)
         sequence.finish(reason, output.stop_reason)
 
-    def _record_tokens(self, sequence: SequenceState, count: int, now: float) -> None:
+    def _record_tokens(self, record: RequestRecord, sequence: SequenceState, count: int, now: float) -> None:
         if not sequence.first_token_time:
             sequence.first_token_time = now
             for hook in self.hooks:
-                hook.record_first_token(now - sequence.record.arrival_time, len(sequence.prompt_token_ids))
+                hook.record_first_token(now - record.arrival_time, len(sequence.prompt_token_ids))
             count -= 1
         if count > 0:
             for hook in self.hooks:
                 hook.record_next_tokens(now - (sequence.last_token_time or sequence.first_token_time), count)
         sequence.last_token_time = now
 
-    def _end(self, sequence: SequenceState, now: float) -> None:
+    def _end(self, record: RequestRecord, sequence: SequenceState, now: float) -> None:
         """A sequence ended: forget it, and its request with the last of them."""
-        record = sequence.record
         self._sequences.pop(sequence.core_id, None)
         sequence.last_token_time = now
         record.num_unfinished -= 1
         if record.num_unfinished == 0:
             self._records.pop(record.request_id, None)
         for hook in self.hooks:
-            hook.record_finished(_finished(sequence, now))
+            hook.record_finished(_finished(record, sequence, now))
 
 
 def _refusal_error(output: EngineCoreOutput) -> QuireError | None:
@@ -210,8 +210,7 @@ def _refusal_error(output: EngineCoreOutput) -> QuireError | None:
     return RequestError(message, param=refusal.param)
 
 
-def _finished(sequence: SequenceState, now: float) -> FinishedRequest:
-    record = sequence.record
+def _finished(record: RequestRecord, sequence: SequenceState, now: float) -> FinishedRequest:
     first = sequence.first_token_time
     return FinishedRequest(
         finish_reason=sequence.finish_reason or "abort",

@@ -63,7 +63,6 @@ class SequenceState:
         "logprobs",
         "params",
         "prompt_token_ids",
-        "record",
         "sent_chars",
         "sent_finish",
         "sent_tokens",
@@ -72,12 +71,9 @@ class SequenceState:
         "token_ids",
     )
 
-    def __init__(
-        self, record: "RequestRecord", request: EngineRequest, index: int, tokenizer: Tokenizer | None
-    ) -> None:
+    def __init__(self, request: EngineRequest, index: int, tokenizer: Tokenizer | None) -> None:
         params = request.sampling_params
         assert params is not None
-        self.record = record
         self.core_id = request.request_id
         self.index = index
         self.params: SamplingParams = params
@@ -257,7 +253,7 @@ class RequestRecord:
 
     def __post_init__(self) -> None:
         self.sequences = [
-            SequenceState(self, request, index, self.tokenizer) for index, request in enumerate(self.engine_requests)
+            SequenceState(request, index, self.tokenizer) for index, request in enumerate(self.engine_requests)
         ]
         self.num_unfinished = len(self.sequences)
         if self.params.prompt_logprobs is not None:
