@@ -29,6 +29,11 @@ class _TorchWatch(TorchDispatchMode):
         super().__init__()
         self._refuse = refuse
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Yes would import PyTorch's compiler at the first operator: seconds of start-up for a mode that nobody compiles.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = func._schema
         changes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
