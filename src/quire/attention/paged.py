@@ -1,5 +1,8 @@
 """Backends that go through the kernel registry: pages in the built-in layout, written and read by `kernels.ops`."""
 
+import math
+
+import numpy as np
 import torch
 
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams
@@ -12,7 +15,11 @@ class PagedBackend(AttentionBackend):
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:
         shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+        dtype: torch.dtype = getattr(torch, spec.dtype)
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        # The host's zero pages: memory is taken where pages are used, not gigabytes of it at the start.
+        return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
     def rope_and_cache(
         self,
