@@ -9,6 +9,9 @@ from quire.attention.interface import AttentionBackend, AttentionMetadata, Atten
 from quire.config.kv_spec import KVCacheSpec
 from quire.kernels import ops
 
+CACHE_LINE = 64
+"""Bytes; pages start at a line's beginning."""
+
 
 class PagedBackend(AttentionBackend):
     """Pages as [2, P, K, S, H]: keys, then values; a page holds S tokens of K heads."""
@@ -19,7 +22,10 @@ class PagedBackend(AttentionBackend):
         if device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
         # The host's zero pages: memory is taken where pages are used, not gigabytes of it at the start.
-        return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        raw = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+        start = -raw.ctypes.data % CACHE_LINE
+        return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
 
     def rope_and_cache(
         self,
