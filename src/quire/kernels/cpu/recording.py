@@ -1,8 +1,9 @@
 """Recording of steps: the native operations that a function runs, kept as a list that is run again in one call.
 
-While a recording is made every operation also runs (unless told not to), so the recorded step is a real one. A replay reads the same memory:
-tensors are filled in place between replays, and batch sizes are read from `AttentionMetadata.shape`. Only the number of
-rows may change, for operations whose rows are the step's tokens or its logits. Knows nothing of models.
+While a recording is made every operation also runs (unless told not to), so the recorded step is a real one. A replay
+reads the same memory: tensors are filled in place between replays, and batch sizes are read from
+`AttentionMetadata.shape`. Only the number of rows may change, for operations whose rows are the step's tokens or its
+logits. Knows nothing of models.
 """
 
 import ctypes
