@@ -133,12 +133,12 @@ class FakeAsyncLLM:
         self, prompt: list[int], params: SamplingParams, request_id: str, number: int, last: bool
     ) -> RequestOutput:
         first = number if params.output_kind is RequestOutputKind.DELTA else 0
-        answer = bytes(token for token in prompt if token < 256).upper()
+        answer = bytes(token for token in prompt if token < 256).upper() or b"?"
         token_ids = [answer[index % len(answer)] for index in range(first, number + 1)]
         choices = [
             CompletionOutput(
                 index=index,
-                text=bytes(token_ids).decode(),
+                text=bytes(token_ids).decode("utf-8", "replace"),
                 token_ids=token_ids,
                 cumulative_logprob=-float(index),
                 logprobs=None

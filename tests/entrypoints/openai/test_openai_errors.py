@@ -51,6 +51,7 @@ def error_of(response, status: int) -> dict:
         (b'{"prompt": [1, [2]]}', "prompt", "mixes"),
         (b'{"prompt": []}', "prompt", "empty"),
         (b'{"prompt": [[]]}', "prompt", "empty"),
+        (b'{"prompt": "", "add_special_tokens": false}', "prompt", "empty"),
         (b'{"prompt": [1.5]}', "prompt[0]", "expected"),
         (b'{"prompt": [-1]}', "prompt", "vocabulary"),
         (b'{"prompt": [257]}', "prompt", "vocabulary"),

@@ -86,6 +86,8 @@ async def _completion_prompt(
         encode = require_tokenizer(tokenizer, "prompt").encode
         token_ids = await run_sized(len(item), encode, item, add_special_tokens=special)
         prompt = Prompt(list(token_ids), item)
+        if not prompt.token_ids:
+            raise bad_request("prompt: the text is empty, and has no tokens.", "prompt")
     else:
         check_token_ids(item, vocab_size, "prompt")
         text = tokenizer.decode(item) if request.echo and tokenizer is not None else None
