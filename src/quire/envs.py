@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     QUIRE_PLUGINS: list[str] | None
     QUIRE_PLATFORM: str | None
     QUIRE_CPU_ISA: str | None
+    QUIRE_CPU_THREADS: int | None
     QUIRE_USE_MODELSCOPE: bool
     QUIRE_CACHE_ROOT: str
     QUIRE_ALLOW_LONG_MAX_MODEL_LEN: bool
@@ -130,6 +131,9 @@ VARIABLES: dict[str, Variable] = {
         "list", None, "Comma-separated names of the plugins that may load; unset means all.", _parse_list
     ),
     "QUIRE_PLATFORM": _text(None, "The platform to use: a built-in name, or that of a platform plugin."),
+    "QUIRE_CPU_THREADS": Variable(
+        "int", None, "Compute threads on a CPU where `cpu_threads` is not given.", _parse_positive
+    ),
     "QUIRE_CPU_ISA": _text(
         None, "Instruction set of the CPU kernels, instead of the best one: avx512_bf16, avx512, avx2, neon or generic."
     ),

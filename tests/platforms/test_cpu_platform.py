@@ -98,3 +98,10 @@ def test_the_runtime_reports_memory_and_its_peak(model: Path) -> None:
     assert 0 < free <= total
     assert runtime.peak_memory() > 10 << 20
     assert runtime.device().type == "cpu"
+
+
+def test_the_environment_sets_threads_where_the_setting_does_not(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CPU_THREADS", "1")
+    config = make_config(model)
+    assert config.device.cpu_threads == 1
+    assert config.provenance["device.cpu_threads"] == "QUIRE_CPU_THREADS=1"

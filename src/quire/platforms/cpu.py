@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire import envs
 from quire.errors import ConfigError
 from quire.logger import init_logger
 from quire.platforms.host import usable_cpus, usable_memory
@@ -38,9 +39,9 @@ def has_native_kernels() -> bool:
 
 
 def thread_count(config: EngineConfig) -> int:
-    """Compute threads: the setting if given, else every core that this process may use."""
+    """Compute threads: the setting, or the environment's, or every core that this process may use."""
     cores = usable_cpus()
-    wanted = config.device.cpu_threads
+    wanted = config.device.cpu_threads or envs.QUIRE_CPU_THREADS or 0
     return min(wanted, cores) if wanted > 0 else cores
 
 
@@ -145,7 +146,12 @@ class CpuPlatform(Platform):
             logger.warning(
                 "cpu_threads=%d is more than the %d cores of this process: using %d", asked, threads, threads
             )
-        why = "as asked" if asked == threads else f"the {usable_cpus()} cores that this process may use"
+        if asked == threads:
+            why = "as asked"
+        elif not asked and envs.QUIRE_CPU_THREADS:
+            why = f"QUIRE_CPU_THREADS={envs.QUIRE_CPU_THREADS}"
+        else:
+            why = f"the {usable_cpus()} cores that this process may use"
         return dataclasses.replace(
             config,
             device=dataclasses.replace(config.device, cpu_threads=threads),
