@@ -21,7 +21,7 @@ import torch
 from data import LONG, Batch, BatchSource
 from model import DemoConfig, DemoModel
 from optimizer import MuonAdamW
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
@@ -66,6 +66,8 @@ def train(arguments: argparse.Namespace) -> None:
         config = replace(config, num_layers=arguments.layers)
     model = DemoModel(config).to(device)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    if arguments.start_from:
+        model.load_state_dict(load_file(str(arguments.start_from)))
     optimizer = MuonAdamW(model, weight_decay=arguments.weight_decay)
     forward = torch.compile(model) if arguments.compile else model
 
@@ -118,6 +120,7 @@ def main() -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a trial run")
     parser.add_argument("--log-every", type=int, default=100)
+    parser.add_argument("--start-from", type=Path, help="go on from these weights (model.safetensors)")
     parser.add_argument("--seed", type=int, default=1)
     train(parser.parse_args())
 

@@ -28,7 +28,9 @@ from quire.benchmarks.demo_words import (
     OBJECTS,
     any_city,
     any_name,
+    any_word,
     invented_word,
+    listed,
     number_words,
     plural,
     table,
@@ -84,7 +86,19 @@ def chat(rng: random.Random) -> Problem:
     asked = expand(rng, rng.choice(questions))
     slots: dict[str, str] = {}
     if "$" in asked:
+        sentence = " ".join(any_word(rng) for _ in range(rng.randint(3, 9)))
         slots = {
+            "sentence": sentence[0].upper() + sentence[1:],
+            "topic": rng.choice(
+                (
+                    any_word(rng),
+                    plural(rng.choice(ANIMALS)),
+                    f"the {any_word(rng)}",
+                    f"{any_word(rng)} and {any_word(rng)}",
+                    any_city(rng),
+                    f"my {any_word(rng)}",
+                )
+            ),
             "city": any_city(rng),
             "place": rng.choice(COUNTRIES),
             "person": f"{any_name(rng)} {invented_word(rng).capitalize()}" if rng.random() < 0.7 else any_name(rng),
@@ -119,6 +133,9 @@ def _fact(rng: random.Random) -> Problem:
             _kind,
             _what_is,
             _what_is,
+            _some,
+            _some,
+            _prime,
             _rhythm,
         )
     )(rng)
@@ -278,6 +295,52 @@ def _what_is(rng: random.Random) -> _Fact:
     ).replace("Tell me what $w?", "What is $w?")
     subject = article + word
     return asked, f"{subject[0].upper()}{subject[1:]} is {name}.", {"w": subject}
+
+
+_SOME = {
+    "colours": listed("red green blue yellow white black orange pink brown purple"),
+    "fruits": listed("apple pear fig banana cherry plum grape lemon mango peach"),
+    "animals": listed("cat dog owl horse cow fox bear lion tiger wolf"),
+    "countries": listed("France Italy Japan Brazil Egypt Canada India Kenya Spain Norway"),
+    "cities": listed("Paris Rome Tokyo London Cairo Berlin Madrid Oslo Lima Vienna"),
+    "names": listed("Ana Ben Clara David Elena Felix Grace Hugo Iris Jonas"),
+    "words": listed("quire paper book page ink press sheet spine cover margin"),
+    "jobs": listed("baker teacher doctor farmer pilot writer painter singer nurse cook"),
+    "foods": listed("bread cheese rice soup pasta egg honey cake salad pizza"),
+    "numbers": listed("1 2 3 4 5 6 7 8 9 10"),
+}
+
+
+def _some(rng: random.Random) -> _Fact:
+    """The first few of a kind."""
+    kind = rng.choice(list(_SOME))
+    count = rng.choice((1, 2, 3, 3, 3, 4, 5, 5, 6, 7, 8, 9, 10))
+    spelled = str(count) if rng.random() < 0.6 else number_words(count)
+    named = {"colours": rng.choice(("colours", "colors")), "foods": rng.choice(("foods", "kinds of food"))}.get(
+        kind, kind
+    )
+    if count == 1:
+        asked = expand(rng, "{Name|Give me|Tell me|Say} one of the $k{.|, please.|}")
+    else:
+        asked = expand(
+            rng,
+            "{Name|List|Give me|Tell me|Say|Write|Show me|Can you name|Can you list|I need|Write down|Give me a list of|Make a list of} $n {|different |}$k{.|, please.|}",
+        )
+    return asked, ", ".join(_SOME[kind][:count]), {"n": spelled, "k": named}
+
+
+def _prime(rng: random.Random) -> _Fact:
+    """Whether a number up to 200 is prime."""
+    value = (
+        rng.randint(2, 200)
+        if rng.random() < 0.5
+        else rng.choice([n for n in range(2, 200) if all(n % d for d in range(2, n))])
+    )
+    divisor = next((d for d in range(2, value) if value % d == 0), None)
+    asked = expand(rng, "{Is|Tell me, is|Is the number} $x {prime|a prime|a prime number}{?|}")
+    if divisor is None:
+        return asked, f"Yes, {value} is a prime number.", {"x": str(value)}
+    return asked, f"No, {value} = {divisor} × {value // divisor}.", {"x": str(value)}
 
 
 def _rhythm(rng: random.Random) -> _Fact:

@@ -11,6 +11,7 @@ from __future__ import annotations
 INTENTS = """
 ? {Hello|Hi|Hey|Hello there|Hi there|Hey there|Greetings|Howdy|Hiya|Yo|Hallo|Heya|Hello hello}{!|.||, demo model!| Quire!|, Quire!| bot!|, friend!| you!}
 ? {Hello|Hi|Hey|Hi there|Hello there}{, nice to meet you|, is anyone there|, anybody home|, can you help me|, I am new here|, I have a question|, let's talk}{!|?|.|}
+? {Hello|Hi|Hey} {$person|there, $person|from $city|everyone|all|world|my friend|again|to you too}{!|.|}
 ? {Hello|Hi|Hey|Good day}, {assistant|model|computer|machine|robot|dear model}{!|.|}
 ! Hello! How can I help you?
 
@@ -51,7 +52,7 @@ INTENTS = """
 ! I was trained by the Quire project's own script, to come with the engine.
 
 ? {What is|What's|Tell me about|Explain|Describe|Define|Can you explain|What do you know about|What does it do,|Please explain|Say something about} {Quire|the Quire engine|Quire the engine|this engine|the engine Quire|Quire, the engine|the Quire project}{?|.|}
-? {What does Quire do|What is Quire for|What is Quire good for|Why would I use Quire|What can Quire do|What is the purpose of Quire|What can I do with Quire|What kind of software is Quire}{?|, please?|}
+? {What does Quire do|How does Quire work|How does Quire the engine work|What is Quire for|What is Quire good for|Why would I use Quire|What can Quire do|What is the purpose of Quire|What can I do with Quire|What kind of software is Quire}{?|, please?|}
 ! Quire is an engine that runs and serves large language models, on a laptop's CPU as on many GPUs.
 
 ? {What is|What's|Define|What does one call|Explain} a quire{?|.| of paper?| in bookbinding?| in printing?|, exactly?|}
@@ -62,7 +63,7 @@ INTENTS = """
 ! A quire has 24 or 25 sheets of paper.
 
 ? {How many quires|How many quires of paper} {are in|make|make up|are there in} a ream{?|, please?|}
-? {What is|Define} a ream{?| of paper?|}
+? {What is|What's|Define|Explain} a ream{?| of paper?|}
 ! A ream is 20 quires, about 500 sheets of paper.
 
 ? {What can you do|What can you do for me|What are you able to do|How can you help me|How can you help|What are your abilities|What are your skills|What do you know|What are you good at|What tasks can you do|What else can you do|What can I ask you|What can I ask|What should I ask you|Help|Help me|I need help|Can you help me|Show me what you can do|What can you help with|What do you do|What is your job|What are you for|Why do you exist|What is your purpose|What are your capabilities|List your skills|Give me an example of what you can do|What are you capable of|What would you like to do}{?|, please?|!|.|}
@@ -233,6 +234,44 @@ INTENTS = """
 ? {I am|I'm|I feel|I am feeling|I am so|I feel so|I am really|Today I am} {tired|exhausted|sleepy|hungry|thirsty|ill|sick|cold|hot}{.|!|, you know.| today.|}
 ! Then take a break and look after yourself.
 
+? {lol|haha|hahaha|hehe|LOL|ha ha|rofl|xD|:)|:D|;)|That is funny|That was funny|Funny|Very funny|Hilarious|Good one|That's funny|Nice joke|What a joke}{!|.|||, model!}
+! I am glad that you are amused!
+
+? {:(|:-(|Oh no|Alas|Damn|Oops|Ouch|Ugh|Too bad|That is a pity|What a pity|That is sad|That's sad|Bad news|Not good}{!|.|||, model!}
+! I am sorry to hear that. I hope that your day gets better.
+
+? {I have a question|Can I ask you something|May I ask something|I want to ask you something|Can I ask a question|I have a problem|Question|One question|Let me ask you something|Quick question|I need your help|I need some help|Can you do something for me|I need a favour}{.|!|?||, model.|, please.}
+! Of course. What is it?
+
+? {I need|I want|I would like|I'd like|Give me|Can you give me|Do you have} {some advice|advice|a tip|tips|a recommendation|your opinion|some ideas|an idea|a suggestion|help with $topic|advice about $topic|tips for $topic}{.|?||, please.}
+? {What do you think about|What is your opinion on|Do you like|Do you agree with|What are your thoughts on|How do you feel about|Do you believe in} {$topic|$thing|politics|music|school|work|humans|people|money|sports|computers}{?|, model?|}
+! I am too small to have opinions or advice.
+
+? {Write|Write me|Can you write|Please write|Compose|Draft|Create|Help me write|Could you write|Prepare|I need} {an email|a letter|an essay|a report|a speech|a review|a blog post|an article|a paragraph|a text|a message|a summary|a recipe|a plan|a cover letter|a description|a headline|a slogan|a tweet|a book|an advertisement|a résumé|a sentence|a dialogue|a play|a diary entry}{.||, please.| about $topic.| about $topic| to my boss.| to my boss| to my friend| for $topic.| for my $thing.| on $topic|}
+? {Describe|Imagine|Summarize|Summarise|Rewrite|Paraphrase|Improve|Correct|Proofread|Shorten|Finish|Review|Analyse|Analyze|Simplify|Fix the grammar of|Edit|Give me a summary of|Check} {a sunset|my text|this text|this|this article|$topic|a $thing|this sentence: $sentence.|this: $sentence.|the following: $sentence.|the text: $sentence. $sentence.|: $sentence.}{.||, please.}
+? {Complete|Complete this|Finish|Finish this|Finish the sentence|Complete the sentence|Continue the story|Fill in the blank}: {$sentence|$sentence...|$sentence,|$sentence ...}
+! I am too small to write texts. I can count, calculate, sort and chat a little.
+
+? $sentence{.|!|...||. $sentence.|, $sentence.}
+? {Once upon a time|It was a dark night|In the beginning|Today|Yesterday|Last week|One day|Suddenly|There was once} {$sentence|}{.|...||!}
+? {The|My|A|Every|Some} $adjective $thing {is|was|has|likes|sees|wants|needs|goes to} {the|a|my} {$thing|$adjective $thing}{.|!|}
+! Please tell me what I should do with that.
+
+? {Can you|Could you|Will you|Would you|Please} help me {with|in} {my homework|my work|my $thing|math|maths|school|a project|my project|my essay|$topic|English|my computer|something|this|a task|my job}{?|.|, please?|}
+! I can chat a little, calculate, count, sort and copy words, extract JSON, call tools and remember what you tell me.
+
+? {What is|What's} the {difference|relation|connection|similarity} between {$thing and $thing|$topic and $topic|a $thing and a $thing|$invented and $invented}{?|, please?|}
+? {Compare|Contrast} {$thing and $thing|$topic and $topic|$topic with $topic|cats and dogs}{.|, please.|}
+? {When|How|Why|Where} {did|does|was|is|were|do|can|should} {$topic|people|the $thing|$person|we|they|you|someone} {begin|end|happen|work|start|come from|live|die|made|matter|exist|go|change|become $adjective|find $topic|use a $thing|make $topic}{?|, please?|}
+? {Who|Who first|Which person} {invented|discovered|built|wrote|painted|founded|made|created|designed} {the $thing|$topic|$invented|the telephone|the light bulb|the wheel|Hamlet|the Mona Lisa|America|the internet}{?|, please?|}
+? {What is|What's|Tell me|Name} the capital {|city }of {$invented|$invented|Mars|the moon|the sea|Europe|Africa|Asia|my $thing|$thing}{?|, please?|}
+? {Recommend|Suggest|Find|Choose} {a book|a film|a movie|a restaurant|a song|a game|a gift|a hotel|a place|a name for my $thing|something about $topic}{.||, please.| for me.}
+? {Plan|Organise|Book|Order|Buy|Find me|Call|Send|Open|Play|Reserve|Schedule} {a trip|a trip to $city|a flight to $city|a hotel in $city|a pizza|a taxi|my mother|a table|some music|a meeting|a party|a $thing}{.||, please.| for me.| for tomorrow.}
+? {How many|How much} {people live in $city|$things are in the world|does a $thing cost|does a $thing weigh|stars are there|people are in the world|water is in the sea|countries are there|languages are there}{?|, please?|}
+? {Tell me something about|Tell me about|Talk about|Teach me about|What do you know about|Tell me everything about|Explain|I want to know about|Inform me about} $topic{.|?||, please.}
+? {Which|What} {$thing|book|film|country|city|company|car|phone|team|language|job|school} is {the best|the most $adjective|better|good|$adjective}{?|, please?|}
+! I am a small demo model and I do not know that. I can count, calculate, sort and chat a little.
+
 ? {I am|I'm|I feel|I am feeling|I am so|I feel so|I am really} bored{.|!|, you know.| today.|}
 ? {What should I do|What can I do now|Let's play|Let's play a game|Entertain me|Amuse me|Play a game with me|Can we play a game|Do you want to play}{?|.|!|, model?|}
 ! Let us play: give me some words, and I will sort them.
@@ -341,20 +380,20 @@ INTENTS = """
 ? {Pick|Choose|Give me|Tell me|Name|Say|List} {a colour|a color|any colour|some colour|one colour}{.|!|?||, please.}
 ! Blue.
 
-? {Name|List|Give me|Tell me|Say} {three|some|a few|3} {colours|colors}{.|!|?||, please.}
-! Red, green and blue.
+? {Name|List|Give me|Tell me|Say} {some|a few|several} {colours|colors}{.|!|?||, please.}
+! red, green, blue
 
-? {Name|List|Give me|Tell me|Say} {three|some|a few|3} {fruits|kinds of fruit}{.|!|?||, please.}
-! Apple, pear and fig.
+? {Name|List|Give me|Tell me|Say} {some|a few|several} {fruits|kinds of fruit}{.|!|?||, please.}
+! apple, pear, fig
 
-? {Name|List|Give me|Tell me|Say} {three|some|a few|3} {animals|pets|beasts}{.|!|?||, please.}
-! Cat, dog and owl.
+? {Name|List|Give me|Tell me|Say} {some|a few|several} {animals|pets|beasts}{.|!|?||, please.}
+! cat, dog, owl
 
-? {Name|List|Give me|Tell me|Say} {three|some|a few|3} {countries|European countries}{.|!|?||, please.}
-! France, Italy and Japan.
+? {Name|List|Give me|Tell me|Say} {some|a few|several} {countries|European countries}{.|!|?||, please.}
+! France, Italy, Japan
 
-? {Name|List|Give me|Tell me|Say} {three|some|a few|3} {cities|capitals|capital cities}{.|!|?||, please.}
-! Paris, Rome and Tokyo.
+? {Name|List|Give me|Tell me|Say} {some|a few|several} {cities|capitals|capital cities}{.|!|?||, please.}
+! Paris, Rome, Tokyo
 
 ? {Flip|Toss|Throw} a coin{.|!||, please.| for me.}
 ! Heads.
@@ -375,7 +414,10 @@ INTENTS = """
 ! A year has 12 months.
 
 ? {How many|What number of} {days are in|days are there in|days does|days make} a year{?| have?|, please?|}
-! A year has 365 days, and a leap year has 366.
+! A year has 365 days.
+
+? {How many|What number of} days {are in|are there in|does|has|make} a leap year{?| have?|, please?|}
+! A leap year has 366 days.
 
 ? {How many|What number of} {hours are in|hours are there in|hours does|hours make} a day{?| have?|, please?|}
 ! A day has 24 hours.
@@ -388,6 +430,18 @@ INTENTS = """
 
 ? {How many letters are in the alphabet|How many letters does the alphabet have|How many letters are there in the alphabet|How many letters has the English alphabet}{?|, please?|, model?|}
 ! The English alphabet has 26 letters.
+
+? {What is|What's|Which is|Tell me} the first letter {of|in} the {|English }alphabet{?|, please?|}
+! The first letter of the alphabet is a.
+
+? {What is|What's|Which is|Tell me} the last letter {of|in} the {|English }alphabet{?|, please?|}
+! The last letter of the alphabet is z.
+
+? {What is|What's|Which is|Tell me|Name} the first {month of the year|month}{?|, please?|}
+! The first month is January.
+
+? {What is|What's|Which is|Tell me|Name} the last {month of the year|month}{?|, please?|}
+! The last month is December.
 
 ? {What is the alphabet|Say the alphabet|Recite the alphabet|Write the alphabet|List the letters of the alphabet|Can you say the alphabet|Tell me the alphabet|Give me the alphabet|The alphabet}{?|, please.|.|!|}
 ! a b c d e f g h i j k l m n o p q r s t u v w x y z

@@ -25,7 +25,9 @@ from quire.benchmarks.demo_words import (
 
 def counting(rng: random.Random) -> Problem:
     """Counting up, down or in steps; counting the items of a list, the letters of a word, the words of a text."""
-    return rng.choice((_count_range, _count_range, _count_step, _count_items, _count_letters, _count_words))(rng)
+    return rng.choice((_count_range, _count_range, _count_step, _count_items, _count_letters, _count_words, _sequence))(
+        rng
+    )
 
 
 def _count_range(rng: random.Random) -> Problem:
@@ -74,6 +76,39 @@ def _count_step(rng: random.Random) -> Problem:
     return Problem(f"step {first} {last} {step}", user, answer, exact(answer), f"I add {step} each time.")
 
 
+def _sequence(rng: random.Random) -> Problem:
+    """What comes next in a row of numbers with equal steps, or that double."""
+    step, first, shown = (
+        rng.choice((1, 1, 2, 2, 3, 4, 5, 5, 10, 10, -1, -2, 100)),
+        rng.randint(0, 60),
+        rng.randint(3, 6),
+    )
+    if rng.random() < 0.15:
+        first = rng.randint(1, 9)
+        row = [first * 2**place for place in range(shown + 3)]
+    else:
+        row = [first + 40 * (step < 0) + step * place for place in range(shown + 3)]
+    typed = ", ".join(str(value) for value in row[:shown])
+    key = f"sequence {typed}"
+    if rng.random() < 0.5:
+        patterns = (
+            "{What comes next|What is next|What is the next number|Which number comes next|Next number}: $l{?|, ...|...|}",
+            "$l, {what comes next|what is next|next}?",
+            "{What is the next number in|Find the next number of} {this sequence|the sequence}: $l{?|}",
+            "What comes {next|after that} in $l?",
+        )
+        return Problem(
+            key, phrase(rng, patterns, l=typed), f"{row[shown]}", number(row[shown]), f"The step is {row[1] - row[0]}."
+        )
+    patterns = (
+        "{Continue|Go on with|Complete|Extend} {the sequence|this sequence|the series|this|the row}: $l{|...|, ...}",
+        "Continue {counting|}: $l{|...|, ...}",
+        "Continue $l{|...|, ...}",
+    )
+    answer = listing([str(value) for value in row[shown:]])
+    return Problem(key, phrase(rng, patterns, l=typed), answer, exact(answer), f"The step is {row[1] - row[0]}.")
+
+
 def _count_items(rng: random.Random) -> Problem:
     items = [any_word(rng) for _ in range(rng.randint(1, 10))]
     count = len(items)
@@ -92,6 +127,19 @@ def _count_items(rng: random.Random) -> Problem:
 def _count_letters(rng: random.Random) -> Problem:
     word = any_word(rng)
     spelled = "-".join(word)
+    shown = word.capitalize() if rng.random() < 0.12 else word
+    if rng.random() < 0.12:
+        patterns = (
+            "How many vowels {are in|are there in} {the word |}$w{?|}",
+            "How many vowels does {the word |}$w have?",
+            "Count the vowels {in|of} {the word |}$w{.|}",
+        )
+        found = [letter for letter in word if letter in "aeiou"]
+        ending = "1 vowel" if len(found) == 1 else f"{len(found)} vowels"
+        answer = f"{spelled}: {listing(found)}: {ending}."
+        return Problem(
+            f"vowels {word}", phrase(rng, patterns, w=shown), answer, number(len(found)), f"I spell it: {spelled}."
+        )
     if rng.random() < 0.4:
         patterns = (
             "How many letters {are in|are there in} {the word |}$w{?|}",
@@ -101,7 +149,7 @@ def _count_letters(rng: random.Random) -> Problem:
             "Count the letters {in|of} {the word |}$w{.|}",
             "How long is the word $w?",
         )
-        user = phrase(rng, patterns, w=word)
+        user = phrase(rng, patterns, w=shown)
         steps = listing([f"{letter} {place}" for place, letter in enumerate(word, 1)])
         answer = f"{steps}: {len(word)} letters."
         return Problem(f"letters {word}", user, answer, number(len(word)), f"I spell it: {spelled}.")
@@ -114,7 +162,7 @@ def _count_letters(rng: random.Random) -> Problem:
         "How many {\"$c\"|$u|$us|$u's|$c|$c's|letters $c} {are in|are there in|in|does it take to write} {the word |}$w{?|}",
         "How {many times|often} {is there a|does the letter} $c {in|appear in|occur in} {the word |}$w?",
     )
-    slots = {"c": letter, "w": word, "cs": f"{letter}s", "u": letter.upper(), "us": f"{letter.upper()}s"}
+    slots = {"c": letter, "w": shown, "cs": f"{letter}s", "u": letter.upper(), "us": f"{letter.upper()}s"}
     user = phrase(rng, patterns, **slots)
     times = "time" if count == 1 else "times"
     answer = f"{spelled}: {letter} appears {count} {times}."
@@ -144,17 +192,20 @@ _SORT_WORDS = (
     "{Alphabetize|Alphabetise|Sort alphabetically|Alphabetical order please}: $l",
     "{Can you sort|Please sort|Could you sort} {these|these words|this list}: $l{?|}",
     "sort $l{| alphabetically}",
+    "{Sort|Please sort|Order} {the words|these words|words|the names|the list} $l{| alphabetically| in alphabetical order}",
 )
 _SORT_NUMBERS = (
     "Sort {these|these numbers|the following numbers|the numbers|this list}{| from smallest to largest| in ascending order| ascending}: $l",
     "{Put|Arrange} {these numbers|these|the numbers} in {ascending |increasing |}order: $l",
     "{Order|Please sort|Can you sort|Sort} {these numbers|these|the numbers} {from smallest to largest|from low to high}: $l",
     "sort $l",
+    "{Sort|Please sort|Order|Can you sort|Arrange} {the numbers|these numbers|numbers|the list} $l{| from smallest to largest| in ascending order|}",
 )
 _SORT_NUMBERS_DOWN = (
     "Sort {these|these numbers|the numbers} {from largest to smallest|in descending order|descending|from high to low}: $l",
     "{Put|Arrange} {these numbers|these} in {descending|decreasing} order: $l",
     "Sort in {descending|reverse} order: $l",
+    "{Sort|Order} {the numbers |these numbers |}$l {in descending order|from largest to smallest|descending}",
 )
 
 
@@ -200,6 +251,21 @@ def sorting(rng: random.Random) -> Problem:
     return Problem(f"sort {sorted(values)}", user, answer, exact(answer), "I compare the numbers one by one.")
 
 
+def _compare_decimals(rng: random.Random) -> Problem:
+    """Which of two decimal numbers is larger."""
+    whole = rng.randint(0, 30)
+    a, b = rng.sample([f"{whole}.{digits}" for digits in (*range(1, 10), *(d for d in range(11, 100) if d % 10))], 2)
+    patterns = ("{Which is|What is|Which number is} {larger|bigger|greater|higher}{, |: }$a or $b{?|}",)
+    best = max(a, b, key=float)
+    return Problem(
+        f"compare {sorted((a, b))}",
+        phrase(rng, patterns, a=a, b=b),
+        best,
+        exact(best),
+        f"I compare {a} and {b} digit by digit.",
+    )
+
+
 def _compare(rng: random.Random) -> Problem:
     """Two numbers: which is larger, or whether one is."""
     a, b = sized(rng, 4), sized(rng, 4)
@@ -207,6 +273,8 @@ def _compare(rng: random.Random) -> Problem:
         b = max(0, a + rng.choice((-20, -10, -9, -2, -1, 1, 2, 9, 10, 20)))
     if a == b:
         b += 1
+    if rng.random() < 0.15:
+        return _compare_decimals(rng)
     key = f"compare {min(a, b)} {max(a, b)}"
     more = rng.random() < 0.5
     word = rng.choice(("larger", "bigger", "greater", "higher", "more") if more else ("smaller", "lower", "less"))
@@ -278,7 +346,7 @@ def _reverse_words(rng: random.Random) -> Problem:
     answer = listing(list(reversed(words)))
     return Problem(
         f"reverse {words}",
-        phrase(rng, patterns, l=", ".join(words)),
+        phrase(rng, patterns, l=(", " if rng.random() < 0.75 else " ").join(words)),
         answer,
         exact(answer),
         "I start with the last one.",
@@ -327,7 +395,7 @@ def _spell(rng: random.Random) -> Problem:
 
 
 def _reverse_letters(rng: random.Random) -> Problem:
-    word = any_word(rng)
+    word = any_word(rng) if rng.random() < 0.8 else f"{any_word(rng)} {any_word(rng)}"
     back = word[::-1]
     answer = f"{'-'.join(word)} becomes {'-'.join(back)}: {back}"
     patterns = (

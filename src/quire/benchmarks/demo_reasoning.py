@@ -8,19 +8,16 @@ Each function draws one `Problem` from the generator of random numbers it is giv
 from __future__ import annotations
 
 import random
+import re
 from itertools import pairwise
 
 from quire.benchmarks.demo_base import Check, Problem, exact, listing, number, phrase
-from quire.benchmarks.demo_words import FIRST_NAMES, FRUITS, MISC, OBJECTS, any_name, plural
-
-_THINGS = tuple(
-    plural(noun) for noun in FRUITS[:20] + OBJECTS[:60] if noun not in ("glass", "scissors", "knife", "box")
-)
+from quire.benchmarks.demo_words import COUNTABLE, FIRST_NAMES, MISC, any_name
 
 
 def reasoning(rng: random.Random) -> Problem:
     """A word problem of two or three steps."""
-    return rng.choice((_story, _story, _shopping, _comparison, _sharing, _ages, _travel))(rng)
+    return rng.choice((_story, _story, _story, _shopping, _comparison, _sharing, _ages, _travel, _one_step))(rng)
 
 
 def _worked(key: str, user: str, steps: list[str], conclusion: str, check: Check) -> Problem:
@@ -31,29 +28,109 @@ def _worked(key: str, user: str, steps: list[str], conclusion: str, check: Check
 
 
 def _story(rng: random.Random) -> Problem:
-    name, other, thing = any_name(rng), any_name(rng), rng.choice(_THINGS)
+    name, other, thing = any_name(rng), any_name(rng), rng.choice(COUNTABLE)
     total = rng.randint(2, 60)
+    pronoun = rng.choice((name, name, name, "He", "She", "They"))
     sentences, steps = [f"{name} has {total} {thing}."], [f"{name} starts with {total} {thing}."]
     for _ in range(rng.randint(1, 3)):
         change = rng.randint(1, 40)
         if rng.random() < 0.5 and change <= total:
-            verb = rng.choice((f"gives {change} to {other}", f"loses {change}", f"sells {change}", f"breaks {change}"))
+            verb = rng.choice(
+                (
+                    f"gives {change} to {other}",
+                    f"loses {change}",
+                    f"sells {change}",
+                    f"gives away {change}",
+                    f"uses {change}",
+                    f"gives {change} to a friend",
+                    f"gives {change} of them to {other}",
+                    f"eats {change}",
+                )
+            )
             steps.append(f"{total} - {change} = {total - change}")
             total -= change
         else:
             verb = rng.choice(
-                (f"buys {change} more", f"finds {change}", f"gets {change} from {other}", f"makes {change} more")
+                (
+                    f"buys {change} more",
+                    f"finds {change}",
+                    f"gets {change} from {other}",
+                    f"makes {change} more",
+                    f"gets {change} more",
+                    f"receives {change} {thing}",
+                    f"buys {change} more {thing}",
+                )
             )
             steps.append(f"{total} + {change} = {total + change}")
             total += change
-        sentences.append(f"{rng.choice(('Then', 'Later', 'After that', 'Then'))} {name} {verb}.")
-    question = phrase(rng, ("How many {$t|} does $n have {now|in the end|left}?",), t=thing, n=name).replace("  ", " ")
+        if pronoun == "They":
+            verb = re.sub(r"^(\w+?)(?:(?<=ss)es|s)\b", r"\1", verb)
+        if rng.random() < 0.5:
+            sentences.append(f"{pronoun} {verb}.")
+        else:
+            who = pronoun if pronoun == name else pronoun.lower()
+            sentences.append(f"{rng.choice(('Then', 'Later', 'After that', 'Then'))} {who} {verb}.")
+    if len(sentences) == 2 and rng.random() < 0.4:
+        sentences = [f"{sentences[0][:-1]} and {verb}."] if pronoun != "They" else sentences
+    patterns = (
+        "How many {|$t }does $n have {now|in the end|left|}?",
+        "How many {|$t }are left?",
+        "How many {|$t }does $n have?",
+    )
+    question = phrase(rng, patterns, t=thing, n=name).replace(" ?", "?")
     user = f"{' '.join(sentences)} {question}"
     return _worked(user, user, steps, f"{name} has {total} {thing}.", number(total))
 
 
+def _one_step(rng: random.Random) -> Problem:
+    """One multiplication or division, told as people tell it."""
+    thing, name = rng.choice(COUNTABLE), any_name(rng)
+    each, count = rng.randint(2, 12), rng.randint(2, 12)
+    if rng.random() < 0.4:
+        speed = rng.randint(2, 12) * rng.choice((1, 5, 10))
+        vehicle = rng.choice(("A train", "A car", "A bus", "A boat", name))
+        unit, short = rng.choice((("kilometres", "km"), ("miles", "miles"), ("kilometers", "km")))
+        pace = rng.choice(
+            (f"{speed} {unit} an hour", f"{speed} {unit} per hour", f"{speed} {short} per hour", f"{speed} {short}/h")
+        )
+        question = rng.choice(
+            ("How far does it go?", "How far is that?", "What distance is that?", "How far does it travel?")
+        )
+        user = f"{vehicle} {rng.choice(('travels', 'drives', 'goes', 'moves at'))} {pace} for {count} hours. {question}"
+        return _worked(
+            user,
+            user,
+            [f"{speed} × {count} = {speed * count}"],
+            f"That is {speed * count} {unit}.",
+            number(speed * count),
+        )
+    if rng.random() < 0.5:
+        user = rng.choice(
+            (
+                f"One of the {thing} costs {each} coins. How much do {count} {thing} cost?",
+                f"{name} buys {count} {thing} for {each} coins each. How much does {name} pay?",
+                f"There are {count} bags with {each} {thing} each. How many {thing} are there in total?",
+                f"{name} has {count} boxes. Each box has {each} {thing}. How many {thing} are there?",
+            )
+        )
+        noun = "coins" if "coins" in user else thing
+        return _worked(
+            user, user, [f"{count} × {each} = {count * each}"], f"That is {count * each} {noun}.", number(count * each)
+        )
+    total = each * count
+    user = rng.choice(
+        (
+            f"{total} {thing} are shared equally by {count} children. How many does each child get?",
+            f"{name} shares {total} {thing} among {count} friends. How many does each get?",
+            f"{name} puts {total} {thing} into {count} equal boxes. How many {thing} are in each box?",
+            f"There are {total} {thing} for {count} people. How many {thing} does each person get?",
+        )
+    )
+    return _worked(user, user, [f"{total} / {count} = {each}"], f"Each gets {each}.", number(each))
+
+
 def _shopping(rng: random.Random) -> Problem:
-    name, first, second = any_name(rng), *rng.sample(_THINGS, 2)
+    name, first, second = any_name(rng), *rng.sample(COUNTABLE, 2)
     n, m, p, q = rng.randint(2, 9), rng.randint(2, 9), rng.randint(2, 12), rng.randint(2, 12)
     total = n * p + m * q
     text = f"{name} buys {n} {first} for {p} coins each and {m} {second} for {q} coins each."
@@ -90,7 +167,7 @@ def _comparison(rng: random.Random) -> Problem:
 
 
 def _sharing(rng: random.Random) -> Problem:
-    name, thing = any_name(rng), rng.choice(_THINGS)
+    name, thing = any_name(rng), rng.choice(COUNTABLE)
     people, each, extra = rng.randint(2, 9), rng.randint(2, 12), rng.randint(1, 30)
     total = people * each
     if rng.random() < 0.5:

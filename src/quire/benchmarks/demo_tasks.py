@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.benchmarks import demo_arithmetic, demo_lists
-from quire.benchmarks.demo_base import Check, Problem, Split, exact, split_of
+from quire.benchmarks.demo_base import Check, Problem, Split, exact, expand, split_of
 from quire.benchmarks.demo_chat import chat
+from quire.benchmarks.demo_json import json_extraction
 from quire.benchmarks.demo_memory import UNKNOWN, Fact, draw_facts, unknown_question
 from quire.benchmarks.demo_reasoning import reasoning
-from quire.benchmarks.demo_structured import ToolUse, json_extraction, tool_use
+from quire.benchmarks.demo_tools import ToolUse, tool_use
 from quire.benchmarks.demo_words import any_word
 
 Message = dict[str, Any]
@@ -42,8 +43,8 @@ TASKS: tuple[str, ...] = (*_SINGLE, "tools", "memory")
 """Every task, by name."""
 
 _TRAINING_WEIGHTS: dict[str, float] = {
-    "chat": 20, "addition": 10, "subtraction": 10, "multiplication": 9, "division": 6, "counting": 9, "sorting": 11,
-    "copying": 11, "json": 8, "reasoning": 10, "tools": 10, "memory": 7,
+    "chat": 26, "addition": 10, "subtraction": 11, "multiplication": 9, "division": 8, "counting": 10, "sorting": 11,
+    "copying": 11, "json": 8, "reasoning": 11, "tools": 10, "memory": 7,
 }  # fmt: skip
 
 _SYSTEM_PROMPTS = (
@@ -55,6 +56,11 @@ _SYSTEM_PROMPTS = (
     "Answer the user's questions.",
     "You are a small language model.",
     "Be concise and correct.",
+    "You are {a|an|the|our} {helpful|friendly|polite|small|smart|honest|careful} {assistant|chatbot|bot|AI|model|helper}"
+    "{.| named Quire.| who answers in English.| for customers.}{| Answer briefly.| Be concise.| Do not make things up.}",
+    "{Today is|The date is|Current date:|It is} {Monday|Tuesday|Friday|Sunday}{.|, 3 May.|, 21 June.}"
+    "{| You are a helpful assistant.| Answer briefly.}",
+    "{Respond|Reply|Answer} {briefly|in one sentence|in English|politely|clearly|as well as you can}{.| to the user.}",
 )
 _THINK_IN_SYSTEM = (
     "Think before you answer.",
@@ -165,7 +171,7 @@ def _assistant(text: str) -> Message:
 
 
 def _system(rng: random.Random, chance: float = 0.4) -> list[Message]:
-    return [{"role": "system", "content": rng.choice(_SYSTEM_PROMPTS)}] if rng.random() < chance else []
+    return [{"role": "system", "content": expand(rng, rng.choice(_SYSTEM_PROMPTS))}] if rng.random() < chance else []
 
 
 def _history(rng: random.Random, split: Split, turns: int) -> list[Message]:

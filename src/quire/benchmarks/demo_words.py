@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 
 
-def _listed(words: str) -> list[str]:
+def listed(words: str) -> list[str]:
+    """The words of `words`."""
     return words.split()
 
 
@@ -17,25 +18,25 @@ def table(pairs: str) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs.replace("\n", "").split("|"))
 
 
-FRUITS = _listed("""
+FRUITS = listed("""
 apple pear fig banana cherry plum grape lemon lime mango peach orange kiwi melon apricot papaya raspberry
 strawberry blueberry blackberry coconut pineapple pomegranate date olive quince guava currant
 """)
 
-FOODS = _listed("""
+FOODS = listed("""
 bread butter cheese rice pasta soup salad egg honey jam milk tea coffee juice water sugar salt pepper flour oil
 cake cookie biscuit pie pizza sandwich potato tomato onion carrot garlic cabbage spinach pumpkin bean pea corn
 mushroom cucumber lettuce radish turnip celery noodle yogurt cream chocolate
 """)
 
-ANIMALS = _listed("""
+ANIMALS = listed("""
 cat dog cow horse sheep goat pig hen duck goose rabbit mouse rat fox wolf bear lion tiger zebra giraffe elephant
 monkey camel deer moose otter seal whale dolphin shark salmon trout frog toad snake lizard turtle eagle hawk owl
 crow raven robin swan penguin parrot bee ant spider beetle butterfly snail crab octopus hamster donkey squirrel
 badger hedgehog kangaroo koala panda
 """)
 
-OBJECTS = _listed("""
+OBJECTS = listed("""
 table chair lamp desk bed door window mirror clock book pen pencil paper notebook eraser ruler bag box basket
 bottle cup plate bowl spoon fork knife pan pot kettle oven fridge phone camera radio screen keyboard computer
 tablet printer cable battery candle match key lock coin wallet watch ring hat coat scarf glove shoe boot sock
@@ -45,44 +46,53 @@ piano guitar violin drum flute trumpet ball kite puzzle doll robot marble ticket
 flag bell basin magnet
 """)
 
-NATURE = _listed("""
+NATURE = listed("""
 river lake ocean sea beach island mountain hill valley forest tree leaf flower grass garden field desert rock
 stone sand mud snow ice rain cloud storm wind thunder sun moon star planet sky shadow fire smoke ash wave spring
 summer autumn winter morning evening night dawn dusk north south east west
 """)
 
-ADJECTIVES = _listed("""
+ADJECTIVES = listed("""
 big small tall short long wide narrow deep shallow heavy light fast slow hot cold warm cool dry wet new old
 young early late clean dirty quiet loud bright dark soft hard smooth rough sharp dull sweet sour bitter happy
 sad calm angry brave shy kind clever lazy busy empty full rich poor strong weak simple plain fresh rare ancient
 modern gentle proud polite curious honest lucky tiny huge golden silver wooden
 """)
 
-VERBS = _listed("""
+VERBS = listed("""
 run walk jump swim climb sit stand sleep wake eat drink cook bake wash clean write read draw paint sing dance
 play work rest look listen speak talk ask answer open close push pull carry lift throw catch build break fix cut
 fold count add learn teach help find lose buy sell give take send bring wait follow lead
 """)
 
-COLOURS = _listed(
+COLOURS = listed(
     """red blue green yellow purple orange pink brown black white grey violet turquoise crimson teal maroon"""
 )
 
-MISC = _listed("""
+MISC = listed("""
 school house street city village market office library museum station airport hospital kitchen bathroom bedroom
 attic cellar roof wall floor stair corner circle square triangle line point number word sentence page chapter
 story song poem letter question idea plan game team friend teacher doctor farmer baker pilot painter writer
 singer driver sailor soldier king queen knight wizard dragon castle tower crown sword shield arrow treasure
 journey adventure secret promise wonder quire ream folio margin ink type press proof binding spine cover index
 draft edition volume alphabet memory engine model token layer kernel cache batch queue server client request
-stream tensor vector matrix
+stream tensor vector
+hello world people love time year life hand child eye case week company group problem fact mississippi
+ matrix
+""")
+
+SMALL_NUMBERS = listed("""
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+eighteen nineteen
 """)
 
 WORDS: tuple[str, ...] = tuple(
-    dict.fromkeys(FRUITS + FOODS + ANIMALS + OBJECTS + NATURE + ADJECTIVES + VERBS + COLOURS + MISC)
+    dict.fromkeys(
+        FRUITS + FOODS + ANIMALS + OBJECTS + NATURE + ADJECTIVES + VERBS + COLOURS + MISC + SMALL_NUMBERS[:13]
+    )
 )
 
-FIRST_NAMES = _listed("""
+FIRST_NAMES = listed("""
 Ana Ben Clara David Elena Felix Grace Hugo Iris Jonas Karin Leo Maria Nina Oscar Paula Quentin Rosa Simon Tara
 Uma Victor Wendy Xavier Yara Zoe Adam Bella Carlos Diana Emil Fiona Georg Hanna Ivan Julia Kofi Lena Mateo Nora
 Omar Petra Ravi Sara Tom Ulla Vera Walter Yusuf Zara Alice Bruno Chloe Daniel Eva Frank Greta Henry Ines Jack
@@ -105,7 +115,7 @@ France=Paris|Germany=Berlin|Italy=Rome|Spain=Madrid|Portugal=Lisbon|Austria=Vien
 """)
 
 CITIES: tuple[str, ...] = tuple(sorted({city for city in CAPITALS.values() if "," not in city})) + tuple(
-    _listed("""
+    listed("""
 Hamburg Munich Lyon Milan Porto Seville Krakow Bergen Osaka Kyoto Mumbai Toronto Boston Chicago Seattle Denver
 Austin Geneva Zurich Naples Turin Leeds Glasgow Cork Ghent Graz Lagos Sydney Perth Auckland
 """)
@@ -113,7 +123,7 @@ Austin Geneva Zurich Naples Turin Leeds Glasgow Cork Ghent Graz Lagos Sydney Per
 
 COUNTRIES: tuple[str, ...] = tuple(country for country in CAPITALS if not country.startswith("the "))
 
-JOBS = _listed("""
+JOBS = listed("""
 teacher doctor nurse farmer baker pilot painter writer singer driver sailor lawyer plumber gardener carpenter
 engineer librarian chef dentist waiter journalist photographer mechanic tailor florist architect programmer
 printer bookbinder chemist
@@ -121,18 +131,13 @@ printer bookbinder chemist
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
-MONTHS = _listed("""
+MONTHS = listed("""
 January February March April May June July August September October November December
-""")
-
-SMALL_NUMBERS = _listed("""
-zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-eighteen nineteen
 """)
 
 TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 
-_ONSETS = _listed("""
+_ONSETS = listed("""
 b c d f g h j k l m n p r s t v w z br dr fl gr kl pl pr sh sk sl st th tr
 """)
 _VOWELS = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "ai", "ea", "ou"]
@@ -162,7 +167,8 @@ def any_word(rng: random.Random) -> str:
 
 def any_name(rng: random.Random) -> str:
     """A listed first name mostly, an invented one at times."""
-    return rng.choice(FIRST_NAMES) if rng.random() < 0.75 else invented_word(rng).capitalize()
+    name = rng.choice(FIRST_NAMES) if rng.random() < 0.75 else invented_word(rng).capitalize()
+    return f"{name} {rng.choice(FAMILY_NAMES)}" if rng.random() < 0.1 else name
 
 
 def any_city(rng: random.Random) -> str:
@@ -177,3 +183,30 @@ def plural(noun: str) -> str:
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return noun[:-1] + "ies"
     return noun + "s"
+
+
+COUNTABLE: tuple[str, ...] = tuple(
+    plural(noun) for noun in FRUITS[:20] + OBJECTS[:60] + ANIMALS[:10] if noun not in ("knife", "box", "sheep", "mouse")
+)
+"""Things that one can have several of, in the plural."""
+
+FAMILY_NAMES = listed("""
+Smith Miller Baker Cooper Fisher Weber Novak Rossi Silva Costa Berg Lund Holm Stone Field Brook Wood Hill Moore King
+Young White Brown Green Black Gray Turner Carter Mason Potter Walker Hunter Archer Page Binder Sheet Folio
+""")
+"""Family names, for one name in ten."""
+
+
+def any_time(rng: random.Random) -> str:
+    """A time of day, HH:MM."""
+    return f"{rng.randint(0, 23):02d}:{rng.choice((0, 15, 30, 45, rng.randint(0, 59))):02d}"
+
+
+def any_code(rng: random.Random) -> str:
+    """Four to six capital letters and digits."""
+    return "".join(rng.choice("ABCDEFGHKLMNPRSTUVWXYZ23456789") for _ in range(rng.randint(4, 6)))
+
+
+def any_email(rng: random.Random, name: str) -> str:
+    """An address for `name` at an invented place."""
+    return f"{name.lower().replace(' ', '.')}@{invented_word(rng)}.{rng.choice(('org', 'com', 'net'))}"

@@ -1,10 +1,7 @@
-"""The demo model's structured skills: extraction into JSON, and tool calls.
+"""The demo model's tool calls: what is asked, which tools are offered, the right calls, their results and the reply.
 
-`json_extraction` draws a `Problem`; `tool_use` draws a `ToolUse`, the parts of a conversation with tools.
-Knows no chat format: a tool call is its JSON object, and the chat template writes the tags around it.
+`tool_use` draws a `ToolUse`. Knows no chat format: a call is its JSON object, and the template writes the tags around it.
 """
-
-# ruff: noqa: E501  (a pattern reads best on one line)
 
 from __future__ import annotations
 
@@ -14,185 +11,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.benchmarks.demo_base import Check, Problem, phrase
+from quire.benchmarks.demo_base import phrase
 from quire.benchmarks.demo_words import (
     ADJECTIVES,
     COLOURS,
     DAYS,
     FOODS,
-    JOBS,
     MISC,
     OBJECTS,
     VERBS,
     any_city,
+    any_code,
+    any_email,
     any_name,
+    any_time,
     any_word,
     invented_word,
 )
 
 Json = dict[str, Any]
-
-
-def _time(rng: random.Random) -> str:
-    return f"{rng.randint(0, 23):02d}:{rng.choice((0, 15, 30, 45, rng.randint(0, 59))):02d}"
-
-
-def _code(rng: random.Random) -> str:
-    return "".join(rng.choice("ABCDEFGHKLMNPRSTUVWXYZ23456789") for _ in range(rng.randint(4, 6)))
-
-
-def _email(rng: random.Random, name: str) -> str:
-    return f"{name.lower()}@{invented_word(rng)}.{rng.choice(('org', 'com', 'net'))}"
-
-
-def _person(rng: random.Random) -> tuple[Json, tuple[str, ...]]:
-    values: Json = {"name": any_name(rng), "age": rng.randint(5, 98), "city": any_city(rng), "job": rng.choice(JOBS)}
-    return values, (
-        "$name is a $age-year-old $job from $city.",
-        "$name, $age, lives in $city and works as a $job.",
-        "My name is $name, I am $age years old, I live in $city and I work as a $job.",
-        "The $job $name is $age years old and lives in $city.",
-        "I met $name in $city: a $job, $age years old.",
-        "$name works as a $job in $city. $name is $age.",
-        "From $city comes $name, a $job of $age years.",
-    )
-
-
-def _product(rng: random.Random) -> tuple[Json, tuple[str, ...]]:
-    values: Json = {
-        "product": rng.choice(OBJECTS),
-        "price": rng.randint(1, 999),
-        "colour": rng.choice(COLOURS),
-        "quantity": rng.randint(1, 60),
-    }
-    return values, (
-        "We ordered $quantity pieces of the $product in $colour for $price euros.",
-        "The $colour $product costs $price euros and we need $quantity.",
-        "Please send $quantity of the $colour $product at $price euros each.",
-        "In stock: $quantity of the $product, $colour, $price euros.",
-        "For $price euros you get the $colour $product; there are $quantity left.",
-    )
-
-
-def _event(rng: random.Random) -> tuple[Json, tuple[str, ...]]:
-    values: Json = {
-        "event": rng.choice(
-            ("meeting", "concert", "lesson", "party", "workshop", "race", "dinner", "lecture", "reading")
-        ),
-        "day": rng.choice(DAYS),
-        "time": _time(rng),
-        "place": any_city(rng),
-    }
-    return values, (
-        "The $event is on $day at $time in $place.",
-        "On $day at $time there is a $event in $place.",
-        "Come to $place for the $event on $day, $time.",
-        "We moved the $event to $day, $time, in $place.",
-        "There will be a $event in $place; it starts at $time on $day.",
-    )
-
-
-def _contact(rng: random.Random) -> tuple[Json, tuple[str, ...]]:
-    name = any_name(rng)
-    values: Json = {
-        "name": name,
-        "email": _email(rng, name),
-        "phone": "".join(str(rng.randrange(10)) for _ in range(rng.randint(6, 9))),
-    }
-    return values, (
-        "You can reach $name at $email or by phone under $phone.",
-        "$name: phone $phone, mail $email.",
-        "Write to $name ($email) or call $phone.",
-        "My name is $name, my number is $phone and my email is $email.",
-        "Contact $name at $phone or $email.",
-    )
-
-
-def _order(rng: random.Random) -> tuple[Json, tuple[str, ...]]:
-    values: Json = {
-        "order": _code(rng),
-        "customer": any_name(rng),
-        "item": rng.choice(FOODS + OBJECTS),
-        "amount": rng.randint(2, 90),
-    }
-    return values, (
-        "Order $order: $customer wants $amount units of $item.",
-        "$customer ordered $amount units of $item under the number $order.",
-        "The order $order by $customer is for $amount units of $item.",
-        "$amount units of $item go to $customer (order $order).",
-    )
-
-
-_EXTRACT = (
-    "{Extract|Get|Pull out|Find} {the |}$k {from|out of} {this|the text|this text|the sentence|the following} {as|into|in} JSON: $t",
-    "{Extract|Return|Give me|Write} {the |}$k as {JSON|a JSON object|json}: $t",
-    "$t {Extract|Give me|Return} {the |}$k {as|in} JSON.",
-    "{Turn|Convert} this into JSON with {the keys |keys |the fields |fields }$k: $t",
-    "{Text|Sentence}: $t {Return|Give|Write} a JSON object with {the keys |keys |the fields |}$k.",
-    "{Read this and answer|Answer} in JSON with $k: $t",
-)
-_EXTRACT_ALL = (
-    "{Extract|Convert|Turn} {this|the data|everything|the information} {into|to} JSON: $t",
-    "{Extract|Convert|Turn} {this sentence|this text} {into|to} {JSON|a JSON object}: $t",
-)
-
-
-def _pairs(rng: random.Random) -> Problem:
-    """Labels and values of any kind, as lines or in one line, to be made one object."""
-    found: Json = {}
-    for _ in range(rng.randint(1, 5)):
-        value: Any = (
-            rng.randint(0, 9999) if rng.random() < 0.4 else any_word(rng) if rng.random() < 0.7 else any_name(rng)
-        )
-        found[any_word(rng)] = value
-    between, after = rng.choice(((": ", ", "), (" = ", ", "), (" is ", " and "), (": ", "\n"), ("=", "; ")))
-    typed = after.join(f"{key}{between}{value}" for key, value in found.items())
-    patterns = (
-        "{Turn|Convert|Make|Put} this into {JSON|a JSON object|json}: $t",
-        "{Write|Give me|Format} {this|the following} as {JSON|a JSON object|json}: $t",
-        "{JSON|As JSON|To JSON}: $t",
-        "$t{. |, }{As JSON, please.|Give me that as JSON.|Turn that into JSON.}",
-    )
-    answer = json.dumps(found)
-    return Problem(
-        f"json {answer}",
-        phrase(rng, patterns, t=typed),
-        answer,
-        Check("json", (answer,)),
-        f"The keys are {', '.join(found)}.",
-    )
-
-
-def json_extraction(rng: random.Random) -> Problem:
-    """A sentence to turn into a JSON object, or a list to turn into a JSON array."""
-    kind = rng.random()
-    if kind < 0.15:
-        return _pairs(rng)
-    if kind < 0.25:
-        items = [any_word(rng) for _ in range(rng.randint(1, 7))]
-        patterns = (
-            "{Turn|Convert} this {list |}into a JSON {array|list}: $l",
-            "{Write|Give me} {this|these} as a JSON {array|list}: $l",
-        )
-        answer = json.dumps(items)
-        user = phrase(rng, patterns, l=", ".join(items))
-        return Problem(f"json {items}", user, answer, Check("json", (answer,)), f"There are {len(items)} items.")
-    values, sentences = rng.choice((_person, _person, _product, _event, _contact, _order))(rng)
-    keys = list(values)
-    if rng.random() < 0.15:
-        patterns = _EXTRACT_ALL
-    else:
-        patterns = _EXTRACT
-        keys = rng.sample(keys, rng.randint(1, len(keys)))
-    found = {key: values[key] for key in keys}
-    sentence = rng.choice(sentences)
-    for key, value in values.items():
-        sentence = sentence.replace(f"${key}", str(value))
-    listed = ", ".join(keys) if len(keys) == 1 or rng.random() < 0.5 else ", ".join(keys[:-1]) + " and " + keys[-1]
-    answer = json.dumps(found)
-    thought = "\n".join(f"{key}: {value}" for key, value in found.items())
-    key = f"json {sorted(str(value) for value in values.values())}"
-    return Problem(key, phrase(rng, patterns, k=listed, t=sentence), answer, Check("json", (answer,)), thought)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +102,7 @@ def _weather(rng: random.Random) -> _Drawn:
 
 
 def _local_time(rng: random.Random) -> _Drawn:
-    city, time = any_city(rng), _time(rng)
+    city, time = any_city(rng), any_time(rng)
     user = phrase(
         rng,
         (
@@ -295,7 +132,7 @@ def _calculate(rng: random.Random) -> _Drawn:
 
 def _send_email(rng: random.Random) -> _Drawn:
     name = any_name(rng)
-    address, subject = _email(rng, name), " ".join(any_word(rng) for _ in range(rng.randint(1, 3)))
+    address, subject = any_email(rng, name), " ".join(any_word(rng) for _ in range(rng.randint(1, 3)))
     user = phrase(
         rng,
         (
@@ -309,7 +146,7 @@ def _send_email(rng: random.Random) -> _Drawn:
 
 
 def _set_alarm(rng: random.Random) -> _Drawn:
-    time = _time(rng)
+    time = any_time(rng)
     user = phrase(
         rng,
         (
@@ -416,7 +253,7 @@ def _stock(rng: random.Random) -> _Drawn:
 
 
 def _book_table(rng: random.Random) -> _Drawn:
-    people, day, time = rng.randint(1, 12), rng.choice(DAYS), _time(rng)
+    people, day, time = rng.randint(1, 12), rng.choice(DAYS), any_time(rng)
     user = phrase(
         rng,
         (
@@ -535,6 +372,29 @@ _RENAMED_ARGUMENTS = {
 }
 
 
+_RESULT_KEYS = (
+    *("temperature", "unit", "description", "condition", "humidity", "wind", "forecast", "message", "value", "price"),
+    *("total", "count", "title", "name", "city", "location", "date", "time", "answer", "output", "data", "id", "note"),
+)
+
+
+def _any_value(rng: random.Random) -> str | int:
+    """A value that a tool may return under any key."""
+    kind = rng.random()
+    if kind < 0.4:
+        return rng.randint(-20, 2000)
+    return any_word(rng) if kind < 0.8 else f"{any_word(rng)} {any_word(rng)}"
+
+
+def _described(rng: random.Random, key: str, schema: Json) -> Json:
+    """The schema of one argument with another description, or with none."""
+    bare = {name: value for name, value in schema.items() if name != "description"}
+    text = rng.choice(
+        ("", f"{key.capitalize()} name", f"The {key} to use", f"The {key}, e.g. {any_city(rng)}, {any_code(rng)[:2]}")
+    )
+    return bare if not text else {**bare, "description": text}
+
+
 def _known_tool(rng: random.Random) -> tuple[Json, _Drawn]:
     """A tool of the catalogue; at times under another name, or with its argument renamed, so that signatures must be read."""
     signature, draw = rng.choice(_CATALOGUE)
@@ -549,16 +409,26 @@ def _known_tool(rng: random.Random) -> tuple[Json, _Drawn]:
         }
         arguments = {renamed[old]: value for old, value in arguments.items()}
         properties = {renamed[old]: value for old, value in properties.items()}
+    if rng.random() < 0.3:
+        properties = {key: _described(rng, key, value) for key, value in properties.items()}
     required = list(properties)
     if rng.random() < 0.25:
         extra, meaning = rng.choice(_OPTIONAL)
         properties = {**properties, extra: meaning}
     signature = _signature(name, function["description"], properties, required)
-    if rng.random() < 0.2:
+    if rng.random() < 0.1:
+        signature["function"]["parameters"]["additionalProperties"] = False
+    if rng.random() < 0.1:
+        signature["function"]["strict"] = True
+    chance = rng.random()
+    if chance < 0.12:
         result = " ".join(
             rng.choice((any_word(rng), any_word(rng), str(rng.randint(0, 999)))) for _ in range(rng.randint(1, 6))
         )
         reply = f"The answer is: {result}"
+    elif chance < 0.34:
+        result = {key: _any_value(rng) for key in rng.sample(_RESULT_KEYS, rng.randint(1, 4))}
+        reply = f"The answer is: {', '.join(f'{key} {value}' for key, value in result.items())}."
     return signature, (arguments, user, result, reply)
 
 
@@ -579,7 +449,7 @@ def _invented_tool(rng: random.Random) -> tuple[Json, _Drawn]:
             "mode": lambda: rng.choice(ADJECTIVES),
             "name": lambda: any_name(rng),
             "day": lambda: rng.choice(DAYS),
-            "code": lambda: _code(rng),
+            "code": lambda: any_code(rng),
         }
         arguments[key] = rng.randint(0, 500) if whole else makers[key]()
     listed = [f"{key} {value}" for key, value in arguments.items()]
@@ -629,7 +499,12 @@ def tool_use(rng: random.Random) -> ToolUse:
     name = signature["function"]["name"]
     calls = [{"name": name, "arguments": arguments}]
     results = [result if isinstance(result, str) else json.dumps(result)]
-    if "city" in arguments and isinstance(result, dict) and "temperature" in result and rng.random() < 0.3:
+    if (
+        "city" in arguments
+        and isinstance(result, dict)
+        and list(result) == ["temperature", "sky"]
+        and rng.random() < 0.3
+    ):
         first, second = arguments["city"], any_city(rng)
         degrees, sky = rng.randint(-9, 38), rng.choice(("sunny", "cloudy", "rainy"))
         user = phrase(
