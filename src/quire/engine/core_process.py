@@ -27,7 +27,8 @@ from quire.engine.messages import (
 from quire.errors import EngineError, QuireError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class
-from quire.logger import init_logger, set_process_label
+from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
+from quire.plugins import load_general_plugins
 
 logger = init_logger(__name__)
 
@@ -127,6 +128,8 @@ class CoreProcess:
         if not isinstance(first, Start):
             raise EngineError(f"the first message to an engine core must be Start, not {type(first).__name__}")
         config = config_from_plain(first.config)
+        trace_this_thread_if_asked(config.instance_id)
+        load_general_plugins("core")
         executor: Executor | None = None
         if first.executor is not None:
             executor = import_class(first.executor, "executor")(config)

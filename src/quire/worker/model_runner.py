@@ -37,7 +37,8 @@ class ModelRunner:
         self._max_rows = config.scheduler.max_num_seqs
         # Recording tells token rows from logits rows by their number, so the two must differ.
         self._max_tokens = max(config.scheduler.max_num_batched_tokens, self._max_rows + 1)
-        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows)
+        free, _ = runtime.memory_info()
+        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows, free)
         self._model = self._loaded.model
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)

@@ -1,0 +1,27 @@
+"""A plugin reaches a core that runs as a process of its own."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from quire.engine import core_process
+from quire.engine.messages import Start
+
+
+def test_the_child_loads_general_plugins_as_a_core_before_it_builds_anything(monkeypatch) -> None:
+    events: list[Any] = []
+
+    class Core:
+        kv_cache = SimpleNamespace(num_blocks=8, block_size=16)
+
+        def __init__(self, config: Any, executor: Any) -> None:
+            events.append("built")
+
+    monkeypatch.setattr(core_process, "load_general_plugins", lambda kind: events.append(kind))
+    monkeypatch.setattr(core_process, "config_from_plain", lambda plain: SimpleNamespace(instance_id="x"))
+    monkeypatch.setattr(core_process, "EngineCore", Core)
+    monkeypatch.setattr(core_process.gc, "freeze", lambda: None)
+    process = core_process.CoreProcess.__new__(core_process.CoreProcess)
+    process._inbox = SimpleNamespace(receive=lambda block: [Start(config={})])  # type: ignore[assignment]
+    process._send = lambda message: events.append(type(message).__name__)  # type: ignore[method-assign]
+    process._start()
+    assert events == ["core", "built", "Ready"]
