@@ -17,6 +17,9 @@ from quire.kernels.cpu.build import LIBRARY
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Types of weights and caches, by the number that the library gives them."""
 
+_HUGE_PAGE = 2 << 20
+_ARENA_BYTES = 64 << 20
+
 
 class Recorder(Protocol):
     """Is told of every operation while it is set as `Library.recorder`; unless `runs`, operations are only noted."""
@@ -52,6 +55,8 @@ class Library:
         self.isa: str = chosen.decode()
         self.recorder: Recorder | None = None
         self._operations: dict[str, int] = {}
+        self._arena: torch.Tensor | None = None
+        self._arena_used = 0
 
     def _declare(self) -> None:
         pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -62,6 +67,7 @@ class Library:
             "quire_cpu_set_threads": (None, [integer]),
             "quire_cpu_threads": (integer, []),
             "quire_cpu_set_spin": (None, [long]),
+            "quire_cpu_use_huge_pages": (None, [pointer, long]),
             "quire_cpu_run": (None, [pointer, pointer, long]),
             "quire_cpu_program_new": (pointer, []),
             "quire_cpu_program_add": (None, [pointer, pointer, pointer, long, integer, long]),
@@ -85,6 +91,19 @@ class Library:
                 raise LookupError(f"the CPU kernel library has no operation {name!r}: build it again")
             self._operations[name] = address
         return self._operations[name]
+
+    def allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised memory for weights, which lie side by side on huge pages: a decode step reads 5 % faster than over
+        small pages (AMD Zen 3, 512 x 1536 and 1024 x 512 in bfloat16). Memory returns to the system with the last weight
+        of a chunk."""
+        size = (count * dtype.itemsize + 63) // 64 * 64
+        if self._arena is None or self._arena_used + size > self._arena.numel():
+            memory = torch.empty(max(size, _ARENA_BYTES) + _HUGE_PAGE, dtype=torch.uint8)
+            self._arena, self._arena_used = memory[-memory.data_ptr() % _HUGE_PAGE :], 0
+            self._native.quire_cpu_use_huge_pages(self._arena.data_ptr(), max(size, _ARENA_BYTES))
+        part = self._arena[self._arena_used : self._arena_used + count * dtype.itemsize]
+        self._arena_used += size
+        return part.view(dtype)
 
     def run(
         self, operation: int, arguments: ctypes.Structure, rows: int, tensors: tuple[torch.Tensor | None, ...]

@@ -63,8 +63,8 @@ def pack_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> 
         weight_NK = weight_NK.contiguous()
     n, k = weight_NK.shape
     panels, pairs = (n + PANEL - 1) // PANEL, (k + 1) // 2
-    packed = torch.empty(panels * pairs * 2 * PANEL, dtype=weight_NK.dtype)
     lib = library()
+    packed = lib.allocate(panels * pairs * 2 * PANEL, weight_NK.dtype)
     if lib.recorder is not None:
         lib.recorder.refuse("a weight was packed")
     packing = native.PackArguments(weight_NK.data_ptr(), packed.data_ptr(), n, k, weight_NK.stride(0), dtype)

@@ -59,6 +59,10 @@ inline void pack(const void* arguments, int64_t rows, Team& team) {
 constexpr int64_t BLOCK_K = W == 16 ? 512 : 384;     // a block of A and of B stay in the first two caches
 constexpr int64_t BLOCK_ROWS = W == 16 ? 192 : 144;  // a multiple of MAX_ROWS
 constexpr int64_t PREFETCH_BYTES = 1024;
+constexpr int64_t SLAB_ROWS = 2048;  // rows of A that are held converted at once
+
+// Stride of a converted row: an odd number of cache lines, so that a tile's rows do not fall into the same cache set.
+constexpr int64_t converted_stride(int64_t k) { return (((k + 1) / 2 + 15) / 16 | 1) * 16; }
 
 inline void add_bias(float* c, int64_t ldc, int64_t rows, const float* bias, int64_t columns) {
     for (int64_t m = 0; m < rows; ++m) {
@@ -151,7 +155,7 @@ void multiply_group(MicroCall call, int64_t rows, int64_t first_panel, int64_t p
 // One tile of rows: every weight is read once, straight through, by the thread that owns its panels.
 template <class T>
 void linear_streaming(const LinearArguments& args, int64_t rows, Team& team) {
-    const int64_t panels = (args.n + PANEL - 1) / PANEL, pairs = (args.k + 1) / 2;
+    const int64_t panels = (args.n + PANEL - 1) / PANEL;
     int64_t begin, end;
     team.share(panels, begin, end);
     if (begin == end) return;
@@ -161,29 +165,20 @@ void linear_streaming(const LinearArguments& args, int64_t rows, Team& team) {
     call.a = args.x;
     call.lda = args.k;
     if (converts_a<T>()) {
-        auto* a = team.own<uint32_t>(rows * pairs * sizeof(uint32_t));
-        for (int64_t m = 0; m < rows; ++m) to_pairs(args.x + m * args.k, args.k, a + m * pairs);
+        call.lda = converted_stride(args.k);
+        auto* a = team.own<uint32_t>(rows * call.lda * sizeof(uint32_t));
+        for (int64_t m = 0; m < rows; ++m) to_pairs(args.x + m * args.k, args.k, a + m * call.lda);
         call.a = a;
-        call.lda = pairs;
     }
     multiply_group<T>(call, rows, begin, end - begin, 0, args, args.out, team);
 }
 
+// Blocks of rows × groups of panels, taken by whoever is free. `a` holds `rows` rows as the step reads them.
 template <class T>
-void linear_blocked(const LinearArguments& args, int64_t rows, Team& team) {
+void multiply_blocks(const LinearArguments& args, const typename StepOf<T>::type::AType* a, int64_t lda, int64_t rows,
+                     float* out, Team& team) {
     using S = typename StepOf<T>::type;
-    const int64_t panels = (args.n + PANEL - 1) / PANEL, pairs = (args.k + 1) / 2;
-    const typename S::AType* a = reinterpret_cast<const typename S::AType*>(args.x);
-    int64_t lda = args.k;
-    if (converts_a<T>()) {
-        auto* converted = team.common<uint32_t>(rows * pairs * sizeof(uint32_t));
-        for (int64_t m; (m = team.next() * 8) < rows;)
-            for (int64_t r = m; r < m + 8 && r < rows; ++r) to_pairs(args.x + r * args.k, args.k, converted + r * pairs);
-        team.barrier();
-        a = reinterpret_cast<const typename S::AType*>(converted);
-        lda = pairs;
-    }
-    const int64_t row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int64_t panels = (args.n + PANEL - 1) / PANEL, row_blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int64_t width = panels * row_blocks / (team.size * 4);  // panels a task: enough tasks to share evenly
     width = width < 1 ? 1 : width > 16 ? 16 : width;
     if (W == 16 && width > 1) width &= ~int64_t{1};
@@ -198,7 +193,26 @@ void linear_blocked(const LinearArguments& args, int64_t rows, Team& team) {
             call.a = a + m0 * lda + k0 * S::PER_PAIR / 2;
             call.lda = lda;
             call.accumulate = k0 > 0;
-            multiply_group<T>(call, m1 - m0, first, count, k0, args, args.out + m0 * args.n, team);
+            multiply_group<T>(call, m1 - m0, first, count, k0, args, out + m0 * args.n, team);
+        }
+    }
+}
+
+template <class T>
+void linear_blocked(const LinearArguments& args, int64_t rows, Team& team) {
+    if constexpr (!converts_a<T>()) {
+        multiply_blocks<T>(args, args.x, args.k, rows, args.out, team);
+    } else {
+        const int64_t lda = converted_stride(args.k), slab = rows < SLAB_ROWS ? rows : SLAB_ROWS;
+        auto* converted = team.common<uint32_t>(slab * lda * sizeof(uint32_t));
+        for (int64_t first = 0; first < rows; first += slab) {
+            const int64_t count = rows - first < slab ? rows - first : slab;
+            if (first > 0) team.barrier();
+            for (int64_t m; (m = team.next() * 8) < count;)
+                for (int64_t r = m; r < m + 8 && r < count; ++r)
+                    to_pairs(args.x + (first + r) * args.k, args.k, converted + r * lda);
+            team.barrier();
+            multiply_blocks<T>(args, converted, lda, count, args.out + first * args.n, team);
         }
     }
 }
