@@ -12,6 +12,7 @@ BENCHMARKS = {
     "scheduler": "microseconds a request and step, without a model",
     "serve": "a running server, or one that is started: TTFT, TPOT, ITL and end-to-end latency",
     "step": "one step: host and device time, bytes and operations moved, share of the read bandwidth",
+    "compare": "beside other engines, in rounds that alternate: ratios on the same machine in the same minutes",
     "demo": "accuracy of the built-in demo model, task by task",
 }
 
