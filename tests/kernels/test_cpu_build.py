@@ -85,3 +85,33 @@ def test_the_override_of_the_instruction_set_is_obeyed_or_refused_by_name():
         assert "(True, 'generic', '')" in run_python(show, QUIRE_CPU_ISA="generic").stdout
     done = run_python(show, QUIRE_CPU_ISA="mmx")
     assert done.returncode != 0 and "QUIRE_CPU_ISA is 'mmx', but this machine and build can run" in done.stderr
+
+
+EMULATED = """
+import functools, pathlib, sys
+import pytest
+import quire.kernels.cpu.library as library
+loaded = library.Library(pathlib.Path(sys.argv[1]), None)
+library.load = functools.cache(lambda: (loaded, ""))
+library.library = lambda: loaded
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", sys.argv[2]]))
+"""
+
+
+@pytest.mark.exhaustive
+def test_the_code_for_avx512_bf16_is_right_also_where_its_instructions_are_emulated(tmp_path):
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++: the emulation is written in its vector extensions")
+    sources, flags = build.FOLDER / "csrc", ["-std=c++17", "-O2", "-fPIC", "-pthread", "-w", "-fvisibility=hidden"]
+    kernels, linked = tmp_path / "kernels.o", tmp_path / "emulated.so"
+    emulate = ["-DQUIRE_ISA=generic", "-DQUIRE_EMULATE_AVX512_BF16"]
+    subprocess.run([compiler, *flags, *emulate, "-c", sources / "kernels.cpp", "-o", kernels], check=True)
+    subprocess.run(
+        [compiler, *flags, "-DQUIRE_HAVE_GENERIC", "-shared", sources / "pool.cpp", kernels, "-o", linked], check=True
+    )
+    test_module = pathlib.Path(__file__).with_name("test_cpu_kernels.py")
+    done = subprocess.run(
+        [sys.executable, "-c", EMULATED, linked, test_module], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -30,7 +30,9 @@ QUIRE_INLINE vf load_odd(const bf16* p, int v) { return bit_cast<vf>(load_pair_b
 
 // Keeps an accumulator in its register: left alone, the compiler lets sums wander into the broadcast's register and spills.
 QUIRE_INLINE void pin(vf& v) {
-#if defined(__x86_64__)
+#if defined(QUIRE_EMULATE_AVX512_BF16)
+    (void)v;
+#elif defined(__x86_64__)
     asm("" : "+x"(v));
 #elif defined(__aarch64__)
     asm("" : "+w"(v));
@@ -89,21 +91,36 @@ struct Plain {
     }
 };
 
+#if defined(__AVX512BF16__) || defined(QUIRE_EMULATE_AVX512_BF16)
 #if defined(__AVX512BF16__)
+typedef __m512bh PairVector;
+QUIRE_INLINE PairVector load_pairs(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+QUIRE_INLINE PairVector repeat_pair(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
+QUIRE_INLINE vf dot_pairs(vf sums, PairVector w, PairVector x) { return _mm512_dpbf16_ps(sums, w, x); }
+#else
+typedef vu PairVector;
+QUIRE_INLINE PairVector load_pairs(const bf16* p) { return load_pair_bits(p, 0); }
+QUIRE_INLINE PairVector repeat_pair(uint32_t pair) { return vu{} + pair; }
+QUIRE_INLINE vf dot_pairs(vf sums, PairVector w, PairVector x) {
+    sums = fma(bit_cast<vf>(w & 0xffff0000u), bit_cast<vf>(x & 0xffff0000u), sums);
+    return fma(bit_cast<vf>(w << 16), bit_cast<vf>(x << 16), sums);
+}
+#endif
+
 // A in bfloat16 pairs: one instruction multiplies a pair of k.
 struct DotPairs {
     using AType = uint32_t;
     static constexpr int PER_PAIR = 1;
     template <int MR, int NP>
     static QUIRE_INLINE void step(vf (&acc)[MR][NP][NV], const uint32_t* a, int64_t lda, const bf16* b, int64_t stride) {
-        __m512bh w[NP];
+        PairVector w[NP];
 #pragma GCC unroll 4
-        for (int p = 0; p < NP; ++p) w[p] = (__m512bh)_mm512_loadu_si512(b + p * stride);
+        for (int p = 0; p < NP; ++p) w[p] = load_pairs(b + p * stride);
 #pragma GCC unroll 12
         for (int m = 0; m < MR; ++m) {
-            __m512bh x = (__m512bh)_mm512_set1_epi32(static_cast<int>(a[m * lda]));
+            PairVector x = repeat_pair(a[m * lda]);
 #pragma GCC unroll 4
-            for (int p = 0; p < NP; ++p) acc[m][p][0] = _mm512_dpbf16_ps(acc[m][p][0], w[p], x);
+            for (int p = 0; p < NP; ++p) acc[m][p][0] = dot_pairs(acc[m][p][0], w[p], x);
         }
     }
     template <int MR, int NP>
@@ -117,7 +134,7 @@ template <class T>
 struct StepOf {
     using type = Plain<T>;
 };
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(QUIRE_EMULATE_AVX512_BF16)
 template <>
 struct StepOf<bf16> {
     using type = DotPairs;

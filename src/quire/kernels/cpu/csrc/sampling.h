@@ -14,7 +14,9 @@ typedef uint64_t vw __attribute__((vector_size(W * 8)));
 
 // Keeps a product from being fused with the addition that follows it: the definition rounds both.
 QUIRE_INLINE vf rounded(vf v) {
-#if defined(__x86_64__)
+#if defined(QUIRE_EMULATE_AVX512_BF16)
+    asm("" : "+m"(v));
+#elif defined(__x86_64__)
     asm("" : "+x"(v));
 #elif defined(__aarch64__)
     asm("" : "+w"(v));

@@ -16,7 +16,9 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-#if defined(__AVX512F__)
+#if defined(QUIRE_EMULATE_AVX512_BF16)  // the widest set's code on any machine, without its instructions: for tests
+constexpr int W = 16;
+#elif defined(__AVX512F__)
 constexpr int W = 16;
 #elif defined(__AVX2__)
 constexpr int W = 8;
