@@ -259,18 +259,31 @@ def test_a_failed_step_raises_in_every_pending_generator(core):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_the_death_of_the_core_process_raises_in_every_pending_generator(how):
+def test_the_death_of_the_core_process_raises_in_every_pending_generator():
     async def main():
         engine = AsyncLLM.from_engine_config(make_config(max_model_len=4000, num_blocks=5000), core="process")
         streams = [engine.generate([5, i], sampling(max_tokens=3900, seed=i), str(i)) for i in range(5)]
         for stream in streams:
             await anext(stream)
-        os.kill(engine._channel.handle.pid, how)
+        os.kill(engine._channel.handle.pid, signal.SIGKILL)
         results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
         assert all(isinstance(result, EngineDeadError) for result in results)
         assert engine.errored and not engine.is_running
         await engine.wait_for_requests_to_drain()
+        engine.shutdown()
+
+    asyncio.run(main())
+
+
+def test_signals_to_the_whole_group_leave_the_core_to_its_parent_who_drains():
+    async def main():
+        engine = AsyncLLM.from_engine_config(make_config(max_model_len=4000, num_blocks=5000), core="process")
+        stream = engine.generate([5, 1], sampling(max_tokens=300, seed=1), "a")
+        await anext(stream)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(engine._channel.handle.pid, number)
+        outputs = await collect(stream)
+        assert outputs[-1].outputs[0].token_ids == oracle([5, 1], 300, 1)
         engine.shutdown()
 
     asyncio.run(main())

@@ -2,14 +2,14 @@
 
 The parent starts it with two pipes and the addresses of two Unix sockets (`process_client.py`). The pipes carry nothing: each
 end closes when its holder dies, however it dies, so that neither side outlives or waits for the other. The first message is
-the configuration. Interrupts from the terminal are the parent's to handle; SIGTERM ends the core between two steps.
+the configuration. SIGINT and SIGTERM are the parent's to handle: a terminal and a service manager send them to the whole
+group, and a core that ended with them would leave its parent nothing to drain. The parent says `Shutdown`, or dies.
 """
 
 import gc
 import os
 import signal
 import threading
-from types import FrameType
 from typing import Any
 
 from quire.engine.config_wire import config_from_plain
@@ -37,26 +37,21 @@ EXIT_PARENT_DIED = 3
 
 
 class SocketInbox:
-    """Messages from the socket; a signal wakes it through a pipe."""
+    """Messages from the socket."""
 
-    def __init__(self, socket: Any, wake_fd: int) -> None:
+    def __init__(self, socket: Any) -> None:
         import zmq
 
         self._zmq = zmq
         self._socket = socket
-        self._wake_fd = wake_fd
         self._decode = frontend_to_core().decode
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(wake_fd, zmq.POLLIN)
 
     def receive(self, block: bool) -> list[FrontendMessage]:
         """Every message that has come."""
         taken: list[FrontendMessage] = []
-        ready = dict(self._poller.poll(None if block else 0))
-        if self._wake_fd in ready:
-            return [Shutdown()]
-        if self._socket in ready:
+        if self._poller.poll(None if block else 0):
             while True:
                 try:
                     taken.append(self._decode(self._socket.recv(self._zmq.NOBLOCK)))
@@ -80,7 +75,6 @@ class CoreProcess:
         os.set_inheritable(parent_fd, False)
         os.set_inheritable(life_fd, False)
         threading.Thread(target=_end_with_parent, args=(parent_fd,), name="parent-watch", daemon=True).start()
-        wake_read, self._wake_write = os.pipe()
         self._context = zmq.Context()
         self._input = self._context.socket(zmq.PULL)
         self._output = self._context.socket(zmq.PUSH)
@@ -89,13 +83,13 @@ class CoreProcess:
             socket.linger = 2000
         self._input.connect(input_address)
         self._output.connect(output_address)
-        self._inbox = SocketInbox(self._input, wake_read)
+        self._inbox = SocketInbox(self._input)
         self._encode = core_to_frontend().encode
 
     def run(self) -> int:
         """The process's exit code."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._wake)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         core: EngineCore | None = None
         try:
             core = self._start()
@@ -113,9 +107,6 @@ class CoreProcess:
                 core.shutdown()
             self._context.destroy(linger=2000)
         return 0
-
-    def _wake(self, number: int, frame: FrameType | None) -> None:
-        os.write(self._wake_write, b"x")
 
     def _start(self) -> EngineCore | None:
         """The core that the first message asks for; None when it is told to end instead."""
