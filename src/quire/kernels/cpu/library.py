@@ -125,7 +125,7 @@ class Library:
         return self._native.quire_cpu_threads()
 
     def set_spin(self, microseconds: float) -> None:
-        """How long a waiting thread looks for work before it sleeps."""
+        """How long a thread waits for the next step before it sleeps (50 µs unless set)."""
         self._native.quire_cpu_set_spin(int(microseconds * 1000))
 
 

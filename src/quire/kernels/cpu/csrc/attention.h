@@ -168,8 +168,10 @@ class BlockAttention {
         if (tokens_ > args.shape[2]) tokens_ = args.shape[2] > 0 ? args.shape[2] : 1;
         stride_ = (h_ + PANEL - 1) / PANEL * PANEL;
         const int64_t rows = tokens_ * group_, padded = (h_ + 1) / 2 * 2;
-        size_t floats = rows * padded * 2 + rows * KEY_TILE * 2 + KEY_TILE * padded + stride_ / PANEL * VALUES_STRIDE + 2 * rows * (stride_ + 2) +
-                        padded + 16 * 12;
+        const int64_t values_size = stride_ / PANEL * VALUES_STRIDE;
+        // The last term is what rounding up the parts may add.
+        const size_t floats = rows * padded + padded + rows * KEY_TILE * 2 + KEY_TILE * padded + values_size + padded +
+                              2 * rows * (stride_ + 2) + 16 * 16;
         float* memory = team.own<float>(floats * sizeof(float));
         auto carve = [&](int64_t count) {
             float* part = memory;
@@ -181,7 +183,7 @@ class BlockAttention {
         scores_ = carve(rows * KEY_TILE);
         weights_ = reinterpret_cast<AType*>(carve(rows * KEY_TILE));
         keys_ = reinterpret_cast<P*>(carve(KEY_TILE * padded));
-        values_ = reinterpret_cast<P*>(carve(stride_ / PANEL * VALUES_STRIDE));
+        values_ = reinterpret_cast<P*>(carve(values_size));
         zeros_ = reinterpret_cast<T*>(carve(padded));
         std::memset(static_cast<void*>(zeros_), 0, padded * sizeof(float));
         own_ = Softmax{carve(rows), carve(rows), carve(rows * stride_)};

@@ -82,7 +82,9 @@ inline void add(const void* arguments, int64_t rows, Team& team) {
     over_parts(rows, args.d, team, [&](int64_t row, int64_t first, int64_t last) {
         const float* x = args.x + row * args.d;
         float* out = args.out + row * args.d;
-        over_row(first, last, [&](int64_t i, int n) { put(out + i, fma(take(x + i, n), set1(args.scale), take(out + i, n)), n); });
+        over_row(first, last, [&](int64_t i, int n) {
+            put(out + i, fma(take(x + i, n), set1(args.scale), take(out + i, n)), n);
+        });
     });
 }
 

@@ -78,9 +78,11 @@ void wake_all(std::atomic<uint32_t>&) {
 
 }  // namespace
 
-// Within a step the others are at work, so a late one is waited for longer, yielding the core: a wake-up takes as long as a small
-// operation, and a thread that is late by one makes the others sleep and be late in turn, at every operation that follows.
-constexpr int64_t IN_STEP_NANOSECONDS = 5'000'000;
+// A waiting thread looks this long; then it yields between looks, since the one it waits for may want this very core. (With
+// one busy process beside two threads on two cores, a step took twice as long when this was 50 µs, and 4 ms for every operation
+// without yielding.) At last it sleeps: between steps after `spin_nanoseconds`, within a step after the second constant.
+constexpr int64_t LOOK_NANOSECONDS = 5'000;
+constexpr int64_t IN_STEP_NANOSECONDS = 200'000;
 
 Scratch::~Scratch() { std::free(data_); }
 
@@ -99,16 +101,16 @@ void Barrier::advance() {
     if (sleepers_.load(std::memory_order_seq_cst) > 0) wake_all(generation_);
 }
 
-void Barrier::sleep_until_changed(uint32_t seen, int64_t spin_nanoseconds, int64_t yield_nanoseconds) {
+void Barrier::sleep_until_changed(uint32_t seen, int64_t nanoseconds) {
     // Short waits are the rule: look often before asking for the time.
-    for (int look = 0; look < 200; ++look) {
+    for (int look = 0; look < 60; ++look) {
         if (generation_.load(std::memory_order_acquire) != seen) return;
         pause_briefly();
     }
     const int64_t begin = now_nanoseconds();
-    for (int64_t now = begin; now < begin + yield_nanoseconds; now = now_nanoseconds()) {
-        if (now >= begin + spin_nanoseconds) std::this_thread::yield();
-        for (int look = 0; look < 50; ++look) {
+    for (int64_t now = begin; now < begin + nanoseconds; now = now_nanoseconds()) {
+        if (now >= begin + LOOK_NANOSECONDS) std::this_thread::yield();
+        for (int look = 0; look < 10; ++look) {
             if (generation_.load(std::memory_order_acquire) != seen) return;
             pause_briefly();
         }
@@ -118,14 +120,14 @@ void Barrier::sleep_until_changed(uint32_t seen, int64_t spin_nanoseconds, int64
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-void Barrier::wait(int threads, int64_t spin_nanoseconds) {
+void Barrier::wait(int threads) {
     uint32_t seen = generation_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
         arrived_.store(0, std::memory_order_relaxed);
         ticket_.store(0, std::memory_order_relaxed);
         advance();
     } else {
-        sleep_until_changed(seen, spin_nanoseconds, IN_STEP_NANOSECONDS);
+        sleep_until_changed(seen, IN_STEP_NANOSECONDS);
     }
 }
 
@@ -174,7 +176,7 @@ class Pool {
     void work(int index) {
         uint32_t seen = 0;
         for (;;) {
-            start_.sleep_until_changed(seen, spin_nanoseconds, spin_nanoseconds);
+            start_.sleep_until_changed(seen, spin_nanoseconds);
             if (stopping_) return;
             ++seen;
             walk(index);
@@ -182,7 +184,7 @@ class Pool {
     }
 
     void walk(int index) {
-        Team team{index, size(), spin_nanoseconds, &barrier_, &scratch_[index], &common_};
+        Team team{index, size(), &barrier_, &scratch_[index], &common_};
         const Job job = job_;
         bool met = false;
         for (size_t i = 0; i < job.count; ++i) {
@@ -314,7 +316,7 @@ QUIRE_API void quire_cpu_set_threads(int threads) {
 
 QUIRE_API int quire_cpu_threads() { return pool().size(); }
 
-// How long a waiting thread looks before it sleeps.
+// How long a thread waits for the next step before it sleeps.
 QUIRE_API void quire_cpu_set_spin(int64_t nanoseconds) {
     State& s = state();
     std::lock_guard<std::mutex> lock(s.mutex);

@@ -25,13 +25,13 @@ class Scratch {
 
 class Barrier {
    public:
-    void wait(int threads, int64_t spin_nanoseconds);
+    void wait(int threads);
     QUIRE_LOCAL std::atomic<int64_t>& ticket() { return ticket_; }
 
    private:
     friend class Pool;
     // Looks for a while, then yields between looks, then sleeps.
-    void sleep_until_changed(uint32_t seen, int64_t spin_nanoseconds, int64_t yield_nanoseconds);
+    void sleep_until_changed(uint32_t seen, int64_t nanoseconds);
     void advance();
     alignas(64) std::atomic<int32_t> arrived_{0};
     alignas(64) std::atomic<uint32_t> generation_{0};
@@ -42,7 +42,6 @@ class Barrier {
 struct Team {
     int index;
     int size;
-    int64_t spin_nanoseconds;
     Barrier* barrier_object;
     Scratch* own_scratch;
     Scratch* common_scratch;
@@ -50,7 +49,7 @@ struct Team {
     // All threads wait for one another; afterwards `next()` counts from 0 again.
     QUIRE_LOCAL void barrier() {
         if (size > 1)
-            barrier_object->wait(size, spin_nanoseconds);
+            barrier_object->wait(size);
         else
             barrier_object->ticket().store(0, std::memory_order_relaxed);
     }
