@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from typing import Any
 
 from quire import envs
@@ -71,7 +72,15 @@ class CoreProcessHandle:
         self._context = zmq.Context()
         self._input, input_address = self._bind(zmq.PUSH, "in")
         self._output, output_address = self._bind(zmq.PULL, "out")
-        self._process, self._life_fd, self._parent_fd = self._spawn(input_address, output_address)
+        self._process, self._life_fd, parent_fd = self._spawn(input_address, output_address)
+        # Also for a handle that is dropped without `close`: the child ends when its pipe does, and a context that were left
+        # to the collector would wait for sockets that nobody closes any more.
+        self._release = weakref.finalize(
+            self, _release, self._context, (self._input, self._output), (parent_fd, self._life_fd)
+        )
+        self._writable = zmq.Poller()
+        self._writable.register(self._input, zmq.POLLOUT)
+        self._writable.register(self._life_fd, zmq.POLLIN)
         self._poller = zmq.Poller()
         self._poller.register(self._output, zmq.POLLIN)
         self._poller.register(self._life_fd, zmq.POLLIN)
@@ -145,15 +154,20 @@ class CoreProcessHandle:
                     pass
 
     def send(self, message: FrontendMessage) -> None:
-        """Send a message; never blocks.
+        """Send a message. Waits only for a child that has not connected yet; one that has ended gets no message.
 
         Raises:
             RequestError: it holds a function.
         """
         data = self._encode(message)
         with self._send_lock:
-            if not self._closed:
-                self._input.send(data)
+            while not self._closed:
+                try:
+                    self._input.send(data, self._zmq.NOBLOCK)
+                    return
+                except self._zmq.Again:
+                    if self._life_fd in dict(self._writable.poll()):
+                        return
 
     def receive(self, timeout_s: float | None = None) -> CoreMessage | None:
         """The next message; None after `timeout_s`. The child's death is a `Dead`, after everything that it said."""
@@ -186,15 +200,21 @@ class CoreProcessHandle:
             if self._closed:
                 return
             self._closed = True
-        os.close(self._parent_fd)
-        os.close(self._life_fd)
-        self._context.destroy(linger=0)
+        self._release()
 
     def shutdown(self, patience_s: float = _PATIENCE_S) -> None:
         """`end_child` and `close`."""
         if not self._closed:
             self.end_child(patience_s)
             self.close()
+
+
+def _release(context: Any, sockets: tuple[Any, ...], descriptors: tuple[int, ...]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
 
 
 def _describe_exit(code: int) -> str:
