@@ -4,5 +4,5 @@ import signal
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs with SIGINT ignored, and children inherit it: tests of Ctrl-C need it as a terminal has it."""
+    """A shell starts background jobs with SIGINT ignored, which children inherit: tests of Ctrl-C need the default."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
