@@ -69,6 +69,11 @@ def random_lengths(count: int, mean: int, ratio: float, seed: int) -> list[int]:
     return [source.randint(low, high) for _ in range(count)]
 
 
+def model_name(model: str) -> str:
+    """What figures call a model: a hub id as it is, a folder by its last part, so that no machine's paths are kept."""
+    return os.path.basename(model.rstrip("/")) if os.path.isdir(model) else model
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which `share` (0 to 100) per cent lie, interpolated; 0 for no values."""
     if not values:

@@ -33,7 +33,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     if unknown:
         raise ConfigError(f"tasks: {unknown[0]!r} is unknown; there are {', '.join(TASKS)}.", setting="tasks")
     llm = common.load_engine(args)
-    figures: dict[str, Any] = {"model": llm.llm_engine.config.model.model, "tasks": {}}
+    figures: dict[str, Any] = {"model": common.model_name(llm.llm_engine.config.model.model), "tasks": {}}
     rows: list[list[Any]] = []
     for task in tasks:
         right, count, wrong = _one_task(llm, args, task)

@@ -46,7 +46,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         whole.append(batch(next(seeds), args.output_len))
     steps = [(total - start) * 1000 / max(1, args.output_len - 1) for total, start in zip(whole, first, strict=True)]
     figures: dict[str, Any] = {
-        "model": config.model.model,
+        "model": common.model_name(config.model.model),
         "dtype": config.model.dtype,
         "batch_size": args.batch_size,
         "input_len": args.input_len,

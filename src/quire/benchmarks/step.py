@@ -73,7 +73,12 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     shown = [[str(line[0]), *line[1:]] for line in shown]
     title = f"A decode step: {config.model.model} ({config.model.dtype}), {threads} threads, medians"
     common.print_columns(title, header, shown)
-    return {"model": config.model.model, "dtype": config.model.dtype, "rows": rows, "machine": common.machine()}
+    return {
+        "model": common.model_name(config.model.model),
+        "dtype": config.model.dtype,
+        "rows": rows,
+        "machine": common.machine(),
+    }
 
 
 def step_work(config: Any) -> dict[str, float]:

@@ -41,7 +41,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     num_inputs = sum(len(prompt) for prompt in tokens)
     num_outputs = sum(len(choice.token_ids) for answer in answers for choice in answer.outputs)
     figures: dict[str, Any] = {
-        "model": config.model.model,
+        "model": common.model_name(config.model.model),
         "dtype": config.model.dtype,
         "num_requests": len(prompts),
         "input_tokens": num_inputs,
