@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
-GENERATION_CONFIG = {"do_sample": False, "eos_token_id": [2, 0], "pad_token_id": 0}
+GENERATION_CONFIG = {"do_sample": True, "temperature": 0.2, "eos_token_id": [2, 0], "pad_token_id": 0}
 
 
 def learning_rate(progress: float, peak: float, warmup: float = 0.02, descent: float = 0.45) -> float:
