@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import ConfigError
+from quire.model_loader import safetensors_reader
 from quire.model_loader.safetensors_reader import INDEX_NAME, SafetensorsReader, estimate_weight_bytes
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(4, dtype=torch.bfloat16), "c": torch.ones(5, 1)}
@@ -55,6 +56,16 @@ def test_tensors_come_in_the_order_of_the_disk(tmp_path):
     reader = SafetensorsReader(tmp_path)
     offsets = [reader.infos[name].offset for name, _ in reader.stream()]
     assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("span", [1, 17, 25, 1000])
+def test_a_file_that_is_mapped_in_spans_gives_every_tensor_once_in_order(tmp_path, monkeypatch, span):
+    monkeypatch.setattr(safetensors_reader, "SPAN_BYTES", span)
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    reader = SafetensorsReader(tmp_path)
+    names = [name for name, _ in reader.stream()]
+    assert names == sorted(TENSORS, key=lambda name: reader.infos[name].offset)
+    assert_same(read_all(reader))
 
 
 def test_a_slice_is_read_lazily(tmp_path):

@@ -19,6 +19,8 @@ INDEX_NAME = "model.safetensors.index.json"
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_HEADER_BYTES = 100 << 20
+SPAN_BYTES = 128 << 20
+"""A file is mapped anew after this much of it was read: pages of a mapping count as the process's own memory until it ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,16 +82,28 @@ class SafetensorsReader:
         one is asked for."""
         from safetensors import SafetensorError, safe_open
 
+        for file, names in self._spans():
+            try:
+                with safe_open(self.path / file, framework="pt") as handle:
+                    for name in names:
+                        yield name, handle.get_slice(name)
+            except SafetensorError as error:
+                raise _damaged(self.path / file, str(error)) from error
+
+    def _spans(self) -> Iterator[tuple[str, list[str]]]:
+        """Stretches of a file, (file, names in their order on the disk), of about `SPAN_BYTES` each."""
         by_file: dict[str, list[tuple[int, str]]] = {}
         for name, info in self.infos.items():
             by_file.setdefault(info.file, []).append((info.offset, name))
         for file, entries in by_file.items():
-            try:
-                with safe_open(self.path / file, framework="pt") as handle:
-                    for _, name in sorted(entries):
-                        yield name, handle.get_slice(name)
-            except SafetensorError as error:
-                raise _damaged(self.path / file, str(error)) from error
+            span: list[str] = []
+            begin = 0
+            for offset, name in sorted(entries):
+                if span and offset - begin >= SPAN_BYTES:
+                    yield file, span
+                    span, begin = [], offset
+                span.append(name)
+            yield file, span
 
 
 def estimate_weight_bytes(path: str | Path, dtype_bytes: int | None = None) -> int:
