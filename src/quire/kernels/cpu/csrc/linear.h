@@ -3,6 +3,8 @@
 // Packed [ceil(N / 16)] panels, each [ceil(K / 2)] pairs as `micro.h` says; missing rows and the odd k are zero.
 #pragma once
 
+#include <type_traits>
+
 #include "arguments.h"
 #include "micro.h"
 #include "team.h"
@@ -23,6 +25,22 @@ QUIRE_INLINE int64_t place_in_panel<bf16>(int64_t k, int64_t lane) {
 
 // --- packing ------------------------------------------------------------------------------------------------------
 
+// A whole panel of pairs: a pair is one 32-bit word, so that packing is a transposition of words, written line by line.
+inline void pack_pairs(const bf16* source, int64_t stride, int64_t k, bf16* out) {
+    constexpr int64_t BLOCK = 32;  // pairs; two cache lines of each of the sixteen rows
+    for (int64_t p0 = 0; p0 < k / 2; p0 += BLOCK) {
+        const int64_t count = k / 2 - p0 < BLOCK ? k / 2 - p0 : BLOCK;
+        uint32_t words[PANEL][BLOCK];
+        for (int64_t lane = 0; lane < PANEL; ++lane)
+            std::memcpy(words[lane], source + lane * stride + p0 * 2, count * sizeof(uint32_t));
+        for (int64_t p = 0; p < count; ++p) {
+            uint32_t line[PANEL];
+            for (int64_t lane = 0; lane < PANEL; ++lane) line[lane] = words[lane][p];
+            std::memcpy(static_cast<void*>(out + (p0 + p) * 2 * PANEL), line, sizeof line);
+        }
+    }
+}
+
 template <class T>
 void pack_typed(const PackArguments& args, int64_t begin, int64_t end) {
     const T* source = static_cast<const T*>(args.source);
@@ -31,6 +49,12 @@ void pack_typed(const PackArguments& args, int64_t begin, int64_t end) {
         T* out = static_cast<T*>(args.packed) + panel * size;
         int64_t lanes = args.n - panel * PANEL < PANEL ? args.n - panel * PANEL : PANEL;
         if (lanes < PANEL || (args.k & 1)) std::memset(static_cast<void*>(out), 0, size * sizeof(T));
+        if constexpr (std::is_same_v<T, bf16>) {
+            if (lanes == PANEL && args.k % 2 == 0) {
+                pack_pairs(source + panel * PANEL * args.source_stride, args.source_stride, args.k, out);
+                continue;
+            }
+        }
         // A block of k keeps the sixteen source rows' lines in the first-level cache.
         for (int64_t k0 = 0; k0 < args.k; k0 += 64) {
             int64_t k1 = k0 + 64 < args.k ? k0 + 64 : args.k;
