@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quire.benchmarks.common import machine, positive, print_columns
-from quire.errors import ConfigError, EngineError
+from quire.benchmarks.common import machine, model_name, positive, print_columns
+from quire.engine.arg_parser import json_object
+from quire.errors import EngineError
 
 WORKLOADS = "decode:128:128,batch:32:64:256:32:128,prefill:2048"
 HIGHER_IS_BETTER = {"output_tokens_per_s": True, "prompt_tokens_per_s": True, "ttft_ms": False, "ms_per_token": False}
@@ -26,12 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-model-len", type=positive, default=4096)
     parser.add_argument(
         "--peer",
+        type=_peer,
         action="append",
         default=[],
         metavar="JSON",
         help='another engine: {"name": …, "module": …, "python": interpreter, "path": folder of the module, "arguments": {…}}',
     )
-    parser.add_argument("--arguments", default="{}", metavar="JSON", help="further arguments of Quire's LLM")
+    parser.add_argument(
+        "--arguments", type=json_object, default={}, metavar="JSON", help="further arguments of Quire's LLM"
+    )
     parser.add_argument("--workloads", default=WORKLOADS, help=f"comma-separated ({WORKLOADS})")
     parser.add_argument("--rounds", type=positive, default=5)
 
@@ -40,8 +44,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Alternate, print the table, return the figures."""
     with open(Path(args.model) / "config.json", encoding="utf-8") as file:
         vocab_size = json.load(file)["vocab_size"]
-    contenders = [{"name": "quire", "module": "quire", "arguments": _object(args.arguments, "--arguments")}]
-    contenders += [_peer(text) for text in args.peer]
+    contenders = [{"name": "quire", "module": "quire", "arguments": args.arguments}, *args.peer]
     job = {"model": args.model, "dtype": args.dtype, "max_model_len": args.max_model_len, "vocab_size": vocab_size}
     engines = [_Contender(spec, job) for spec in contenders]
     workloads = args.workloads.split(",")
@@ -53,7 +56,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     figures = _summarise(samples, [engine.name for engine in engines])
     _print(figures, [engine.name for engine in engines], args)
     return {
-        "model": Path(args.model).name,
+        "model": model_name(args.model),
         "dtype": args.dtype,
         "rounds": args.rounds,
         "machine": machine(),
@@ -108,21 +111,12 @@ class _Contender:
             self._process.kill()
 
 
-def _object(text: str, flag: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag} {text!r} is not JSON: {error}", setting=flag) from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{flag} {text!r} is not a JSON object", setting=flag)
-    return value
-
-
 def _peer(text: str) -> dict[str, Any]:
-    spec = _object(text, "--peer")
+    """An argparse type: what names another engine."""
+    spec = json_object(text)
     missing = {"name", "module"} - spec.keys()
     if missing:
-        raise ConfigError(f"--peer {text!r} lacks {' and '.join(sorted(missing))}", setting="--peer")
+        raise argparse.ArgumentTypeError(f"{text!r} lacks {' and '.join(sorted(missing))}")
     return spec
 
 
@@ -170,4 +164,4 @@ def _print(figures: list[dict[str, Any]], names: list[str], args: argparse.Names
         ]
         for row in figures
     ]
-    print_columns(f"{Path(args.model).name}, {args.dtype}, medians of {args.rounds} rounds", header, rows)
+    print_columns(f"{model_name(args.model)}, {args.dtype}, medians of {args.rounds} rounds", header, rows)

@@ -14,6 +14,7 @@ from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.model_loader.loader import build_model, build_spec
 from quire.platforms.interface import DeviceRuntime, Platform
+from quire.worker.kv_budget import compute_kv_bytes
 
 
 def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[str, Any]:
@@ -54,11 +55,7 @@ def _memory(
     """An estimate from shapes; the engine measures when the weights are there."""
     free, total = runtime.memory_info()
     weights, workspace = int(numbers["weight_bytes"]), int(numbers.get("workspace_bytes", 0))
-    named = config.cache.kv_cache_memory_bytes
-    available = named if named is not None else int((free - weights) * config.cache.gpu_memory_utilization) - workspace
-    cap = getattr(runtime, "kv_cache_cap", lambda: None)()
-    if named is None and cap is not None and available > cap.value:
-        available = cap.value
+    available = compute_kv_bytes(config, free - weights, workspace, specs, runtime.kv_cache_cap())
     split: dict[str, Any] = {
         "total": total,
         "free": free,

@@ -13,6 +13,7 @@ from quire.errors import ConfigError, EngineError
 from quire.kernels import ops
 from quire.logger import init_logger
 from quire.platforms.interface import Platform
+from quire.worker.kv_budget import compute_kv_bytes
 from quire.worker.model_runner import ModelRunner
 
 logger = init_logger(__name__)
@@ -63,29 +64,18 @@ class Worker:
         Raises:
             ConfigError: nothing is left; the message has the numbers.
         """
-        named = self.config.cache.kv_cache_memory_bytes
-        if named is not None:
-            return named
         free, total = self.runtime.memory_info()
-        share = self.config.cache.gpu_memory_utilization
         untouched = self.runner.untouched_bytes()
-        available = int(free * share) - untouched
+        available = compute_kv_bytes(self.config, free, untouched, self.kv_cache_specs(), self.runtime.kv_cache_cap())
         if available <= 0:
+            share = self.config.cache.gpu_memory_utilization
             raise ConfigError(
                 f"no memory is left for the KV cache: {free / GIB:.2f} GiB of {total / GIB:.2f} GiB are free beside the "
                 f"weights, gpu_memory_utilization={share} allows {free * share / GIB:.2f} GiB of them, and buffers need "
                 f"{untouched / GIB:.2f} GiB; lower max_num_batched_tokens or max_num_seqs, or use a smaller model",
                 setting="gpu_memory_utilization",
             )
-        cap = self.runtime.kv_cache_cap()
-        return available if cap is None else min(available, max(cap.value, self._longest_request_bytes()))
-
-    def _longest_request_bytes(self) -> int:
-        """What one request of the full context length keeps."""
-        return sum(
-            spec.page_bytes * (-(-self.config.model.max_model_len // spec.block_size) + 1)
-            for spec in self.kv_cache_specs()
-        )
+        return available
 
     def initialize(self, kv_cache: KVCacheConfig) -> None:
         """Allocate the pages, record the step and run it once."""

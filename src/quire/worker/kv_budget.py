@@ -1,0 +1,32 @@
+"""How many bytes the KV cache gets: one rule, for the worker that allocates and for the explanation that does not.
+
+Knows sizes and settings. Asks no device.
+"""
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheSpec
+from quire.platforms.interface import Because
+
+
+def compute_kv_bytes(
+    config: EngineConfig, free: int, buffers: int, specs: list[KVCacheSpec], cap: Because[int] | None
+) -> int:
+    """The size that the user named, or a share of what is free beside the weights, less the buffers; 0 or less is a refusal.
+
+    Args:
+        free: bytes that are free once the weights are there.
+        buffers: bytes that will be touched later, and are not the cache's.
+        cap: what the platform lets the cache have when no size is named; a request of full length may have more.
+    """
+    named = config.cache.kv_cache_memory_bytes
+    if named is not None:
+        return named
+    available = int(free * config.cache.gpu_memory_utilization) - buffers
+    if cap is None:
+        return available
+    return min(available, max(cap.value, longest_request_bytes(config, specs)))
+
+
+def longest_request_bytes(config: EngineConfig, specs: list[KVCacheSpec]) -> int:
+    """What one request of the full context length keeps."""
+    return sum(spec.page_bytes * (-(-config.model.max_model_len // spec.block_size) + 1) for spec in specs)
