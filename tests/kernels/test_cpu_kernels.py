@@ -63,7 +63,8 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, **tolerances: flo
 
 def test_every_operation_has_a_native_kernel_that_is_chosen():
     for op, choice in ops.choices().items():
-        assert choice.chosen.platform == "cpu", op
+        if op not in ops.COMPOSED:
+            assert choice.chosen.platform == "cpu", op
 
 
 # --- linear and embeddings -----------------------------------------------------------------------------------------

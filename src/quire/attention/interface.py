@@ -26,6 +26,10 @@ class AttentionMetadata:
         slot_mapping: int64 [max_T]; page * block_size + offset where token t's keys and values are written.
         positions: int32 [max_T].
         shape: int64 [4]: num_tokens, num_requests, max_query_len, max_seq_len; what native kernels read at run time.
+        num_tokens, num_requests, max_query_len, max_seq_len: bounds for launching. On a device whose steps are captured
+            as graphs they are the graph's sizes, and a step may have less (max_seq_len is then the longest a request may
+            ever be): kernels that run there read `shape`, `query_start` and `seq_lens` on the device, where requests
+            beyond the step's own have query_start equal to num_tokens and seq_lens 0, and slots beyond its tokens are -1.
     """
 
     block_size: int
@@ -56,6 +60,7 @@ class AttentionRequest:
     has_sinks: bool = False
     has_alibi: bool = False
     kind: str = "full"
+    deterministic: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +73,9 @@ class Supports:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionParams:
-    """One layer's constants. `window`: a token sees itself and the window - 1 tokens before it; 0 means all."""
+    """One layer's constants. `window`: a token sees itself and the window - 1 tokens before it; 0 means all.
+    `k_scale`, `v_scale`: pages in fp8 hold keys and values divided by these. `deterministic`: a token's result must be the
+    same to the bit in any batch and any chunking of its prompt."""
 
     num_heads: int
     num_kv_heads: int
@@ -78,6 +85,9 @@ class AttentionParams:
     soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
     alibi_slopes: torch.Tensor | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    deterministic: bool = False
 
 
 class AttentionBackend(abc.ABC):
@@ -120,3 +130,20 @@ class AttentionBackend(abc.ABC):
     ) -> None:
         """Attention of the step's queries, [T, N * H] in the first columns of `qkv` [T, (N + 2K) * H], over the pages
         (this step's keys and values are already written there) into `out` [T, N * H]."""
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        out: torch.Tensor,
+        rope: Any,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """`rope_and_cache`, then `forward`; a backend overrides it where both can be one kernel. This is what a model calls.
+        `qkv` may be overwritten."""
+        self.rope_and_cache(qkv, kv_cache, metadata, params, rope, q_norm, k_norm, eps)
+        self.forward(qkv, kv_cache, metadata, params, out)

@@ -50,16 +50,23 @@ class Rope:
     interleaved: bool = False
 
 
+COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add")
+"""Operations that are several others in one pass. A model uses them only on platforms that have kernels of their own for them."""
+
 _chosen: dict[str, Callable[..., Any]] = {}
 _choices: dict[str, registry.Choice] = {}
 
 
-def select(platform: str) -> None:
-    """Choose an implementation for every operation; called once by the platform, before a model is built."""
+def select(platform: str, *, deterministic: bool = False) -> None:
+    """Choose an implementation for every operation; called once by the platform, before a model is built.
+
+    Args:
+        deterministic: only implementations whose rows do not depend on the batch.
+    """
     import quire.kernels.reference  # registers the references  # noqa: F401
 
     for op in registry.operations():
-        choice = registry.choose(op, platform)
+        choice = registry.choose(op, platform, deterministic=deterministic)
         _choices[op] = choice
         _chosen[op] = choice.chosen.function
 
@@ -67,6 +74,12 @@ def select(platform: str) -> None:
 def choices() -> dict[str, registry.Choice]:
     """What was chosen, by operation."""
     return dict(_choices)
+
+
+def is_native(op: str) -> bool:
+    """Whether an implementation of the platform's own was chosen, rather than the plain PyTorch reference."""
+    choice = _choices.get(op)
+    return choice is not None and choice.chosen.platform != "any"
 
 
 def pack_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> LinearWeight:
@@ -77,6 +90,26 @@ def pack_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> 
 def linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
     """out = x @ weight.T (+ bias); accumulates in float32."""
     _chosen["linear"](x_TK, weight, out_TN)
+
+
+def norm_linear(
+    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor
+) -> None:
+    """out = rms_norm(x) @ weight.T (+ bias); x stays as it is. norm_D is the norm's float32 weight."""
+    _chosen["norm_linear"](x_TD, norm_D, eps, weight, out_TN)
+
+
+def norm_linear_gated(
+    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str, out_TI: torch.Tensor
+) -> None:
+    """y = rms_norm(x) @ weight.T (+ bias), then out = act(y[:, :I]) * y[:, I:]: the weight's rows are gate, then up; `kind`
+    as in `gated_activation`. x stays as it is."""
+    _chosen["norm_linear_gated"](x_TD, norm_D, eps, weight, kind, out_TI)
+
+
+def linear_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor) -> None:
+    """residual += x @ weight.T (+ bias)."""
+    _chosen["linear_add"](x_TK, weight, residual_TN)
 
 
 def embedding(ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, scale: float = 1.0) -> None:

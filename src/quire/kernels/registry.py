@@ -22,6 +22,8 @@ class Kernel:
     priority: int
     unavailable: Predicate
     owner: str
+    invariant: bool = True
+    """Whether a row's result is the same to the bit in any batch: no reduction whose order depends on other rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ def kernel(
     priority: int = 0,
     unavailable: Predicate = lambda: None,
     owner: str = "quire",
+    invariant: bool = True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register an implementation of `op`; `platform="any"` is for references.
 
@@ -50,7 +53,7 @@ def kernel(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        entry = Kernel(op, platform, function, priority, unavailable, owner)
+        entry = Kernel(op, platform, function, priority, unavailable, owner, invariant)
         existing = _kernels.setdefault(op, [])
         for other in existing:
             if (other.platform, other.priority) == (platform, priority):
@@ -74,14 +77,20 @@ def operations() -> list[str]:
     return sorted(_kernels)
 
 
-def choose(op: str, platform: str) -> Choice:
-    """The best implementation that can run on a platform; ties are impossible by construction."""
+def choose(op: str, platform: str, *, deterministic: bool = False) -> Choice:
+    """The best implementation that can run on a platform; ties are impossible by construction.
+
+    Args:
+        deterministic: only implementations whose rows do not depend on the batch.
+    """
     passed_over: list[tuple[Kernel, str]] = []
     best: Kernel | None = None
     for entry in sorted(_kernels.get(op, []), key=lambda k: -k.priority):
         if entry.platform not in (platform, "any"):
             continue
         reason = entry.unavailable()
+        if reason is None and deterministic and not entry.invariant:
+            reason = "a row's last bits depend on the batch, and deterministic was asked for"
         if reason is not None:
             passed_over.append((entry, reason))
         elif best is None:

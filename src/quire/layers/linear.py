@@ -28,6 +28,31 @@ class LinearMethod(abc.ABC):
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
         """out = x @ weight.T + bias."""
 
+    # What a layer does around its matrices; a format overrides these where it can do it in fewer passes.
+
+    def apply_normed(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
+        scratch_TD: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """out = rms_norm(x) @ weight.T + bias. `scratch` has x's shape and may be overwritten."""
+        ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+        self.apply(scratch_TD, weight, out_TN)
+
+    def apply_normed_gated(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
+        out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """out = act(gate) * up of rms_norm(x) @ weight.T + bias. Both scratches may be overwritten."""
+        self.apply_normed(x_TD, norm_D, eps, weight, scratch_T2I, scratch_TD)
+        ops.gated_activation(scratch_T2I, kind, out_TI)
+
+    def apply_add(
+        self, x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, scratch_TN: torch.Tensor
+    ) -> None:
+        """residual += x @ weight.T + bias. `scratch` has the residual's shape and may be overwritten."""
+        self.apply(x_TK, weight, scratch_TN)
+        ops.add(scratch_TN, residual_TN)
+
     @abc.abstractmethod
     def weight_bytes(self, out_features: int, in_features: int, dtype: torch.dtype) -> int:
         """Device memory of one weight."""
@@ -44,6 +69,23 @@ class UnquantizedLinear(LinearMethod):
 
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
         ops.linear(x_TK, weight, out_TN)
+
+    def apply_normed(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
+        scratch_TD: torch.Tensor,
+    ) -> None:  # fmt: skip
+        ops.norm_linear(x_TD, norm_D, eps, weight, out_TN)
+
+    def apply_normed_gated(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
+        out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+    ) -> None:  # fmt: skip
+        ops.norm_linear_gated(x_TD, norm_D, eps, weight, kind, out_TI)
+
+    def apply_add(
+        self, x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, scratch_TN: torch.Tensor
+    ) -> None:
+        ops.linear_add(x_TK, weight, residual_TN)
 
     def weight_bytes(self, out_features: int, in_features: int, dtype: torch.dtype) -> int:
         return out_features * in_features * dtype.itemsize

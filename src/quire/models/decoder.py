@@ -16,6 +16,7 @@ import torch
 
 from quire.attention.interface import AttentionBackend, AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
@@ -27,7 +28,7 @@ from quire.models.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.models.describe import describe_pages, describe_weights
 from quire.models.interface import CausalLM, StepInputs
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, Norm
+from quire.models.spec import PRE, Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, Norm, RMSNorm
 from quire.models.workspace import TokenViews, Workspace
 
 
@@ -58,7 +59,9 @@ class Decoder(CausalLM):
         activation_dtype: type of the buffers between layers; None means `dtype`.
         attention_backend: computes attention; made for layers as `attention_requests` lists them.
         linear_method: format of the matrices.
-        plan: this rank's share. Only one rank can run now; the slicing of weights is ready for more.
+        plan: this rank's share.
+        communicator: sums over ranks; needed where the plan has more than one.
+        deterministic: a request's logits must be the same to the bit in any batch.
     """
 
     def __init__(
@@ -76,8 +79,11 @@ class Decoder(CausalLM):
         max_positions: int | None = None,
         linear_method: LinearMethod | None = None,
         plan: ParallelPlan | None = None,
+        communicator: Communicator | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.spec, self.plan = spec, plan or ParallelPlan()
+        self.communicator, self.deterministic = communicator or SingleRank(), deterministic
         self.dtype, self.kv_dtype, self.block_size = dtype, kv_dtype, block_size
         self.device = device or torch.device("cpu")
         self.attention_backend = attention_backend
@@ -92,13 +98,14 @@ class Decoder(CausalLM):
         self._lm_head: LinearWeight | None = None
         self._final_norm: NormWeight | None = None
         self._layers = self._build_layers()
+        self._is_fused = self._can_fuse()
         self.workspace = self._build_workspace(max_tokens, max_logits, activation_dtype or dtype)
 
     # What the layers need of others.
 
     def attention_requests(self) -> list[AttentionRequest]:
         """What each layer needs of an attention backend."""
-        return attention_requests(self.spec, self.kv_dtype, self.block_size, self.plan)
+        return attention_requests(self.spec, self.kv_dtype, self.block_size, self.plan, self.deterministic)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         return [
@@ -164,6 +171,10 @@ class Decoder(CausalLM):
         )
         if self._positions is not None:
             ops.add_embedding(step.positions[:count], self._positions, views.residual_TD)
+        if self._is_fused:
+            for layer in self._layers:
+                self._run_fused(layer, step, views)
+            return views.residual_TD
         run_layer = self._run_parallel if spec.placement.parallel else self._run_sequential
         has_delta = False
         for layer in self._layers:
@@ -185,6 +196,28 @@ class Decoder(CausalLM):
         if spec.logits_scale != 1.0 or spec.logits_soft_cap > 0:
             ops.scale_and_cap(logits_SV, spec.logits_scale, spec.logits_soft_cap)
         return logits_SV
+
+    def _run_fused(self, layer: DecoderLayer, step: StepInputs, views: TokenViews) -> None:
+        """As `_run_sequential` for plain pre-norm layers: norms, activations and residuals are the matrices' own business."""
+        method, linears, eps = self.linear_method, layer.linears, cast(RMSNorm, self.spec.norm).eps
+        residual_TD, normed_TD, delta_TD = views.residual_TD, views.normed_TD, views.delta_TD
+        params = layer.params
+        qkv_TC = views.wide((params.num_heads + 2 * params.num_kv_heads) * params.head_dim)
+        attended_TNH = views.narrow(params.num_heads * params.head_dim)
+        method.apply_normed(residual_TD, layer.norms["before_mixer"].weight, eps, linears["qkv"], qkv_TC, normed_TD)
+        self._attend(layer, step, qkv_TC, attended_TNH)
+        method.apply_add(attended_TNH, linears["out"], residual_TD, delta_TD)
+        norm_D, width = layer.norms["before_mlp"].weight, layer.mlp.intermediate
+        activated_TI = views.narrow(width)
+        if isinstance(layer.mlp, GatedMLP):
+            method.apply_normed_gated(
+                residual_TD, norm_D, eps, linears["gate_up"], layer.activation, activated_TI, normed_TD,
+                views.wide(2 * width),
+            )  # fmt: skip
+        else:
+            method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
+            ops.activation(activated_TI, layer.activation)
+        method.apply_add(activated_TI, linears["down"], residual_TD, delta_TD)
 
     def _run_sequential(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> None:
         """The mixer, then the feed-forward on a residual that has seen the mixer's output."""
@@ -224,20 +257,25 @@ class Decoder(CausalLM):
             self._apply_norm(self.spec.norm, weight, views.delta_TD, views.delta_TD, None)
 
     def _run_mixer(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor) -> None:
-        mixer, params, linears = layer.mixer, layer.params, layer.linears
-        metadata, kv_cache = step.attention[layer.group], cast(torch.Tensor, layer.kv_cache)
+        params, linears = layer.params, layer.linears
         qkv_TC = views.wide((params.num_heads + 2 * params.num_kv_heads) * params.head_dim)
         attended_TNH = views.narrow(params.num_heads * params.head_dim)
         self.linear_method.apply(x_TD, linears["qkv"], qkv_TC)
-        if mixer.qk_norm is None:
-            self.attention_backend.rope_and_cache(qkv_TC, kv_cache, metadata, params, layer.rope)
+        self._attend(layer, step, qkv_TC, attended_TNH)
+        self.linear_method.apply(attended_TNH, linears["out"], views.delta_TD)
+        self.communicator.all_reduce(views.delta_TD)
+
+    def _attend(self, layer: DecoderLayer, step: StepInputs, qkv_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
+        """Norms of heads, rotation, pages and attention: the backend's business."""
+        metadata, kv_cache = step.attention[layer.group], cast(torch.Tensor, layer.kv_cache)
+        norm = layer.mixer.qk_norm
+        if norm is None:
+            self.attention_backend.attend(qkv_TC, kv_cache, metadata, layer.params, out_TNH, layer.rope)
         else:
             q_norm, k_norm = layer.norms["q_norm"].weight, layer.norms["k_norm"].weight
-            self.attention_backend.rope_and_cache(
-                qkv_TC, kv_cache, metadata, params, layer.rope, q_norm, k_norm, mixer.qk_norm.eps
+            self.attention_backend.attend(
+                qkv_TC, kv_cache, metadata, layer.params, out_TNH, layer.rope, q_norm, k_norm, norm.eps
             )
-        self.attention_backend.forward(qkv_TC, kv_cache, metadata, params, attended_TNH)
-        self.linear_method.apply(attended_TNH, linears["out"], views.delta_TD)
 
     def _run_mlp(self, layer: DecoderLayer, views: TokenViews, x_TD: torch.Tensor, out_TD: torch.Tensor) -> None:
         width = layer.mlp.intermediate // self.plan.size
@@ -250,6 +288,7 @@ class Decoder(CausalLM):
             self.linear_method.apply(x_TD, layer.linears["up"], activated_TI)
             ops.activation(activated_TI, layer.activation)
         self.linear_method.apply(activated_TI, layer.linears["down"], out_TD)
+        self.communicator.all_reduce(out_TD)
 
     def _apply_norm(
         self, norm: Norm, weight: NormWeight, x_TD: torch.Tensor, out_TD: torch.Tensor, residual_TD: torch.Tensor | None
@@ -276,10 +315,17 @@ class Decoder(CausalLM):
                 scale=mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale,
                 window=mixer.window,
                 soft_cap=mixer.soft_cap,
+                deterministic=self.deterministic,
             )
             rope = None if mixer.rope is None else tables[mixer.rope]
             layers.append(DecoderLayer(mixer, mlp, params, rope, kernel_activation(mlp.act)))
         return layers
+
+    def _can_fuse(self) -> bool:
+        """Plain pre-norm layers on one rank, where the platform has kernels that do more than one thing."""
+        spec = self.spec
+        plain = spec.placement == PRE and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
+        return plain and self.plan.size == 1 and ops.is_native("norm_linear")
 
     def _build_workspace(self, max_tokens: int, max_logits: int, dtype: torch.dtype) -> Workspace:
         wide = narrow = 0
@@ -313,7 +359,11 @@ class Decoder(CausalLM):
 
 
 def attention_requests(
-    spec: DecoderSpec, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan | None = None
+    spec: DecoderSpec,
+    kv_dtype: torch.dtype,
+    block_size: int,
+    plan: ParallelPlan | None = None,
+    deterministic: bool = False,
 ) -> list[AttentionRequest]:
     """What each layer of a spec needs of an attention backend on one rank."""
     plan = plan or ParallelPlan()
@@ -330,6 +380,7 @@ def attention_requests(
                 window=mixer.window,
                 soft_cap=mixer.soft_cap,
                 has_sinks=mixer.sinks,
+                deterministic=deterministic,
             )
         )
     return requests

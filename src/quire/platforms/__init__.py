@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-BUILT_IN = {"cpu": "quire.platforms.cpu:CpuPlatform"}
+BUILT_IN = {"cuda": "quire.platforms.cuda:CudaPlatform", "cpu": "quire.platforms.cpu:CpuPlatform"}
 """Platforms of this package, best first: name to class path."""
 
 
@@ -65,7 +65,17 @@ def _class_path_for(wanted: str, setting: str) -> str:
             f"(or --device), or limit QUIRE_PLUGINS",
             setting="QUIRE_PLATFORM",
         )
-    return next(iter(answers.values()), next(iter(BUILT_IN.values())))
+    return next(iter(answers.values()), None) or _best_built_in()
+
+
+def _best_built_in() -> str:
+    """CUDA where it can run, else the CPU."""
+    from quire.platforms import cuda
+
+    why = cuda.why_unusable()
+    if why is not None:
+        logger.debug("not on the cuda platform: %s", why)
+    return BUILT_IN["cpu" if why is not None else "cuda"]
 
 
 def _ask(name: str, *, must_work: bool = False) -> str | None:

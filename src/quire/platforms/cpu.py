@@ -161,11 +161,11 @@ class CpuPlatform(Platform):
     def runtime(self, config: EngineConfig) -> CpuRuntime:
         return CpuRuntime(config)
 
-    def select_kernels(self) -> None:
+    def select_kernels(self, *, deterministic: bool = False) -> None:
         from quire.kernels import cpu, ops
 
         cpu.register()
-        ops.select(self.name)
+        ops.select(self.name, deterministic=deterministic)
 
     def attention_backends(self) -> list[str]:
         return ["quire.attention.cpu:CpuBackend", "quire.attention.reference:ReferenceBackend"]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from quire.config import EngineConfig
+    from quire.distributed.communicator import Communicator
 
 T = TypeVar("T")
 
@@ -58,6 +59,22 @@ class RecordedStep(abc.ABC):
         """Run it for this many tokens and logits rows (at most those it was recorded with)."""
 
 
+class DeviceEvent(abc.ABC):
+    """A point in the device's queue of work."""
+
+    @abc.abstractmethod
+    def record(self) -> None:
+        """Mark the end of what was submitted so far."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Block this thread until the device has come there."""
+
+    @abc.abstractmethod
+    def milliseconds_since(self, earlier: DeviceEvent) -> float:
+        """Device time between two events that were both reached."""
+
+
 class DeviceRuntime(abc.ABC):
     """The only object that touches torch.cuda and its like."""
 
@@ -86,6 +103,21 @@ class DeviceRuntime(abc.ABC):
         """Call `function` once, recording its kernels over buffers with `num_tokens` and `num_logits` rows (whether they
         also compute is the device's choice); None where nothing can be recorded (the step then runs eagerly)."""
 
+    # What a device that works beside the host has more (`Capabilities.async_output`).
+
+    def event(self) -> DeviceEvent:
+        """A new event, which can be timed."""
+        raise NotImplementedError(f"{type(self).__name__} has no events")
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory from and to which the device copies without the host's help."""
+        return tensor
+
+    def capture(self, function: Callable[[], Any]) -> RecordedStep | None:
+        """Record the kernels that `function` submits, at fixed sizes, without running them; None where that is not possible.
+        `replay` then ignores its arguments."""
+        return None
+
 
 class Platform(abc.ABC):
     """A kind of device. `name` is what `--device` and kernels call it."""
@@ -105,12 +137,25 @@ class Platform(abc.ABC):
         """Made once in each worker, before the model."""
 
     @abc.abstractmethod
-    def select_kernels(self) -> None:
-        """Register this platform's kernels and choose one for every operation; once in each worker."""
+    def select_kernels(self, *, deterministic: bool = False) -> None:
+        """Register this platform's kernels and choose one for every operation; once in each worker. `deterministic`: only
+        kernels whose rows do not depend on the batch."""
 
     @abc.abstractmethod
     def attention_backends(self) -> list[str]:
         """Class paths (`module:attribute`) of the backends to ask, best first."""
+
+    def runner_class(self) -> str:
+        """Class path of the worker's model runner."""
+        return "quire.worker.model_runner:ModelRunner"
+
+    def communicator(self, config: EngineConfig) -> Communicator | None:
+        """Joins this worker's tensor-parallel group; None for one rank. Called once in each worker, after `runtime`.
+
+        Raises:
+            ConfigError: this platform has no communicator.
+        """
+        return None
 
     def worker_class(self) -> str:
         """Class path of the worker."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.ops import LinearWeight
+from quire.kernels.reference.elementwise import ACTIVATIONS
 from quire.kernels.registry import kernel
 
 
@@ -25,6 +26,32 @@ def pack_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> LinearWeight
 def linear(x_TK: Tensor, weight: LinearWeight, out_TN: Tensor) -> None:
     out = torch.nn.functional.linear(x_TK.to(weight.dtype), _plain(weight)).float()
     out_TN.copy_(out if weight.bias is None else out + weight.bias)
+
+
+def _normed_product(x_TD: Tensor, norm_D: Tensor, eps: float, weight: LinearWeight) -> Tensor:
+    x = x_TD.float()
+    normed = (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * norm_D.float()).to(x_TD.dtype)
+    out = torch.nn.functional.linear(normed.to(weight.dtype), _plain(weight)).float()
+    return out if weight.bias is None else out + weight.bias
+
+
+@kernel("norm_linear", platform="any")
+def norm_linear(x_TD: Tensor, norm_D: Tensor, eps: float, weight: LinearWeight, out_TN: Tensor) -> None:
+    out_TN.copy_(_normed_product(x_TD, norm_D, eps, weight))
+
+
+@kernel("norm_linear_gated", platform="any")
+def norm_linear_gated(
+    x_TD: Tensor, norm_D: Tensor, eps: float, weight: LinearWeight, kind: str, out_TI: Tensor
+) -> None:
+    gate, up = _normed_product(x_TD, norm_D, eps, weight).chunk(2, dim=-1)
+    out_TI.copy_(ACTIVATIONS[kind](gate) * up)
+
+
+@kernel("linear_add", platform="any")
+def linear_add(x_TK: Tensor, weight: LinearWeight, residual_TN: Tensor) -> None:
+    out = torch.nn.functional.linear(x_TK.to(weight.dtype), _plain(weight)).float()
+    residual_TN.copy_(residual_TN.float() + (out if weight.bias is None else out + weight.bias))
 
 
 @kernel("embedding", platform="any")

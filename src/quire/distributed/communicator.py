@@ -1,0 +1,35 @@
+"""What a rank asks of the others: sums and gathers of tensors. A platform says which communicator its ranks use."""
+
+import abc
+
+import torch
+
+
+class Communicator(abc.ABC):
+    """The ranks of one tensor-parallel group. Every rank must make the same calls in the same order."""
+
+    size: int
+    rank: int
+
+    @abc.abstractmethod
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum over ranks, in place; every rank gets the same bits."""
+
+    @abc.abstractmethod
+    def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """out[r] = rank r's tensor; `out` has one more dimension, of `size`, in front."""
+
+    def shutdown(self) -> None:
+        """Leave the group; may be called twice."""
+
+
+class SingleRank(Communicator):
+    """One rank alone: nothing to say."""
+
+    size, rank = 1, 0
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        out[0].copy_(tensor)

@@ -1,0 +1,15 @@
+"""Triton kernels: what a GPU computes with. `register` makes the registry know them; a platform then chooses.
+
+They run without a GPU too, one program after another in Triton's interpreter (TRITON_INTERPRET=1): slow, but the same code.
+"""
+
+import importlib
+
+MODULES: tuple[str, ...] = ()
+"""The modules of this package that register kernels."""
+
+
+def register() -> None:
+    """Make every kernel of this package known; again has no effect."""
+    for module in MODULES:
+        importlib.import_module(f"{__name__}.{module}")

@@ -1,0 +1,58 @@
+"""How kernels are launched: what all of them share.
+
+Programmatic dependent launch (compute capability 9.0 and up): a kernel may start while the one before it still runs, and
+waits where it first needs that one's results. Rules for a kernel that takes `PDL: tl.constexpr`:
+
+- `if PDL: gdc_wait()` stands before the first access to memory that any earlier kernel writes, or reads and this one
+  writes. Weights and other constants may be loaded before it.
+- `if PDL: gdc_launch_dependents()` stands as early as the next kernel may take up room beside this one; usually right
+  after the wait.
+- Every program of the kernel comes past the wait, also one that has nothing to do.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.language.extra import cuda as _cuda
+
+gdc_wait = _cuda.gdc_wait
+gdc_launch_dependents = _cuda.gdc_launch_dependents
+
+__all__ = [
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "interpreted",
+    "launch_options",
+    "next_power_of_2",
+    "num_processors",
+    "tl",
+]
+
+next_power_of_2 = triton.next_power_of_2
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU."""
+    return bool(knobs.runtime.interpret)
+
+
+@functools.cache
+def has_dependent_launch() -> bool:
+    """Whether this device can start a kernel before its predecessor has ended."""
+    return not interpreted() and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+
+
+@functools.cache
+def num_processors() -> int:
+    """Multiprocessors of the device; a small number in the interpreter."""
+    return 4 if interpreted() else torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+
+@functools.cache
+def launch_options() -> dict[str, Any]:
+    """What every launch of a kernel with a `PDL` argument passes: `kernel[grid](..., **launch_options())`."""
+    return {"PDL": True, "launch_pdl": True} if has_dependent_launch() else {"PDL": False}

@@ -1,0 +1,210 @@
+"""NVIDIA GPUs as a platform: what they can do, what they refuse, and the device runtime.
+
+Knows CUDA devices, streams and graphs. Knows nothing of models or of how a step is built. Importing it loads no torch:
+the configuration asks it questions before anything is built, through NVIDIA's management library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import ConfigError
+from quire.logger import init_logger
+from quire.platforms.interface import Because, Capabilities, DeviceEvent, DeviceRuntime, Platform, RecordedStep
+from quire.platforms.nvml import Gpu, visible_gpus
+
+if TYPE_CHECKING:
+    import torch
+
+    from quire.config import EngineConfig
+    from quire.distributed.communicator import Communicator
+
+logger = init_logger(__name__)
+
+DTYPES = ("bfloat16", "float16", "float32")
+MIN_CAPABILITY = (8, 0)
+LARGE_MEMORY = 70 << 30
+"""Bytes of device memory from which steps may be large by default."""
+
+
+def why_unusable() -> str | None:
+    """Why this machine cannot run the platform; None if it can. Loads no torch and creates no context."""
+    version = importlib.metadata.version("torch")
+    if version.endswith("+cpu"):
+        return f"torch {version} was built without CUDA"
+    gpus = visible_gpus()
+    if not gpus:
+        return "no NVIDIA GPU is visible"
+    if gpus[0].capability < MIN_CAPABILITY:
+        return f"{gpus[0].name} has compute capability {_dotted(gpus[0].capability)}; 8.0 or later is needed"
+    return None
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+class CudaEvent(DeviceEvent):
+    """An event on the current stream."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._event = torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self._event.record()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def milliseconds_since(self, earlier: DeviceEvent) -> float:
+        assert isinstance(earlier, CudaEvent)
+        return earlier._event.elapsed_time(self._event)
+
+
+class CudaGraph(RecordedStep):
+    """A captured graph."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+
+    def replay(self, num_tokens: int, num_logits: int) -> None:
+        """Submit the whole graph."""
+        self._graph.replay()
+
+
+class CudaRuntime(DeviceRuntime):
+    """One GPU, and the stream that the worker's thread submits to."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        import torch
+
+        self._device = torch.device("cuda", config.parallel.rank)
+        torch.cuda.set_device(self._device)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        # Graphs are captured on, and replayed to, a stream of our own; the default one would wait for everybody's.
+        self._stream = torch.cuda.Stream(self._device)
+        torch.cuda.set_stream(self._stream)
+        self._pool: Any = None
+
+    def device(self) -> torch.device:
+        return self._device
+
+    def synchronize(self) -> None:
+        import torch
+
+        torch.cuda.synchronize(self._device)
+
+    def memory_info(self) -> tuple[int, int]:
+        import torch
+
+        free, total = torch.cuda.mem_get_info(self._device)
+        # What the allocator holds and does not use is free for this process.
+        return free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device), total
+
+    def peak_memory(self) -> int:
+        import torch
+
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
+        return self.capture(function)
+
+    def event(self) -> DeviceEvent:
+        return CudaEvent()
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory()
+
+    def capture(self, function: Callable[[], Any]) -> RecordedStep | None:
+        import torch
+
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            function()
+        return CudaGraph(graph)
+
+
+class CudaPlatform(Platform):
+    """NVIDIA GPUs from compute capability 8.0."""
+
+    name = "cuda"
+
+    def _gpu(self) -> Gpu:
+        gpus = visible_gpus()
+        return gpus[0] if gpus else Gpu("no GPU", (0, 0), 0)
+
+    def capabilities(self) -> Capabilities:
+        gpu = self._gpu()
+        capability = _dotted(gpu.capability)
+        is_large = gpu.memory >= LARGE_MEMORY
+        size = f"{gpu.name} has {gpu.memory >> 30} GiB"
+        return Capabilities(
+            dtypes=Because(DTYPES, "bfloat16 and float16 run on the matrix units; float32 is exact and slow"),
+            activation_dtype=Because("model", "the matrix units take activations in the weights' type"),
+            graphs=Because("whole_step", "CUDA graphs"),
+            async_output=Because(True, "results are copied to the host while the next step runs"),
+            fp8=Because(gpu.capability >= (8, 9), f"compute capability {capability}; fp8 matrix units come with 8.9"),
+            sleep=Because(True, "pages and weights can be freed and made again"),
+            page_alignment=Because(16, "keys of 16 tokens fill the matrix units' shortest side"),
+            max_num_batched_tokens=Because((16384, 8192) if is_large else (8192, 2048), size),
+            max_num_seqs=Because((1024, 1024) if is_large else (256, 256), size),
+            swap=Because(True, "pages are copied over the bus"),
+        )
+
+    def check_config(self, config: EngineConfig) -> EngineConfig:
+        why = why_unusable()
+        if why is not None:
+            raise ConfigError(f"device='cuda' cannot be used: {why}; use --device cpu", setting="device")
+        if config.model.dtype not in DTYPES:
+            raise ConfigError(
+                f"dtype={config.model.dtype!r} cannot run on the cuda platform: use one of {', '.join(DTYPES)}",
+                setting="dtype",
+            )
+        size = config.parallel.tensor_parallel_size
+        count = len(visible_gpus())
+        if size > count:
+            raise ConfigError(
+                f"tensor_parallel_size={size}, but {count} GPUs are visible (CUDA_VISIBLE_DEVICES)",
+                setting="tensor_parallel_size",
+            )
+        for setting in ("pipeline_parallel_size", "data_parallel_size"):
+            value = getattr(config.parallel, setting)
+            if value != 1:
+                raise ConfigError(f"{setting}={value} is not available on the cuda platform: use 1", setting=setting)
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError(
+                "the cuda platform needs Triton, which comes with PyTorch's CUDA builds: install it (pip install triton), "
+                "or use --device cpu",
+                setting="device",
+            )
+        return dataclasses.replace(
+            config, provenance={**config.provenance, "device.gpu": f"{self._gpu().name}, {count} visible"}
+        )
+
+    def runtime(self, config: EngineConfig) -> CudaRuntime:
+        return CudaRuntime(config)
+
+    def select_kernels(self, *, deterministic: bool = False) -> None:
+        from quire.kernels import ops, triton
+
+        triton.register()
+        ops.select(self.name, deterministic=deterministic)
+
+    def attention_backends(self) -> list[str]:
+        return ["quire.attention.triton:TritonBackend", "quire.attention.reference:ReferenceBackend"]
+
+    def runner_class(self) -> str:
+        return "quire.worker.device_runner:DeviceRunner"
+
+    def communicator(self, config: EngineConfig) -> Communicator | None:
+        if config.parallel.tensor_parallel_size == 1:
+            return None
+        raise ConfigError("tensor_parallel_size above 1 is not available yet", setting="tensor_parallel_size")
