@@ -93,18 +93,31 @@ def linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> No
 
 
 def norm_linear(
-    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: LinearWeight,
+    out_TN: torch.Tensor,
+    scratch_TD: torch.Tensor,
 ) -> None:
-    """out = rms_norm(x) @ weight.T (+ bias); x stays as it is. norm_D is the norm's float32 weight."""
-    _chosen["norm_linear"](x_TD, norm_D, eps, weight, out_TN)
+    """out = rms_norm(x) @ weight.T (+ bias); x stays as it is. norm_D is the norm's float32 weight; the scratch, of x's
+    type, may be overwritten."""
+    _chosen["norm_linear"](x_TD, norm_D, eps, weight, out_TN, scratch_TD)
 
 
 def norm_linear_gated(
-    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str, out_TI: torch.Tensor
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: LinearWeight,
+    kind: str,
+    out_TI: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch_T2I: torch.Tensor,
 ) -> None:
     """y = rms_norm(x) @ weight.T (+ bias), then out = act(y[:, :I]) * y[:, I:]: the weight's rows are gate, then up; `kind`
-    as in `gated_activation`. x stays as it is."""
-    _chosen["norm_linear_gated"](x_TD, norm_D, eps, weight, kind, out_TI)
+    as in `gated_activation`. x stays as it is; both scratches may be overwritten."""
+    _chosen["norm_linear_gated"](x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
 
 
 def linear_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor) -> None:

@@ -74,13 +74,13 @@ class UnquantizedLinear(LinearMethod):
         self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
         scratch_TD: torch.Tensor,
     ) -> None:  # fmt: skip
-        ops.norm_linear(x_TD, norm_D, eps, weight, out_TN)
+        ops.norm_linear(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
 
     def apply_normed_gated(
         self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
         out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
     ) -> None:  # fmt: skip
-        ops.norm_linear_gated(x_TD, norm_D, eps, weight, kind, out_TI)
+        ops.norm_linear_gated(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
 
     def apply_add(
         self, x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, scratch_TN: torch.Tensor

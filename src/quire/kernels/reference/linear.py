@@ -36,13 +36,22 @@ def _normed_product(x_TD: Tensor, norm_D: Tensor, eps: float, weight: LinearWeig
 
 
 @kernel("norm_linear", platform="any")
-def norm_linear(x_TD: Tensor, norm_D: Tensor, eps: float, weight: LinearWeight, out_TN: Tensor) -> None:
+def norm_linear(
+    x_TD: Tensor, norm_D: Tensor, eps: float, weight: LinearWeight, out_TN: Tensor, scratch_TD: Tensor
+) -> None:
     out_TN.copy_(_normed_product(x_TD, norm_D, eps, weight))
 
 
 @kernel("norm_linear_gated", platform="any")
 def norm_linear_gated(
-    x_TD: Tensor, norm_D: Tensor, eps: float, weight: LinearWeight, kind: str, out_TI: Tensor
+    x_TD: Tensor,
+    norm_D: Tensor,
+    eps: float,
+    weight: LinearWeight,
+    kind: str,
+    out_TI: Tensor,
+    scratch_TD: Tensor,
+    scratch_T2I: Tensor,
 ) -> None:
     gate, up = _normed_product(x_TD, norm_D, eps, weight).chunk(2, dim=-1)
     out_TI.copy_(ACTIVATIONS[kind](gate) * up)
