@@ -14,6 +14,7 @@ Legend: T tokens, N query heads, K KV heads, H head size, M rows of a tile, S ke
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 import triton
@@ -296,7 +297,7 @@ def prefill_attention(
     soft_cap = params.soft_cap * LOG2_E
     if params.soft_cap > 0:
         scale = 2.0 * scale / params.soft_cap
-    options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, **launch_options()}
+    options: dict[str, Any] = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, **launch_options()}
     _prefill_kernel[(num_blocks, params.num_kv_heads * parts)](
         qkv,
         out,
