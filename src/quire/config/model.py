@@ -40,6 +40,7 @@ class ModelConfig:
     tokenizer_revision: str | None = None
     quantization: str | None = None
     enforce_eager: bool = False
+    deterministic: bool = False
     max_logprobs: int = 20
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
     disable_sliding_window: bool = False

@@ -171,6 +171,7 @@ CHECKS: dict[str, Check] = {
     "rope_theta": number(0.0, above=True, optional=True),
     "quantization": text(optional=True),
     "enforce_eager": flag(),
+    "deterministic": flag(),
     "max_logprobs": whole(-1),
     "logprobs_mode": one_of("raw_logprobs", "processed_logprobs"),
     "disable_sliding_window": flag(),

@@ -52,6 +52,7 @@ HELP = {
     "rope_theta": "replaces config.json's",
     "quantization": "quantization method",
     "enforce_eager": "record no steps",
+    "deterministic": "a request's logits are the same to the bit alone and in any batch, at some cost in speed",
     "max_logprobs": "most logprobs a request may ask for; -1 means the whole vocabulary",
     "logprobs_mode": "raw_logprobs or processed_logprobs (after penalties and temperature)",
     "generation_config": "auto (the model's), quire (none), or a folder",

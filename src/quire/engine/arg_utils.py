@@ -78,6 +78,7 @@ class EngineArgs:
     rope_theta: float | None = None
     quantization: str | None = None
     enforce_eager: bool = False
+    deterministic: bool = False
     max_logprobs: int = 20
     logprobs_mode: str = "raw_logprobs"
     disable_sliding_window: bool = False
@@ -279,6 +280,7 @@ class _Resolver:
             tokenizer_revision=args.tokenizer_revision,
             quantization=args.quantization,
             enforce_eager=args.enforce_eager,
+            deterministic=args.deterministic,
             max_logprobs=args.max_logprobs,
             logprobs_mode=args.logprobs_mode,  # type: ignore[arg-type]  # checked by arg_checks
             disable_sliding_window=args.disable_sliding_window,

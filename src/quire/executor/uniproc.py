@@ -1,6 +1,7 @@
 """One worker in this process: the executor for a single device.
 
-A step runs when it is started, so `collect` never waits. Knows nothing of tensors or models.
+Where the device works beside the host a step is submitted when it is started, and `collect` waits for it; elsewhere it runs
+at once. Knows nothing of tensors or models.
 """
 
 from collections import deque
@@ -13,6 +14,7 @@ from quire.errors import EngineError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class
 from quire.platforms import current_platform
+from quire.worker.runner import PendingStep
 
 
 class UniprocExecutor(Executor):
@@ -23,7 +25,7 @@ class UniprocExecutor(Executor):
         platform = current_platform(config.device.device)
         path = config.parallel.worker_cls
         worker_class = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
-        self._results: deque[ModelRunnerOutput] = deque()
+        self._results: deque[ModelRunnerOutput | PendingStep] = deque()
         self._worker = worker_class(config, platform)
         self._worker.load_model()
 
@@ -42,7 +44,11 @@ class UniprocExecutor(Executor):
     def collect(self) -> ModelRunnerOutput:
         if not self._results:
             raise EngineError("collect() without a step in flight")
-        return self._results.popleft()
+        result = self._results.popleft()
+        return result if isinstance(result, ModelRunnerOutput) else result.result()
+
+    def idle(self) -> bool:
+        return self._worker.idle()
 
     def sleep(self, level: int = 1) -> None:
         self._worker.sleep(level)

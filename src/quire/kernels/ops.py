@@ -15,6 +15,8 @@ import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels import registry
+from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.step_buffers import StepBuffers
 
 
 @dataclasses.dataclass
@@ -50,8 +52,13 @@ class Rope:
     interleaved: bool = False
 
 
-COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add")
+COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add", "norm_moe")
 """Operations that are several others in one pass. A model uses them only on platforms that have kernels of their own for them."""
+ASYNCHRONOUS = ("unpack_step", "keep_tokens")
+"""Operations that only devices need which work beside the host."""
+
+MIXTURE = ("moe_route", "moe_experts", "sigmoid_gate")
+"""Operations of mixtures of experts. A CPU computes them with PyTorch, which cannot be recorded: such models run eagerly there."""
 
 _chosen: dict[str, Callable[..., Any]] = {}
 _choices: dict[str, registry.Choice] = {}
@@ -74,6 +81,11 @@ def select(platform: str, *, deterministic: bool = False) -> None:
 def choices() -> dict[str, registry.Choice]:
     """What was chosen, by operation."""
     return dict(_choices)
+
+
+def chosen(op: str) -> Callable[..., Any]:
+    """The implementation that was chosen, for operations whose signatures stand elsewhere (`kernels/fp8.py`)."""
+    return _chosen[op]
 
 
 def is_native(op: str) -> bool:
@@ -204,6 +216,58 @@ def paged_attention(
     _chosen["paged_attention"](qkv_TC, kv_cache, metadata, params, out_TNH)
 
 
+def moe_route(
+    logits_TE: torch.Tensor,
+    routing: Routing,
+    num_tokens: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    bias_E: torch.Tensor | None = None,
+) -> None:
+    """Each token's experts, best first, as int32, and their float32 weights. Of T rows the first num_tokens[0] (int64, on
+    the device) are the step's: the rest may be left as they were."""
+    _chosen["moe_route"](logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+
+
+def moe_experts(
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    """out[t] = sum over k of weights[t, k] * down(act(gate(x[t])) * up(x[t])) of expert ids[t, k]; `kind` as in
+    `gated_activation`. Of T rows the first num_tokens[0] are the step's. `out` is not `x`."""
+    _chosen["moe_experts"](x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
+
+
+def norm_moe(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    bias_E: torch.Tensor | None = None,
+) -> None:
+    """y = rms_norm(x), routed by y @ router.T, then x += the mixture of y's experts. scratch_TD may be overwritten."""
+    _chosen["norm_moe"](
+        x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E
+    )
+
+
+def sigmoid_gate(x_TI: torch.Tensor, gate_T1: torch.Tensor) -> None:
+    """x *= sigmoid(gate), in place: one gate a row."""
+    _chosen["sigmoid_gate"](x_TI, gate_T1)
+
+
 def gather_rows(x_TD: torch.Tensor, index_S: torch.Tensor, out_SD: torch.Tensor) -> None:
     """out[s] = x[index[s]]; index is int32."""
     _chosen["gather_rows"](x_TD, index_S, out_SD)
@@ -232,3 +296,14 @@ def gumbel_argmax(
     is the docstring of `kernels/reference/sampling.py`. inverse_temperature is float32 > 0; infinity means greedy.
     seed and position are int64. Logits of minus infinity are never drawn. logits stay as they are."""
     _chosen["gumbel_argmax"](logits_SV, inverse_temperature_S, seed_S, position_S, out_S)
+
+
+def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> None:
+    """Expand `buffers.packet` (see `kernels/step_buffers.py`) into the other buffers; entries behind the step's own counts,
+    up to the two bounds, become harmless. Page tables are updated; ids of tokens that only the device knows are filled in."""
+    _chosen["unpack_step"](buffers, max_tokens, max_requests)
+
+
+def keep_tokens(token_ids_S: torch.Tensor, rows_S: torch.Tensor, last_token_R: torch.Tensor) -> None:
+    """last_token[rows[s]] = token_ids[s]: the next step's unpacking reads them there."""
+    _chosen["keep_tokens"](token_ids_S, rows_S, last_token_R)

@@ -37,6 +37,8 @@ class BatchState:
         ]
         self.block_tables = [torch.from_numpy(table) for table in self.tables_RP]
         self._num_pages = [[0] * max_rows for _ in range(num_groups)]
+        self.table_updates: list[tuple[int, int, int, list[int]]] | None = None
+        """(group, row, first column, pages) since the last upload, where a device keeps a copy of the tables; else None."""
 
     def add_row(self, request: NewRequestData) -> None:
         """Take in a request with all its known tokens and pages."""
@@ -61,6 +63,8 @@ class BatchState:
         end = start + len(pages)
         self.tables_RP[group][row, start:end] = pages
         self._num_pages[group][row] = end
+        if self.table_updates is not None:
+            self.table_updates.append((group, row, start, pages))
 
     def append_tokens(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
         """Write the sampled tokens behind each row's last one; `positions` is where they stand."""

@@ -24,7 +24,7 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
         ConfigError: no spec for the architecture, or no backend or format for its layers.
     """
     runtime = platform.runtime(config)
-    platform.select_kernels()
+    platform.select_kernels(deterministic=config.model.deterministic)
     tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     model, selection = build_model(config, build_spec(config), platform, torch.device("meta"), tokens, rows)
     numbers = model.describe()

@@ -9,6 +9,7 @@ Legend: T tokens of the step, B requests of the step, S tokens that need logits,
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from quire.attention.interface import AttentionMetadata
@@ -24,10 +25,26 @@ class PreparedBatch:
     Attributes:
         rows_S: rows that sample, in batch order.
         positions_S: where each of their new tokens will stand.
+        is_decode: every request computes one token.
     """
 
     rows_S: IntArray
     positions_S: IntArray
+    is_decode: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class HostInputs:
+    """The buffers that a step is prepared in, for those who carry them elsewhere."""
+
+    input_ids_T: IntArray
+    positions_T: IntArray
+    slots_GT: list[npt.NDArray[np.int64]]
+    query_start_B: IntArray
+    seq_lens_B: IntArray
+    rows_B: IntArray
+    logits_index_S: IntArray
+    shape: npt.NDArray[np.int64]
 
 
 class InputPreparation:
@@ -57,6 +74,10 @@ class InputPreparation:
         self._count_up = np.arange(max(max_tokens, max_requests) + 1, dtype=np.int32)
         self._first_token_R = np.arange(state.max_rows, dtype=np.int64) * state.row_length
         self._first_page_R = np.arange(state.max_rows, dtype=np.int64) * state.row_pages
+        self.arrays = HostInputs(
+            self._input_ids_T, self._positions_T, self._slots_T, self._query_start_B, self._seq_lens_B, self._rows_B,
+            self._logits_index_S, self._shape,
+        )  # fmt: skip
         # How many leading entries of query_start and logits_index count up by one, as decode-only steps want them.
         self._counts_up = 0
         self.step = self._build_step()
@@ -91,6 +112,7 @@ class InputPreparation:
         requests = len(plan.rows)
         if plan.total_num_tokens == requests:
             batch = self._prepare_decode(plan, requests)
+            batch.is_decode = True
             max_query_len = 1
         else:
             batch = self._prepare_mixed(plan, requests)

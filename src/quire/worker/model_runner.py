@@ -23,11 +23,12 @@ from quire.worker.batch_state import BatchState
 from quire.worker.input_prep import InputPreparation, PreparedBatch
 from quire.worker.page_store import PageStore
 from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.runner import Runner
 
 logger = init_logger(__name__)
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """Owns the model, the rows, the pages and the sampler of one device."""
 
     def __init__(self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime) -> None:
@@ -121,7 +122,9 @@ class ModelRunner:
         self._state.append_tokens(batch.rows_S, batch.positions_S, sampled.token_ids)
         output = _collect(plan.step_id, batch, sampled)
         if starts_B is not None:
-            output.prompt_logprobs = self._prompt_logprobs.compute(plan, starts_B, self._state, self._inputs.step)
+            output.prompt_logprobs = self._prompt_logprobs.compute(
+                plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._inputs.step
+            )
             self._inputs.forget_counts()
         output.step_ms = (time.perf_counter() - begin) * 1e3
         return output

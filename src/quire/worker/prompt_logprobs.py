@@ -5,18 +5,27 @@ Runs after sampling, over the hidden states that the step's forward pass left. K
 Legend: B requests of the step, S logits rows that fit at once, N prompt positions.
 """
 
+from typing import Protocol
+
 import numpy as np
+import torch
 
 from quire.core.output import IntArray, SchedulerOutput, TokenLogprobs
 from quire.models.interface import CausalLM, StepInputs
-from quire.sample.sampler import Sampler
+from quire.sample.logprobs import PositionLogprobs
 from quire.worker.batch_state import BatchState
+
+
+class LogprobsSource(Protocol):
+    """A sampler, as far as prompts are concerned."""
+
+    def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> PositionLogprobs: ...
 
 
 class PromptLogprobs:
     """Which rows want the logprobs of their prompt, and their computation."""
 
-    def __init__(self, model: CausalLM, sampler: Sampler, max_logits: int) -> None:
+    def __init__(self, model: CausalLM, sampler: LogprobsSource, max_logits: int) -> None:
         self._model = model
         self._sampler = sampler
         self._max_logits = max_logits
@@ -36,11 +45,10 @@ class PromptLogprobs:
         self._rows.discard(row)
 
     def compute(
-        self, plan: SchedulerOutput, starts_B: IntArray, state: BatchState, step: StepInputs
+        self, plan: SchedulerOutput, starts_B: IntArray, query_start_B: IntArray, state: BatchState, step: StepInputs
     ) -> dict[int, TokenLogprobs]:
         """By row, the logprobs of the prompt tokens that this step's positions predict."""
         results: dict[int, TokenLogprobs] = {}
-        query_start = step.attention[0].query_start.numpy()
         for index, row in enumerate(plan.rows.tolist()):
             if row not in self._rows:
                 continue
@@ -48,7 +56,7 @@ class PromptLogprobs:
             end = min(start + int(plan.num_scheduled_tokens[index]), int(state.num_prompt_R[row]) - 1)
             if start < end:
                 targets_N = state.token_ids_RL[row, start + 1 : end + 1]
-                results[row] = self._compute_row(row, int(query_start[index]), targets_N, step)
+                results[row] = self._compute_row(row, int(query_start_B[index]), targets_N, step)
             if end >= int(state.num_prompt_R[row]) - 1:
                 self._rows.discard(row)
         return results
@@ -60,7 +68,7 @@ class PromptLogprobs:
             chunk = targets_N[offset : offset + self._max_logits]
             step.num_logits = len(chunk)
             first = first_token + offset
-            step.logits_index[: len(chunk)].numpy()[:] = np.arange(first, first + len(chunk), dtype=np.int32)
+            step.logits_index[: len(chunk)] = torch.from_numpy(np.arange(first, first + len(chunk), dtype=np.int32))
             logits_SV = self._model.compute_logits(step)
             part = self._sampler.compute_prompt_logprobs(logits_SV, chunk, row)
             result.token_ids += part.token_ids

@@ -3,6 +3,7 @@
 Knows its platform and configuration. Leaves steps to the model runner.
 """
 
+import importlib
 import time
 from typing import Any
 
@@ -14,10 +15,16 @@ from quire.kernels import ops
 from quire.logger import init_logger
 from quire.platforms.interface import Platform
 from quire.worker.kv_budget import compute_kv_bytes
-from quire.worker.model_runner import ModelRunner
+from quire.worker.runner import PendingStep, Runner
 
 logger = init_logger(__name__)
 GIB = 1 << 30
+
+
+def import_class(path: str) -> type[Any]:
+    """What `module:attribute` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 class Worker:
@@ -30,14 +37,14 @@ class Worker:
         self.config = config
         self.platform = platform
         self.runtime = platform.runtime(config)
-        platform.select_kernels()
+        platform.select_kernels(deterministic=config.model.deterministic)
         self._free_at_start, self._total = self.runtime.memory_info()
-        self._runner: ModelRunner | None = None
+        self._runner: Runner | None = None
         self._kv_cache: KVCacheConfig | None = None
         self._timings: dict[str, float] = {}
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> "Runner":
         """The model runner.
 
         Raises:
@@ -50,7 +57,8 @@ class Worker:
     def load_model(self) -> None:
         """Build the model and read its weights."""
         begin = time.perf_counter()
-        self._runner = ModelRunner(self.config, self.platform, self.runtime)
+        runner_class = import_class(self.platform.runner_class())
+        self._runner = runner_class(self.config, self.platform, self.runtime)
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
 
@@ -84,9 +92,13 @@ class Worker:
         self.runner.allocate(kv_cache)
         self._timings["initialize_s"] = time.perf_counter() - begin
 
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
+        """Run one step, or submit it to a device that works beside the host."""
         return self.runner.execute(step)
+
+    def idle(self) -> bool:
+        """No step is in flight: prepare something for later; whether there is more to prepare."""
+        return self._runner is not None and self._runner.idle()
 
     def sleep(self, level: int = 1) -> None:
         """Give memory back: level 1 drops the pages, level 2 the weights too. Requests must have ended before."""

@@ -35,6 +35,11 @@ __all__ = [
 next_power_of_2 = triton.next_power_of_2
 
 
+def cdiv(count: int, size: int) -> int:
+    """How many blocks of `size` cover `count`."""
+    return -(-count // size)
+
+
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on the CPU."""
     return bool(knobs.runtime.interpret)

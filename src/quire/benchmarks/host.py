@@ -1,0 +1,302 @@
+"""`quire bench host`: what the engine's own thread does around the device's work: microseconds a step and a request, by stage.
+
+An `LLM` runs over an executor that computes nothing: what is left is planning, bookkeeping, the way of a request in and out,
+and text. Two steps are in flight, as on a GPU. Times are this thread's CPU time less what the measuring itself takes: the
+host never waits here, so that is what it takes on a quiet machine. The worker's own part (input preparation, launches) is
+not in it: see `quire bench step`.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.benchmarks import common
+from quire.config import (
+    AttentionConfig,
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    HFConfig,
+    LoadConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.executor.interface import Executor
+
+VOCAB_SIZE = 151_936
+BLOCK_SIZE = 16
+
+STAGES = {
+    "tokenize": ("prompts checked", "input_processor", "tokenize_batch"),
+    "process": ("requests made", "input_processor", "process"),
+    "add": ("requests queued", "", "add_processed"),
+    "schedule": ("schedule", "_client.core._scheduler", "schedule"),
+    "update": ("update", "_client.core._scheduler", "update"),
+    "outputs": ("output processor", "_outputs", "process"),
+}
+"""Stage → what it is called, where it lives below `LLMEngine`, and the method."""
+
+
+class NullExecutor(Executor):
+    """Answers every step at once with one token a row; keeps the time that passes outside of it.
+
+    Attributes:
+        outside: CPU seconds between leaving it and entering it again, summed over each step up to its collection.
+        num_new: requests that each of these steps admitted.
+        began: when the first step of a run was started; `ended`: when the last one was collected. CPU seconds.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._in_flight: deque[SchedulerOutput] = deque()
+        self._tokens = np.random.default_rng(0).integers(1000, config.model.vocab_size, 1 << 16).astype(np.int32)
+        self._num_tokens = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """A new run begins."""
+        self.outside: list[float] = []
+        self.num_new: list[int] = []
+        self.began = self.ended = 0.0
+        self._sum = 0.0
+        self._left = time.thread_time()
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        return [KVCacheSpec(kind=KVKind.FULL, block_size=BLOCK_SIZE, bytes_per_token=1)]
+
+    def available_kv_bytes(self) -> int:
+        return 1 << 30
+
+    def initialize(self, kv_cache: KVCacheConfig) -> None:
+        """There is no cache."""
+
+    def execute(self, step: SchedulerOutput) -> None:
+        entered = time.thread_time()
+        self._sum += entered - self._left
+        self.began = self.began or entered
+        self._in_flight.append(step)
+        self._left = time.thread_time()
+
+    def collect(self) -> ModelRunnerOutput:
+        entered = time.thread_time()
+        self.outside.append(self._sum + entered - self._left)
+        self._sum = 0.0
+        step = self._in_flight.popleft()
+        self.num_new.append(len(step.new_requests))
+        rows = step.rows[step.needs_sample]
+        start = self._num_tokens % (len(self._tokens) - 4096)
+        self._num_tokens += len(rows)
+        result = ModelRunnerOutput(step.step_id, rows, self._tokens[start : start + len(rows)].copy(), step_ms=1.0)
+        self.ended = self._left = time.thread_time()
+        return result
+
+
+def build_llm(tokenizer: Path | None, max_num_seqs: int, max_num_batched_tokens: int) -> Any:
+    """An offline engine over the null executor, with the settings of a GPU; text only where there is a tokenizer."""
+    from quire import LLM
+    from quire.engine.llm_engine import LLMEngine
+
+    path = str(tokenizer) if tokenizer is not None else ""
+    max_model_len = 8192
+    config = EngineConfig(
+        model=ModelConfig(
+            model="null",
+            path=path,
+            hf_config=HFConfig({"vocab_size": VOCAB_SIZE}),
+            tokenizer="null",
+            tokenizer_path=path,
+            dtype="bfloat16",
+            max_model_len=max_model_len,
+            architecture="NullModel",
+            eos_token_ids=(1,),
+        ),
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=200_000),
+        parallel=ParallelConfig(),
+        scheduler=SchedulerConfig(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            async_scheduling=True,
+        ),
+        device=DeviceConfig(device="cpu"),
+        load=LoadConfig(),
+        attention=AttentionConfig(),
+        observability=ObservabilityConfig(disable_log_stats=True),
+        instance_id="bench-host",
+    )
+    executor = NullExecutor(config)
+    llm = LLM._from_engine(LLMEngine(config, executor=executor))
+    return llm, executor
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """A byte-level tokenizer with as many tokens as a large model's: strings of one to three letters."""
+    import tokenizers
+
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    pieces = letters + [first + second for first in letters for second in letters]
+    pieces += [a + b + c for a in letters[:54] for b in letters[:54] for c in letters[:54]]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces)) if index < VOCAB_SIZE}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@dataclasses.dataclass
+class _Stage:
+    seconds: float = 0.0
+    calls: int = 0
+
+
+def _time_stages(engine: Any) -> tuple[dict[str, _Stage], Callable[[], None]]:
+    """Put a stopwatch around each stage's method. Returns the stopwatches, and what takes them off."""
+    stages = {name: _Stage() for name in STAGES}
+    undo: list[tuple[Any, str]] = []
+    for name, (_, path, method) in STAGES.items():
+        owner = engine
+        for part in filter(None, path.split(".")):
+            owner = getattr(owner, part)
+        setattr(owner, method, _timed(getattr(owner, method), stages[name]))
+        undo.append((owner, method))
+    return stages, lambda: [delattr(owner, method) for owner, method in undo] and None
+
+
+def _timed(method: Callable[..., Any], stage: _Stage) -> Callable[..., Any]:
+    clock = time.thread_time
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start = clock()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            stage.seconds += clock() - start
+            stage.calls += 1
+
+    return call
+
+
+def measure(llm: Any, executor: NullExecutor, batch: int, prompt_len: int, output_len: int, runs: int) -> dict[str, Any]:
+    """One case: `batch` requests at once, `runs` times.
+
+    Returns:
+        `step_us`: median, mean and 99th percentile of a decode step. `first_us`: from the call to the first step's start,
+        `last_us`: from the last step's collection to the return; `alone_us`: the same requests for one token, in all, a
+        request; `stages_us`: mean microseconds of a stage, a step or a request.
+    """
+    from quire import SamplingParams
+
+    params = SamplingParams(max_tokens=output_len, ignore_eos=True, temperature=0.0)
+    one = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0.0)
+    clock = time.thread_time
+    steps: list[float] = []
+    first: list[float] = []
+    last: list[float] = []
+    alone: list[float] = []
+
+    def prompts(seed: int) -> list[Any]:
+        draw = np.random.default_rng([seed, batch, prompt_len])
+        tokens = draw.integers(common.LOWEST_TOKEN, VOCAB_SIZE, (batch, prompt_len)).tolist()
+        return [{"prompt_token_ids": ids} for ids in tokens]
+
+    def run(given: list[Any], sampling: SamplingParams) -> float:
+        executor.reset()
+        start = clock()
+        llm.generate(given, sampling, use_tqdm=False)
+        return start
+
+    run(prompts(0), params)
+    for seed in range(1, runs + 1):
+        given = prompts(seed)
+        gc.collect()
+        start = run(given, params)
+        end = clock()
+        first.append(executor.began - start)
+        last.append(end - executor.ended)
+        admitted = max(index for index, count in enumerate(executor.num_new) if count)
+        steps += executor.outside[admitted + 3 : -2]
+        given = prompts(seed + runs)
+        start = run(given, one)
+        alone.append(clock() - start)
+    stages, take_off = _time_stages(llm.llm_engine)
+    run(prompts(-1 % (1 << 31)), params)
+    take_off()
+    steps_run = len(executor.outside)
+    per = {"tokenize": batch, "process": batch, "add": batch, "schedule": steps_run, "update": steps_run}
+    return {
+        "batch": batch,
+        "prompt_len": prompt_len,
+        "output_len": output_len,
+        "step_us": {
+            "median": statistics.median(steps) * 1e6,
+            "mean": statistics.mean(steps) * 1e6,
+            "p99": common.percentile(steps, 99) * 1e6,
+        },
+        "first_us": statistics.median(first) * 1e6,
+        "last_us": statistics.median(last) * 1e6,
+        "alone_us": statistics.median(alone) * 1e6 / batch,
+        "stages_us": {name: stage.seconds * 1e6 / per.get(name, steps_run) for name, stage in stages.items()},
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Sizes."""
+    parser.add_argument("--batch-sizes", type=common.positive, nargs="+", default=[1, 32, 256, 1000], help="requests")
+    parser.add_argument("--input-lens", type=common.positive, nargs="+", default=[128, 1000], help="tokens a prompt")
+    parser.add_argument("--output-len", type=common.positive, default=256, help="tokens an answer (256)")
+    parser.add_argument("--max-num-batched-tokens", type=common.positive, default=16384, help="tokens a step (16,384)")
+    parser.add_argument("--runs", type=common.positive, default=3, help="runs of each case (3)")
+    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
+    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, give the figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = None if args.disable_detokenize else write_tokenizer(Path(folder))
+        llm, executor = build_llm(tokenizer, max(args.batch_sizes), args.max_num_batched_tokens)
+        try:
+            rows = [
+                measure(llm, executor, batch, prompt_len, args.output_len, args.runs)
+                for prompt_len in args.input_lens
+                for batch in args.batch_sizes
+            ]
+        finally:
+            llm.shutdown()
+    header = ("requests", "prompt", "step µs", "mean", "p99", "before first step, ms", "after last step, ms", "alone, µs")
+    common.print_columns(
+        "Host: CPU time of the engine's thread",
+        header,
+        [
+            (
+                row["batch"],
+                row["prompt_len"],
+                *(row["step_us"][name] for name in ("median", "mean", "p99")),
+                row["first_us"] / 1000,
+                row["last_us"] / 1000,
+                row["alone_us"],
+            )
+            for row in rows
+        ],
+    )
+    common.print_columns(
+        "Stages, µs: a request for the first three, a step for the others",
+        ("requests", "prompt", *(name for name, _, _ in STAGES.values())),
+        [(row["batch"], row["prompt_len"], *row["stages_us"].values()) for row in rows],
+    )
+    return {"rows": rows, "machine": common.machine()}

@@ -1,0 +1,171 @@
+"""A step's way to an asynchronous device: prepared on the host, packed into one array, copied once, unpacked there.
+
+Two steps may be on their way: each packet has its own host memory until the device has read it. Knows nothing of models.
+
+Legend: see `kernels/step_buffers.py`.
+"""
+
+import numpy as np
+import torch
+
+from quire.attention.interface import AttentionMetadata
+from quire.core.output import IntArray, SchedulerOutput
+from quire.kernels import ops, step_buffers
+from quire.kernels.step_buffers import HEADER, SAMPLE_FIELDS
+from quire.models.interface import StepInputs
+from quire.platforms.interface import DeviceRuntime
+from quire.sample.sampling_rows import SamplingRows
+from quire.worker.batch_state import BatchState
+from quire.worker.input_prep import InputPreparation, PreparedBatch
+
+MAX_UPDATES = 1 << 16
+"""Page-table entries that a packet may change; what is more goes before it in packets of its own."""
+NUM_PACKETS = 4
+"""Host copies: two steps in flight, one in the making, and a spare for table entries that go ahead."""
+
+
+class DeviceInputs:
+    """Fills the device's buffers for each step.
+
+    Args:
+        state: the rows; their page tables have copies on the device.
+        table: sampling parameters of the rows.
+        max_tokens: tokens a step may have.
+    """
+
+    def __init__(
+        self, state: BatchState, table: SamplingRows, max_tokens: int, block_size: int, runtime: DeviceRuntime
+    ) -> None:
+        self._state, self._table = state, table
+        self._host = InputPreparation(state, max_tokens, block_size)
+        self.arrays = self._host.arrays
+        self.groups = len(state.tables_RP)
+        self._block_size = block_size
+        self._runtime = runtime
+        self.buffers = step_buffers.allocate(
+            max_tokens, state.max_rows, self.groups, state.row_pages, MAX_UPDATES, runtime.device()
+        )
+        words = self.buffers.packet.shape[0]
+        self._packets = [runtime.pinned(torch.zeros(words, dtype=torch.int32)) for _ in range(NUM_PACKETS)]
+        self._views = [packet.numpy() for packet in self._packets]
+        self._next = 0
+        state.table_updates = []
+        self._steps: dict[tuple[int, int, int, int], StepInputs] = {}
+        self._longest = state.row_length
+
+    def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
+        """The step on the host; its tokens count as computed from now on."""
+        return self._host.prepare(plan)
+
+    def upload(self, batch: PreparedBatch) -> None:
+        """Copy the prepared step into the device's packet."""
+        updates = self._take_updates()
+        while len(updates[0]) > MAX_UPDATES:
+            self._send_updates(updates[0][:MAX_UPDATES], updates[1][:MAX_UPDATES])
+            updates = (updates[0][MAX_UPDATES:], updates[1][MAX_UPDATES:])
+        packet = self._views[self._next]
+        arrays = self._host.arrays
+        tokens, requests, max_query_len, max_seq_len = arrays.shape.tolist()
+        samples = len(batch.rows_S)
+        packet[:6] = (tokens, requests, samples, max_query_len, max_seq_len, len(updates[0]))
+        at = HEADER
+        for values in (arrays.rows_B[:requests], arrays.seq_lens_B[:requests], arrays.query_start_B[1 : requests + 1]):
+            packet[at : at + requests] = values
+            at += requests
+        self._pack_samples(packet[at : at + SAMPLE_FIELDS * samples].reshape(SAMPLE_FIELDS, samples), batch)
+        at += SAMPLE_FIELDS * samples
+        for values in (arrays.input_ids_T, arrays.positions_T, *arrays.slots_GT):
+            packet[at : at + tokens] = values[:tokens]
+            at += tokens
+        for values in updates:
+            packet[at : at + len(values)] = values
+            at += len(values)
+        self._send(at)
+
+    def _pack_samples(self, fields: IntArray, batch: PreparedBatch) -> None:
+        rows_S, table = batch.rows_S, self._table
+        fields[0] = self._host.arrays.logits_index_S[: len(rows_S)]
+        fields[1] = rows_S
+        fields[2] = batch.positions_S
+        table.inverse_temperature_R.view(np.int32).take(rows_S, out=fields[3], mode="clip")
+        seeds = table.seed_R.take(rows_S).view(np.int32)
+        fields[4], fields[5] = seeds[0::2], seeds[1::2]
+        table.top_k_R.take(rows_S, out=fields[6], mode="clip")
+        table.top_p_R.view(np.int32).take(rows_S, out=fields[7], mode="clip")
+        table.min_p_R.view(np.int32).take(rows_S, out=fields[8], mode="clip")
+
+    def _take_updates(self) -> tuple[IntArray, IntArray]:
+        """(flat index, page) of table entries that changed."""
+        changes = self._state.table_updates
+        assert changes is not None
+        if not changes:
+            return _NOTHING, _NOTHING
+        self._state.table_updates = []
+        rows, columns = self._state.max_rows, self._state.row_pages
+        index = [
+            (group * rows + row) * columns + start + offset
+            for group, row, start, pages in changes
+            for offset in range(len(pages))
+        ]
+        pages = [page for change in changes for page in change[3]]
+        return np.array(index, dtype=np.int32), np.array(pages, dtype=np.int32)
+
+    def _send_updates(self, index: IntArray, pages: IntArray) -> None:
+        packet = self._views[self._next]
+        packet[:6] = (0, 0, 0, 0, 0, len(index))
+        packet[HEADER : HEADER + len(index)] = index
+        packet[HEADER + len(index) : HEADER + 2 * len(index)] = pages
+        self._send(HEADER + 2 * len(index))
+        ops.unpack_step(self.buffers, 1, 1)
+        self._runtime.synchronize()  # rare; the packets' host memory would be written before it was read
+
+    def _send(self, words: int) -> None:
+        self.buffers.packet[:words].copy_(self._packets[self._next][:words], non_blocking=True)
+        self._next = (self._next + 1) % NUM_PACKETS
+
+    def step(
+        self, num_tokens: int, num_requests: int, num_logits: int, max_query_len: int, max_seq_len: int = 0
+    ) -> StepInputs:
+        """What a model reads, with these bounds; kept, since making it costs more than a small kernel.
+
+        Args:
+            max_seq_len: 0 means the longest that a request may ever be.
+        """
+        if max_seq_len:
+            return self._build(num_tokens, num_requests, num_logits, max_query_len, max_seq_len)
+        key = (num_tokens, num_requests, num_logits, max_query_len)
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = self._build(*key, self._longest)
+        return step
+
+    def _build(self, tokens: int, requests: int, logits: int, max_query_len: int, max_seq_len: int) -> StepInputs:
+        buffers = self.buffers
+        attention = [
+            AttentionMetadata(
+                block_size=self._block_size,
+                query_start=buffers.query_start_B,
+                seq_lens=buffers.seq_lens_B,
+                rows=buffers.rows_B,
+                block_table=buffers.tables_GRP[group],
+                slot_mapping=buffers.slots_GT[group],
+                positions=buffers.positions_T,
+                shape=buffers.shape,
+                num_tokens=tokens,
+                num_requests=requests,
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+            )
+            for group in range(self.groups)
+        ]
+        return StepInputs(
+            input_ids=buffers.input_ids_T,
+            positions=buffers.positions_T,
+            logits_index=buffers.logits_index_S,
+            attention=attention,
+            num_tokens=tokens,
+            num_logits=logits,
+        )
+
+
+_NOTHING: IntArray = np.zeros(0, dtype=np.int32)

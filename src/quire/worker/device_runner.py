@@ -1,0 +1,291 @@
+"""The model runner of a device that works beside the host: a step is submitted, and its tokens are fetched later.
+
+What a step is, is the same as in `model_runner`; but nothing here waits for the device. A row's last token stays on the
+device, where the next step reads it; results are copied to pinned memory behind the step. Knows no vendor.
+"""
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+import torch
+
+from quire.attention.interface import AttentionBackend
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from quire.errors import EngineError
+from quire.kernels import ops
+from quire.kernels.step_buffers import HEADER
+from quire.logger import init_logger
+from quire.model_loader import load_model
+from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
+from quire.sample.device_sampler import DeviceSampled, DeviceSampler
+from quire.sample.logits_processor import load_logits_processors
+from quire.worker.batch_state import BatchState
+from quire.worker.device_inputs import DeviceInputs
+from quire.worker.input_prep import PreparedBatch
+from quire.worker.page_store import PageStore
+from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.runner import Runner
+from quire.worker.step_graphs import StepGraphs, StepShape
+
+logger = init_logger(__name__)
+
+NUM_SLOTS = 4
+"""Steps whose results may be on their way at once: more than are ever in flight."""
+RESERVED_BYTES = 512 << 20
+"""Device memory left to libraries' workspaces and to captured graphs."""
+
+
+@dataclasses.dataclass
+class _Slot:
+    """Where a step's results arrive."""
+
+    tokens_S: torch.Tensor
+    tokens_array: IntArray
+    begin: DeviceEvent
+    end: DeviceEvent
+
+
+class PendingStep:
+    """A step that was submitted."""
+
+    def __init__(
+        self, step_id: int, batch: PreparedBatch, slot: _Slot, sampler: DeviceSampler, sampled: DeviceSampled | None
+    ) -> None:
+        self._step_id, self._batch, self._slot = step_id, batch, slot
+        self._sampler, self._sampled = sampler, sampled
+        self._host: dict[str, torch.Tensor] = {}
+        if sampled is not None:
+            for name, tensor in sampled.tensors.items():
+                self._host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
+                self._host[name].copy_(tensor, non_blocking=True)
+        self.prompt_logprobs: dict[int, TokenLogprobs] = {}
+        self._output: ModelRunnerOutput | None = None
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the device; the same again when asked again."""
+        if self._output is None:
+            self._output = self._fetch()
+        return self._output
+
+    def _fetch(self) -> ModelRunnerOutput:
+        slot, rows_S = self._slot, self._batch.rows_S
+        slot.end.wait()
+        tokens_S = slot.tokens_array[: len(rows_S)].copy()
+        output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S)
+        output.step_ms = slot.end.milliseconds_since(slot.begin)
+        if self._sampled is not None:
+            sampled = self._sampler.finish(self._sampled, self._host, rows_S, tokens_S)
+            output.logprobs = {
+                row: TokenLogprobs(entry.token_ids, entry.logprobs, entry.ranks)
+                for row, entry in sampled.logprobs.items()
+            }
+            output.row_errors = sampled.errors
+            self._sampler.append_tokens(rows_S, tokens_S)
+        output.prompt_logprobs = self.prompt_logprobs
+        return output
+
+
+class DeviceRunner(Runner):
+    """Owns the model, the rows, the pages and the sampler of one device."""
+
+    def __init__(self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._device = runtime.device()
+        self._max_rows = config.scheduler.max_num_seqs
+        self._max_tokens = -(-max(config.scheduler.max_num_batched_tokens, self._max_rows) // 16) * 16
+        free, _ = runtime.memory_info()
+        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows, free)
+        self._model = self._loaded.model
+        self._backend: AttentionBackend = self._loaded.backend
+        processors = load_logits_processors(config.model.logits_processors, config, self._device)
+        self._sampler = DeviceSampler(
+            self._max_rows, config.model.vocab_size, self._device, config.model.logprobs_mode, processors
+        )
+        self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
+        self._pages: PageStore | None = None
+        self._in_flight: deque[PendingStep] = deque(maxlen=2)
+        self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
+        self._logits: dict[StepShape, torch.Tensor] = {}
+        self._slots: list[_Slot] = []
+        self._next_slot = 0
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        """One a layer."""
+        return self._model.kv_cache_specs()
+
+    def untouched_bytes(self) -> int:
+        """Memory that only steps will take: workspaces of libraries, and logits once more for sampling."""
+        return RESERVED_BYTES + self._max_rows * self._config.model.vocab_size * 4
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the cache is allocated."""
+        return self._pages is not None
+
+    def allocate(self, kv_cache: KVCacheConfig) -> None:
+        """Allocate and bind the pages, and run an empty step so that the kernels are ready."""
+        self._pages = PageStore(kv_cache, self._backend, self._device)
+        self._model.bind_kv_cache(*self._pages.by_layer())
+        max_len = self._config.model.max_model_len
+        self._state = BatchState(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
+        self._inputs = DeviceInputs(
+            self._state, self._sampler.table, self._max_tokens, kv_cache.block_size, self._runtime
+        )
+        self._graphs = StepGraphs(
+            self._runtime,
+            self._max_rows,
+            self._max_tokens,
+            self._compute,
+            self._prepare_empty,
+            not self._config.model.enforce_eager,
+        )
+        for _ in range(NUM_SLOTS):
+            tokens_S = self._runtime.pinned(torch.zeros(self._max_rows, dtype=torch.int32))
+            self._slots.append(_Slot(tokens_S, tokens_S.numpy(), self._runtime.event(), self._runtime.event()))
+        self._prepare_empty()
+        self._graphs.run(self._graphs.decode_shape(1, True))
+        self._graphs.run(self._graphs.mixed_shape(16, 1, 1, 16, True))
+        self._runtime.synchronize()
+
+    def free_pages(self) -> None:
+        """Give the cache back; rows are forgotten with it."""
+        self._runtime.synchronize()
+        self._graphs.clear()
+        self._logits.clear()
+        self._slots.clear()
+        self._in_flight.clear()
+        self._pages = None
+        num_layers = len(self.kv_cache_specs())
+        self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
+
+    def _prepare_empty(self) -> None:
+        """A step without tokens on the device: whatever then runs does no harm."""
+        self._inputs.buffers.packet[:HEADER].zero_()
+
+    def execute(self, plan: SchedulerOutput) -> "ModelRunnerOutput | PendingStep":
+        """Submit one step.
+
+        Raises:
+            EngineError: the device failed; the message has the step's shape.
+        """
+        try:
+            return self._execute(plan)
+        except RuntimeError as error:
+            raise EngineError(
+                f"step {plan.step_id} failed on {self._device} ({plan.total_num_tokens} tokens of {len(plan.rows)} "
+                f"requests, largest {int(plan.num_scheduled_tokens.max(initial=0))}): {error}"
+            ) from error
+
+    def _execute(self, plan: SchedulerOutput) -> "ModelRunnerOutput | PendingStep":
+        self._apply(plan)
+        if not plan.total_num_tokens:
+            nothing = plan.rows[:0]
+            return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
+        starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
+        batch = self._inputs.prepare(plan)
+        wanted = self._sampler.wanted(batch.rows_S)
+        if self._sampler.needs_tokens(wanted):
+            for step in self._in_flight:
+                step.result()
+        slot = self._slots[self._next_slot]
+        self._next_slot = (self._next_slot + 1) % NUM_SLOTS
+        slot.begin.record()
+        self._inputs.upload(batch)
+        shape = self._shape_of(plan, batch, self._sampler.is_plain(wanted))
+        self._graphs.run(shape)
+        count = len(batch.rows_S)
+        sampled = None
+        if count and not shape.samples:
+            columns = self._inputs.buffers.columns
+            logits_SV, out_S = self._logits[shape][:count], self._out_S[:count]
+            sampled = self._sampler.sample(logits_SV, columns, batch.rows_S, batch.positions_S, wanted, out_S)
+            ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
+        if count:
+            slot.tokens_S[:count].copy_(self._out_S[:count], non_blocking=True)
+        pending = PendingStep(plan.step_id, batch, slot, self._sampler, sampled)
+        if starts_B is not None:
+            step = self._inputs.step(shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
+            pending.prompt_logprobs = self._prompt_logprobs.compute(
+                plan, starts_B, self._inputs.arrays.query_start_B, self._state, dataclasses.replace(step)
+            )
+        slot.end.record()
+        self._in_flight.append(pending)
+        # The device alone knows the new tokens: the next step's packet names their rows in their place.
+        self._state.append_tokens(batch.rows_S, batch.positions_S, -1 - batch.rows_S)
+        return pending
+
+    def _shape_of(self, plan: SchedulerOutput, batch: PreparedBatch, is_plain: bool) -> StepShape:
+        requests = len(plan.rows)
+        if batch.is_decode:
+            return self._graphs.decode_shape(requests, is_plain)
+        max_query_len = int(self._inputs.arrays.shape[2])
+        return self._graphs.mixed_shape(plan.total_num_tokens, requests, len(batch.rows_S), max_query_len, is_plain)
+
+    def _compute(self, shape: StepShape) -> None:
+        """Submit everything that a step of this shape consists of."""
+        buffers = self._inputs.buffers
+        step = self._inputs.step(shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
+        ops.unpack_step(buffers, shape.num_tokens, shape.num_requests)
+        self._model.forward(step)
+        if not shape.num_logits:
+            return
+        logits_SV = self._logits[shape] = self._model.compute_logits(step)
+        if shape.samples:
+            count, columns = shape.num_logits, buffers.columns
+            out_S = self._out_S[:count]
+            ops.gumbel_argmax(
+                logits_SV,
+                columns.inverse_temperature_S[:count],
+                columns.seed_S[:count],
+                columns.positions_S[:count],
+                out_S,
+            )
+            ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
+
+    def idle(self) -> bool:
+        """Nothing is running: capture a graph; whether there is more to do."""
+        return self._pages is not None and self._graphs.capture_next()
+
+    def _apply(self, plan: SchedulerOutput) -> None:
+        """The diff, in the contract's order."""
+        pages = self._pages
+        assert pages is not None, "execute() before initialize()"
+        for row in plan.finished_rows:
+            self._state.remove_row(row)
+            self._sampler.remove_row(row)
+            self._prompt_logprobs.remove_row(row)
+        if plan.swap_outs:
+            pages.swap_out(plan.swap_outs)
+        for request in plan.new_requests:
+            self._add_row(request)
+        for row, group, new_pages in plan.new_blocks:
+            self._state.append_pages(row, group, new_pages)
+        if plan.swap_ins:
+            pages.swap_in(plan.swap_ins)
+        if plan.block_copies:
+            pages.copy(plan.block_copies)
+
+    def _add_row(self, request: NewRequestData) -> None:
+        self._state.add_row(request)
+        params = request.sampling_params
+        if params is None:
+            return
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        self._sampler.add_row(request.row, params, prompt, request.token_ids[request.num_prompt_tokens :], request.seed)
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs.add_row(request.row)
+
+    def explain(self) -> dict[str, Any]:
+        """What was chosen and why."""
+        return {
+            "attention_backend": {"chosen": self._backend.name, **self._loaded.explain()},
+            "recorded_step": self._pages is not None and self._graphs.num_captured > 0,
+            "graphs": self._graphs.num_captured if self._pages is not None else 0,
+            "kv_cache_bytes": self._pages.num_bytes() if self._pages is not None else 0,
+            "max_tokens": self._max_tokens,
+            "max_rows": self._max_rows,
+        }

@@ -1,0 +1,57 @@
+"""What a worker asks of its model runner; a platform says which one (`Platform.runner_class`)."""
+
+import abc
+from typing import Any, Protocol
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.platforms.interface import DeviceRuntime, Platform
+
+
+class PendingStep(Protocol):
+    """A step that was submitted to a device and may still run there."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for it; the same again when asked again."""
+        ...
+
+
+class Runner(abc.ABC):
+    """Turns scheduler steps into tokens on one device. Making one builds the model and reads its weights."""
+
+    @abc.abstractmethod
+    def __init__(self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime) -> None: ...
+
+    @abc.abstractmethod
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        """One a layer."""
+
+    @abc.abstractmethod
+    def untouched_bytes(self) -> int:
+        """Device memory that steps will take and that is not taken yet."""
+
+    @property
+    @abc.abstractmethod
+    def has_pages(self) -> bool:
+        """Whether the cache is allocated."""
+
+    @abc.abstractmethod
+    def allocate(self, kv_cache: KVCacheConfig) -> None:
+        """Allocate and bind the pages, and warm up."""
+
+    @abc.abstractmethod
+    def free_pages(self) -> None:
+        """Give the cache back; rows are forgotten with it."""
+
+    @abc.abstractmethod
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
+        """Run or submit one step; at most two are in flight."""
+
+    def idle(self) -> bool:
+        """No step is in flight: prepare something for later; whether there is more to prepare."""
+        return False
+
+    @abc.abstractmethod
+    def explain(self) -> dict[str, Any]:
+        """What was chosen and why."""

@@ -1,0 +1,144 @@
+"""Which steps are captured as graphs: sizes are rounded up to a few, each is captured when it is used again, or while idle.
+
+A size that comes for the first time runs eagerly at its rounded size, which also makes every kernel ready for the capture.
+Knows sizes; knows nothing of models.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from quire.logger import init_logger
+from quire.platforms.interface import DeviceRuntime, RecordedStep
+
+logger = init_logger(__name__)
+
+MAX_GRAPH_TOKENS = 2048
+"""Steps with more tokens run eagerly: the device is busy for longer than the host needs to submit them."""
+DECODE_SIZES = (
+    *(1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512),
+    *(640, 768, 896, 1024),
+)
+MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+MIXED_REQUESTS = (4, 16, 64, 256, 1024)
+EAGER_STEP = 16
+"""Token counts of eager steps are rounded up to multiples of this, so that kernels need few variants."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepShape:
+    """Bounds that a step runs with.
+
+    Attributes:
+        num_logits: 0 where nothing is sampled.
+        max_query_len: 1 for steps in which every request computes one token.
+        samples: the step ends with plain sampling (temperature and greedy rows only).
+        is_graph: whether it may be captured.
+    """
+
+    num_tokens: int
+    num_requests: int
+    num_logits: int
+    max_query_len: int
+    samples: bool
+    is_graph: bool
+
+
+class StepGraphs:
+    """Runs steps of given shapes: replayed where captured, else eagerly.
+
+    Args:
+        run: computes a step of a shape; what it submits is captured.
+        prepare_empty: makes the device's inputs a step without tokens.
+        is_enabled: false runs everything eagerly.
+    """
+
+    def __init__(
+        self,
+        runtime: DeviceRuntime,
+        max_rows: int,
+        max_tokens: int,
+        run: Callable[[StepShape], None],
+        prepare_empty: Callable[[], None],
+        is_enabled: bool,
+    ) -> None:
+        self._runtime, self._run, self._prepare_empty = runtime, run, prepare_empty
+        self._max_tokens = max_tokens
+        self._is_enabled = is_enabled
+        self._decode_sizes = [*(size for size in DECODE_SIZES if size < max_rows), max_rows]
+        self._requests = [*(size for size in MIXED_REQUESTS if size < max_rows), max_rows]
+        self._tokens = [size for size in MIXED_TOKENS if size <= min(MAX_GRAPH_TOKENS, max_tokens)]
+        self._graphs: dict[StepShape, RecordedStep] = {}
+        self._ready: set[StepShape] = set()
+        self._to_capture: Iterator[StepShape] = iter(self._common_shapes() if is_enabled else ())
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs there are."""
+        return len(self._graphs)
+
+    def decode_shape(self, requests: int, samples: bool) -> StepShape:
+        """Of a step in which every request computes one token."""
+        size = self._decode_sizes[bisect.bisect_left(self._decode_sizes, requests)]
+        return StepShape(size, size, size, 1, samples, self._is_enabled)
+
+    def mixed_shape(self, tokens: int, requests: int, num_logits: int, max_query_len: int, samples: bool) -> StepShape:
+        """Of any other step."""
+        bound = self._requests[bisect.bisect_left(self._requests, requests)]
+        if self._is_enabled and self._tokens and tokens <= self._tokens[-1]:
+            size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
+            bound = min(bound, size)
+            return StepShape(size, bound, bound, size, samples, True)
+        size = min(-(-tokens // EAGER_STEP) * EAGER_STEP, self._max_tokens)
+        return StepShape(size, bound, bound if num_logits else 0, max_query_len, samples and num_logits > 0, False)
+
+    def run(self, shape: StepShape) -> None:
+        """Submit a step whose inputs are on the device."""
+        graph = self._graphs.get(shape)
+        if graph is None and shape.is_graph and shape in self._ready:
+            graph = self._capture(shape)
+        if graph is not None:
+            graph.replay(shape.num_tokens, shape.num_logits)
+            return
+        self._run(shape)
+        if shape.is_graph:
+            self._ready.add(shape)
+
+    def capture_next(self) -> bool:
+        """Capture one more of the common shapes, the device being idle; false where none is left."""
+        for shape in self._to_capture:
+            if shape not in self._graphs:
+                if shape not in self._ready:
+                    self._prepare_empty()
+                    self._run(shape)
+                    self._ready.add(shape)
+                self._capture(shape)
+                return self._is_enabled
+        return False
+
+    def clear(self) -> None:
+        """Forget every graph (the pages that they point to are going)."""
+        self._graphs.clear()
+        self._ready.clear()
+
+    def _common_shapes(self) -> Iterator[StepShape]:
+        """Commonest first: small decode batches, short prompts alone, then larger ones."""
+        for size in self._decode_sizes:
+            yield self.decode_shape(size, True)
+        for tokens in self._tokens:
+            for requests in (4, 64):
+                if requests <= tokens:
+                    yield self.mixed_shape(tokens, min(requests, self._requests[-1]), 1, tokens, True)
+
+    def _capture(self, shape: StepShape) -> RecordedStep | None:
+        try:
+            graph = self._runtime.capture(lambda: self._run(shape))
+        except RuntimeError as error:
+            logger.warning("a step of %s cannot be captured, steps run eagerly from now on: %s", shape, error)
+            graph = None
+        if graph is None:
+            self._is_enabled = False
+            self._ready.discard(shape)
+            return None
+        self._graphs[shape] = graph
+        return graph
