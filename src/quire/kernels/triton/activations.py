@@ -1,0 +1,167 @@
+"""Activations, their gated form, sums of rows, and what is done to logits: one value at a time, at the memory's speed.
+
+Arithmetic is float32; each value depends on its own inputs alone.
+"""
+
+import torch
+import triton
+
+from quire.kernels.registry import kernel
+from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, num_processors, tl
+
+KINDS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+SMALL_BLOCK, LARGE_BLOCK = 512, 2048
+"""Values a program handles: few where programs are few, so that all processors have some; more where memory is the limit."""
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """The activation of float32 values; KIND is an index into KINDS."""
+    if KIND == 0:
+        y = x * _sigmoid(x)
+    elif KIND == 1:
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == 2:
+        # x / 2 * (1 + tanh(z)) is x * sigmoid(2 z). A cube beyond the range is infinite, which the sigmoid takes.
+        y = x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    else:
+        y = tl.maximum(x, 0.0)
+        if KIND == 4:
+            y = y * y
+    return y
+
+
+@triton.jit
+def _tanh(x):
+    """Accurate to a few units in the last place also near zero, where the quotient would cancel."""
+    size = tl.abs(x)
+    square = x * x
+    near = x * (1.0 + square * (-0.33333333 + square * (0.13333333 - square * 0.053968254)))
+    far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * size))
+    return tl.where(size < 0.25, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def gated_activation_kernel(
+    x_ptr, out_ptr, width, x_stride, out_stride, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    blocks = tl.cdiv(width, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * x_stride + width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * out_stride + column, (activate(gate, KIND) * up).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def activation_kernel(x_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x_ptr + at, activate(x, KIND).to(x_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_kernel(x_ptr, out_ptr, size, scale, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    out = tl.load(out_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (out + x * scale).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scale_and_cap_kernel(x_ptr, size, scale, soft_cap, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32) * scale
+    if HAS_CAP:
+        x = _tanh(x / soft_cap) * soft_cap
+    tl.store(x_ptr + at, x.to(x_ptr.dtype.element_ty), mask=inside)
+
+
+def _kind_number(kind: str) -> int:
+    if kind not in KINDS:
+        raise ValueError(f"activation {kind!r} is unknown; known are {', '.join(KINDS)}")
+    return KINDS.index(kind)
+
+
+def _block_for(size: int) -> int:
+    return LARGE_BLOCK if size >= LARGE_BLOCK * 16 * num_processors() else SMALL_BLOCK
+
+
+def _check_contiguous(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous; its strides are {tuple(tensor.stride())}")
+
+
+def _launch_flat(kernel_function, tensors: tuple[torch.Tensor, ...], *arguments, **constants) -> None:
+    """One program for each block of the tensors' values."""
+    size = tensors[0].numel()
+    if not size:
+        return
+    block = _block_for(size)
+    kernel_function[(triton.cdiv(size, block),)](
+        *tensors, size, *arguments, **constants, BLOCK=block, num_warps=block // 256, **launch_options()
+    )
+
+
+@kernel("gated_activation", platform="cuda", priority=10)
+def gated_activation(x_T2I: torch.Tensor, kind: str, out_TI: torch.Tensor) -> None:
+    """As `ops.gated_activation`; rows may lie apart."""
+    rows, width = out_TI.shape
+    if not rows:
+        return
+    block = _block_for(rows * width)
+    gated_activation_kernel[(triton.cdiv(width, block) * rows,)](
+        x_T2I,
+        out_TI,
+        width,
+        x_T2I.stride(0),
+        out_TI.stride(0),
+        KIND=_kind_number(kind),
+        BLOCK=block,
+        num_warps=block // 256,
+        **launch_options(),
+    )
+
+
+@kernel("activation", platform="cuda", priority=10)
+def activation(x_TI: torch.Tensor, kind: str) -> None:
+    """As `ops.activation`."""
+    _check_contiguous("x", x_TI)
+    _launch_flat(activation_kernel, (x_TI,), KIND=_kind_number(kind))
+
+
+@kernel("add", platform="cuda", priority=10)
+def add(x_TD: torch.Tensor, out_TD: torch.Tensor, scale: float = 1.0) -> None:
+    """As `ops.add`."""
+    _check_contiguous("x", x_TD)
+    _check_contiguous("out", out_TD)
+    _launch_flat(add_kernel, (x_TD, out_TD), float(scale))
+
+
+@kernel("scale_and_cap", platform="cuda", priority=10)
+def scale_and_cap(x_TV: torch.Tensor, scale: float, soft_cap: float) -> None:
+    """As `ops.scale_and_cap`."""
+    _check_contiguous("x", x_TV)
+    if scale != 1.0 or soft_cap > 0:
+        _launch_flat(scale_and_cap_kernel, (x_TV,), float(scale), float(soft_cap), HAS_CAP=soft_cap > 0)
