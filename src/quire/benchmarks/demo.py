@@ -55,7 +55,7 @@ def _one_task(llm: Any, args: argparse.Namespace, task: str) -> tuple[int, int, 
 
     examples = list(eval_examples(task, args.num_examples, args.bench_seed))
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens, skip_special_tokens=False)
-    outputs = _ask(llm, examples, params, not args.no_progress)
+    outputs = ask(llm, examples, params, not args.no_progress)
     right = 0
     wrong: list[tuple[str, str]] = []
     for example, text in zip(examples, outputs, strict=True):
@@ -66,7 +66,7 @@ def _one_task(llm: Any, args: argparse.Namespace, task: str) -> tuple[int, int, 
     return right, len(examples), wrong
 
 
-def _ask(llm: Any, examples: list[Any], params: Any, progress: bool) -> list[str]:
+def ask(llm: Any, examples: list[Any], params: Any, progress: bool) -> list[str]:
     """Answers in order. One batch, though each example has its own tools and its own say on thinking."""
     tokenizer = llm.get_tokenizer()
     prompts = [
