@@ -13,6 +13,7 @@ ARCHITECTURES = {
     "MistralForCausalLM": {"sliding_window": 24},
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": {},
     "GPT2LMHeadModel": {},
     "Gemma3ForCausalLM": {},
 }

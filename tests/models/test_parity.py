@@ -39,6 +39,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3ForCausalLM", {}),
     "qwen3: biases, tied": ("Qwen3ForCausalLM", {"attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3 moe": ("Qwen3MoeForCausalLM", {}),
+    "qwen3 moe: two of three layers dense, weights not renormalised": (
+        "Qwen3MoeForCausalLM",
+        {"decoder_sparse_step": 2, "norm_topk_prob": False},
+    ),
+    "qwen3 moe: a dense layer by name, every expert chosen, biases": (
+        "Qwen3MoeForCausalLM",
+        {"mlp_only_layers": [1], "num_experts_per_tok": 8, "attention_bias": True},
+    ),
+    "qwen2 moe: a gated shared expert": ("Qwen2MoeForCausalLM", {}),
+    "qwen2 moe: no biases, renormalised, dense first layer": (
+        "Qwen2MoeForCausalLM",
+        {"qkv_bias": False, "norm_topk_prob": True, "mlp_only_layers": [0]},
+    ),
+    "mixtral": ("MixtralForCausalLM", {}),
+    "mixtral: window shorter than the prompt": ("MixtralForCausalLM", {"sliding_window": 9}),
     "gpt2": ("GPT2LMHeadModel", {}),
     "gpt2: 3 heads of 20, own inner size": ("GPT2LMHeadModel", {"n_embd": 60, "n_head": 3, "n_inner": 100}),
     "gpt2: scores scaled by layer": ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}),

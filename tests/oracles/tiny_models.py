@@ -34,6 +34,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": None},
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {"head_dim": 32},
+    "Qwen3MoeForCausalLM": {
+        "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True,
+    },
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56,
+    },
+    "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None},
     "GPT2LMHeadModel": {
         "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "n_inner": None, "tie_word_embeddings": True,
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,

@@ -38,6 +38,7 @@ Weight: TypeAlias = LinearWeight | NormWeight | torch.Tensor
 @dataclasses.dataclass
 class _Unfinished:
     missing: set[str]
+    shape: tuple[int, int]
     tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     staged: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
@@ -59,7 +60,11 @@ class Assembler:
         # Flat buffers to use again: first use of fresh memory costs several times the copy (0.7 against 5 GB/s here).
         self._staging: list[torch.Tensor] = []
         for source in sources.values():
-            self._unfinished.setdefault(source.module.name, _Unfinished(set())).missing.add(source.name)
+            unfinished = self._unfinished.get(source.module.name)
+            if unfinished is None:
+                unfinished = _Unfinished(set(), source.module.local_shape(plan))
+                self._unfinished[source.module.name] = unfinished
+            unfinished.missing.add(source.name)
 
     def missing(self) -> list[str]:
         """Names that have not come yet."""
@@ -82,8 +87,7 @@ class Assembler:
 
     def _place(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
         module, dtype, tensors = source.module, self._dtype_of(source), unfinished.tensors
-        rows, columns = module.local_shape(self._plan)
-        shape = (rows,) if source.columns is None else (rows, columns)
+        shape = unfinished.shape[:1] if source.columns is None else unfinished.shape
         for block in source.blocks:
             piece = tensor[source.index(block)]
             piece = piece.t() if module.transposed and piece.dim() == 2 else piece
@@ -108,7 +112,7 @@ class Assembler:
         return flat[:count].view(shape)
 
     def _dtype_of(self, source: Source) -> torch.dtype:
-        is_matrix = source.module.kind in ("linear", "embedding") and source.suffix != "bias"
+        is_matrix = source.module.kind in ("linear", "embedding", "experts") and source.suffix != "bias"
         return self._dtype if is_matrix else torch.float32
 
     def _finish(self, module: Module, tensors: dict[str, torch.Tensor]) -> Weight:
@@ -120,4 +124,6 @@ class Assembler:
         if module.kind == "norm":
             weight = tensors["weight"]
             return NormWeight(weight + module.weight_offset if module.weight_offset else weight, bias)
+        if module.kind == "experts":
+            return tensors["weight"].unflatten(0, (module.experts, -1))
         return tensors["weight"]

@@ -22,13 +22,14 @@ from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.layers.activation import kernel_activation
 from quire.layers.linear import LinearMethod, UnquantizedLinear
+from quire.layers.moe import Mixture
 from quire.layers.parallel import ParallelPlan
 from quire.models import weights as weight_table
 from quire.models.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.models.describe import describe_pages, describe_weights
 from quire.models.interface import CausalLM, StepInputs
 from quire.models.rope import Rope
-from quire.models.spec import PRE, Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, Norm, RMSNorm
+from quire.models.spec import PRE, Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, MoE, Norm, RMSNorm
 from quire.models.workspace import TokenViews, Workspace
 
 
@@ -43,6 +44,7 @@ class DecoderLayer:
     activation: str
     norms: dict[str, NormWeight] = dataclasses.field(default_factory=dict)
     linears: dict[str, LinearWeight] = dataclasses.field(default_factory=dict)
+    mixture: Mixture | None = None
     kv_cache: torch.Tensor | None = None
     group: int = 0
 
@@ -100,6 +102,7 @@ class Decoder(CausalLM):
         self._layers = self._build_layers()
         self._is_fused = self._can_fuse()
         self.workspace = self._build_workspace(max_tokens, max_logits, activation_dtype or dtype)
+        self._build_mixtures()
 
     # What the layers need of others.
 
@@ -152,7 +155,9 @@ class Decoder(CausalLM):
         if module.startswith("layers."):
             _, index, name = module.split(".")
             layer = self._layers[int(index)]
-            if isinstance(weight, NormWeight):
+            if layer.mixture is not None and name in layer.mixture.WEIGHTS:
+                layer.mixture.set_weight(name, cast("LinearWeight | torch.Tensor", weight))
+            elif isinstance(weight, NormWeight):
                 layer.norms[name] = weight
             elif isinstance(weight, LinearWeight):
                 layer.linears[name] = weight
@@ -208,6 +213,9 @@ class Decoder(CausalLM):
         self._attend(layer, step, qkv_TC, attended_TNH)
         method.apply_add(attended_TNH, linears["out"], residual_TD, delta_TD)
         norm_D, width = layer.norms["before_mlp"].weight, layer.mlp.intermediate
+        if layer.mixture is not None:
+            layer.mixture.run_normed(residual_TD, norm_D, eps, step.attention[0].shape, views)
+            return
         activated_TI = views.narrow(width)
         if isinstance(layer.mlp, GatedMLP):
             method.apply_normed_gated(
@@ -225,7 +233,7 @@ class Decoder(CausalLM):
         self._run_mixer(layer, step, views, normed)
         self._norm_output(layer, "after_mixer", views)
         normed = self._read_residual(layer, "before_mlp", views, True)
-        self._run_mlp(layer, views, normed, views.delta_TD)
+        self._run_mlp(layer, step, views, normed, views.delta_TD)
         self._norm_output(layer, "after_mlp", views)
 
     def _run_parallel(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> None:
@@ -234,7 +242,7 @@ class Decoder(CausalLM):
         self._run_mixer(layer, step, views, normed)
         if "before_mlp" in layer.norms:
             self._apply_norm(self.spec.norm, layer.norms["before_mlp"], views.residual_TD, views.normed_TD, None)
-        self._run_mlp(layer, views, normed, views.normed_TD)
+        self._run_mlp(layer, step, views, normed, views.normed_TD)
         ops.add(views.normed_TD, views.delta_TD)
 
     def _read_residual(self, layer: DecoderLayer, place: str, views: TokenViews, has_delta: bool) -> torch.Tensor:
@@ -277,7 +285,13 @@ class Decoder(CausalLM):
                 qkv_TC, kv_cache, metadata, layer.params, out_TNH, layer.rope, q_norm, k_norm, norm.eps
             )
 
-    def _run_mlp(self, layer: DecoderLayer, views: TokenViews, x_TD: torch.Tensor, out_TD: torch.Tensor) -> None:
+    def _run_mlp(
+        self, layer: DecoderLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor, out_TD: torch.Tensor
+    ) -> None:
+        if layer.mixture is not None:
+            layer.mixture.run(x_TD, out_TD, step.attention[0].shape, views)
+            self.communicator.all_reduce(out_TD)
+            return
         width = layer.mlp.intermediate // self.plan.size
         activated_TI = views.narrow(width)
         if isinstance(layer.mlp, GatedMLP):
@@ -325,14 +339,17 @@ class Decoder(CausalLM):
         """Plain pre-norm layers on one rank, where the platform has kernels that do more than one thing."""
         spec = self.spec
         plain = spec.placement == PRE and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
+        if any(isinstance(mlp, MoE) for mlp in spec.mlps()) and not ops.is_native("norm_moe"):
+            return False
         return plain and self.plan.size == 1 and ops.is_native("norm_linear")
 
     def _build_workspace(self, max_tokens: int, max_logits: int, dtype: torch.dtype) -> Workspace:
         wide = narrow = 0
         for layer in self._layers:
-            params, width = layer.params, layer.mlp.intermediate // self.plan.size
+            mlp = layer.mlp.shared if isinstance(layer.mlp, MoE) else layer.mlp
+            params, width = layer.params, 0 if mlp is None else mlp.intermediate // self.plan.size
             qkv = (params.num_heads + 2 * params.num_kv_heads) * params.head_dim
-            wide = max(wide, qkv, 2 * width if isinstance(layer.mlp, GatedMLP) else 0)
+            wide = max(wide, qkv, 2 * width if isinstance(mlp, GatedMLP) else 0)
             narrow = max(narrow, params.num_heads * params.head_dim, width)
         return Workspace(
             max_tokens=max_tokens,
@@ -345,10 +362,19 @@ class Decoder(CausalLM):
             device=self.device,
         )
 
+    def _build_mixtures(self) -> None:
+        """The mixtures of the layers that have one; those of equal shape share a scratch."""
+        for layer in self._layers:
+            mlp = layer.mlp
+            if isinstance(mlp, MoE):
+                shared = 0 if mlp.shared is None else mlp.shared.intermediate // self.plan.size
+                scratch = self.workspace.experts(mlp.routing, mlp.intermediate // self.plan.size)
+                layer.mixture = Mixture(mlp.routing, layer.activation, shared, self.linear_method, scratch)
+
     def describe(self) -> dict[str, Any]:
         """Numbers for `quire explain`: parameters, bytes, pages, layers."""
         return {
-            **describe_weights(self.modules, self.plan, self.dtype, self.linear_method),
+            **describe_weights(self.modules, self.plan, self.dtype, self.linear_method, self.spec),
             **describe_pages(self.kv_cache_specs()),
             "workspace_bytes": self.workspace.num_bytes,
             "layers": self.spec.layers,

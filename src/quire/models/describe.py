@@ -7,18 +7,21 @@ import torch
 from quire.config.kv_spec import KVCacheSpec, group_layers
 from quire.layers.linear import LinearMethod
 from quire.layers.parallel import ParallelPlan
+from quire.models.spec import DecoderSpec, MoE
 from quire.models.weights import Module
 
 
 def describe_weights(
-    modules: list[Module], plan: ParallelPlan, dtype: torch.dtype, method: LinearMethod
+    modules: list[Module], plan: ParallelPlan, dtype: torch.dtype, method: LinearMethod, spec: DecoderSpec
 ) -> dict[str, Any]:
-    """Parameters and bytes on this rank."""
-    parameters = weight_bytes = 0
+    """Parameters and bytes on this rank; for mixtures of experts also the parameters that one token uses."""
+    parameters = weight_bytes = idle = 0
     for module in modules:
         rows, columns = module.local_shape(plan)
         bias = rows if module.has_bias_on(plan) else 0
         parameters += rows * max(columns, 1) + bias
+        if module.kind == "experts":
+            idle += rows * columns // module.experts * (module.experts - _active_experts(spec, module))
         if module.is_quantizable:
             weight_bytes += method.weight_bytes(rows, columns, dtype)
         else:
@@ -26,10 +29,17 @@ def describe_weights(
         weight_bytes += 4 * bias
     return {
         "parameters": parameters,
+        **({"active_parameters": parameters - idle} if idle else {}),
         "weight_bytes": weight_bytes,
         "dtype": str(dtype).removeprefix("torch."),
         "quantization": method.name,
     }
+
+
+def _active_experts(spec: DecoderSpec, module: Module) -> int:
+    """How many of a mixture's experts one token takes."""
+    mlp = spec.mlps()[int(module.name.split(".")[1])]
+    return mlp.routing.top_k if isinstance(mlp, MoE) else module.experts
 
 
 def describe_pages(kv_specs: list[KVCacheSpec]) -> dict[str, Any]:

@@ -1,11 +1,22 @@
-"""Qwen2 and Qwen3 (dense): Llama's plan with biases on q, k, v (2), or norms on query and key heads (3)."""
+"""Qwen2 and Qwen3: Llama's plan with biases on q, k, v (2), or norms on query and key heads (3); dense, or with layers
+whose feed-forward is a mixture of experts."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.llama import llama
+from quire.kernels.experts import Routing
+from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.registry import register
-from quire.models.spec import Attention, DecoderSpec, RMSNorm
+from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, MoE, RMSNorm
+
+MIXTURE_NAMES = LLAMA_NAMES.but(
+    router="mlp.gate",
+    experts_gate_up=("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj"),
+    experts_down="mlp.experts.{expert}.down_proj",
+    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared_down="mlp.shared_expert.down_proj",
+    shared_gate="mlp.shared_expert_gate",
+)
 
 
 def window_of_layers(hf: HFConfig) -> tuple[int, ...]:
@@ -38,3 +49,33 @@ def qwen3(hf: HFConfig) -> DecoderSpec:
     """Qwen3: an RMS norm over each query and key head; head_dim stands in the config (128 where it does not)."""
     hf = HFConfig({"head_dim": 128} | hf.to_dict())
     return _with_attention(hf, qkv_bias=bool(hf.get("attention_bias", False)), qk_norm=RMSNorm(hf.rms_norm_eps))
+
+
+def _with_mixtures(hf: HFConfig, dense: DecoderSpec, shared: GatedMLP | None) -> DecoderSpec:
+    """Every `decoder_sparse_step`-th layer, but those in `mlp_only_layers`, has experts."""
+    experts = hf.get("num_experts") or hf.num_local_experts
+    mixture = MoE(
+        Routing(experts, hf.num_experts_per_tok, renormalize=bool(hf.get("norm_topk_prob", False))),
+        intermediate=hf.moe_intermediate_size,
+        act=hf.hidden_act,
+        shared=shared,
+        shared_gate=shared is not None,
+    )
+    every, without = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers", [])
+    mlps: tuple[FeedForward, ...] = tuple(
+        mixture if layer not in without and (layer + 1) % every == 0 else own for layer, own in enumerate(dense.mlps())
+    )
+    return dataclasses.replace(dense, mlp=mlps, weights=MIXTURE_NAMES)
+
+
+@register("Qwen2MoeForCausalLM")
+def qwen2_moe(hf: HFConfig) -> DecoderSpec:
+    """Qwen1.5-MoE and Qwen2-MoE: one gated shared expert beside the routed ones."""
+    dense = _with_attention(hf, qkv_bias=bool(hf.get("qkv_bias", True)), qk_norm=None)
+    return _with_mixtures(hf, dense, GatedMLP(hf.shared_expert_intermediate_size, hf.hidden_act))
+
+
+@register("Qwen3MoeForCausalLM")
+def qwen3_moe(hf: HFConfig) -> DecoderSpec:
+    """Qwen3-30B-A3B, Qwen3-235B-A22B and Qwen3-Coder: routed experts only."""
+    return _with_mixtures(hf, qwen3(hf), None)

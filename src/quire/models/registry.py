@@ -14,7 +14,9 @@ from quire.models.spec import DecoderSpec
 
 SpecFunction = Callable[[HFConfig], DecoderSpec]
 
-BUILT_IN_FAMILIES = ("llama", "qwen", "gpt2", "gemma", "phi", "starcoder2", "opt", "granite", "cohere", "exaone4")
+BUILT_IN_FAMILIES = (
+    "llama", "qwen", "mixtral", "gpt2", "gemma", "phi", "starcoder2", "opt", "granite", "cohere", "exaone4",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

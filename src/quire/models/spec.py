@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
 
+from quire.kernels.experts import Routing
 from quire.models.rope import Rope
 
 T = TypeVar("T")
@@ -77,8 +78,28 @@ class MLP:
     bias: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class MoE:
+    """A mixture of experts: each token's output is the weighted sum of the few experts that the router chooses for it.
+
+    Attributes:
+        routing: how many experts there are, and how a token chooses.
+        intermediate: of one expert, a gated feed-forward without biases.
+        bias_correction: the choice (not the weights) adds a learned bias to each expert's score.
+        shared: a feed-forward that every token takes besides.
+        shared_gate: the shared output is multiplied by a sigmoid of one more learned score.
+    """
+
+    routing: Routing
+    intermediate: int
+    act: str
+    bias_correction: bool = False
+    shared: GatedMLP | None = None
+    shared_gate: bool = False
+
+
 Mixer: TypeAlias = Attention
-FeedForward: TypeAlias = GatedMLP | MLP
+FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +139,9 @@ class WeightNames:
     Attributes:
         modules: our name → the checkpoint's module name, or several whose rows are stacked in that order. Ours outside
             layers: `embedding`, `positions`, `final_norm`, `lm_head`. In a layer: `qkv`, `out`, `q_norm`, `k_norm`,
-            `sinks`, `gate_up`, `up`, `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`.
+            `sinks`, `gate_up`, `up`, `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`. In a mixture:
+            `router`, `router_bias`, `experts_gate_up` and `experts_down` (with `{expert}` for its number),
+            `shared_gate_up`, `shared_down`, `shared_gate`.
         prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
         layer: what stands before a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).

@@ -1,7 +1,8 @@
 """From a spec to the list of tensors that a checkpoint must hold, and where each goes: a rank's slices of the model's modules.
 
 Knows names, shapes and slices. Reads nothing and computes nothing. A *module* is a matrix with its bias, a norm, an
-embedding or a bare vector; a *source* is one tensor of the checkpoint that fills (part of) one module.
+embedding, a bare vector, or all experts' matrices of a layer under one another; a *source* is one tensor of the checkpoint
+that fills (part of) one module.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Collection, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from quire.errors import ConfigError
 from quire.layers.parallel import ParallelPlan
-from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, Norm
+from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, MoE, Norm
 
-Kind = Literal["linear", "embedding", "norm", "vector"]
+Kind = Literal["linear", "embedding", "norm", "vector", "experts"]
 Shard = Literal["none", "rows", "columns", "vocabulary"]
 
 
@@ -38,6 +39,8 @@ class Module:
         column_groups: groups that stay whole when columns are sharded.
         skip_rows: leading rows of the checkpoint's tensor that are not loaded.
         weight_offset: added to a norm's weight.
+        plain: a matrix that stays in the model's own number type in every format (routers).
+        experts: how many experts' matrices stand under one another.
     """
 
     name: str
@@ -51,11 +54,13 @@ class Module:
     transposed: bool = False
     skip_rows: int = 0
     weight_offset: float = 0.0
+    plain: bool = False
+    experts: int = 1
 
     @property
     def is_quantizable(self) -> bool:
         """Whether a checkpoint may hold it in another number format: layers' matrices, never the head."""
-        return self.kind == "linear" and self.name.startswith("layers.")
+        return self.kind == "linear" and self.name.startswith("layers.") and not self.plain
 
     @property
     def rows(self) -> int:
@@ -232,12 +237,40 @@ def _layer_modules(spec: DecoderSpec, layer: int, mixer: Attention, mlp: FeedFor
         yield Module(f"layers.{layer}.sinks", "vector", _sources(spec, "sinks", layer), sinks, shard="rows")
     hidden = (Part(spec.hidden, 1),)
     yield linear("out", hidden, q.rows, mixer.out_bias, "columns", mixer.heads)
+    if isinstance(mlp, MoE):
+        yield from _mixture_modules(spec, layer, mlp)
+        return
     wide = Part(mlp.intermediate, mlp.intermediate)
     if isinstance(mlp, GatedMLP):
         yield linear("gate_up", (wide, wide), spec.hidden, mlp.bias, "rows")
     else:
         yield linear("up", (wide,), spec.hidden, mlp.bias, "rows")
     yield linear("down", hidden, mlp.intermediate, mlp.bias, "columns", mlp.intermediate)
+
+
+def _mixture_modules(spec: DecoderSpec, layer: int, mlp: MoE) -> Iterator[Module]:
+    count, wide, hidden = mlp.routing.num_experts, Part(mlp.intermediate, mlp.intermediate), Part(spec.hidden, 1)
+
+    def module(name: str, kind: Kind, parts: tuple[Part, ...], columns: int = 0, **settings: Any) -> Module:
+        return Module(f"layers.{layer}.{name}", kind, _sources(spec, name, layer), parts, columns, **settings)
+
+    def experts(name: str, parts: tuple[Part, ...], columns: int, shard: Shard, groups: int = 1) -> Module:
+        sources = tuple(source.format(expert=e) for e in range(count) for source in _sources(spec, name, layer))
+        return Module(
+            f"layers.{layer}.{name}", "experts", sources, parts * count, columns, groups, shard=shard, experts=count
+        )
+
+    yield module("router", "linear", (Part(count, 1),), spec.hidden, plain=True)
+    if mlp.bias_correction:
+        yield module("router_bias", "vector", (Part(count, 1),))
+    yield experts("experts_gate_up", (wide, wide), spec.hidden, "rows")
+    yield experts("experts_down", (hidden,), mlp.intermediate, "columns", mlp.intermediate)
+    if mlp.shared is not None:
+        shared = Part(mlp.shared.intermediate, mlp.shared.intermediate)
+        yield module("shared_gate_up", "linear", (shared, shared), spec.hidden, shard="rows")
+        yield module("shared_down", "linear", (hidden,), shared.rows, column_groups=shared.rows, shard="columns")
+        if mlp.shared_gate:
+            yield module("shared_gate", "linear", (Part(1, 1),), spec.hidden, plain=True)
 
 
 def _module_sources(module: Module, prefix: str, plan: ParallelPlan) -> Iterator[Source]:

@@ -7,6 +7,8 @@ or the activation.
 
 import torch
 
+from quire.kernels.experts import ExpertScratch, Routing
+
 MAX_CACHED_VIEWS = 512
 
 
@@ -60,18 +62,36 @@ class Workspace:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.max_tokens, self.max_logits = max_tokens, max_logits
+        self._hidden, self._dtype, self._device = hidden, dtype, device
         self._residual, self._delta, self._normed = (buffer(max_tokens, hidden) for _ in range(3))
         self._wide, self._narrow = buffer(max_tokens * wide), buffer(max_tokens * narrow)
         self._gathered = buffer(max_logits, hidden)
         self._logits = buffer(max_logits, vocab, dtype=torch.float32)
         self._tokens: dict[int, TokenViews] = {}
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._experts: dict[tuple[int, int, int], ExpertScratch] = {}
 
     @property
     def num_bytes(self) -> int:
         """Memory of all buffers."""
         buffers = (self._residual, self._delta, self._normed, self._wide, self._narrow, self._gathered, self._logits)
-        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+        experts = sum(scratch.num_bytes for scratch in self._experts.values())
+        return experts + sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+
+    def experts(self, routing: Routing, intermediate: int) -> ExpertScratch:
+        """Room for mixtures of this shape, made on the first call."""
+        shape = routing.num_experts, routing.top_k, intermediate
+        if shape not in self._experts:
+            self._experts[shape] = ExpertScratch(
+                capacity=self.max_tokens,
+                num_experts=routing.num_experts,
+                top_k=routing.top_k,
+                hidden=self._hidden,
+                intermediate=intermediate,
+                dtype=self._dtype,
+                device=self._device,
+            )
+        return self._experts[shape]
 
     def tokens(self, count: int) -> TokenViews:
         """Slices for a step of `count` tokens; kept, since making them costs more than a small kernel."""

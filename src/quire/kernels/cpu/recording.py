@@ -23,27 +23,6 @@ FIXED, TOKENS, LOGITS = 0, 1, 2
 _ALLOCATIONS = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"}
 
 
-class _TorchWatch(TorchDispatchMode):
-    """Sees every PyTorch operator that runs, since none of them can be replayed; views and allocations do no harm."""
-
-    def __init__(self, refuse: Callable[[str], None]) -> None:
-        super().__init__()
-        self._refuse = refuse
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Yes would import PyTorch's compiler at the first operator: seconds of start-up for a mode that nobody compiles.
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = func._schema
-        changes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-        is_view = any(r.alias_info is not None for r in schema.returns) and not changes
-        if not is_view and schema.name not in _ALLOCATIONS:
-            self._refuse(f"{schema.name} ran, which is PyTorch's and not a native kernel")
-        return func(*args, **(kwargs or {}))
-
-
 class _Recorder:
     """Collects operations into a native program, until something makes the recording impossible."""
 
@@ -69,6 +48,33 @@ class _Recorder:
     def refuse(self, why: str) -> None:
         if self.refused is None:
             self.refused = why
+
+
+class _NothingToRecord(Exception):
+    """Ends a recording that has become impossible and whose operations would be computed for nothing."""
+
+
+class _TorchWatch(TorchDispatchMode):
+    """Sees every PyTorch operator that runs, since none of them can be replayed; views and allocations do no harm."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Yes would import PyTorch's compiler at the first operator: seconds of start-up for a mode that nobody compiles.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = func._schema
+        changes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        is_view = any(r.alias_info is not None for r in schema.returns) and not changes
+        if not is_view and schema.name not in _ALLOCATIONS:
+            self._recorder.refuse(f"{schema.name} ran, which is PyTorch's and not a native kernel")
+            if not self._recorder.runs:
+                raise _NothingToRecord
+        return func(*args, **(kwargs or {}))
 
 
 class CpuRecordedStep(RecordedStep):
@@ -129,8 +135,10 @@ def record(
     recorder = _Recorder(library, num_tokens, num_logits, runs=runs)
     library.recorder = recorder
     try:
-        with _TorchWatch(recorder.refuse):
+        with _TorchWatch(recorder):
             function()
+    except _NothingToRecord:
+        pass
     except BaseException:
         library.program_free(recorder.program)
         raise

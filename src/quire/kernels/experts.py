@@ -1,0 +1,94 @@
+"""What the operations of mixtures of experts share: how tokens choose, the experts' stacked weights, and room to work in.
+
+Knows shapes. Computes nothing.
+Legend: T tokens, E experts, K experts a token (top_k), D hidden, I an expert's intermediate size on this rank.
+"""
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """From a token's logits over experts to its experts and their weights.
+
+    Scores are softmax or sigmoid of the logits, in float32. The `top_k` largest are chosen (of equals the first); with
+    a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay the scores.
+
+    Attributes:
+        renormalize: a token's weights are divided by their sum.
+        groups, top_groups: experts come in equal groups, and only those of the best groups can be chosen. A group is worth
+            its largest score, or with a bias the sum of its two largest (score + bias).
+        scale: multiplies the weights, last.
+    """
+
+    num_experts: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool = True
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertWeights:
+    """A layer's experts on one rank.
+
+    Attributes:
+        gate_up_E2ID: rows are the gate's, then up's.
+        down_EDI: the way back.
+    """
+
+    gate_up_E2ID: torch.Tensor
+    down_EDI: torch.Tensor
+
+    @property
+    def intermediate(self) -> int:
+        """I."""
+        return self.down_EDI.shape[2]
+
+
+class ExpertScratch:
+    """Buffers that every mixture of a model uses, one after another: allocated once, for the largest step.
+
+    Attributes:
+        capacity: tokens it is made for.
+        logits_TE: float32.
+        ids_TK: int32; a token's experts.
+        weights_TK: float32; what their outputs are multiplied with.
+        activated_PI: model type; P = T * K pairs of a token and one of its experts.
+        out_PD: model type; what each pair's expert gives.
+        lists_ET: int32; each expert's pairs in any order.
+        counts_E: int32; how many those are. Zero between operations: who reads it last clears it.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int,
+        num_experts: int,
+        top_k: int,
+        hidden: int,
+        intermediate: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def buffer(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.capacity = capacity
+        self.logits_TE = buffer(capacity, num_experts, dtype=torch.float32)
+        self.ids_TK = buffer(capacity, top_k, dtype=torch.int32)
+        self.weights_TK = buffer(capacity, top_k, dtype=torch.float32)
+        self.activated_PI = buffer(capacity * top_k, intermediate, dtype=dtype)
+        self.out_PD = buffer(capacity * top_k, hidden, dtype=dtype)
+        self.lists_ET = buffer(num_experts, capacity, dtype=torch.int32)
+        self.counts_E = buffer(num_experts, dtype=torch.int32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all buffers."""
+        return sum(value.numel() * value.element_size() for value in vars(self).values() if torch.is_tensor(value))

@@ -1,0 +1,96 @@
+"""Reference mixtures of experts: routing, and each expert that a token chose applied to its tokens.
+
+Legend: T tokens, E experts, K experts a token, G groups of experts, D hidden, I intermediate.
+"""
+
+import torch
+from torch import Tensor
+
+from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.ops import LinearWeight
+from quire.kernels.reference.elementwise import ACTIVATIONS, rms_norm
+from quire.kernels.reference.linear import linear
+from quire.kernels.registry import kernel
+
+
+@kernel("moe_route", platform="any")
+def moe_route(
+    logits_TE: Tensor,
+    routing: Routing,
+    num_tokens: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    bias_E: Tensor | None = None,
+) -> None:
+    logits_TE = logits_TE.float()
+    scores_TE = logits_TE.softmax(-1) if routing.scoring == "softmax" else logits_TE.sigmoid()
+    ranked_TE = scores_TE if bias_E is None else scores_TE + bias_E
+    if routing.top_groups < routing.groups:
+        grouped_TGE = ranked_TE.unflatten(-1, (routing.groups, -1))
+        worth_TG = grouped_TGE.topk(1 if bias_E is None else 2, dim=-1).values.sum(-1)
+        closed_TG = torch.ones_like(worth_TG, dtype=torch.bool)
+        closed_TG.scatter_(-1, worth_TG.topk(routing.top_groups, dim=-1).indices, False)
+        ranked_TE = grouped_TGE.masked_fill(closed_TG[..., None], float("-inf")).flatten(-2)
+    chosen_TK = ranked_TE.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
+    weights = scores_TE.gather(-1, chosen_TK)
+    if routing.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    ids_TK.copy_(chosen_TK)
+    weights_TK.copy_(weights * routing.scale)
+
+
+@kernel("moe_experts", platform="any")
+def moe_experts(
+    x_TD: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: Tensor,
+    out_TD: Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    out_TD.copy_(_mixture(x_TD, ids_TK, weights_TK, experts, kind))
+
+
+def _mixture(x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, experts: ExpertWeights, kind: str) -> Tensor:
+    dtype = experts.gate_up_E2ID.dtype
+    out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
+    # One expert after another, in the order of their numbers; those that no token chose are not touched.
+    pairs = ids_TK.flatten().sort(stable=True)
+    hit, counts = pairs.values.unique_consecutive(return_counts=True)
+    for expert, chosen in zip(hit.tolist(), pairs.indices.split(counts.tolist()), strict=True):
+        tokens, slots = chosen // ids_TK.shape[1], chosen % ids_TK.shape[1]
+        gate_up = torch.nn.functional.linear(x_TD[tokens].to(dtype), experts.gate_up_E2ID[expert]).float()
+        gate, up = gate_up.chunk(2, dim=-1)
+        activated = (ACTIVATIONS[kind](gate) * up).to(x_TD.dtype).to(dtype)
+        out = torch.nn.functional.linear(activated, experts.down_EDI[expert]).float()
+        out_TD.index_add_(0, tokens, out * weights_TK[tokens, slots, None])
+    return out_TD
+
+
+@kernel("norm_moe", platform="any")
+def norm_moe(
+    x_TD: Tensor,
+    norm_D: Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: Tensor,
+    scratch_TD: Tensor,
+    scratch: ExpertScratch,
+    bias_E: Tensor | None = None,
+) -> None:
+    count = x_TD.shape[0]
+    logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
+    rms_norm(x_TD, norm_D, eps, scratch_TD)
+    linear(scratch_TD, router, logits_TE)
+    moe_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+    x_TD.copy_(x_TD.float() + _mixture(scratch_TD, ids_TK, weights_TK, experts, kind))
+
+
+@kernel("sigmoid_gate", platform="any")
+def sigmoid_gate(x_TI: Tensor, gate_T1: Tensor) -> None:
+    x_TI.copy_(x_TI.float() * gate_T1.float().sigmoid())

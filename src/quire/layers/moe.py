@@ -1,0 +1,100 @@
+"""One layer's mixture of experts on one rank: its weights, and the order of its operations.
+
+Knows which operation reads what. How tokens choose and how experts are computed are kernels' business; shared experts are
+ordinary matrices and belong to the `LinearMethod`; routers and gates stay in the model's own number type.
+Legend: T tokens, E experts, K experts a token, D hidden, I intermediate of the shared feed-forward.
+"""
+
+from typing import Protocol
+
+import torch
+
+from quire.kernels import ops
+from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.ops import LinearWeight
+from quire.layers.linear import LinearMethod
+
+
+class Room(Protocol):
+    """A model's buffers for one step's tokens."""
+
+    normed_TD: torch.Tensor
+    delta_TD: torch.Tensor
+
+    def wide(self, columns: int) -> torch.Tensor: ...
+
+    def narrow(self, columns: int) -> torch.Tensor: ...
+
+
+class Mixture:
+    """Routed experts, and the feed-forward that every token takes besides, if there is one.
+
+    Args:
+        routing: how a token chooses.
+        activation: the kernels' name of the experts' and the shared feed-forward's activation.
+        shared: intermediate size of the shared feed-forward on this rank; 0 means none.
+        scratch: buffers that all mixtures of a model use in turn.
+    """
+
+    WEIGHTS = (
+        "router", "router_bias", "experts_gate_up", "experts_down", "shared_gate_up", "shared_down", "shared_gate",
+    )  # fmt: skip
+
+    def __init__(
+        self, routing: Routing, activation: str, shared: int, method: LinearMethod, scratch: ExpertScratch
+    ) -> None:
+        self.routing, self.activation, self.shared = routing, activation, shared
+        self._method, self._scratch = method, scratch
+        self._linears: dict[str, LinearWeight] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._experts: ExpertWeights | None = None
+
+    def set_weight(self, name: str, weight: LinearWeight | torch.Tensor) -> None:
+        """Take one of `WEIGHTS`."""
+        if isinstance(weight, LinearWeight):
+            self._linears[name] = weight
+            return
+        self._tensors[name] = weight
+        if "experts_gate_up" in self._tensors and "experts_down" in self._tensors:
+            self._experts = ExpertWeights(self._tensors["experts_gate_up"], self._tensors["experts_down"])
+
+    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: Room) -> None:
+        """out = the mixture of x, this rank's part of it. `views` has room for the shared feed-forward."""
+        count, scratch = x_TD.shape[0], self._scratch
+        logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
+        ops.linear(x_TD, self._linears["router"], logits_TE)
+        ops.moe_route(logits_TE, self.routing, num_tokens, ids_TK, weights_TK, self._tensors.get("router_bias"))
+        ops.moe_experts(x_TD, ids_TK, weights_TK, self._weights(), self.activation, num_tokens, out_TD, scratch)
+        if self.shared:
+            shared_TD = scratch.out_PD[:count]
+            self._method.apply(self._activate_shared(x_TD, views), self._linears["shared_down"], shared_TD)
+            ops.add(shared_TD, out_TD)
+
+    def run_normed(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, num_tokens: torch.Tensor, views: Room
+    ) -> None:
+        """x += the mixture of rms_norm(x), on a platform that has kernels for all of it. `views` gives room."""
+        activated_TI = None
+        if self.shared:
+            ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
+            activated_TI = self._activate_shared(views.normed_TD, views)
+        ops.norm_moe(
+            x_TD, norm_D, eps, self._linears["router"], self.routing, self._weights(), self.activation, num_tokens,
+            views.normed_TD, self._scratch, self._tensors.get("router_bias"),
+        )  # fmt: skip
+        if activated_TI is not None:
+            self._method.apply_add(activated_TI, self._linears["shared_down"], x_TD, views.delta_TD)
+
+    def _weights(self) -> ExpertWeights:
+        assert self._experts is not None, "the experts' weights were not loaded"
+        return self._experts
+
+    def _activate_shared(self, x_TD: torch.Tensor, views: Room) -> torch.Tensor:
+        gate_up_T2I, activated_TI = views.wide(2 * self.shared), views.narrow(self.shared)
+        self._method.apply(x_TD, self._linears["shared_gate_up"], gate_up_T2I)
+        ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
+        if "shared_gate" in self._linears:
+            gate_T1 = self._scratch.logits_TE.view(-1)[: x_TD.shape[0]].view(-1, 1)
+            ops.linear(x_TD, self._linears["shared_gate"], gate_T1)
+            ops.sigmoid_gate(activated_TI, gate_T1)
+        return activated_TI
