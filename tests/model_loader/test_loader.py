@@ -241,3 +241,20 @@ def test_packed_weights_are_not_needed_in_their_own_layout(llama):
                 weight.data = None
     torch.testing.assert_close(logprobs_of(loaded), oracle(llama), rtol=0, atol=1e-3)
     assert ops.choices()["linear"].chosen is not None
+
+
+def test_a_device_gets_the_same_dummy_weights_and_no_two_share_memory(llama):
+    model = load(llama, load_format="dummy").model
+    sources = model.sources.values()
+    on_host = dict(dummy_weights(sources, model.spec, 3, torch.bfloat16))
+    # To torch this is another device than plain "cpu", so it goes the way of one.
+    on_device = dict(dummy_weights(sources, model.spec, 3, torch.bfloat16, torch.device("cpu", 0)))
+    assert list(on_host) == list(on_device)
+    places = set()
+    for name, source in model.sources.items():
+        whole = tuple(slice(0, size) for size in source.shape)
+        assert torch.equal(on_host[name][whole], on_device[name][whole]), name
+        if len(source.module.sources) == 1 and len(source.shape) > 1:
+            places.add(on_device[name][whole].untyped_storage().data_ptr())
+            places.add(on_device[name][whole].untyped_storage().data_ptr())
+    assert places.isdisjoint({tensor.untyped_storage().data_ptr() for tensor in on_host.values()})

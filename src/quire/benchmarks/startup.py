@@ -1,13 +1,14 @@
 """`quire bench startup`: fresh processes: how long until the first token, and where the time goes.
 
 Each run is a new interpreter that reports when it had imported, built the engine and got a token. The clock starts before the
-process does.
+process does. The second table is the engine's own account of its start (`quire.timeline`).
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -17,7 +18,9 @@ from quire.errors import EngineError
 PHASES = ("interpreter", "import", "engine", "first_token", "total")
 
 _CHILD = """
-import json, sys, time
+import json, os, sys, time
+if len(sys.argv) > 4:
+    os.environ["QUIRE_CACHE_ROOT"] = sys.argv[4]
 phases = {"interpreter": time.time() - float(sys.argv[1])}
 mark = time.perf_counter()
 from quire import LLM, SamplingParams
@@ -31,6 +34,7 @@ prompt = {"prompt_token_ids": [i % 7 + 10 for i in range(int(sys.argv[3]))]}
 llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), use_tqdm=False)
 phases["first_token"] = time.perf_counter() - mark
 phases["total"] = time.time() - float(sys.argv[1])
+phases["timeline"] = llm.llm_engine.explain()["startup"]
 try:
     import resource
     phases["peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -47,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-iters", type=common.positive, default=5, help="processes that are measured (5)")
     parser.add_argument("--num-iters-warmup", type=int, default=1, help="processes before that (1)")
     parser.add_argument("--input-len", type=common.positive, default=128, help="tokens of the prompt (128)")
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="each process finds Quire's own caches empty (compiled kernels, tuned sizes)",
+    )
     parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
     EngineArgs.add_cli_args(parser)
 
@@ -54,17 +63,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, give the figures."""
     engine_args = _changed_engine_args(args)
-    runs: list[dict[str, float]] = []
+    runs: list[dict[str, Any]] = []
     total = args.num_iters_warmup + args.num_iters
     for number in common.progress(range(total), total, "processes"):
-        phases = _one_process(engine_args, args.input_len)
+        phases = _one_process(engine_args, args.input_len, args.cold)
         if number >= args.num_iters_warmup:
             runs.append(phases)
     names = [name for name in (*PHASES, "peak_rss_mib") if name in runs[0]]
     figures: dict[str, Any] = {name: common.summary([run[name] for run in runs]) for name in names}
     rows = [[name.replace("_", " "), *(figures[name][key] for key in ("p50", "min", "max"))] for name in names]
     common.print_columns("Startup, seconds from process start", ("phase", "median", "min", "max"), rows)
-    return {**figures, "runs": runs, "machine": common.machine()}
+    own = {name: common.summary(seconds) for name, seconds in _phase_seconds(runs).items()}
+    rows = [[name, *(own[name][key] for key in ("p50", "min", "max"))] for name in own]
+    common.print_columns("The engine's own account, seconds", ("phase", "median", "min", "max"), rows)
+    return {**figures, "phases": own, "runs": runs, "machine": common.machine()}
+
+
+def _phase_seconds(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Seconds of each phase in each run; those that ran beside others have brackets around their names."""
+    seconds: dict[str, list[float]] = {}
+    for number, run in enumerate(runs):
+        for phase in run["timeline"]["phases"]:
+            name = f"[{phase['name']}]" if phase.get("beside") else phase["name"]
+            column = seconds.setdefault(name, [0.0] * len(runs))
+            column[number] += (phase["end_s"] or phase["begin_s"]) - phase["begin_s"]
+    return seconds
 
 
 def _changed_engine_args(args: argparse.Namespace) -> dict[str, Any]:
@@ -78,9 +101,10 @@ def _changed_engine_args(args: argparse.Namespace) -> dict[str, Any]:
     return {name: given[name] for name in names if given[name] != default[name]}
 
 
-def _one_process(engine_args: dict[str, Any], input_len: int) -> dict[str, float]:
-    command = [sys.executable, "-c", _CHILD, repr(time.time()), json.dumps(engine_args), str(input_len)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _one_process(engine_args: dict[str, Any], input_len: int, is_cold: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="quire-cold-") as empty:
+        command = [sys.executable, "-c", _CHILD, repr(time.time()), json.dumps(engine_args), str(input_len)]
+        done = subprocess.run([*command, *([empty] if is_cold else [])], capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         if line.startswith("@startup "):
             return json.loads(line.removeprefix("@startup "))

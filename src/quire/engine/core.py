@@ -18,6 +18,7 @@ from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
 from quire.logger import init_logger
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Refusal, SchedulerStats
+from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
 
@@ -40,6 +41,7 @@ class EngineCore:
 
     def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
         started = time.monotonic()
+        STARTUP.begin_engine()
         self.config = config
         self._executor = executor if executor is not None else make_executor(config)
         try:
@@ -67,6 +69,8 @@ class EngineCore:
             self.kv_cache.num_blocks - 1,
             self.kv_cache.block_size,
         )
+        STARTUP.ready()
+        logger.info("start: %s", STARTUP.line())
 
     def _make_scheduler(self) -> Scheduler:
         given = self.config.scheduler.scheduler_cls
@@ -202,6 +206,7 @@ class EngineCore:
         """What was chosen and why."""
         return {
             **self._executor.explain(),
+            "startup": STARTUP.report(),
             "num_kv_blocks": self.kv_cache.num_blocks,
             "kv_block_size": self.kv_cache.block_size,
             "kv_groups": [

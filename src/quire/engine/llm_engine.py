@@ -21,6 +21,7 @@ from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.log_stats import StatsLogger
 from quire.outputs import RequestOutput
 from quire.sampling_params import SamplingParams
+from quire.timeline import STARTUP
 from quire.tokenizers.interface import Tokenizer
 
 
@@ -71,9 +72,9 @@ class LLMEngine:
         enable_multiprocessing: bool | None = None,
     ) -> "LLMEngine":
         """An engine from users' wishes."""
-        return cls.from_engine_config(
-            engine_args.create_engine_config(usage_context), stat_loggers, enable_multiprocessing
-        )
+        with STARTUP.phase("configuration"):
+            config = engine_args.create_engine_config(usage_context)
+        return cls.from_engine_config(config, stat_loggers, enable_multiprocessing)
 
     @classmethod
     def from_engine_config(

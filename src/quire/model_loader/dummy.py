@@ -1,15 +1,18 @@
 """Random weights from a seed, for benchmarks and tests without a checkpoint. The same seed gives the same weights.
 
 One block of noise is drawn and laid end to end until the largest tensor fits; every tensor is a view of it from an own
-offset. Drawing half a billion numbers, or only touching as much fresh memory, takes longer than the rest of the start.
+offset. Drawing half a billion numbers, or only touching as much fresh memory, takes longer than the rest of the start. A
+device gets the block once and lays it out itself; there every tensor is a copy, so that no two share a cache's lines.
 """
 
 import hashlib
 import math
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 
+from quire.models.assembly import Sliceable
 from quire.models.spec import DecoderSpec
 from quire.models.weights import Source
 
@@ -19,28 +22,44 @@ LOGITS_STD = 2.5
 NORM_NOISE = 0.1
 
 
+CPU = torch.device("cpu")
+
+
+class OwnMemory:
+    """A tensor whose slices are copies."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, index: Any, /) -> torch.Tensor:
+        return self._tensor[index].clone()
+
+
 def dummy_weights(
-    sources: Collection[Source], spec: DecoderSpec, seed: int, dtype: torch.dtype
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, whole tensor) for every source. Activations keep unit variance through the layers, and logits a standard
-    deviation of about 2.5: neither NaN, nor ties, nor certainties."""
+    sources: Collection[Source], spec: DecoderSpec, seed: int, dtype: torch.dtype, device: torch.device = CPU
+) -> Iterator[tuple[str, Sliceable]]:
+    """(name, whole tensor) for every source, with the same values on every device. Activations keep unit variance through
+    the layers, and logits a standard deviation of about 2.5: neither NaN, nor ties, nor certainties."""
     # An embedding that is scaled up and is the head too would have each token predict itself.
     gain = 1.0 if spec.tied_embeddings and spec.embedding_scale > 1 else LOGITS_STD
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(BLOCK_VALUES, generator=generator)
+    on_device = noise.to(device)
     matrices = [source for source in sources if len(source.shape) > 1]
     scales = {source.name: _scale(source, gain) for source in sources}
     largest: dict[float, int] = {}
     for source in matrices:
         std, _ = scales[source.name]
         largest[std] = max(largest.get(std, 0), math.prod(source.shape))
-    blocks = {std: _lay_out((noise * std).to(dtype), count) for std, count in largest.items()}
+    blocks = {std: _lay_out((noise * std).to(dtype).to(device), count) for std, count in largest.items()}
     for source in sources:
         std, mean = scales[source.name]
-        if len(source.shape) > 1:
+        if len(source.shape) == 1:
+            yield source.name, _cut(on_device, source, seed) * std + mean
+        elif device == CPU or len(source.module.sources) > 1:  # kernels pack it, or it is put together with others
             yield source.name, _cut(blocks[std], source, seed)
         else:
-            yield source.name, _cut(noise, source, seed) * std + mean
+            yield source.name, OwnMemory(_cut(blocks[std], source, seed))
 
 
 def _scale(source: Source, logits_std: float) -> tuple[float, float]:

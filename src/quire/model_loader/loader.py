@@ -18,14 +18,16 @@ from quire.config.hub import WEIGHT_PATTERNS, resolve_model_path
 from quire.errors import ConfigError
 from quire.layers.parallel import ParallelPlan
 from quire.logger import init_logger
+from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
 from quire.models.decoder import Decoder, attention_requests
 from quire.models.registry import ModelRegistry
 from quire.models.spec import DecoderSpec
 from quire.models.weights import canonical_name, check_names, check_shapes
-from quire.platforms.interface import Platform
+from quire.platforms.interface import Platform, UploadStream
 from quire.quantization.registry import linear_method
+from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
 
@@ -78,11 +80,15 @@ def load_model(
     Raises:
         ConfigError: what cannot work, with the setting at fault.
     """
-    spec = build_spec(config)
-    model, selection = build_model(config, spec, platform, device, max_tokens, max_logits)
-    if free_bytes is not None:
-        check_fit(model, free_bytes)
-    load_weights(model, config)
+    with STARTUP.phase("model"):
+        spec = build_spec(config)
+        model, selection = build_model(config, spec, platform, device, max_tokens, max_logits)
+        if free_bytes is not None:
+            check_fit(model, free_bytes)
+    with STARTUP.phase("weights") as phase:
+        num_bytes = load_weights(model, config, platform.upload_stream(device))
+    if num_bytes > GIB // 8 and phase.seconds:
+        phase.note = f"{num_bytes / 1e9 / phase.seconds:.1f} GB/s"
     return LoadedModel(model, model.attention_backend, selection)
 
 
@@ -99,7 +105,7 @@ def build_model(
     cache_dtype = config.cache.cache_dtype
     kv_dtype = dtype if cache_dtype == "auto" else _torch_dtype(cache_dtype, "cache_dtype")
     plan = ParallelPlan(config.parallel.tensor_parallel_size, config.parallel.rank)
-    requests = attention_requests(spec, kv_dtype, config.cache.block_size, plan)
+    requests = attention_requests(spec, kv_dtype, config.cache.block_size, plan, config.model.deterministic)
     selection = select_backend(requests, platform.attention_backends(), config.attention.backend)
     activation = platform.capabilities().activation_dtype.value
     model = Decoder(
@@ -115,24 +121,47 @@ def build_model(
         attention_backend=selection.backend(),
         linear_method=linear_method(config.model.quantization, config.model.hf_config),
         plan=plan,
+        deterministic=config.model.deterministic,
     )
     return model, selection
 
 
-def load_weights(model: Decoder, config: EngineConfig) -> None:
-    """Read the weights as `load_format` says."""
+def load_weights(model: Decoder, config: EngineConfig, uploads: UploadStream | None = None) -> int:
+    """Read the weights as `load_format` says.
+
+    Args:
+        uploads: copies to a device that run beside the reading; None where weights are used where they lie.
+
+    Returns:
+        Bytes of the weights as they were stored.
+    """
     load_format = config.load.load_format
     if load_format == "dummy":
-        model.load_weights(dummy_weights(model.sources.values(), model.spec, config.model.seed, model.dtype))
-    elif load_format in ("auto", "safetensors"):
-        reader = SafetensorsReader(_weights_folder(config), config.load.ignore_patterns)
-        check_checkpoint(model, reader.infos)
-        model.load_weights(reader.stream())
-        logger.info("Read %.2f GiB of weights from %s", reader.num_bytes / GIB, reader.path)
-    else:
+        sources = model.sources.values()
+        model.load_weights(dummy_weights(sources, model.spec, config.model.seed, model.dtype, model.device))
+        return int(model.describe()["weight_bytes"])
+    if load_format not in ("auto", "safetensors"):
         raise ConfigError(
             f"load_format={load_format!r} is not supported; allowed: {', '.join(LOAD_FORMATS)}", setting="load_format"
         )
+    reader = SafetensorsReader(_weights_folder(config), config.load.ignore_patterns)
+    check_checkpoint(model, reader.infos)
+    if uploads is None:
+        model.load_weights(reader.stream())
+    else:
+        model.load_weights(upload_tensors(reader, _wanted_rows(model, reader), uploads, model.device))
+    logger.info("Read %.2f GiB of weights from %s", reader.num_bytes / GIB, reader.path)
+    return reader.num_bytes
+
+
+def _wanted_rows(model: Decoder, reader: SafetensorsReader) -> dict[str, list[slice]]:
+    """Of each tensor of the checkpoint, the stretches of its first dimension that this rank keeps."""
+    wanted: dict[str, list[slice]] = {}
+    for name in reader.infos:
+        source = model.sources.get(canonical_name(name, model.sources, model.spec))
+        if source is not None:
+            wanted[name] = [source.index(block)[0] for block in source.blocks]
+    return wanted
 
 
 def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
 from quire.logger import init_logger
-from quire.platforms.interface import Because, Capabilities, DeviceEvent, DeviceRuntime, Platform, RecordedStep
+from quire.platforms.interface import (
+    Because,
+    Capabilities,
+    DeviceEvent,
+    DeviceRuntime,
+    Platform,
+    RecordedStep,
+    UploadStream,
+)
 from quire.platforms.nvml import Gpu, visible_gpus
 
 if TYPE_CHECKING:
@@ -62,6 +70,10 @@ class CudaEvent(DeviceEvent):
     def wait(self) -> None:
         self._event.synchronize()
 
+    def hold_back(self, stream: torch.cuda.Stream) -> None:
+        """What the stream gets from now on begins after this event."""
+        stream.wait_event(self._event)
+
     def milliseconds_since(self, earlier: DeviceEvent) -> float:
         assert isinstance(earlier, CudaEvent)
         return earlier._event.elapsed_time(self._event)
@@ -76,6 +88,38 @@ class CudaGraph(RecordedStep):
     def replay(self, num_tokens: int, num_logits: int) -> None:
         """Submit the whole graph."""
         self._graph.replay()
+
+
+class CudaUploads(UploadStream):
+    """A stream beside the worker's."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._device = device
+        self._main = torch.cuda.current_stream(device)
+        self._stream = torch.cuda.Stream(device)
+
+    def staging(self, num_bytes: int) -> torch.Tensor:
+        import torch
+
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def fence(self) -> None:
+        self._stream.wait_stream(self._main)
+
+    def submit(self, target: torch.Tensor, source: torch.Tensor) -> DeviceEvent:
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            event = CudaEvent()
+            event.record()
+        return event
+
+    def join(self, event: DeviceEvent) -> None:
+        assert isinstance(event, CudaEvent)
+        event.hold_back(self._main)
 
 
 class CudaRuntime(DeviceRuntime):
@@ -197,6 +241,9 @@ class CudaPlatform(Platform):
 
         triton.register()
         ops.select(self.name, deterministic=deterministic)
+
+    def upload_stream(self, device: torch.device) -> UploadStream | None:
+        return CudaUploads(device)
 
     def attention_backends(self) -> list[str]:
         return ["quire.attention.triton:TritonBackend", "quire.attention.reference:ReferenceBackend"]

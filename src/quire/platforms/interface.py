@@ -75,6 +75,26 @@ class DeviceEvent(abc.ABC):
         """Device time between two events that were both reached."""
 
 
+class UploadStream(abc.ABC):
+    """Copies from host memory to the device that run beside everything else it does."""
+
+    @abc.abstractmethod
+    def staging(self, num_bytes: int) -> torch.Tensor:
+        """Host memory (bytes) that the device reads without the host's help."""
+
+    @abc.abstractmethod
+    def fence(self) -> None:
+        """Copies that are submitted from now on begin after what the device's own queue has had until now."""
+
+    @abc.abstractmethod
+    def submit(self, target: torch.Tensor, source: torch.Tensor) -> DeviceEvent:
+        """Start a copy of bytes; the source may be written again when the event has come. Any thread may call it."""
+
+    @abc.abstractmethod
+    def join(self, event: DeviceEvent) -> None:
+        """What goes to the device's own queue from now on begins after that copy."""
+
+
 class DeviceRuntime(abc.ABC):
     """The only object that touches torch.cuda and its like."""
 
@@ -144,6 +164,10 @@ class Platform(abc.ABC):
     @abc.abstractmethod
     def attention_backends(self) -> list[str]:
         """Class paths (`module:attribute`) of the backends to ask, best first."""
+
+    def upload_stream(self, device: torch.device) -> UploadStream | None:
+        """For weights on their way to the device; None where they are used where they lie."""
+        return None
 
     def runner_class(self) -> str:
         """Class path of the worker's model runner."""
