@@ -9,7 +9,6 @@ not in it: see `quire bench step`.
 import argparse
 import dataclasses
 import gc
-import json
 import statistics
 import tempfile
 import time
@@ -105,7 +104,7 @@ class NullExecutor(Executor):
         return result
 
 
-def build_llm(tokenizer: Path | None, max_num_seqs: int, max_num_batched_tokens: int) -> Any:
+def build_llm(tokenizer: Path | None, max_num_seqs: int, max_num_batched_tokens: int) -> tuple[Any, NullExecutor]:
     """An offline engine over the null executor, with the settings of a GPU; text only where there is a tokenizer."""
     from quire import LLM
     from quire.engine.llm_engine import LLMEngine
@@ -174,7 +173,12 @@ def _time_stages(engine: Any) -> tuple[dict[str, _Stage], Callable[[], None]]:
             owner = getattr(owner, part)
         setattr(owner, method, _timed(getattr(owner, method), stages[name]))
         undo.append((owner, method))
-    return stages, lambda: [delattr(owner, method) for owner, method in undo] and None
+
+    def take_off() -> None:
+        for owner, method in undo:
+            delattr(owner, method)
+
+    return stages, take_off
 
 
 def _timed(method: Callable[..., Any], stage: _Stage) -> Callable[..., Any]:
@@ -191,7 +195,9 @@ def _timed(method: Callable[..., Any], stage: _Stage) -> Callable[..., Any]:
     return call
 
 
-def measure(llm: Any, executor: NullExecutor, batch: int, prompt_len: int, output_len: int, runs: int) -> dict[str, Any]:
+def measure(
+    llm: Any, executor: NullExecutor, batch: int, prompt_len: int, output_len: int, runs: int
+) -> dict[str, Any]:
     """One case: `batch` requests at once, `runs` times.
 
     Returns:
@@ -278,7 +284,16 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
             ]
         finally:
             llm.shutdown()
-    header = ("requests", "prompt", "step µs", "mean", "p99", "before first step, ms", "after last step, ms", "alone, µs")
+    header = (
+        "requests",
+        "prompt",
+        "step µs",
+        "mean",
+        "p99",
+        "before first step, ms",
+        "after last step, ms",
+        "alone, µs",
+    )
     common.print_columns(
         "Host: CPU time of the engine's thread",
         header,

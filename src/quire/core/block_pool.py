@@ -121,7 +121,7 @@ class BlockPool:
         Raises:
             EngineError: a page has no reference (somebody frees twice).
         """
-        references = self._references
+        references, key_of, following, previous = self._references, self._key_of, self._next, self._previous
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -130,10 +130,11 @@ class BlockPool:
                 raise EngineError(f"page {block} is freed twice")
             references[block] = left
             if left == 0:
-                if block in self._key_of:
-                    self._link(block, after=self._previous[_END])
-                else:
-                    self._link(block, after=_END)
+                before = previous[_END] if block in key_of else _END
+                after = following[before]
+                following[before] = previous[after] = block
+                previous[block], following[block] = before, after
+                self._num_free += 1
 
     def find_cached(self, key: BlockKey) -> int | None:
         """The page that holds this content, if any; `share` it before anything else is allocated."""
@@ -152,6 +153,27 @@ class BlockPool:
         self._block_of[key] = block
         self._key_of[block] = key
         return True
+
+    def publish_run(self, blocks: list[int], names: list[bytes], group: int) -> list[int]:
+        """`publish` each page under its name in a group; null pages are passed over. Returns the indices of those whose
+        content could not be found before.
+
+        Raises:
+            EngineError: as `publish`.
+        """
+        references, key_of, block_of = self._references, self._key_of, self._block_of
+        published: list[int] = []
+        for index, block in enumerate(blocks):
+            if block == NULL_BLOCK:
+                continue
+            key = (names[index], group)
+            if references[block] == 0 or key_of.get(block, key) != key:
+                raise EngineError(f"page {block} cannot be published: it is free or holds something else")
+            if key not in block_of:
+                block_of[key] = block
+                key_of[block] = key
+                published.append(index)
+        return published
 
     def clear_cache(self) -> int:
         """Forget all published content; pages in use stay with their owners. Returns how many were forgotten."""
@@ -174,14 +196,6 @@ class BlockPool:
         del self._block_of[key]
         if self._listener is not None:
             self._listener.block_removed(key)
-
-    def _link(self, block: int, after: int) -> None:
-        following = self._next[after]
-        self._next[after] = block
-        self._previous[block] = after
-        self._next[block] = following
-        self._previous[following] = block
-        self._num_free += 1
 
     def _unlink(self, block: int) -> None:
         before, following = self._previous[block], self._next[block]

@@ -6,8 +6,9 @@ bound by coordinate descent; a step that took far longer than predicted (a page 
 weighs in as an outlier does in Huber's estimator. Knows no clock and no scheduler.
 """
 
+import operator
+
 import numpy as np
-import numpy.typing as npt
 
 MIN_OBSERVATIONS = 16
 """Steps before a prediction is offered: fewer do not tell four coefficients apart."""
@@ -16,6 +17,7 @@ _NUM_FEATURES = 4
 _FORGETTING = 0.998
 _HUBER = 3.0
 _SWEEPS = 60
+_SETTLED = 1e-6
 
 
 class CostModel:
@@ -26,8 +28,8 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self._normal: npt.NDArray[np.float64] = np.zeros((_NUM_FEATURES, _NUM_FEATURES))
-        self._moment: npt.NDArray[np.float64] = np.zeros(_NUM_FEATURES)
+        self._normal: list[list[float]] = [[0.0] * _NUM_FEATURES for _ in range(_NUM_FEATURES)]
+        self._moment: list[float] = [0.0] * _NUM_FEATURES
         self._coefficients: list[float] = [0.0] * _NUM_FEATURES
         self._is_stale = False
         self._spread = 0.0
@@ -51,7 +53,7 @@ class CostModel:
         """Learn from a measured step. Times that are not positive and finite are passed over."""
         if not 0.0 < step_ms < 1e9:
             return
-        features = np.array([1.0, tokens, sequences, attended])
+        features = (1.0, float(tokens), float(sequences), attended)  # Four numbers: plain floats beat small arrays.
         residual = abs(step_ms - self.predict(tokens, sequences, attended))
         weight = 1.0
         if self.is_ready and residual > _HUBER * self._spread > 0.0:
@@ -59,8 +61,13 @@ class CostModel:
         self._spread = max(0.98 * self._spread + 0.02 * 1.25 * min(residual, step_ms) * weight, 1e-6)
         # Relative errors count alike, whether a step is long or short.
         weight /= max(step_ms, 1e-3)
-        self._normal = self._normal * _FORGETTING + weight * np.outer(features, features)
-        self._moment = self._moment * _FORGETTING + weight * step_ms * features
+        self._normal = [
+            [old * _FORGETTING + weight * one * other for old, other in zip(row, features, strict=True)]
+            for row, one in zip(self._normal, features, strict=True)
+        ]
+        self._moment = [
+            old * _FORGETTING + weight * step_ms * one for old, one in zip(self._moment, features, strict=True)
+        ]
         self.num_observations += 1
         # Solving costs more than a small step's planning may: later ones are solved for in batches.
         self._is_stale = self._is_stale or self.num_observations <= 64 or self.num_observations % 32 == 0
@@ -106,19 +113,27 @@ class CostModel:
     def _solve(self) -> None:
         """Least squares with non-negative coefficients, by cyclic coordinate descent on scaled normal equations."""
         self._is_stale = False
-        scale = np.sqrt(np.maximum(np.diag(self._normal), 1e-30))
-        normal = (self._normal / np.outer(scale, scale) + 1e-7 * np.eye(_NUM_FEATURES)).tolist()
-        moment = (self._moment / scale).tolist()
-        solution = self._unbounded(np.array(normal), np.array(moment))
-        if solution is None:
-            solution = [max(0.0, value * size) for value, size in zip(self._coefficients, scale.tolist(), strict=True)]
-            for _ in range(_SWEEPS):
-                for i in range(_NUM_FEATURES):
-                    others = sum(normal[i][j] * solution[j] for j in range(_NUM_FEATURES) if j != i)
-                    solution[i] = max(0.0, (moment[i] - others) / normal[i][i])
-        self._coefficients = [value / size for value, size in zip(solution, scale.tolist(), strict=True)]
+        scale = [max(self._normal[i][i], 1e-30) ** 0.5 for i in range(_NUM_FEATURES)]
+        normal = [
+            [self._normal[i][j] / (scale[i] * scale[j]) + 1e-7 * (i == j) for j in range(_NUM_FEATURES)]
+            for i in range(_NUM_FEATURES)
+        ]
+        moment = [value / size for value, size in zip(self._moment, scale, strict=True)]
+        solution: list[float] = np.linalg.solve(np.array(normal), np.array(moment)).tolist()
+        if min(solution) < 0.0:
+            solution = [max(0.0, value * size) for value, size in zip(self._coefficients, scale, strict=True)]
+            _descend(normal, moment, solution)
+        self._coefficients = [value / size for value, size in zip(solution, scale, strict=True)]
 
-    def _unbounded(self, normal: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> list[float] | None:
-        """The plain solution where it happens to obey the bound."""
-        solution = np.linalg.solve(normal, moment)
-        return solution.tolist() if bool((solution >= 0.0).all()) else None
+
+def _descend(normal: list[list[float]], moment: list[float], solution: list[float]) -> None:
+    """Improve a non-negative solution in place, one coordinate after the other, until it moves no more."""
+    for _ in range(_SWEEPS):
+        moved = 0.0
+        for i, row in enumerate(normal):
+            before = solution[i]
+            now = before + (moment[i] - sum(map(operator.mul, row, solution))) / row[i]
+            solution[i] = now if now > 0.0 else 0.0
+            moved = max(moved, abs(solution[i] - before))
+        if moved <= _SETTLED * max(solution):
+            return

@@ -60,9 +60,7 @@ class KVCacheManager:
         """The longest cached prefix that leaves at least one token to compute. Takes no reference: `attach` does."""
         if self._hasher is None or not request.reads_cache:
             return NO_HIT
-        self._name_pages(request)
-        limit = min(len(request.hashes), (len(request.token_ids) - 1) // self.block_size)
-        length = self._common_hit(request.hashes, limit)
+        length = self._common_hit(request, (len(request.token_ids) - 1) // self.block_size)
         if length == 0:
             return NO_HIT
         num_tokens = length * self.block_size
@@ -136,6 +134,16 @@ class KVCacheManager:
             grown.append(blocks)
         return grown
 
+    def grow_each(self, requests: list[Request]) -> list[int] | None:
+        """Add one page to each request, all at once; returns the new pages. None where `grow` has to look at them one by
+        one: several groups, windows, or too few free pages."""
+        if len(self._rules) > 1 or self._local_groups or len(requests) > self.pool.num_free:
+            return None
+        blocks = self.pool.allocate(len(requests))
+        for request, block in zip(requests, blocks, strict=True):
+            request.block_ids[0].append(block)
+        return blocks
+
     def free_behind_window(self, request: Request, num_computed_tokens: int) -> None:
         """Give back pages that no token from `num_computed_tokens` on can see."""
         for group in self._local_groups:
@@ -163,11 +171,13 @@ class KVCacheManager:
         count = num_computed_tokens // self.block_size
         if count <= request.num_published:
             return
-        self._name_pages(request)
-        for index in range(request.num_published, count):
-            for group, table in enumerate(request.block_ids):
-                if table[index] != NULL_BLOCK:
-                    self._publish_page(request, index, group, table[index])
+        self._name_pages(request, count)
+        first = request.num_published
+        names = request.hashes[first:count]
+        for group, table in enumerate(request.block_ids):
+            published = self.pool.publish_run(table[first:count], names, group)
+            if self._events is not None:
+                self._record(request, group, [first + index for index in published], self._events)
         request.num_published = count
 
     def reset_prefix_cache(self) -> None:
@@ -176,28 +186,39 @@ class KVCacheManager:
         if self._events is not None:
             self._events.all_cleared()
 
-    def _publish_page(self, request: Request, index: int, group: int, block: int) -> None:
-        key = (request.hashes[index], group)
-        if self.pool.publish(block, key) and self._events is not None:
+    def _record(self, request: Request, group: int, indices: list[int], events: KVEventLog) -> None:
+        """Tell of pages that can be found from now on."""
+        for index in indices:
             parent = request.hashes[index - 1] if index else self._root(request)
             start = index * self.block_size
-            self._events.block_stored(key, parent, request.token_ids[start : start + self.block_size])
+            token_ids = request.token_ids[start : start + self.block_size]
+            events.block_stored((request.hashes[index], group), parent, token_ids)
 
-    def _common_hit(self, hashes: list[bytes], limit: int) -> int:
+    def _common_hit(self, request: Request, limit: int) -> int:
         """Leading pages that every group can do without: shorten until all agree."""
-        length = limit
+        if self.pool.num_cached == 0:
+            return 0
+        hashes, length = request.hashes, limit
+        if self._local_groups:
+            self._name_pages(request, limit)
         while True:
             before = length
             for group, rules in enumerate(self._rules):
-                length = rules.longest_hit(
-                    lambda index, group=group: self.pool.find_cached((hashes[index], group)) is not None, length
-                )
+
+                def is_cached(index: int, group: int = group) -> bool:
+                    # Full groups ask in order and stop at a miss: the names of pages beyond it wait for `publish`.
+                    if index >= len(hashes):
+                        self._name_pages(request, min(limit, 1 + 8 * index))
+                    return self.pool.find_cached((hashes[index], group)) is not None
+
+                length = rules.longest_hit(is_cached, length)
             if length == before or length == 0 or not self._local_groups:
                 return length
 
-    def _name_pages(self, request: Request) -> None:
+    def _name_pages(self, request: Request, count: int) -> None:
+        """Make sure that the first `count` pages have names."""
         assert self._hasher is not None
-        if len(request.token_ids) - len(request.hashes) * self.block_size >= self.block_size:
+        if len(request.hashes) < count:
             media: Sequence[tuple[int, int, str]] = request.source.extras.get("media", ())
             self._hasher.extend(
                 request.hashes,
@@ -206,6 +227,7 @@ class KVCacheManager:
                 (lambda start, end: [name for at, size, name in media if at < end and at + size > start])
                 if media
                 else None,
+                count,
             )
 
     def _root(self, request: Request) -> bytes:

@@ -137,6 +137,13 @@ class RunningBatch:
             column = start % self._block_size
             request.token_ids.extend(self.tail[row, column : column + count].tolist())
 
+    def _flush_full(self, rows: IntArray) -> None:
+        """`flush` of rows that have filled a page, all at once."""
+        for row, known, tail in zip(rows.tolist(), self.known[rows].tolist(), self.tail[rows].tolist(), strict=True):
+            token_ids = self.request(row).token_ids
+            if known > len(token_ids):
+                token_ids += tail[len(token_ids) % self._block_size :]
+
     def append(self, rows: IntArray, token_ids: IntArray) -> tuple[IntArray, IntArray]:
         """Append one token to each row. Returns the new lengths, and the rows whose page was completed just before.
 
@@ -145,8 +152,8 @@ class RunningBatch:
         positions = self.known[rows]
         columns = positions % self._block_size
         full_rows = rows[columns == 0]
-        for row in full_rows.tolist():
-            self.flush(self.request(row))
+        if len(full_rows):
+            self._flush_full(full_rows)
         self.tail[rows, columns] = token_ids
         positions += 1
         self.known[rows] = positions

@@ -86,6 +86,7 @@ class Scheduler:
         self._leaving: dict[int, Request] = {}
         self._flights: deque[StepInFlight] = deque()
         self._diff = PendingDiff()
+        self._unpublished: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._has_shortage = False
         self._blocked: tuple[Request, int] | None = None
@@ -172,12 +173,26 @@ class Scheduler:
         self._dropped.clear()
         rows, counts, budget = self._plan_running()
         if not self._has_shortage and budget > 0 and self._may_admit():
+            self.publish_computed()
             new_rows, new_counts = self._admit_waiting(rows, counts, budget)
             if new_rows:
                 self._delay.admitted()
                 rows = np.concatenate([rows, np.array(new_rows, dtype=np.int32)])
                 counts = np.concatenate([counts, np.array(new_counts, dtype=np.int32)])
         return self._launch(rows, counts)
+
+    def publish_computed(self) -> None:
+        """Let others find the pages that collected steps have completed. Planning does so before it looks for a prompt's
+        prefix; whoever calls this while the device works takes it off the way to the next step."""
+        pending, self._unpublished = self._unpublished, {}
+        for row, num_tokens in pending.items():
+            self.kv.publish(self._batch.request(row), num_tokens)
+
+    def _publish_row(self, row: int) -> None:
+        """`publish_computed` for a row whose pages are about to go."""
+        num_tokens = self._unpublished.pop(row, 0)
+        if num_tokens:
+            self.kv.publish(self._batch.request(row), num_tokens)
 
     def _may_admit(self) -> bool:
         head = self._queue.peek()
@@ -229,7 +244,10 @@ class Scheduler:
         ends = batch.computed[rows] + counts
         if self._config.num_lookahead_slots:
             ends = np.maximum(np.minimum(ends + self._config.num_lookahead_slots, batch.limit[rows]), ends)
-        short = np.flatnonzero(ends > batch.capacity[rows])
+        is_short = ends > batch.capacity[rows]
+        short = np.flatnonzero(is_short) if is_short.any() else NO_ROWS
+        if len(short) > 1 and self._grow_by_one(rows[short], ends[short]):
+            return rows, counts
         for index in short.tolist():
             row = int(rows[index])
             if row not in self._dropped and not self._grow_or_preempt(batch.request(row), int(ends[index])):
@@ -239,9 +257,23 @@ class Scheduler:
             rows, counts = rows[kept], counts[kept]
         return rows, counts
 
+    def _grow_by_one(self, rows: IntArray, ends: IntArray) -> bool:
+        """One more page for each row, at once, where that is all that is needed."""
+        batch = self._batch
+        if (ends - batch.capacity[rows]).max() > self.kv.block_size:
+            return False
+        numbers = rows.tolist()
+        blocks = self.kv.grow_each([batch.request(row) for row in numbers])
+        if blocks is None:
+            return False
+        self._diff.new_blocks += [(row, 0, [block]) for row, block in zip(numbers, blocks, strict=True)]
+        batch.capacity[rows] += self.kv.block_size
+        return True
+
     def _grow_or_preempt(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens`. False where the request has to sit this step out, or gave way itself."""
         row = request.row
+        self._publish_row(row)
         self.kv.free_behind_window(request, int(self._batch.computed[row]))
         while True:
             grown = self.kv.grow(request, num_tokens)
@@ -463,7 +495,7 @@ class Scheduler:
             return
         request = self._batch.request(row)
         request.num_computed_tokens = collected = int(self._batch.collected[row])
-        self.kv.publish(request, collected)
+        self._unpublished[row] = collected
         if row in output.prompt_logprobs:
             keep_prompt_logprobs(request, output.prompt_logprobs[row])
         if collected >= request.num_prompt_tokens and request.source.group_id is not None:
@@ -484,8 +516,8 @@ class Scheduler:
         """One sampled token for each row: append, publish completed pages, stop; report in columns where that is all."""
         batch = self._batch
         lengths, full_rows = batch.append(rows, token_ids)
-        for row in full_rows.tolist():
-            self.kv.publish(batch.request(row), int(batch.collected[row]))
+        if len(full_rows):
+            self._unpublished.update(zip(full_rows.tolist(), batch.collected[full_rows].tolist(), strict=True))
         ends = batch.stops.check(rows, token_ids, lengths)
         is_news = ends | batch.is_special[rows]
         if not is_news.any():
@@ -542,6 +574,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Take row and pages back. The one place that does, and only without a step in flight (`RunningBatch.remove`)."""
         row = request.row
+        self._publish_row(row)
         self._batch.flush(request)
         self._batch.remove(request)
         self._leaving.pop(row, None)

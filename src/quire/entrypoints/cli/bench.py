@@ -10,6 +10,7 @@ BENCHMARKS = {
     "latency": "seconds of one batch, and a step of it",
     "startup": "fresh processes: import, load, first token",
     "scheduler": "microseconds a request and step, without a model",
+    "host": "the engine's own thread around the device's work: microseconds a step and a request, by stage",
     "serve": "a running server, or one that is started: TTFT, TPOT, ITL and end-to-end latency",
     "step": "one step: host and device time, bytes and operations moved, share of the read bandwidth",
     "compare": "beside other engines, in rounds that alternate: ratios on the same machine in the same minutes",
