@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig
 from quire.core.kv_planner import plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.scheduler import Scheduler
-from quire.errors import CapacityError, EngineError, QuireError, RequestError
+from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
 from quire.logger import init_logger
@@ -23,6 +24,9 @@ from quire.timeline import STARTUP
 logger = init_logger(__name__)
 
 _SLEEPING_PARTS = ("weights", "kv_cache")
+
+_MEMORY_TRIES = 5
+"""Sizes of the cache that are tried while something else takes the device's memory: the last is two thirds of the first."""
 
 _MAX_EMPTY_PLANS = 64
 """Plans without a token, nothing being in flight, after which the scheduler must be at fault."""
@@ -45,14 +49,7 @@ class EngineCore:
         self.config = config
         self._executor = executor if executor is not None else make_executor(config)
         try:
-            self.kv_cache = plan_kv_cache(
-                self._executor.kv_cache_specs(),
-                self._executor.available_kv_bytes(),
-                config.cache,
-                config.scheduler,
-                max_model_len=config.model.max_model_len,
-            )
-            self._executor.initialize(self.kv_cache)
+            self.kv_cache = self._allocate()
             self._scheduler = self._make_scheduler()
         except BaseException:
             self._executor.shutdown()
@@ -71,6 +68,40 @@ class EngineCore:
         )
         STARTUP.ready()
         logger.info("start: %s", STARTUP.line())
+
+    def _allocate(self) -> KVCacheConfig:
+        """Plan the pages and have them allocated: fewer where another process took memory since it was measured.
+
+        Raises:
+            ConfigError: not even few pages fit, or the size that the user named does not.
+        """
+        config, executor = self.config, self._executor
+        available, why = executor.available_kv_bytes(), ""
+        for _ in range(_MEMORY_TRIES):
+            plan = plan_kv_cache(
+                executor.kv_cache_specs(),
+                available,
+                config.cache,
+                config.scheduler,
+                max_model_len=config.model.max_model_len,
+            )
+            try:
+                executor.initialize(plan)
+                return plan
+            except MemoryError as error:
+                why = str(error)
+            if config.cache.kv_cache_memory_bytes is not None:
+                raise ConfigError(
+                    f"kv_cache_memory_bytes={config.cache.kv_cache_memory_bytes} does not fit beside the weights: {why}",
+                    setting="kv_cache_memory_bytes",
+                )
+            logger.warning("%d KV-cache pages do not fit any more, trying fewer: %s", plan.num_blocks, why)
+            available = min(available * 9 // 10, executor.available_kv_bytes())
+        raise ConfigError(
+            f"the KV cache does not fit, however often its size was lowered ({why}): another process takes the device's "
+            f"memory; name a size with kv_cache_memory_bytes",
+            setting="gpu_memory_utilization",
+        )
 
     def _make_scheduler(self) -> Scheduler:
         given = self.config.scheduler.scheduler_cls

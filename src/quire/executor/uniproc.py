@@ -14,6 +14,7 @@ from quire.errors import EngineError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class
 from quire.platforms import current_platform
+from quire.timeline import STARTUP
 from quire.worker.runner import PendingStep
 
 
@@ -24,7 +25,8 @@ class UniprocExecutor(Executor):
         super().__init__(config)
         platform = current_platform(config.device.device)
         path = config.parallel.worker_cls
-        worker_class = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
+        with STARTUP.phase("imports"):
+            worker_class = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
         self._results: deque[ModelRunnerOutput | PendingStep] = deque()
         self._worker = worker_class(config, platform)
         self._worker.load_model()

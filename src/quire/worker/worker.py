@@ -7,6 +7,8 @@ import importlib
 import time
 from typing import Any
 
+import torch
+
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
@@ -14,6 +16,7 @@ from quire.errors import ConfigError, EngineError
 from quire.kernels import ops
 from quire.logger import init_logger
 from quire.platforms.interface import Platform
+from quire.timeline import STARTUP
 from quire.worker.kv_budget import compute_kv_bytes
 from quire.worker.runner import PendingStep, Runner
 
@@ -36,8 +39,10 @@ class Worker:
     def __init__(self, config: EngineConfig, platform: Platform) -> None:
         self.config = config
         self.platform = platform
-        self.runtime = platform.runtime(config)
-        platform.select_kernels(deterministic=config.model.deterministic)
+        with STARTUP.phase("device"):
+            self.runtime = platform.runtime(config)
+        with STARTUP.phase("imports"):
+            platform.select_kernels(deterministic=config.model.deterministic)
         self._free_at_start, self._total = self.runtime.memory_info()
         self._runner: Runner | None = None
         self._kv_cache: KVCacheConfig | None = None
@@ -57,7 +62,8 @@ class Worker:
     def load_model(self) -> None:
         """Build the model and read its weights."""
         begin = time.perf_counter()
-        runner_class = import_class(self.platform.runner_class())
+        with STARTUP.phase("imports"):
+            runner_class = import_class(self.platform.runner_class())
         self._runner = runner_class(self.config, self.platform, self.runtime)
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
@@ -86,10 +92,20 @@ class Worker:
         return available
 
     def initialize(self, kv_cache: KVCacheConfig) -> None:
-        """Allocate the pages, record the step and run it once."""
+        """Allocate the pages, record the step and run it once.
+
+        Raises:
+            MemoryError: the device has no room for so many pages, because somebody else took it since it was measured.
+        """
         begin = time.perf_counter()
+        try:
+            with STARTUP.phase("pages and first steps"):
+                self.runner.allocate(kv_cache)
+        except torch.OutOfMemoryError as error:
+            if self.runner.has_pages:
+                self.runner.free_pages()
+            raise MemoryError(str(error).splitlines()[0]) from None
         self._kv_cache = kv_cache
-        self.runner.allocate(kv_cache)
         self._timings["initialize_s"] = time.perf_counter() - begin
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
