@@ -1,0 +1,407 @@
+"""Float8 products on one GPU: correctness against the references, then times of every way to compute them.
+
+`python3 tools/gpu/fp8.py [seconds]` with PYTHONPATH=src. Prints a table; writes $OUT/fp8.json. Products are timed as a decoder
+runs them: the matrices of several layers one after another in a CUDA graph, so that the cache holds none of them.
+"""
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.kernels.fp8 import FP8, FP8_MAX, Fp8Scratch, Fp8Weight
+from quire.kernels.reference import fp8 as reference
+from quire.kernels.triton import fp8, fp8_rows, fp8_vector
+from quire.kernels.triton.fp8_rows import Tile, multiply_rows
+from quire.kernels.triton.fp8_vector import multiply_vectors
+from quire.kernels.triton.quantize import quantize_rows
+
+HIDDEN, INTERMEDIATE = 4096, 14336
+SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+LAYERS = 6
+CUDA = torch.device("cuda")
+EPS = 1e-5
+DEADLINE = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else 95)
+RESULTS: dict[str, Any] = {}
+
+
+def make_weight(name: str, device: torch.device) -> Fp8Weight:
+    n, k = SHAPES[name]
+    values = torch.randn(n, k, device=device) * k**-0.5
+    scale = values.abs().amax(1) / FP8_MAX
+    return Fp8Weight(n, k, torch.bfloat16, (values / scale[:, None]).to(FP8), scale=scale)
+
+
+def time_graph(run: Callable[[], None], count: int) -> float:
+    """Microseconds of one of `count` parts of `run`, captured in a graph; the median of several replays."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    times = []
+    for _ in range(7):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / count)
+    return statistics.median(times)
+
+
+class Bench:
+    """Weights of several layers, and buffers for the largest step."""
+
+    def __init__(self, max_rows: int, device: torch.device = CUDA) -> None:
+        torch.manual_seed(0)
+        layers = LAYERS if device.type == "cuda" else 1
+        self.layers = [{name: make_weight(name, device) for name in SHAPES} for _ in range(layers)]
+        self.scratch = Fp8Scratch(max_rows, INTERMEDIATE, device)
+        self.x = torch.randn(max_rows, INTERMEDIATE, device=device).bfloat16()
+        self.norm = torch.rand(HIDDEN, device=device) + 0.5
+        self.wide = torch.empty(max_rows * 2 * INTERMEDIATE, device=device, dtype=torch.bfloat16)
+        self.narrow = torch.empty(max_rows * INTERMEDIATE, device=device, dtype=torch.bfloat16)
+        self.residual = torch.zeros(max_rows, HIDDEN, device=device, dtype=torch.bfloat16)
+        self.delta = torch.empty_like(self.residual)
+
+    def input(self, rows: int, name: str) -> torch.Tensor:
+        k = SHAPES[name][1]
+        return self.x.view(-1)[: rows * k].view(rows, k)
+
+    def output(self, rows: int, name: str, gated: bool = False) -> torch.Tensor:
+        n = INTERMEDIATE if gated and name == "gate_up" else SHAPES[name][0]
+        return self.wide[: rows * n].view(rows, n)
+
+    def each(self, name: str, run: Callable[[Fp8Weight], None]) -> float:
+        """Microseconds of a product with each layer's matrix of a name."""
+
+        def all_layers() -> None:
+            for layer in self.layers:
+                run(layer[name])
+
+        repeat = 1 if name in ("gate_up", "down") else 3
+        return time_graph(lambda: [all_layers() for _ in range(repeat)] and None, LAYERS * repeat)
+
+    def step(self, rows: int) -> float:
+        """Microseconds of a layer's four products as the operations run them."""
+
+        def run() -> None:
+            residual, wide = self.residual[:rows], self.wide[: rows * 2 * INTERMEDIATE].view(rows, -1)
+            narrow, delta = self.narrow[: rows * INTERMEDIATE].view(rows, -1), self.delta[:rows]
+            attended = self.input(rows, "out")
+            for layer in self.layers:
+                fp8.fp8_norm_linear(residual, self.norm, EPS, layer["qkv"], self.output(rows, "qkv"), self.scratch)
+                fp8.fp8_linear_add(attended, layer["out"], residual, delta, self.scratch)
+                fp8.fp8_gated_mlp(
+                    residual, self.norm, EPS, layer["gate_up"], "silu", layer["down"], wide, narrow, delta, self.scratch
+                )
+
+        self.residual.normal_()
+        return time_graph(run, LAYERS)
+
+
+def attempt(name: str, run: Callable[[], Any]) -> Any:
+    """What `run` gives, kept under a name; a failure is reported, and None."""
+    if time.monotonic() > DEADLINE:
+        return None
+    try:
+        RESULTS[name] = run()
+    except Exception as error:  # one variant must not end the others
+        RESULTS[name] = f"{type(error).__name__}: {str(error)[:300]}"
+        print("FAILED", name, RESULTS[name], flush=True)
+        return None
+    return RESULTS[name]
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.float() - expected.float()).norm() / expected.float().norm())
+
+
+def check(bench: Bench) -> None:
+    """Every operation against its reference, on true shapes."""
+    from quire.kernels import ops
+    from quire.kernels.triton import register
+
+    register()
+    ops.select("cuda")
+    layer = bench.layers[0]
+    worst: dict[str, float] = {}
+    for rows in (1, 2, 7, 16, 33, 64, 65, 200):
+        residual = torch.randn(rows, HIDDEN, device=CUDA).bfloat16()
+        wide = torch.full((rows, 2 * INTERMEDIATE), float("nan"), device=CUDA, dtype=torch.bfloat16)
+        narrow, delta = wide[:, :INTERMEDIATE].contiguous(), wide[:, :HIDDEN].contiguous()
+
+        def run(
+            module: Any, rows: int = rows, residual: torch.Tensor = residual, wide=wide, narrow=narrow, delta=delta
+        ):
+            qkv = torch.full((rows, 6144), float("nan"), device=CUDA, dtype=torch.bfloat16)
+            gated = torch.full((rows, INTERMEDIATE), float("nan"), device=CUDA, dtype=torch.bfloat16)
+            plain = torch.full((rows, HIDDEN), float("nan"), device=CUDA, dtype=torch.bfloat16)
+            added, mlp = residual.clone(), residual.clone()
+            x = bench.input(rows, "out")
+            module.fp8_norm_linear(residual, bench.norm, EPS, layer["qkv"], qkv, bench.scratch)
+            module.fp8_norm_linear_gated(
+                residual, bench.norm, EPS, layer["gate_up"], "silu", gated, wide.clone(), bench.scratch
+            )
+            module.fp8_linear(x, layer["out"], plain, bench.scratch)
+            module.fp8_linear_add(bench.input(rows, "down"), layer["down"], added, delta.clone(), bench.scratch)
+            module.fp8_gated_mlp(
+                mlp, bench.norm, EPS, layer["gate_up"], "silu", layer["down"],
+                wide.clone(), narrow.clone(), delta.clone(), bench.scratch,
+            )  # fmt: skip
+            return {"qkv": qkv, "gated": gated, "linear": plain, "add": added, "mlp": mlp}
+
+        expected, got = run(reference), run(fp8)
+        for name in expected:
+            worst[f"{name} {rows}"] = relative_error(got[name], expected[name])
+        assert not bench.scratch.counters.any()
+    x = bench.x[:64].contiguous()
+    q, scale = bench.scratch.rows(64, INTERMEDIATE)
+    fp8.fp8_quantize(x, q, scale)
+    want, want_scale = reference.quantize(x)
+    worst["quantize differing"] = float((q.float() != want.float()).float().mean())
+    worst["scales differing"] = float((scale != want_scale).float().mean())
+    RESULTS["check"] = worst
+    print("check: " + "; ".join(f"{name} {error:.4f}" for name, error in worst.items()), flush=True)
+
+
+VECTOR_SHAPES = (
+    (4, 1024, 4),
+    (8, 1024, 4),
+    (8, 512, 4),
+    (2, 2048, 4),
+    (4, 2048, 4),
+    (2, 4096, 4),
+    (16, 512, 4),
+    (4, 512, 2),
+)
+SPLITS = {"qkv": (2, 4, 8), "out": (4, 8), "gate_up": (1, 2), "down": (4, 8, 14)}
+TILES = ((64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4), (128, 128, 8, 4))
+
+
+def vector_plans() -> Iterator[tuple[str, int, tuple[int, int, int]]]:
+    for rows in (1, 2, 4):
+        for name in SHAPES:
+            for shape in VECTOR_SHAPES if rows == 1 else VECTOR_SHAPES[:4]:
+                yield name, rows, shape
+
+
+def row_plans() -> Iterator[tuple[str, int, bool, Tile]]:
+    for rows in (1, 16, 32, 64):
+        for name in SHAPES:
+            for quantized in (True, False):
+                for block_n, block_k, warps, stages in TILES:
+                    if not quantized and (rows == 64 or stages == 6 or block_k == 256):
+                        continue
+                    for split in SPLITS[name]:
+                        block_t = min(max(1 << (rows - 1).bit_length(), 16), 64)
+                        yield name, rows, quantized, Tile(block_n, block_k, block_t, split, warps, stages)
+
+
+def run_vector(bench: Any, weight: Fp8Weight, name: str, rows: int, shape: tuple[int, int, int]) -> None:
+    add = name in ("out", "down")
+    multiply_vectors(
+        bench.input(rows, name), weight, bench.output(rows, name, gated=True), norm_D=None if add else bench.norm, eps=EPS,
+        kind="silu" if name == "gate_up" else "", add=add, shape=shape,
+    )  # fmt: skip
+
+
+def run_rows(bench: Any, weight: Fp8Weight, name: str, rows: int, quantized: bool, tile: Tile) -> None:
+    add = name in ("out", "down")
+    x = bench.input(rows, name)
+    q, scale = bench.scratch.rows(rows, x.shape[1])
+    multiply_rows(
+        q if quantized else x, weight, bench.output(rows, name, gated=True), bench.scratch, tile,
+        x_scale_T=scale if quantized else None, norm_D=None if quantized or add else bench.norm, eps=EPS,
+        kind="silu" if name == "gate_up" else "", add=add,
+    )  # fmt: skip
+
+
+class _Compile:
+    """Stands for a kernel: compiles what a launch would need, and launches nothing."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.kernel.warmup(*args, grid=grid, **kwargs)
+
+
+def compile_plan(plan: tuple[Any, ...]) -> str | None:
+    """In a process of its own: put a variant into the cache on the disk."""
+    global _offline
+    try:
+        if _offline is None:
+            fp8_vector.vector_kernel, fp8_rows._rows_kernel = (
+                _Compile(fp8_vector.vector_kernel),
+                _Compile(fp8_rows._rows_kernel),
+            )
+            _offline = Bench(64, torch.device("meta"))
+        weight = _offline.layers[0][plan[0]]
+        (run_vector if len(plan) == 3 else run_rows)(_offline, weight, *plan)
+    except Exception as error:
+        return f"{plan}: {type(error).__name__}: {str(error)[:200]}"
+    return None
+
+
+_offline: Any = None
+
+
+def sweep_few(bench: Bench) -> None:
+    """The kernel for vectors, and our matrix kernel with tokens in float8 and as they are."""
+    found: dict[str, list[tuple[float, Any]]] = {}
+    for name, rows, shape in vector_plans():
+        label = f"vector T={rows} {name}"
+        us = attempt(
+            f"{label} {shape}", lambda p=(name, rows, shape): bench.each(p[0], lambda w: run_vector(bench, w, *p))
+        )
+        if us:
+            found.setdefault(label, []).append((us, shape))
+    for plan in row_plans():
+        name, rows, quantized, tile = plan
+        label = f"rows T={rows} {name} {'q' if quantized else 'bf16'}"
+        us = attempt(f"{label} {tuple(tile)}", lambda p=plan: bench.each(p[0], lambda w: run_rows(bench, w, *p)))
+        if us:
+            found.setdefault(label, []).append((us, tuple(tile)))
+    for label, times in found.items():
+        report(label, times, label.split()[2])
+
+
+def report(label: str, found: list[tuple[float, Any]], name: str) -> None:
+    found.sort()
+    n, k = SHAPES[name]
+    if found:
+        RESULTS[f"best {label}"] = found[0]
+        top = "; ".join(f"{us:.1f} {what}" for us, what in found[:3])
+        print(f"{label:26s} {n * k / found[0][0] / 1e6:.2f} TB/s | {top}", flush=True)
+
+
+def sweep_many(bench: Bench) -> None:
+    """cuBLAS: bf16; float8 with one scale a tensor or one a row; with and without fast sums."""
+    for rows in (16, 64, 128, 256, 512, 2048, 8192):
+        line = [f"T={rows}"]
+        for name, (n, k) in SHAPES.items():
+            x, out = bench.input(rows, name), bench.output(rows, name)
+            q, scale = bench.scratch.rows(rows, k)
+            quantize_rows(x, q, scale)
+            one = torch.ones((), device=CUDA)
+            plain = [torch.empty(n, k, device=CUDA, dtype=torch.bfloat16).normal_() for _ in range(2)]
+
+            def tensorwise(w: Fp8Weight, fast=True, q=q, out=out, one=one) -> None:
+                torch._scaled_mm(
+                    q, w.data.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast, out=out
+                )
+
+            def rowwise(w: Fp8Weight, fast=True, q=q, scale=scale, out=out) -> None:
+                torch._scaled_mm(
+                    q, w.data.t(), scale_a=scale[:, None], scale_b=w.scale[None, :], out_dtype=torch.bfloat16,
+                    use_fast_accum=fast, out=out,
+                )  # fmt: skip
+
+            us = {
+                "bf16": attempt(
+                    f"bf16 {name} {rows}",
+                    lambda p=plain, x=x, out=out: time_graph(
+                        lambda: [torch.mm(x, w.t(), out=out) for w in p] and None, 2
+                    ),
+                ),
+                "tensor": attempt(f"tensor {name} {rows}", lambda f=tensorwise, name=name: bench.each(name, f)),
+                "row": attempt(f"row {name} {rows}", lambda f=rowwise, name=name: bench.each(name, f)),
+            }
+            if rows in (256, 8192):
+                us["row slow"] = attempt(
+                    f"row slow {name} {rows}", lambda f=rowwise, name=name: bench.each(name, lambda w: f(w, False))
+                )
+            if rows in (64, 128, 256):
+                options = (
+                    Tile(128, 128, 64, 1, 4, 4),
+                    Tile(128, 128, 128, 1, 8, 4),
+                    Tile(128, 128, 64, 2, 4, 4),
+                    Tile(128, 128, 128, 2, 8, 4),
+                    Tile(128, 128, 256, 1, 8, 3),
+                )
+                found = []
+                for tile in options:
+
+                    def run(w: Fp8Weight, tile=tile, q=q, scale=scale, out=out) -> None:
+                        multiply_rows(q, w, out, bench.scratch, tile, x_scale_T=scale)
+
+                    t = attempt(
+                        f"rows {name} {rows} q plain {tuple(tile)}", lambda run=run, name=name: bench.each(name, run)
+                    )
+                    if t:
+                        found.append((t, tuple(tile)))
+                if found:
+                    us[f"ours{min(found)[1]}"] = min(found)[0]
+            line.append(name + " " + " ".join(f"{key} {value:.0f}" for key, value in us.items() if value))
+        print(" | ".join(line), flush=True)
+    for rows in (1, 32, 256, 8192):
+        x, q = bench.input(rows, "qkv"), bench.scratch.rows(rows, HIDDEN)
+        wide = bench.wide[: rows * 2 * INTERMEDIATE].view(rows, -1)
+        wide_q = bench.scratch.rows(rows, INTERMEDIATE)
+        norm = attempt(
+            f"quantize norm {rows}",
+            lambda x=x, q=q: time_graph(
+                lambda: [quantize_rows(x, *q, norm_D=bench.norm, eps=EPS) for _ in range(20)] and None, 20
+            ),
+        )
+        gated = attempt(
+            f"quantize gated {rows}",
+            lambda w=wide, q=wide_q: time_graph(
+                lambda: [quantize_rows(w, *q, kind="silu") for _ in range(20)] and None, 20
+            ),
+        )
+        print(f"quantize T={rows}: norm {norm or 0:.2f} us, gated {gated or 0:.2f} us", flush=True)
+
+
+def main() -> None:
+    # Hundreds of variants: other processes compile them while this one checks and times cuBLAS.
+    workers = max(1, min(24, (os.cpu_count() or 2) - 2))
+    pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    plans = [*vector_plans(), *row_plans()]
+    compiled = [pool.submit(compile_plan, plan) for plan in plans]
+    try:
+        bench = Bench(8192)
+        attempt("check ran", lambda: check(bench))
+        sweep_many(bench)
+        left = max(1.0, DEADLINE - time.monotonic() - 20)
+        done, waiting = concurrent.futures.wait(compiled, timeout=left)
+        errors = [future.result() for future in done if not future.exception() and future.result()]
+        RESULTS["compile errors"] = errors
+        print(
+            f"{len(done)} of {len(plans)} variants compiled by {workers} processes, {len(errors)} failed: {errors[:2]}"
+        )
+        for future in waiting:
+            future.cancel()
+        layers(bench)
+        sweep_few(bench)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def layers(bench: Bench) -> None:
+    """A layer's four products, as the operations run them."""
+    line = []
+    for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        us = attempt(f"layer {rows}", lambda rows=rows: bench.step(rows))
+        if us:
+            line.append(f"T={rows} {us:.1f}")
+    print("a layer's four products as they stand, us: " + ", ".join(line), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        folder = Path(os.environ.get("OUT", "."))
+        (folder / "fp8.json").write_text(json.dumps(RESULTS, indent=1, default=str))
