@@ -154,7 +154,12 @@ class EngineCore:
             self._start_steps()
         if not self._in_flight:
             return self._with_news(EngineCoreOutputs())
+        self._scheduler.publish_computed()  # The device works: the host has time.
         return self._with_news(self._take_in())
+
+    def idle(self) -> bool:
+        """Use a moment without work to prepare for later; true where another one could be used. See `Executor.idle`."""
+        return not self._asleep and not self.has_work() and self._executor.idle()
 
     def _start_steps(self) -> None:
         scheduler, in_flight = self._scheduler, self._in_flight

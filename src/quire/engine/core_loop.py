@@ -1,6 +1,7 @@
 """The loop that an engine core runs in a thread or a process of its own: messages in, steps, messages out.
 
-When there is nothing to do it waits in the inbox, which blocks on a lock or a file descriptor and uses no CPU. Knows no sockets.
+When there is nothing to do the executor may prepare for later work, in short calls between which the inbox is looked into.
+When that is done too, the loop waits in the inbox, which blocks on a lock or a file descriptor and uses no CPU. Knows no sockets.
 """
 
 import collections
@@ -104,12 +105,16 @@ class CoreLoop:
     def run(self) -> None:
         """Returns after a `Shutdown`; raises what a step raised."""
         core, inbox = self._core, self._inbox
+        could_prepare = True
         while True:
-            for message in inbox.receive(block=not core.has_work()):
+            for message in inbox.receive(block=not could_prepare and not core.has_work()):
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
-            if core.has_work():
+            if not core.has_work():
+                could_prepare = core.idle()
+            else:
+                could_prepare = True
                 outputs = core.step()
                 if _has_content(outputs):
                     self._send(Outputs(outputs))

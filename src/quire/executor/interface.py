@@ -42,6 +42,11 @@ class Executor(abc.ABC):
     def collect(self) -> ModelRunnerOutput:
         """The result of the oldest step that was started and not yet collected. Blocks."""
 
+    def idle(self) -> bool:
+        """There is nothing to do: prepare for later work, a little at a time (capture a graph). Called with no step in flight,
+        and a request that arrives meanwhile waits for its end. True where another call could do more."""
+        return False
+
     def sleep(self, level: int = 1) -> None:
         """Give memory back: level 1 drops the pages, level 2 the weights too."""
         raise NotImplementedError(f"{type(self).__name__} cannot sleep")

@@ -1,0 +1,82 @@
+"""The core's loop: what it does with messages, and with the time between them."""
+
+from collections import deque
+
+from tests.engine.builders import make_config, process
+
+from quire.engine.core import EngineCore
+from quire.engine.core_loop import CoreLoop
+from quire.engine.messages import AddRequests, FrontendMessage, Outputs, Shutdown, Utility, UtilityCall
+from quire.sampling_params import SamplingParams
+from quire.simulator.hash_model import HashExecutor
+
+
+class PreparingExecutor(HashExecutor):
+    """Has `num_left` things to prepare, and notes what is called in which order."""
+
+    def __init__(self, config, num_left: int, calls: list[str]) -> None:
+        super().__init__(config)
+        self.num_left = num_left
+        self.calls = calls
+
+    def execute(self, step) -> None:
+        self.calls.append("execute")
+        super().execute(step)
+
+    def idle(self) -> bool:
+        assert not self._in_flight, "prepared with a step in flight"
+        self.calls.append("idle")
+        self.num_left = max(0, self.num_left - 1)
+        return self.num_left > 0
+
+
+class ScriptedInbox:
+    """Gives one batch of messages a call; None stands for a call that finds nothing. Ends with a `Shutdown`."""
+
+    def __init__(self, script: list[list[FrontendMessage] | None], calls: list[str]) -> None:
+        self._script = deque(script)
+        self._calls = calls
+
+    def receive(self, block: bool) -> list[FrontendMessage]:
+        self._calls.append("wait" if block else "look")
+        if not self._script:
+            return [Shutdown()] if block else []
+        if block:  # a real inbox would sleep until the next message
+            while self._script[0] is None:
+                self._script.popleft()
+        return self._script.popleft() or []
+
+
+def run(script, num_left: int) -> tuple[list[str], list[Outputs]]:
+    config = make_config()
+    calls: list[str] = []
+    sent: list = []
+    core = EngineCore(config, PreparingExecutor(config, num_left, calls))
+    CoreLoop(core, ScriptedInbox(script, calls), sent.append).run()
+    return calls, [message for message in sent if isinstance(message, Outputs)]
+
+
+def request(number: int = 0) -> AddRequests:
+    return AddRequests(process(make_config(), [1, 2, 3], SamplingParams(max_tokens=1), f"r{number}").engine_requests)
+
+
+def test_an_idle_core_prepares_until_nothing_is_left_and_then_waits():
+    calls, _ = run([], num_left=3)
+    assert calls == ["look", "idle", "look", "idle", "look", "idle", "wait"]
+
+
+def test_a_request_waits_for_one_preparation_at_most():
+    calls, sent = run([None, None, [request()]], num_left=100)
+    assert calls[:7] == ["look", "idle", "look", "idle", "look", "execute", "look"]
+    assert len(sent) == 1
+
+
+def test_after_work_the_core_asks_again_whether_there_is_something_to_prepare():
+    calls, sent = run([None, [request(0)], [request(1)]], num_left=1)
+    assert calls == ["look", "idle", "wait", "execute", "look", "execute", "look", "idle", "wait"]
+    assert len(sent) == 2
+
+
+def test_a_sleeping_core_prepares_nothing():
+    calls, _ = run([[UtilityCall(1, Utility.SLEEP, [1])]], num_left=5)
+    assert calls == ["look", "wait"]
