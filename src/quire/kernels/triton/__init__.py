@@ -5,7 +5,7 @@ They run without a GPU too, one program after another in Triton's interpreter (T
 
 import importlib
 
-MODULES: tuple[str, ...] = ("step", "norms", "activations", "gather", "sampling")
+MODULES: tuple[str, ...] = ("step", "norms", "activations", "gather", "sampling", "linear", "linear_embedding", "moe")
 """The modules of this package that register kernels."""
 
 
