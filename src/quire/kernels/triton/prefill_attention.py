@@ -121,7 +121,7 @@ def _attend_tiles(
     return acc_MD, sum_M, max_M
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "min_query_len"])
 def _prefill_kernel(
     qkv,
     out,
