@@ -35,6 +35,8 @@ logger = init_logger(__name__)
 
 DTYPES = ("bfloat16", "float16", "float32")
 MIN_CAPABILITY = (8, 0)
+COPY_BYTES = 2 << 30
+"""Far beyond any cache."""
 LARGE_MEMORY = 70 << 30
 """Bytes of device memory from which steps may be large by default."""
 
@@ -158,6 +160,23 @@ class CudaRuntime(DeviceRuntime):
 
     def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
         return self.capture(function)
+
+    def bandwidth(self) -> float | None:
+        import torch
+
+        source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=self._device)
+        target = torch.empty_like(source)
+        best = float("inf")
+        for _ in range(6):
+            begin, end = CudaEvent(), CudaEvent()
+            begin.record()
+            target.copy_(source)
+            end.record()
+            end.wait()
+            best = min(best, end.milliseconds_since(begin))
+        del source, target
+        torch.cuda.empty_cache()
+        return 2 * COPY_BYTES / (best / 1e3)
 
     def event(self) -> DeviceEvent:
         return CudaEvent()

@@ -123,6 +123,11 @@ class DeviceRuntime(abc.ABC):
         """Call `function` once, recording its kernels over buffers with `num_tokens` and `num_logits` rows (whether they
         also compute is the device's choice); None where nothing can be recorded (the step then runs eagerly)."""
 
+    def bandwidth(self) -> float | None:
+        """Bytes a second that the device's own memory moves, measured now with a large copy (read plus written); None where
+        the host measures its own."""
+        return None
+
     # What a device that works beside the host has more (`Capabilities.async_output`).
 
     def event(self) -> DeviceEvent:

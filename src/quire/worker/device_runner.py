@@ -5,6 +5,7 @@ device, where the next step reads it; results are copied to pinned memory behind
 """
 
 import dataclasses
+import time
 from collections import deque
 from typing import Any
 
@@ -52,9 +53,15 @@ class PendingStep:
     """A step that was submitted."""
 
     def __init__(
-        self, step_id: int, batch: PreparedBatch, slot: _Slot, sampler: DeviceSampler, sampled: DeviceSampled | None
+        self,
+        runner: "DeviceRunner",
+        step_id: int,
+        batch: PreparedBatch,
+        slot: _Slot,
+        sampler: DeviceSampler,
+        sampled: DeviceSampled | None,
     ) -> None:
-        self._step_id, self._batch, self._slot = step_id, batch, slot
+        self._runner, self._step_id, self._batch, self._slot = runner, step_id, batch, slot
         self._sampler, self._sampled = sampler, sampled
         self._host: dict[str, torch.Tensor] = {}
         if sampled is not None:
@@ -72,7 +79,9 @@ class PendingStep:
 
     def _fetch(self) -> ModelRunnerOutput:
         slot, rows_S = self._slot, self._batch.rows_S
+        began = time.perf_counter()
         slot.end.wait()
+        self._runner.waited_seconds += time.perf_counter() - began
         tokens_S = slot.tokens_array[: len(rows_S)].copy()
         output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S)
         output.step_ms = slot.end.milliseconds_since(slot.begin)
@@ -206,7 +215,7 @@ class DeviceRunner(Runner):
             ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
         if count:
             slot.tokens_S[:count].copy_(self._out_S[:count], non_blocking=True)
-        pending = PendingStep(plan.step_id, batch, slot, self._sampler, sampled)
+        pending = PendingStep(self, plan.step_id, batch, slot, self._sampler, sampled)
         if starts_B is not None:
             step = self._inputs.step(shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
             pending.prompt_logprobs = self._prompt_logprobs.compute(

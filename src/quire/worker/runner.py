@@ -18,7 +18,13 @@ class PendingStep(Protocol):
 
 
 class Runner(abc.ABC):
-    """Turns scheduler steps into tokens on one device. Making one builds the model and reads its weights."""
+    """Turns scheduler steps into tokens on one device. Making one builds the model and reads its weights.
+
+    Attributes:
+        waited_seconds: how long the host has waited for results so far; 0 where steps run when they are executed.
+    """
+
+    waited_seconds: float = 0.0
 
     @abc.abstractmethod
     def __init__(self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime) -> None: ...

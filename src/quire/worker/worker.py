@@ -112,6 +112,14 @@ class Worker:
         """Run one step, or submit it to a device that works beside the host."""
         return self.runner.execute(step)
 
+    def bandwidth(self) -> float:
+        """Bytes a second of the device's own memory, measured now; 0 where the host measures its own."""
+        return self.runtime.bandwidth() or 0.0
+
+    def waited_seconds(self) -> float:
+        """How long the host has waited for results of the device so far."""
+        return self.runner.waited_seconds
+
     def idle(self) -> bool:
         """No step is in flight: prepare something for later; whether there is more to prepare."""
         return self._runner is not None and self._runner.idle()
