@@ -78,6 +78,11 @@ class BlockPool:
         """How many tables hold the page."""
         return self._references[block]
 
+    def count_free(self, blocks: list[int]) -> int:
+        """How many of these pages nobody holds; null pages do not count."""
+        references = self._references
+        return sum([references[block] == 0 for block in blocks]) - blocks.count(NULL_BLOCK)
+
     def allocate(self, count: int) -> list[int]:
         """Take `count` pages, each with one reference. The caller has looked at `num_free`.
 
@@ -104,14 +109,16 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """One more reference to each page; a free cached one comes back to life. Null pages are passed over."""
+        references = self._references
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
-            if self._references[block] == 0:
+            count = references[block]
+            if count == 0:
                 if block not in self._key_of:
                     raise EngineError(f"page {block} is free and holds nothing that could be shared")
                 self._unlink(block)
-            self._references[block] += 1
+            references[block] = count + 1
 
     def free(self, blocks: Iterable[int]) -> None:
         """Give up one reference to each page. Null pages are passed over.
@@ -139,6 +146,17 @@ class BlockPool:
     def find_cached(self, key: BlockKey) -> int | None:
         """The page that holds this content, if any; `share` it before anything else is allocated."""
         return self._block_of.get(key)
+
+    def find_run(self, names: list[bytes], group: int) -> list[int]:
+        """The pages that hold these contents in a group, up to the first that cannot be found."""
+        find = self._block_of.get
+        blocks: list[int] = []
+        for name in names:
+            block = find((name, group))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
 
     def publish(self, block: int, key: BlockKey) -> bool:
         """Let later requests find the page's content. False where the content is already found elsewhere.

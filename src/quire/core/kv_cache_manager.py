@@ -41,6 +41,7 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks, events)
         self.host_pool = HostPool(config.num_host_blocks)
         self._hasher = hasher
+        self._plain_root = b"" if hasher is None else hasher.root("", "")
         self._events = events
         self._rules: list[GroupRules] = [group_rules(group) for group in config.groups]
         self._local_groups = [index for index, rules in enumerate(self._rules) if rules.window]
@@ -60,7 +61,13 @@ class KVCacheManager:
         """The longest cached prefix that leaves at least one token to compute. Takes no reference: `attach` does."""
         if self._hasher is None or not request.reads_cache:
             return NO_HIT
-        length = self._common_hit(request, (len(request.token_ids) - 1) // self.block_size)
+        limit = (len(request.token_ids) - 1) // self.block_size
+        if limit == 0 or self.pool.num_cached == 0:
+            return NO_HIT
+        if not self._local_groups:
+            return self._find_full(request, limit)
+        self._name_pages(request, limit)
+        length = self._common_hit(request.hashes, limit)
         if length == 0:
             return NO_HIT
         num_tokens = length * self.block_size
@@ -98,8 +105,7 @@ class KVCacheManager:
 
     def count_free(self, hit: PrefixHit) -> int:
         """How many of a hit's pages are free now, so that attaching it takes them from the free list."""
-        references = self.pool.reference_count
-        return sum(1 for table in hit.block_ids for block in table if block != NULL_BLOCK and not references(block))
+        return sum(map(self.pool.count_free, hit.block_ids))
 
     def attach(self, request: Request, hit: PrefixHit) -> None:
         """Give a request without pages the pages of a hit."""
@@ -194,25 +200,29 @@ class KVCacheManager:
             token_ids = request.token_ids[start : start + self.block_size]
             events.block_stored((request.hashes[index], group), parent, token_ids)
 
-    def _common_hit(self, request: Request, limit: int) -> int:
+    def _find_full(self, request: Request, limit: int) -> PrefixHit:
+        """The hit where all groups keep everything. Pages are named a few more at a time, up to a miss: the names of those
+        beyond it can wait for `publish`."""
+        tables: list[list[int]] = [[] for _ in self._rules]
+        num_named = length = 0
+        while length == num_named < limit:
+            num_named = min(limit, max(1, 8 * num_named))
+            self._name_pages(request, num_named)
+            for group, table in enumerate(tables):
+                table += self.pool.find_run(request.hashes[len(table) : num_named], group)
+            length = min(map(len, tables))
+        return PrefixHit(length * self.block_size, [table[:length] for table in tables]) if length else NO_HIT
+
+    def _common_hit(self, hashes: list[bytes], limit: int) -> int:
         """Leading pages that every group can do without: shorten until all agree."""
-        if self.pool.num_cached == 0:
-            return 0
-        hashes, length = request.hashes, limit
-        if self._local_groups:
-            self._name_pages(request, limit)
+        length = limit
         while True:
             before = length
             for group, rules in enumerate(self._rules):
-
-                def is_cached(index: int, group: int = group) -> bool:
-                    # Full groups ask in order and stop at a miss: the names of pages beyond it wait for `publish`.
-                    if index >= len(hashes):
-                        self._name_pages(request, min(limit, 1 + 8 * index))
-                    return self.pool.find_cached((hashes[index], group)) is not None
-
-                length = rules.longest_hit(is_cached, length)
-            if length == before or length == 0 or not self._local_groups:
+                length = rules.longest_hit(
+                    lambda index, group=group: self.pool.find_cached((hashes[index], group)) is not None, length
+                )
+            if length in (before, 0):
                 return length
 
     def _name_pages(self, request: Request, count: int) -> None:
@@ -234,6 +244,9 @@ class KVCacheManager:
         assert self._hasher is not None
         if request.root_hash is None:
             salt = request.source.cache_salt
-            lora = request.source.extras.get("lora", "")
-            request.root_hash = self._hasher.root("" if salt is None else "salt:" + salt, str(lora))
+            lora = str(request.source.extras.get("lora", ""))
+            if salt is None and not lora:
+                request.root_hash = self._plain_root
+            else:
+                request.root_hash = self._hasher.root("" if salt is None else "salt:" + salt, lora)
         return request.root_hash

@@ -12,6 +12,7 @@ from typing import Any, cast
 from quire.config import EngineConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch
+from quire.engine.collector import CollectorPause
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
 from quire.engine.usage_context import UsageContext
@@ -90,10 +91,10 @@ class LLM:
             EngineDeadError: the engine failed.
         """
         check_lora(lora_request)
-        prompt_list = as_prompts(prompts)
-        processor = self.llm_engine.input_processor
-        tokenized = processor.tokenize_batch(prompt_list, add_special_tokens(tokenization_kwargs))
-        return self._generate(tokenized, sampling_params, priority, use_tqdm)
+        with CollectorPause() as pause:
+            processor = self.llm_engine.input_processor
+            tokenized = processor.tokenize_batch(as_prompts(prompts), add_special_tokens(tokenization_kwargs))
+            return self._generate(tokenized, sampling_params, priority, use_tqdm, pause)
 
     def chat(
         self,
@@ -135,8 +136,9 @@ class LLM:
             )
             for conversation in conversations
         ]
-        tokenized = self.llm_engine.input_processor.tokenize_batch(texts, add_special_tokens=False)
-        return self._generate(tokenized, sampling_params, priority, use_tqdm)
+        with CollectorPause() as pause:
+            tokenized = self.llm_engine.input_processor.tokenize_batch(texts, add_special_tokens=False)
+            return self._generate(tokenized, sampling_params, priority, use_tqdm, pause)
 
     def _generate(
         self,
@@ -144,6 +146,7 @@ class LLM:
         sampling_params: ParamsPerPrompt,
         priority: list[int] | None,
         use_tqdm: Tqdm,
+        pause: CollectorPause,
     ) -> list[RequestOutput]:
         """Process all, then queue all, then run."""
         params = self._params_per_prompt(sampling_params, len(prompts))
@@ -155,7 +158,7 @@ class LLM:
             process(str(next(self._ids)), prompt, one, priority=rank)
             for prompt, one, rank in zip(prompts, params, priorities, strict=True)
         ]
-        return self._run(requests, use_tqdm)
+        return self._run(requests, use_tqdm, pause)
 
     def _params_per_prompt(self, given: ParamsPerPrompt, count: int) -> list[SamplingParams]:
         """One for each prompt, asking for the final output only."""
@@ -171,8 +174,10 @@ class LLM:
         final = {id(params): _final_only(params) for params in given}
         return [final[id(params)] for params in given]
 
-    def _run(self, requests: list[ProcessedRequest], use_tqdm: Tqdm = False) -> list[RequestOutput]:
-        """Run requests to their end; Ctrl-C and errors take all of them back."""
+    def _run(
+        self, requests: list[ProcessedRequest], use_tqdm: Tqdm = False, pause: CollectorPause | None = None
+    ) -> list[RequestOutput]:
+        """Run requests to their end; Ctrl-C and errors take all of them back. `pause` is settled when all are queued."""
         engine = self.llm_engine
         finished: dict[str, RequestOutput] = {}
         ids = [request.request_id for request in requests]
@@ -180,6 +185,8 @@ class LLM:
         progress = _Progress(len(ids), use_tqdm)
         with DeferredInterrupt() as interrupt:
             engine.add_processed(requests)
+            if pause is not None:
+                pause.settle(len(requests))
             try:
                 while len(finished) < len(ids):
                     for output in engine.step():
