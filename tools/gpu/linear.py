@@ -7,6 +7,7 @@ processes of their own beforehand, since compiling takes longer than measuring.
 """
 
 import concurrent.futures
+import functools
 import itertools
 import json
 import multiprocessing
@@ -17,7 +18,7 @@ import time
 import torch
 
 from quire.kernels import ops, registry
-from quire.kernels.triton import linear, linear_configs, register
+from quire.kernels.triton import activations, linear, linear_configs, linear_dot, linear_gemv, norms  # noqa: F401
 from quire.kernels.triton.linear_configs import DotConfig, GemvConfig
 
 START = time.monotonic()
@@ -55,6 +56,8 @@ def gemv_configs(n: int, k: int, gated: bool, rows: int) -> list[GemvConfig]:
         if rows > 1 and (block_k, num_warps) in ((256, 1), (512, 2), (4096, 8)):
             continue
         found.append(GemvConfig(block_n, block_k, num_warps))
+        if block_k < k and elements in (32, 64) and rows == 1:
+            found.append(GemvConfig(block_n, block_k, num_warps, True))
     return found
 
 
@@ -101,6 +104,8 @@ def dot_configs(n: int, k: int, gated: bool, normed: bool, adds: bool, rows: int
         if block_t >= 64 and normed and block_k > 128:
             continue
         found.append(DotConfig(swap, block_t, block_n, block_k, split, stages, num_warps, prefetch))
+        if normed and rows >= 16 and prefetch:
+            found.append(DotConfig(swap, block_t, block_n, block_k, split, stages, num_warps, prefetch, True))
     return found
 
 
@@ -146,9 +151,15 @@ def make_weights(rows: int, k: int, count: int) -> list:
     return [ops.pack_linear((torch.randn(rows, k, device="cuda") / k**0.5).bfloat16()) for _ in range(count)]
 
 
+@functools.cache
+def side_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
 def microseconds(function, launches: int) -> float:
     """Median time of a launch inside a graph."""
-    stream = torch.cuda.Stream()
+    stream = side_stream()
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         function()
         graph = torch.cuda.CUDAGraph()
@@ -175,7 +186,6 @@ def compile_one(job) -> str | None:
     """In a process of its own: fills Triton's cache on disk."""
     name, rows, config = job
     try:
-        register()
         ops.select("cuda")
         n, k = 256, SHAPES[name][1]
         use(config)
@@ -214,7 +224,9 @@ def compile_all(jobs: list, seconds: float) -> list[str]:
     except TimeoutError:
         errors.append("not everything was compiled beforehand")
     pool.shutdown(wait=False, cancel_futures=True)
-    ready.update(compiled_as(*job) for job, f in zip(unique, futures, strict=True) if f.done() and not f.cancelled())
+    for job, future in zip(unique, futures, strict=True):
+        if future.done() and not future.cancelled() and future.result() is None:
+            ready.add(compiled_as(*job))
     done = len(ready)
     print(f"compiled {done} of {len(unique)} in {time.monotonic() - begin:.0f} s, {len(errors)} errors", flush=True)
     return errors
@@ -256,7 +268,9 @@ def chains(best: dict, results: list) -> None:
                 return
             products = {m: Product(m, rows, *SHAPES[m][:2], weights[m]) for m in names}
             line = f"layer {model} T={rows:3d}:"
-            for label in ("best", "cublas", "chosen"):
+            labels = ("best", "cublas", "chosen", *(("late", "no PDL") if rows in (1, 32) and model == "0.6B" else ()))
+            for label in labels:
+                set_launching(label)
 
                 def chain(label=label, products=products, names=names, layers=layers, rows=rows) -> None:
                     for i in range(layers):
@@ -264,7 +278,7 @@ def chains(best: dict, results: list) -> None:
                             if label == "chosen":
                                 linear_configs.choose = ORIGINAL
                             else:
-                                use(best.get((m, rows)) if label == "best" else None)
+                                use(None if label == "cublas" else best.get((m, rows)))
                             products[m].run(products[m].weights[i])
 
                 try:
@@ -281,6 +295,15 @@ def chains(best: dict, results: list) -> None:
 
 
 ORIGINAL = linear_configs.choose
+LAUNCHES = linear_gemv.launch_gemv, linear_dot.launch_dot, linear_gemv.launch_options
+
+
+def set_launching(label: str) -> None:
+    """How a kernel follows the one before it: beside it from the start, after its wait, or not before its end."""
+    late = {"early": False} if label == "late" else {}
+    linear.launch_gemv, linear.launch_dot = (functools.partial(f, **late) for f in LAUNCHES[:2])
+    options = (lambda: {"PDL": False}) if label == "no PDL" else LAUNCHES[2]
+    linear_gemv.launch_options = linear_dot.launch_options = options
 
 
 def check() -> None:
@@ -339,7 +362,6 @@ def check() -> None:
 
 def main() -> None:
     out = os.path.join(os.environ.get("OUT", "."), "linear.json")
-    register()
     ops.select("cuda")
     results: list[dict] = []
     jobs = [(name, rows, config) for rows in ROWS for name in SHAPES for config in configs_of(name, rows)]
@@ -354,7 +376,7 @@ def main() -> None:
         for name in names:
             n, k, _, gated, *_ = SHAPES[name]
             m = n * (2 if gated else 1)
-            weights[name] = make_weights(m, k, max(2, min(28, 400_000_000 // (2 * m * k))))
+            weights[name] = make_weights(m, k, max(2, min(56, 400_000_000 // (2 * m * k))))
         share = left() - 12 if model == "8B" else (left() - 12) * 0.55
         until = time.monotonic() + share
         for rows in ROWS:
@@ -381,7 +403,8 @@ def main() -> None:
                 best[name, rows] = text[good[0]["config"]] if good[0]["us"] < library[0] else None
                 fields = good[0]["config"].replace("Config", "")
                 flag = f" {wrong} WRONG" if wrong else ""
-                print(f"  T={rows:3d} {good[0]['us']:7.2f} (cuBLAS {library[0]:7.2f}) {fields}{flag}", flush=True)
+                if rows in (1, 16, 32, 64):
+                    print(f"  T={rows:3d} {good[0]['us']:7.2f} (cuBLAS {library[0]:7.2f}) {fields}{flag}", flush=True)
     print(f"{left():.0f} s left", flush=True)
     chains(best, results)
     with open(out, "w") as file:

@@ -39,15 +39,19 @@ def _multiply(
     *,
     norm_K: torch.Tensor | None = None,
     eps: float = 0.0,
+    scratch_TK: torch.Tensor | None = None,
     kind: int = -1,
     add: bool = False,
 ) -> None:
-    """One launch of the kernel that the configuration is for."""
+    """Launch the kernel that the configuration is for."""
     matrix = _matrix(weight)
+    if norm_K is not None and scratch_TK is not None and isinstance(config, DotConfig) and config.norms_first:
+        ops.rms_norm(x_TK, norm_K, eps, scratch_TK)
+        x_TK, norm_K = scratch_TK, None
     if isinstance(config, GemvConfig):
         launch_gemv(
             x_TK, norm_K, eps, matrix, weight.bias, out_TN, kind=kind, add=add,
-            block_n=config.block_n, block_k=config.block_k, num_warps=config.num_warps,
+            block_n=config.block_n, block_k=config.block_k, num_warps=config.num_warps, prefetch=config.prefetch,
         )  # fmt: skip
     elif isinstance(config, DotConfig):
         launch_dot(
@@ -126,7 +130,7 @@ def norm_linear(
         ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
         _library_linear(scratch_TD, weight, out_TN)
     else:
-        _multiply(config, x_TD, weight, out_TN, norm_K=norm_D, eps=eps)
+        _multiply(config, x_TD, weight, out_TN, norm_K=norm_D, eps=eps, scratch_TK=scratch_TD)
 
 
 @kernel("norm_linear_gated", platform="cuda", priority=10, invariant=False)
@@ -149,7 +153,7 @@ def norm_linear_gated(
         _library_linear(scratch_TD, weight, scratch_T2I)
         ops.gated_activation(scratch_T2I, kind, out_TI)
     else:
-        _multiply(config, x_TD, weight, out_TI, norm_K=norm_D, eps=eps, kind=KINDS.index(kind))
+        _multiply(config, x_TD, weight, out_TI, norm_K=norm_D, eps=eps, scratch_TK=scratch_TD, kind=KINDS.index(kind))
 
 
 @kernel("linear_add", platform="cuda", priority=10, invariant=False)

@@ -20,6 +20,7 @@ class GemvConfig:
     block_n: int
     block_k: int
     num_warps: int
+    prefetch: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,8 @@ class DotConfig:
     stages: int
     num_warps: int
     prefetch: bool = False
+    norms_first: bool = False
+    """A norm is a launch of its own."""
 
 
 Config = GemvConfig | DotConfig | None

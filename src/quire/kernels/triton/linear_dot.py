@@ -15,25 +15,9 @@ import triton
 
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, interpreted, launch_options, tl
+from quire.kernels.triton.linear_prefetch import prefetch_pieces, prefetch_rows
 
 PARTIAL_VALUES, COUNTERS = 8 << 20, 4096
-
-
-@triton.jit
-def _prefetch_weight(w_ptr, row_N, K, first, length, BLOCK_N: tl.constexpr, PIECES: tl.constexpr):
-    """Ask for columns first … first + length of the rows to be brought to the L2 cache, each row in PIECES requests."""
-    piece = tl.arange(0, PIECES)
-    size = length // PIECES
-    address = (w_ptr + row_N.to(tl.int64)[:, None] * K + (first + piece * size)[None, :]).to(tl.int64)
-    num_bytes = tl.zeros_like(address).to(tl.int32) + size * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -84,7 +68,7 @@ def dot_kernel(
         if EARLY:
             gdc_launch_dependents()
         if PIECES > 0:
-            _prefetch_weight(w_ptr, row, K, first, last - first, BLOCK_N, PIECES)
+            prefetch_rows(w_ptr, row, K, first, last - first, PIECES)
         gdc_wait()
         if not EARLY:
             gdc_launch_dependents()
@@ -234,9 +218,9 @@ def launch_dot(
     partial, counter = split_workspace(x_TK.device)
     if blocks[0] * blocks[1] > COUNTERS or blocks[0] * blocks[1] * split * block_n * block_t > partial.numel():
         split = 1
-    pieces = max(num_warps * 32 // block_n, 1) if prefetch else 0
-    if pieces and (k * weight.element_size() % (16 * pieces * split) or triton.cdiv(k, block_k) % split):
-        pieces = 0
+    has_equal_parts = k % (block_k * split) == 0
+    row_bytes = k * weight.element_size() // split
+    pieces = prefetch_pieces(row_bytes, block_n, num_warps) if prefetch and has_equal_parts else 0
     dot_kernel[(*blocks, split)](
         x_TK,
         weight if norm_K is None else norm_K,

@@ -14,6 +14,7 @@ import triton
 
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.linear_prefetch import prefetch_pieces, prefetch_rows
 
 
 @triton.jit
@@ -49,6 +50,7 @@ def gemv_kernel(
     VECTOR: tl.constexpr,
     EVEN: tl.constexpr,
     MANY: tl.constexpr,
+    PIECES: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -65,6 +67,10 @@ def gemv_kernel(
     if PDL:
         if EARLY:
             gdc_launch_dependents()
+        if PIECES > 0:
+            prefetch_rows(w_ptr, tl.minimum(row, N - 1), K, BLOCK_K, K - BLOCK_K, PIECES)
+            if KIND >= 0:
+                prefetch_rows(w_ptr, tl.minimum(row, N - 1) + N, K, BLOCK_K, K - BLOCK_K, PIECES)
         gdc_wait()
         if not EARLY:
             gdc_launch_dependents()
@@ -143,6 +149,7 @@ def launch_gemv(
     block_n: int,
     block_k: int,
     num_warps: int,
+    prefetch: bool = False,
     early: bool = True,
 ) -> None:
     """One product. `kind` is an activation's number for a gated pair (the weight has twice out's columns), or -1."""
@@ -168,6 +175,7 @@ def launch_gemv(
         VECTOR=16 // weight.element_size(),
         EVEN=n % block_n == 0 and block_k <= k,
         MANY=block_k < k,
+        PIECES=prefetch_pieces((k - block_k) * weight.element_size(), block_n, num_warps) if prefetch else 0,
         EARLY=early,
         num_warps=num_warps,
         **launch_options(),
