@@ -5,7 +5,21 @@ They run without a GPU too, one program after another in Triton's interpreter (T
 
 import importlib
 
-MODULES: tuple[str, ...] = ("step", "norms", "activations", "gather", "sampling", "linear", "linear_embedding", "moe")
+MODULES: tuple[str, ...] = (
+    "step",
+    "norms",
+    "activations",
+    "gather",
+    "sampling",
+    "linear",
+    "linear_embedding",
+    "moe",
+    "filters",
+    "penalties",
+    "logprobs",
+    "rope",
+    "paged_attention",
+)
 """The modules of this package that register kernels."""
 
 

@@ -1,0 +1,391 @@
+"""Attention of requests that compute one token, over pages: split over the keys, balanced over the device.
+
+The step's work is a line of tiles (of `TILE` keys each): request after request, KV head after KV head. Every program takes
+an equal stretch of the line, so that one request of 30,000 tokens and 256 of 256 tokens load the device alike; where
+stretches begin is computed from the lengths on the device. A head whose tiles lie in several stretches is put
+together, in order, by whichever of their programs ends last (flash decoding, Dao et al. 2023; stream-K, Osama et al. 2023).
+
+The fused form also norms and rotates the heads and writes the new token's keys and values to its slot; the new token is
+attended to from registers, so that nobody waits for the page.
+
+Legend: B requests, N query heads, K KV heads, G query heads of one KV head, M the same padded for the matrix units,
+H head size, S tokens a page, L keys of a tile, I parts of a head that programs left behind.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.kernels.ops import Rope
+from quire.kernels.triton.launch import (
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    next_power_of_2,
+    num_processors,
+)
+from quire.kernels.triton.rope import load_cos_sin, norm_and_rotate, rotary_partner, to_cache_type
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _attend_tile(
+    q_MH, k_LH, v_LH, position_L, first, end, query_position, peak_M, sum_M, acc_MH, slope_M, scale, soft_cap,
+    HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
+):  # fmt: skip
+    """One more tile of the online softmax, in base 2; keys at positions first to end - 1 are seen."""
+    scores_ML = tl.dot(q_MH, tl.trans(k_LH), input_precision="ieee")
+    if HAS_CAP:
+        scores_ML = soft_cap * (1 - 2 / (1 + tl.exp2(scores_ML * (2 * LOG2E * scale / soft_cap))))
+        scores_ML *= LOG2E
+    else:
+        scores_ML *= scale * LOG2E
+    if HAS_ALIBI:
+        scores_ML += slope_M[:, None] * (LOG2E * (position_L - query_position)[None, :])
+    is_seen_L = (position_L >= first) & (position_L < end)
+    scores_ML = tl.where(is_seen_L[None, :], scores_ML, float("-inf"))
+    new_peak_M = tl.maximum(peak_M, tl.max(scores_ML, 1))
+    base_M = tl.where(new_peak_M == float("-inf"), 0.0, new_peak_M)
+    weights_ML = tl.exp2(scores_ML - base_M[:, None])
+    decay_M = tl.exp2(peak_M - base_M)
+    sum_M = sum_M * decay_M + tl.sum(weights_ML, 1)
+    acc_MH = tl.dot(weights_ML.to(v_LH.dtype), v_LH, acc_MH * decay_M[:, None], input_precision="ieee")
+    return new_peak_M, sum_M, acc_MH
+
+
+@triton.jit
+def _finish(peak_M, sum_M, acc_MH, sinks, head_M, is_head_M, v_scale, HAS_SINKS: tl.constexpr):
+    """The softmax's division; a sink is one more score whose value is zero."""
+    if HAS_SINKS:
+        sink_M = tl.load(sinks + head_M, mask=is_head_M, other=0.0).to(tl.float32) * LOG2E
+        new_peak_M = tl.maximum(peak_M, sink_M)
+        decay_M = tl.exp2(peak_M - new_peak_M)
+        sum_M = sum_M * decay_M + tl.exp2(sink_M - new_peak_M)
+        acc_MH *= decay_M[:, None]
+    sum_M = tl.where(is_head_M, sum_M, 1.0)
+    return acc_MH * (v_scale / sum_M)[:, None]
+
+
+@triton.jit
+def _combine(
+    parts_acc, parts_softmax, first_program, num_parts, kv_head, sinks, v_scale,
+    G: tl.constexpr, G_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr, I: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Put a head's parts together in order. A program leaves the part it began in the middle of a head at place 0, the
+    one it began at a head's first tile at place 1."""
+    g_G, dim_H = tl.arange(0, G_PAD), tl.arange(0, H_PAD)
+    is_g_1G, in_head_11H = (g_G < G)[None, :], (dim_H < H)[None, None, :]
+    peak_G = tl.full((G_PAD,), float("-inf"), tl.float32)
+    sum_G = tl.zeros((G_PAD,), tl.float32)
+    acc_GH = tl.zeros((G_PAD, H_PAD), tl.float32)
+    for start in range(0, num_parts, I):
+        part_I = start + tl.arange(0, I)
+        place_I = ((first_program + part_I) * 2 + tl.where(part_I == 0, 1, 0)).to(tl.int64)
+        mask_IG = (part_I < num_parts)[:, None] & is_g_1G
+        row_IG = place_I[:, None] * G + g_G[None, :]
+        peak_IG = tl.load(parts_softmax + row_IG * 2, mask=mask_IG, other=float("-inf"), cache_modifier=".cg")
+        sum_IG = tl.load(parts_softmax + row_IG * 2 + 1, mask=mask_IG, other=0.0, cache_modifier=".cg")
+        acc_IGH = tl.load(
+            parts_acc + row_IG[:, :, None] * H + dim_H[None, None, :],
+            mask=mask_IG[:, :, None] & in_head_11H,
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_peak_G = tl.maximum(peak_G, tl.max(peak_IG, 0))
+        base_G = tl.where(new_peak_G == float("-inf"), 0.0, new_peak_G)
+        weight_IG, decay_G = tl.exp2(peak_IG - base_G[None, :]), tl.exp2(peak_G - base_G)
+        sum_G = sum_G * decay_G + tl.sum(weight_IG * sum_IG, 0)
+        acc_GH = acc_GH * decay_G[:, None] + tl.sum(weight_IG[:, :, None] * acc_IGH, 0)
+        peak_G = new_peak_G
+    return _finish(peak_G, sum_G, acc_GH, sinks, kv_head * G + g_G, g_G < G, v_scale, HAS_SINKS)
+
+
+@triton.jit(do_not_specialize=["num_requests", "window", "min_share", "table_stride"])
+def _decode_attention(
+    qkv, cache, out, query_start, seq_lens, rows, block_table, positions, slots,
+    parts_acc, parts_softmax, arrivals, cos_sin, q_norm, k_norm, sinks, slopes,
+    scale, soft_cap, k_scale, v_scale, eps,
+    num_requests, window, min_share, qkv_stride, table_stride, page_stride, value_offset,
+    K: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, M: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, B_PAD: tl.constexpr, I: tl.constexpr, STAGES: tl.constexpr,
+    ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
+    FUSED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    m_M, dim_H, offset_L = tl.arange(0, M), tl.arange(0, H_PAD), tl.arange(0, TILE)
+    is_head_M, in_head_1H = m_M < G, (dim_H < H)[None, :]
+    partner_H, pair_H, sign_H = rotary_partner(dim_H, ROTARY_DIM, INTERLEAVED)
+    q_weight_1H, q_partner_weight_1H, k_weight_1H, k_partner_weight_1H = 1.0, 1.0, 1.0, 1.0
+    if FUSED and HAS_NORM:
+        q_weight_1H = tl.load(q_norm + dim_H, mask=dim_H < H)[None, :]
+        q_partner_weight_1H = tl.load(q_norm + partner_H, mask=dim_H < H)[None, :]
+        k_weight_1H = tl.load(k_norm + dim_H, mask=dim_H < H)[None, :]
+        k_partner_weight_1H = tl.load(k_norm + partner_H, mask=dim_H < H)[None, :]
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+    # The line of tiles, and this program's stretch of it.
+    b_B = tl.arange(0, B_PAD)
+    is_request_B = b_B < num_requests
+    token_B = tl.load(query_start + b_B, mask=is_request_B, other=0)
+    next_token_B = tl.load(query_start + b_B + 1, mask=is_request_B, other=0)
+    len_B = tl.load(seq_lens + b_B, mask=is_request_B & (next_token_B == token_B + 1), other=0)
+    row_B = tl.load(rows + b_B, mask=is_request_B, other=0)
+    first_B = tl.zeros_like(len_B)
+    if HAS_WINDOW:
+        first_B = tl.maximum(len_B - window, 0)
+    num_cached_B = len_B
+    if FUSED:  # The new token's keys are not in its page yet.
+        num_cached_B = len_B - 1
+    tiles_B = tl.maximum((num_cached_B + TILE - 1) // TILE - first_B // TILE, 1)
+    tiles_B = tl.where(len_B > 0, tiles_B, 0)
+    units_end_B = tl.cumsum(tiles_B, 0) * K
+    num_units = tl.sum(tiles_B, 0) * K
+    share = tl.maximum((num_units + num_programs - 1) // num_programs, min_share)
+    unit = program * share
+    stretch_end = tl.minimum(unit + share, num_units)
+
+    while unit < stretch_end:
+        b = tl.sum((units_end_B <= unit).to(tl.int32), 0)
+        is_b_B = b_B == b
+        num_tiles = tl.sum(tl.where(is_b_B, tiles_B, 0), 0)
+        units_before = tl.sum(tl.where(is_b_B, units_end_B, 0), 0) - num_tiles * K
+        token = tl.sum(tl.where(is_b_B, token_B, 0), 0).to(tl.int64)
+        seq_len = tl.sum(tl.where(is_b_B, len_B, 0), 0)
+        first = tl.sum(tl.where(is_b_B, first_B, 0), 0)
+        table_row = block_table + tl.sum(tl.where(is_b_B, row_B, 0), 0).to(tl.int64) * table_stride
+        kv_head = (unit - units_before) // num_tiles
+        head_start = units_before + kv_head * num_tiles
+        tile_start = unit - head_start
+        tile_end = tl.minimum(num_tiles, tile_start + stretch_end - unit)
+        is_last = tile_end == num_tiles
+
+        # Queries, and the new token's keys and values.
+        head_M = kv_head * G + m_M
+        query_position = seq_len - 1
+        mask_MH = is_head_M[:, None] & in_head_1H
+        token_row = qkv + token * qkv_stride
+        q_M1 = token_row + (head_M * H)[:, None]
+        q_MH = tl.load(q_M1 + dim_H[None, :], mask=mask_MH, other=0.0)
+        slope_M = tl.zeros((M,), tl.float32)
+        if HAS_ALIBI:
+            slope_M = tl.load(slopes + head_M, mask=is_head_M, other=0.0).to(tl.float32)
+        num_cached = seq_len
+        peak_M = tl.full((M,), float("-inf"), tl.float32)
+        sum_M = tl.zeros((M,), tl.float32)
+        acc_MH = tl.zeros((M, H_PAD), tl.float32)
+        cache_head = cache + kv_head * (PAGE * H)
+        if FUSED:
+            num_cached = seq_len - 1
+            in_new_1H = in_head_1H & is_last
+            k_row = token_row + (K * G + kv_head) * H
+            k_1H = tl.load(k_row + dim_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
+            v_1H = tl.load(k_row + K * H + dim_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
+            q_partner_MH, k_partner_1H, cos_1H, sin_1H = q_MH.to(tl.float32), k_1H, 1.0, 0.0
+            if HAS_ROPE:
+                q_partner_MH = tl.load(q_M1 + partner_H[None, :], mask=mask_MH, other=0.0).to(tl.float32)
+                k_partner_1H = tl.load(k_row + partner_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
+                position = tl.load(positions + token)
+                cos_H, sin_H = load_cos_sin(cos_sin, position, dim_H, pair_H, sign_H, ROTARY_DIM, True)
+                cos_1H, sin_1H = cos_H[None, :], sin_H[None, :]
+            q_MH = norm_and_rotate(
+                q_MH.to(tl.float32), q_partner_MH, q_weight_1H, q_partner_weight_1H, cos_1H, sin_1H, eps, H, HAS_NORM, HAS_ROPE
+            ).to(q_MH.dtype)  # fmt: skip
+            k_1H = norm_and_rotate(
+                k_1H, k_partner_1H, k_weight_1H, k_partner_weight_1H, cos_1H, sin_1H, eps, H, HAS_NORM, HAS_ROPE
+            )
+            k_1H = to_cache_type(k_1H, 1.0 / k_scale, cache.dtype.element_ty)
+            v_1H = to_cache_type(v_1H, 1.0 / v_scale, cache.dtype.element_ty)
+            slot = tl.load(slots + token)
+            target = cache_head + (slot // PAGE) * page_stride + (slot % PAGE) * H
+            tl.store(target + dim_H[None, :], k_1H, mask=in_new_1H & (slot >= 0))
+            tl.store(target + value_offset + dim_H[None, :], v_1H, mask=in_new_1H & (slot >= 0))
+            score_M = tl.sum(q_MH.to(tl.float32) * k_1H.to(tl.float32), 1) * (scale * k_scale)
+            if HAS_CAP:
+                score_M = soft_cap * (1 - 2 / (1 + tl.exp2(score_M * (2 * LOG2E / soft_cap))))
+            peak_M = tl.where(is_last, score_M * LOG2E, peak_M)
+            sum_M = tl.where(is_last, 1.0, sum_M)
+            acc_MH = tl.where(is_last, v_1H.to(tl.float32), acc_MH)
+
+        # The tiles. A tile's pages are looked up one tile ahead.
+        position_L = (first // TILE + tile_start) * TILE + offset_L
+        is_seen_L = (position_L >= first) & (position_L < num_cached)
+        page_L = tl.load(table_row + position_L // PAGE, mask=is_seen_L, other=0).to(tl.int64)
+        for _ in tl.range(tile_start, tile_end, num_stages=STAGES):
+            key_L1 = (page_L * page_stride + (position_L % PAGE) * H)[:, None]
+            mask_LH = is_seen_L[:, None] & in_head_1H
+            k_LH = tl.load(cache_head + key_L1 + dim_H[None, :], mask=mask_LH, other=0.0)
+            v_LH = tl.load(cache_head + value_offset + key_L1 + dim_H[None, :], mask=mask_LH, other=0.0)
+            now_L = position_L
+            position_L += TILE
+            is_seen_L = (position_L >= first) & (position_L < num_cached)
+            page_L = tl.load(table_row + position_L // PAGE, mask=is_seen_L, other=0).to(tl.int64)
+            peak_M, sum_M, acc_MH = _attend_tile(
+                q_MH, k_LH.to(q_MH.dtype), v_LH.to(q_MH.dtype), now_L, first, num_cached, query_position,
+                peak_M, sum_M, acc_MH, slope_M, scale * k_scale, soft_cap, HAS_CAP, HAS_ALIBI,
+            )  # fmt: skip
+
+        if tile_end - tile_start == num_tiles:
+            done_MH = _finish(peak_M, sum_M, acc_MH, sinks, head_M, is_head_M, v_scale, HAS_SINKS)
+            out_MH = out + token * (K * G * H) + (head_M * H)[:, None] + dim_H[None, :]
+            tl.store(out_MH, done_MH.to(out.dtype.element_ty), mask=mask_MH)
+        else:
+            place = (program * 2 + tl.where(tile_start == 0, 1, 0)).to(tl.int64)
+            part_M = place * G + m_M
+            tl.store(parts_softmax + part_M * 2, peak_M, mask=is_head_M)
+            tl.store(parts_softmax + part_M * 2 + 1, sum_M, mask=is_head_M)
+            tl.store(parts_acc + (part_M * H)[:, None] + dim_H[None, :], acc_MH, mask=mask_MH)
+            first_program, last_program = head_start // share, (head_start + num_tiles - 1) // share
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals + b * K + kv_head, 1, sem="acq_rel", scope="gpu")
+            if arrived == last_program - first_program:
+                tl.store(arrivals + b * K + kv_head, 0)
+                done_GH = _combine(
+                    parts_acc, parts_softmax, first_program, last_program - first_program + 1, kv_head,
+                    sinks, v_scale, G, G_PAD, H, H_PAD, I, HAS_SINKS,
+                )  # fmt: skip
+                g_G = tl.arange(0, G_PAD)
+                out_GH = out + token * (K * G * H) + ((kv_head * G + g_G) * H)[:, None] + dim_H[None, :]
+                tl.store(out_GH, done_GH.to(out.dtype.element_ty), mask=(g_G < G)[:, None] & in_head_1H)
+        unit += tile_end - tile_start
+
+
+PROGRAMS_PER_PROCESSOR = 2
+"""Programs that a multiprocessor holds at once: their tiles in flight fill its shared memory."""
+
+
+def tile_length(head_dim: int, itemsize: int) -> int:
+    """Keys of a tile: 16 KiB of keys at most, 64 where heads have 128 values of two bytes."""
+    return max(16, min(64, 16384 // (next_power_of_2(head_dim) * itemsize)))
+
+
+@functools.cache
+def _parts(device: torch.device, rows: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where programs leave parts of heads: sums of values [rows, H]; peak and sum of the softmax [rows, 2]."""
+    acc = torch.zeros(rows, head_dim, dtype=torch.float32, device=device)
+    return acc, torch.zeros(rows, 2, dtype=torch.float32, device=device)
+
+
+@functools.cache
+def _arrivals(device: torch.device, size: int) -> torch.Tensor:
+    """How many programs have left their part of a head; zero between launches."""
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+def decode_attention(
+    qkv_TC: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    out_TC: torch.Tensor,
+) -> None:
+    """Attention of the requests that compute one token; others are skipped. Their keys and values are in the pages."""
+    _launch(qkv_TC, kv_cache, metadata, params, out_TC, False, None, None, None, 0.0)
+
+
+def fused_decode_attention(
+    qkv_TC: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    out_TC: torch.Tensor,
+    rope: Rope | None,
+    q_norm_H: torch.Tensor | None = None,
+    k_norm_H: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """`rope_and_cache`, then `decode_attention`, for a step whose requests all compute one token. `qkv_TC` stays as it is."""
+    _launch(qkv_TC, kv_cache, metadata, params, out_TC, True, rope, q_norm_H, k_norm_H, eps)
+
+
+def _launch(
+    qkv_TC: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    out_TC: torch.Tensor,
+    fused: bool,
+    rope: Rope | None,
+    q_norm_H: torch.Tensor | None,
+    k_norm_H: torch.Tensor | None,
+    eps: float,
+    *,
+    tile: int | None = None,
+    num_warps: int = 4,
+    num_stages: int = 3,
+    programs_per_processor: int = PROGRAMS_PER_PROCESSOR,
+    min_share: int = 1,
+) -> None:
+    if not metadata.num_requests:
+        return
+    k, h = params.num_kv_heads, params.head_dim
+    group = params.num_heads // k
+    group_pad, head_pad = next_power_of_2(group), max(16, next_power_of_2(h))
+    has_norm = q_norm_H is not None and k_norm_H is not None
+    programs = num_processors() * programs_per_processor
+    parts_acc, parts_softmax = _parts(qkv_TC.device, programs * 2 * group, h)
+    is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
+    _decode_attention[(programs,)](
+        qkv_TC,
+        kv_cache,
+        out_TC,
+        metadata.query_start,
+        metadata.seq_lens,
+        metadata.rows,
+        metadata.block_table,
+        metadata.positions,
+        metadata.slot_mapping,
+        parts_acc,
+        parts_softmax,
+        _arrivals(qkv_TC.device, next_power_of_2(max(4096, metadata.num_requests * k))),
+        rope.cos_sin if rope is not None else qkv_TC,
+        q_norm_H if has_norm else qkv_TC,
+        k_norm_H if has_norm else qkv_TC,
+        params.sinks if params.sinks is not None else qkv_TC,
+        params.alibi_slopes if params.alibi_slopes is not None else qkv_TC,
+        params.scale,
+        params.soft_cap,
+        params.k_scale if is_fp8 else 1.0,
+        params.v_scale if is_fp8 else 1.0,
+        eps,
+        metadata.num_requests,
+        params.window,
+        min_share,
+        qkv_TC.stride(0),
+        metadata.block_table.stride(0),
+        kv_cache.stride(1),
+        kv_cache.stride(0),
+        K=k,
+        G=group,
+        G_PAD=group_pad,
+        M=max(16, group_pad),
+        H=h,
+        H_PAD=head_pad,
+        PAGE=metadata.block_size,
+        TILE=tile or tile_length(h, kv_cache.dtype.itemsize),
+        B_PAD=requests_padded(metadata.num_requests),
+        I=max(1, 4096 // (group_pad * head_pad)),
+        STAGES=num_stages,
+        ROTARY_DIM=rope.rotary_dim if rope is not None else 0,
+        INTERLEAVED=rope is not None and rope.interleaved,
+        HAS_NORM=has_norm,
+        HAS_ROPE=rope is not None,
+        HAS_WINDOW=params.window > 0,
+        HAS_CAP=params.soft_cap > 0,
+        HAS_ALIBI=params.alibi_slopes is not None,
+        HAS_SINKS=params.sinks is not None,
+        FUSED=fused,
+        num_warps=num_warps,
+        **launch_options(),
+    )
+
+
+def requests_padded(num_requests: int) -> int:
+    """How many requests a program looks at: few different numbers, since each is a kernel to compile."""
+    return next((size for size in (16, 256, 1024) if num_requests <= size), next_power_of_2(num_requests))

@@ -1,0 +1,165 @@
+"""Batches of requests over shuffled pages, for tests of attention kernels.
+
+Legend: T tokens, B requests, N query heads, K KV heads, H head size, R rotary size.
+"""
+
+import dataclasses
+
+import torch
+
+from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.kernels import registry
+from quire.kernels.ops import Rope
+
+MAX_POSITIONS = 512
+
+
+def reference(op: str):
+    import quire.kernels.reference  # registers
+
+    return next(k.function for k in registry.implementations(op) if k.platform == "any")
+
+
+@dataclasses.dataclass
+class Batch:
+    """A step: qkv as the projection gives it, pages whose past is filled, and the description of its requests."""
+
+    qkv_TC: torch.Tensor
+    kv_cache: torch.Tensor
+    metadata: AttentionMetadata
+    params: AttentionParams
+    rope: Rope | None = None
+    q_norm_H: torch.Tensor | None = None
+    k_norm_H: torch.Tensor | None = None
+    eps: float = 1e-6
+
+    def copy(self) -> "Batch":
+        return dataclasses.replace(self, qkv_TC=self.qkv_TC.clone(), kv_cache=self.kv_cache.clone())
+
+    def prepared(self) -> "Batch":
+        """After norms, rotation and writing, by the reference; fp8 pages hold scaled values."""
+        params, batch = self.params, self.copy()
+        is_fp8 = self.kv_cache.dtype == torch.float8_e4m3fn
+        pages = self.plain_pages() if is_fp8 else batch.kv_cache
+        heads = (params.num_heads, params.num_kv_heads, params.head_dim)
+        norms = (self.q_norm_H, self.k_norm_H, self.eps)
+        reference("rope_and_cache")(batch.qkv_TC, pages, self.metadata, *heads, self.rope, *norms)
+        if is_fp8:
+            for side, scale in enumerate((params.k_scale, params.v_scale)):
+                batch.kv_cache[side] = (pages[side] / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return batch
+
+    def plain_pages(self) -> torch.Tensor:
+        """The pages as float32, scales undone."""
+        pages = self.kv_cache.float()
+        if self.kv_cache.dtype == torch.float8_e4m3fn:
+            pages[0] *= self.params.k_scale
+            pages[1] *= self.params.v_scale
+        return pages
+
+    def expected(self) -> torch.Tensor:
+        """Attention by the reference of a batch that is prepared; rows of no request are NaN."""
+        out_TC = self.new_out().float()
+        real = self.shrunk()
+        reference("paged_attention")(self.qkv_TC, self.plain_pages(), real, self.params, out_TC)
+        return out_TC
+
+    def shrunk(self) -> AttentionMetadata:
+        """The metadata with the step's own counts rather than a graph's."""
+        tokens, requests, *longest = self.metadata.shape.tolist()
+        return dataclasses.replace(
+            self.metadata,
+            num_tokens=tokens,
+            num_requests=requests,
+            max_query_len=longest[0],
+            max_seq_len=longest[1],
+        )
+
+    def new_out(self) -> torch.Tensor:
+        params = self.params
+        return torch.full(
+            (self.qkv_TC.shape[0], params.num_heads * params.head_dim), float("nan"), dtype=self.qkv_TC.dtype
+        )
+
+
+def make_batch(
+    seq_lens: list[int],
+    query_lens: list[int] | None = None,
+    *,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 16,
+    page: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    rotary_dim: int | None = None,
+    interleaved: bool = False,
+    has_norm: bool = False,
+    has_alibi: bool = False,
+    has_sinks: bool = False,
+    padding: int = 0,
+    seed: int = 0,
+    **constants: float,
+) -> Batch:
+    """Requests of these lengths on shuffled pages; pages beyond a request's own tokens hold NaN (fp8 too).
+
+    Args:
+        padding: rows (one token and one request each) by which a graph's sizes exceed the step's.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    query_lens = query_lens or [1] * len(seq_lens)
+    requests, tokens = len(seq_lens), sum(query_lens)
+    counts = [-(-length // page) for length in seq_lens]
+    num_pages = sum(counts) + 3
+    free = (torch.randperm(num_pages - 1, generator=generator) + 1).tolist()
+    rows = torch.randperm(requests + 2, generator=generator)[:requests].int()
+    table = torch.zeros(requests + 2, max(counts) + 1, dtype=torch.int32)
+    kv_type = kv_dtype or dtype
+    cache = torch.full((2, num_pages, num_kv_heads, page, head_dim), float("nan"))
+    slots = torch.full((tokens + padding,), -1, dtype=torch.int64)
+    positions = torch.zeros(tokens + padding, dtype=torch.int32)
+    token = 0
+    for b in range(requests):
+        pages = [free.pop() for _ in range(counts[b])]
+        table[rows[b], : counts[b]] = torch.tensor(pages, dtype=torch.int32)
+        for position in range(seq_lens[b]):
+            at = pages[position // page], position % page
+            if position < seq_lens[b] - query_lens[b]:
+                cache[:, at[0], :, at[1]] = torch.randn(2, num_kv_heads, head_dim, generator=generator)
+            else:
+                slots[token], positions[token] = at[0] * page + at[1], position
+                token += 1
+    query_start = torch.full((requests + padding + 1,), tokens, dtype=torch.int32)
+    query_start[: requests + 1] = torch.tensor([0, *query_lens]).cumsum(0)
+    metadata = AttentionMetadata(
+        block_size=page,
+        query_start=query_start,
+        seq_lens=torch.tensor(seq_lens + [0] * padding, dtype=torch.int32),
+        rows=torch.cat((rows, torch.zeros(padding, dtype=torch.int32))),
+        block_table=table,
+        slot_mapping=slots,
+        positions=positions,
+        shape=torch.tensor([tokens, requests, max(query_lens), max(seq_lens)]),
+        num_tokens=tokens + padding,
+        num_requests=requests + padding,
+        max_query_len=max(query_lens),
+        max_seq_len=MAX_POSITIONS,
+    )
+    params = AttentionParams(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        scale=constants.pop("scale", head_dim**-0.5),
+        sinks=torch.randn(num_heads, generator=generator) if has_sinks else None,
+        alibi_slopes=torch.rand(num_heads, generator=generator) * 0.2 if has_alibi else None,
+        **constants,  # type: ignore[arg-type]
+    )
+    if kv_type == torch.float8_e4m3fn:
+        cache[0], cache[1] = cache[0] / params.k_scale, cache[1] / params.v_scale
+    rope = None
+    if rotary_dim:
+        rope = Rope(torch.randn(MAX_POSITIONS, rotary_dim, generator=generator), rotary_dim, interleaved)
+    norms = [torch.rand(head_dim, generator=generator) + 0.5 if has_norm else None for _ in range(2)]
+    columns = (num_heads + 2 * num_kv_heads) * head_dim
+    qkv = torch.randn(tokens + padding, columns, generator=generator).to(dtype)
+    return Batch(qkv, cache.to(kv_type), metadata, params, rope, norms[0], norms[1])

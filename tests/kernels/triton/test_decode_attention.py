@@ -1,0 +1,134 @@
+"""Decode attention against the plain PyTorch reference: every kind of layer, ragged lengths, several programs a head."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from quire.kernels.triton import decode_attention
+from quire.kernels.triton.decode_attention import _launch
+from tests.kernels.triton.decode_batches import Batch, make_batch
+
+drawn = settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TOLERANCE = {
+    torch.float32: {"atol": 2e-5, "rtol": 2e-5},
+    torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2},
+    torch.float16: {"atol": 3e-3, "rtol": 3e-3},
+}
+
+
+def assert_equals_the_reference(batch: Batch, fused: bool, **choices) -> None:
+    """Rows of requests with one token equal the reference; others are not written."""
+    prepared = batch.prepared()
+    expected_TC = prepared.expected()
+    given_batch = batch if fused else prepared
+    before_TC = given_batch.qkv_TC.clone()
+    out_TC = batch.new_out()
+    norms = (batch.q_norm_H, batch.k_norm_H, batch.eps) if fused else (None, None, 0.0)
+    rope = batch.rope if fused else None
+    _launch(
+        given_batch.qkv_TC, given_batch.kv_cache, batch.metadata, batch.params, out_TC, fused, rope, *norms, **choices
+    )
+    starts = batch.metadata.query_start
+    is_single_T = torch.zeros(len(out_TC), dtype=torch.bool)
+    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        is_single_T[start:end] = end - start == 1
+    tolerance = TOLERANCE[batch.qkv_TC.dtype]
+    torch.testing.assert_close(
+        out_TC[is_single_T].float(), expected_TC[is_single_T].to(out_TC.dtype).float(), **tolerance
+    )
+    assert out_TC[~is_single_T].isnan().all(), "wrote rows of other requests"
+    assert torch.equal(before_TC, given_batch.qkv_TC)
+    if batch.kv_cache.dtype == torch.float8_e4m3fn:  # One step of the type, also among its smallest values.
+        tolerance = {"atol": 0.01, "rtol": 0.13}
+    if fused:
+        torch.testing.assert_close(given_batch.plain_pages(), prepared.plain_pages(), equal_nan=True, **tolerance)
+
+
+@drawn
+@given(data=st.data())
+def test_any_layer_and_any_batch(data):
+    draw = data.draw
+    kv_heads, group = draw(st.sampled_from([(1, 4), (2, 1), (2, 2), (3, 3), (1, 17)]))
+    head_dim = draw(st.sampled_from([8, 16, 24, 64, 80]))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
+    kv_dtype = draw(st.sampled_from([dtype, dtype, torch.float8_e4m3fn]))
+    batch = make_batch(
+        draw(st.lists(st.integers(1, 200), min_size=1, max_size=4)),
+        num_heads=kv_heads * group,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        page=draw(st.sampled_from([16, 32])),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        rotary_dim=draw(st.sampled_from([None, 8, head_dim])),
+        interleaved=draw(st.booleans()),
+        has_norm=draw(st.booleans()),
+        has_alibi=draw(st.booleans()),
+        has_sinks=draw(st.booleans()),
+        padding=draw(st.integers(0, 2)),
+        window=draw(st.sampled_from([0, 0, 1, 5, 40, 500])),
+        soft_cap=draw(st.sampled_from([0.0, 5.0])),
+        k_scale=draw(st.sampled_from([1.0, 0.5])),
+        v_scale=draw(st.sampled_from([1.0, 2.0])),
+        seed=draw(st.integers(0, 1000)),
+    )
+    assert_equals_the_reference(batch, fused=draw(st.booleans()), tile=draw(st.sampled_from([16, 32])))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("min_share", [1, 2, 100])
+def test_a_head_is_put_together_from_many_programs(fused, min_share):
+    batch = make_batch([300, 16, 17, 1, 129], rotary_dim=16, has_norm=True, has_sinks=True)
+    assert_equals_the_reference(batch, fused, tile=16, min_share=min_share, programs_per_processor=4)
+
+
+def test_one_long_request_is_shared_by_all_programs():
+    assert_equals_the_reference(make_batch([500], num_kv_heads=1, dtype=torch.float16), False, tile=16)
+
+
+def test_parts_meet_anew_in_every_launch():
+    batch = make_batch([150, 40], dtype=torch.float16).prepared()
+    outs = [batch.new_out() for _ in range(3)]
+    for out_TC in outs:
+        _launch(
+            batch.qkv_TC, batch.kv_cache, batch.metadata, batch.params, out_TC, False, None, None, None, 0.0, tile=16
+        )
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+def test_requests_that_compute_several_tokens_are_left_alone():
+    batch = make_batch([40, 70, 33, 5], [1, 6, 1, 5], padding=2)
+    assert_equals_the_reference(batch, fused=False, tile=16)
+
+
+def test_a_batch_of_nothing_but_padding_writes_nothing():
+    batch = make_batch([5], padding=3)
+    batch.metadata.query_start.zero_()
+    batch.metadata.seq_lens.zero_()
+    before = batch.kv_cache.clone()
+    out_TC = batch.new_out()
+    _launch(batch.qkv_TC, batch.kv_cache, batch.metadata, batch.params, out_TC, True, None, None, None, 0.0)
+    assert out_TC.isnan().all()
+    assert torch.equal(before.nan_to_num(), batch.kv_cache.nan_to_num())
+
+
+def test_values_beyond_fp8_are_saturated():
+    batch = make_batch([20, 3], kv_dtype=torch.float8_e4m3fn, dtype=torch.bfloat16, k_scale=0.5, v_scale=0.25)
+    batch.qkv_TC *= 400
+    assert_equals_the_reference(batch, fused=True)
+    assert batch.plain_pages()[1].nan_to_num().max() == 448 * 0.25
+
+
+@pytest.mark.parametrize("requests", [1, 16, 17, 256, 1024, 1025])
+def test_the_padded_number_of_requests_holds_them(requests):
+    padded = decode_attention.requests_padded(requests)
+    assert padded >= requests
+    assert padded & (padded - 1) == 0
