@@ -63,6 +63,7 @@ class ExpertScratch:
         out_PD: model type; what each pair's expert gives.
         lists_ET: int32; each expert's pairs in any order.
         counts_E: int32; how many those are. Zero between operations: who reads it last clears it.
+        arrived: int32; how many programs that share work have done their part. Zero between operations too.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ExpertScratch:
         self.out_PD = buffer(capacity * top_k, hidden, dtype=dtype)
         self.lists_ET = buffer(num_experts, capacity, dtype=torch.int32)
         self.counts_E = buffer(num_experts, dtype=torch.int32)
+        self.arrived = buffer(capacity, dtype=torch.int32)
 
     @property
     def num_bytes(self) -> int:

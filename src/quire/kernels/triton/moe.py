@@ -1,0 +1,254 @@
+"""Mixtures of experts on an NVIDIA GPU: sends each mixture to the kernels for its number of tokens.
+
+A few tokens are three launches: logits, both halves of the experts. More are four: norm with routing, two grouped products,
+and the sum over each token's experts with the residual. The functions named `invariant_…` compute every token in one way,
+whatever the number of tokens.
+"""
+
+import torch
+import triton
+
+from quire.kernels import ops
+from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.ops import LinearWeight
+from quire.kernels.reference.moe import moe_route as reference_route
+from quire.kernels.registry import kernel
+from quire.kernels.triton import moe_configs
+from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.moe_configs import Config, FewConfig, ManyConfig
+from quire.kernels.triton.moe_few import fits, launch_few_down, launch_few_gate_up
+from quire.kernels.triton.moe_grouped import launch_combine, launch_grouped
+from quire.kernels.triton.moe_route import launch_lists, launch_route, launch_router
+
+
+def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int) -> Config:
+    num_experts, item_size = experts.down_EDI.shape[0], experts.down_EDI.element_size()
+    config = moe_configs.choose(x_TD.shape[0], num_experts, top_k, item_size)
+    if isinstance(config, FewConfig) and not fits(experts):
+        return _invariant_config(experts)
+    return config
+
+
+def _invariant_config(experts: ExpertWeights) -> ManyConfig:
+    is_float = experts.down_EDI.dtype == torch.float32
+    return moe_configs.INVARIANT_FLOAT if is_float else moe_configs.INVARIANT
+
+
+@kernel("moe_route", platform="cuda", priority=10)
+def moe_route(
+    logits_TE: torch.Tensor,
+    routing: Routing,
+    num_tokens: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    bias_E: torch.Tensor | None = None,
+) -> None:
+    """As `ops.moe_route`."""
+    if not logits_TE.shape[0]:
+        return
+    if routing.top_groups < routing.groups:
+        reference_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+    else:
+        launch_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+
+
+def _experts_of_many(
+    config: ManyConfig,
+    x_TD: torch.Tensor,
+    experts: ExpertWeights,
+    top_k: int,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    *,
+    add: bool,
+) -> None:
+    """Both products over the scratch's lists, and the sum."""
+    pairs = x_TD.shape[0] * top_k
+    gate_up, down = config.gate_up, config.down
+    launch_grouped(x_TD, experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, gate_up, divisor=top_k, kind=kind)
+    launch_grouped(
+        scratch.activated_PI, experts.down_EDI, scratch.out_PD, pairs, scratch, down, divisor=1, weighted=True
+    )
+    launch_combine(out_TD, num_tokens, scratch, top_k, add=add)
+
+
+def _experts(
+    config: Config,
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    if isinstance(config, FewConfig):
+        launch_few_gate_up(
+            x_TD, None, 0.0, experts, None, ids_TK.shape[1], kind, num_tokens, ids_TK, weights_TK, scratch, None,
+            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
+        )  # fmt: skip
+        _few_down(config, experts, ids_TK, weights_TK, num_tokens, out_TD, scratch, add=False)
+        return
+    if weights_TK.data_ptr() != scratch.weights_TK.data_ptr():
+        scratch.weights_TK[: len(weights_TK)].copy_(weights_TK)
+    launch_lists(ids_TK, num_tokens, scratch)
+    _experts_of_many(config, x_TD, experts, ids_TK.shape[1], kind, num_tokens, out_TD, scratch, add=False)
+
+
+def _few_down(
+    config: FewConfig,
+    experts: ExpertWeights,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    *,
+    add: bool,
+) -> None:
+    launch_few_down(
+        experts, num_tokens, ids_TK, weights_TK, out_TD, scratch, add=add,
+        block_n=config.down_n, block_k=config.down_k, num_warps=config.down_warps,
+    )  # fmt: skip
+
+
+@kernel("moe_experts", platform="cuda", priority=10, invariant=False)
+def moe_experts(
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    """As `ops.moe_experts`."""
+    if x_TD.shape[0]:
+        config = _config(x_TD, experts, ids_TK.shape[1])
+        _experts(config, x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
+
+
+@kernel("moe_experts", platform="cuda", priority=5)
+def invariant_moe_experts(
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    """As `ops.moe_experts`; a row's bits do not depend on the others."""
+    if x_TD.shape[0]:
+        config = _invariant_config(experts)
+        _experts(config, x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
+
+
+def _norm_moe(
+    config: Config,
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    bias_E: torch.Tensor | None,
+) -> None:
+    rows, top_k = x_TD.shape[0], routing.top_k
+    logits_TE, ids_TK, weights_TK = scratch.logits_TE[:rows], scratch.ids_TK[:rows], scratch.weights_TK[:rows]
+    if routing.top_groups < routing.groups:
+        ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+        ops.linear(scratch_TD, router, logits_TE)
+        reference_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+        launch_lists(ids_TK, num_tokens, scratch)
+        many = config if isinstance(config, ManyConfig) else _invariant_config(experts)
+        _experts_of_many(many, scratch_TD, experts, top_k, kind, num_tokens, x_TD, scratch, add=True)
+    elif isinstance(config, FewConfig):
+        ops.norm_linear(x_TD, norm_D, eps, router, logits_TE, scratch_TD)
+        launch_few_gate_up(
+            x_TD, norm_D, eps, experts, routing, top_k, kind, num_tokens, ids_TK, weights_TK, scratch, bias_E,
+            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
+        )  # fmt: skip
+        _few_down(config, experts, ids_TK, weights_TK, num_tokens, x_TD, scratch, add=True)
+    else:
+        if router.data is None:
+            raise ValueError("the router was packed by another kernel: choose `norm_moe` and `pack_linear` together")
+        blocks = config.router
+        launch_router(
+            x_TD, norm_D, eps, router.data, routing, num_tokens, scratch_TD, scratch, bias_E,
+            block_t=blocks.block_t, block_d=blocks.block_d, split=blocks.split, num_warps=blocks.num_warps,
+        )  # fmt: skip
+        _experts_of_many(config, scratch_TD, experts, top_k, kind, num_tokens, x_TD, scratch, add=True)
+
+
+@kernel("norm_moe", platform="cuda", priority=10, invariant=False)
+def norm_moe(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    bias_E: torch.Tensor | None = None,
+) -> None:
+    """As `ops.norm_moe`."""
+    if x_TD.shape[0]:
+        config = _config(x_TD, experts, routing.top_k)
+        _norm_moe(config, x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
+
+
+@kernel("norm_moe", platform="cuda", priority=5)
+def invariant_norm_moe(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    bias_E: torch.Tensor | None = None,
+) -> None:
+    """As `ops.norm_moe`; a row's bits do not depend on the others."""
+    if x_TD.shape[0]:
+        config = _invariant_config(experts)
+        _norm_moe(config, x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
+
+
+@triton.jit
+def sigmoid_gate_kernel(x_ptr, gate_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """One row a program."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    share = 1.0 / (1.0 + tl.exp(-tl.load(gate_ptr + row).to(tl.float32)))
+    column = tl.arange(0, BLOCK)
+    at, inside = x_ptr + row * width + column, column < width
+    tl.store(at, (tl.load(at, mask=inside).to(tl.float32) * share).to(x_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("sigmoid_gate", platform="cuda", priority=10)
+def sigmoid_gate(x_TI: torch.Tensor, gate_T1: torch.Tensor) -> None:
+    """As `ops.sigmoid_gate`."""
+    rows, width = x_TI.shape
+    if rows:
+        block = next_power_of_2(width)
+        sigmoid_gate_kernel[(rows,)](
+            x_TI, gate_T1, width, BLOCK=block, num_warps=min(max(block // 512, 1), 16), **launch_options()
+        )

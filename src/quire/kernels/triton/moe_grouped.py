@@ -1,0 +1,249 @@
+"""Products of many tokens with their experts' matrices on the tensor cores, each matrix read once for all of its tokens.
+
+A program has a block of one expert's outputs, and either walks over all of the expert's tokens (where they are few) or has a
+block of them (where they are many). Rows are gathered by the expert's list on the way in and scattered on the way out.
+
+Legend: P pairs of a token and one of its experts, E experts, K experts a token, D hidden, I intermediate.
+"""
+
+import dataclasses
+
+import torch
+import triton
+
+from quire.kernels.experts import ExpertScratch
+from quire.kernels.triton.activations import KINDS, activate
+from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedConfig:
+    """Blocks of `grouped_kernel`.
+
+    Attributes:
+        swap: the weight is the left operand of the tensor cores, whose left side is at least 64 long where its right side
+            may be 8.
+        walk: a program walks over all tokens of its expert.
+    """
+
+    swap: bool
+    walk: bool
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    num_warps: int
+
+
+@triton.jit
+def _locate(counts_ptr, num_experts, tile, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
+    """(expert, the tile's number among the expert's own, the expert's rows) of a tile; rows is 0 behind the last tile."""
+    expert_E = tl.arange(0, BLOCK_E)
+    count_E = tl.load(counts_ptr + expert_E, mask=expert_E < num_experts, other=0)
+    tiles_E = (count_E + BLOCK_M - 1) // BLOCK_M
+    end_E = tl.cumsum(tiles_E, axis=0)
+    expert = tl.sum((end_E <= tile).to(tl.int32), axis=0)
+    is_it_E = expert_E == expert
+    before = tl.sum(tl.where(is_it_E, end_E - tiles_E, 0), axis=0)
+    rows = tl.sum(tl.where(is_it_E, count_E, 0), axis=0)
+    return tl.minimum(expert, num_experts - 1), tile - before, rows
+
+
+@triton.jit
+def grouped_kernel(
+    x_ptr,
+    w_ptr,
+    weights_ptr,
+    out_ptr,
+    counts_ptr,
+    lists_ptr,
+    num_experts,
+    N,
+    D,
+    capacity,
+    ROW_DIVISOR: tl.constexpr,
+    KIND: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    SWAP: tl.constexpr,
+    WALK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[pair] = x[pair // ROW_DIVISOR] @ w[expert of pair].T, N outputs from D inputs. KIND >= 0: the weight has 2 N rows,
+    gate and up, a program's BLOCK_N rows are the two by turns, and out is act(gate) * up. WEIGHTED: times the pair's weight."""
+    blocks_n = tl.cdiv(N, BLOCK_N // 2 if KIND >= 0 else BLOCK_N)
+    block_n = tl.program_id(0) % blocks_n
+    tile = tl.program_id(0) // blocks_n
+    n = tl.arange(0, BLOCK_N)
+    if KIND >= 0:
+        row_N = tl.minimum(block_n * (BLOCK_N // 2) + n // 2, N - 1) + (n % 2) * N
+        rows_of_expert = 2 * N
+    else:
+        row_N = tl.minimum(block_n * BLOCK_N + n, N - 1)
+        rows_of_expert = N
+    column_K = tl.arange(0, BLOCK_K)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if WALK:
+        expert = tile
+        count = tl.load(counts_ptr + expert)
+        first = 0
+        last = count
+    else:
+        expert, own, count = _locate(counts_ptr, num_experts, tile, BLOCK_M, BLOCK_E)
+        first = own * BLOCK_M
+        last = tl.minimum(first + BLOCK_M, count)
+    w_rows = w_ptr + (tl.cast(expert, tl.int64) * rows_of_expert + row_N)[:, None] * D
+    for start_m in range(first, last, BLOCK_M):
+        slot_M = start_m + tl.arange(0, BLOCK_M)
+        inside_M = slot_M < count
+        pair_M = tl.load(lists_ptr + tl.cast(expert, tl.int64) * capacity + tl.minimum(slot_M, count - 1))
+        x_rows = x_ptr + (pair_M // ROW_DIVISOR).to(tl.int64)[:, None] * D
+        if SWAP:
+            sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+        else:
+            sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for start in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+            at_K = start + column_K
+            if EVEN_K:
+                x = tl.load(x_rows + at_K[None, :])
+                w = tl.load(w_rows + at_K[None, :])
+            else:
+                x = tl.load(x_rows + at_K[None, :], mask=(at_K < D)[None, :], other=0.0)
+                w = tl.load(w_rows + at_K[None, :], mask=(at_K < D)[None, :], other=0.0)
+            x = x.to(w.dtype)
+            if SWAP:
+                sums = tl.dot(w, tl.trans(x), sums, input_precision="ieee")
+            else:
+                sums = tl.dot(x, tl.trans(w), sums, input_precision="ieee")
+        if SWAP:
+            y = tl.trans(sums)
+        else:
+            y = sums
+        if KIND >= 0:
+            gate, up = tl.split(tl.reshape(y, (BLOCK_M, BLOCK_N // 2, 2)))
+            y = activate(gate, KIND) * up
+            column_N = block_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        else:
+            column_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        if WEIGHTED:
+            y *= tl.load(weights_ptr + pair_M)[:, None]
+        out = out_ptr + pair_M.to(tl.int64)[:, None] * N + column_N[None, :]
+        tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside_M[:, None] & (column_N < N)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def combine_kernel(
+    pairs_ptr,
+    out_ptr,
+    num_tokens_ptr,
+    counts_ptr,
+    num_rows,
+    num_experts,
+    D,
+    K: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out[t] (+)= the sum of the token's pairs, in order. Clears the counts for the next mixture."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if tl.program_id(0) + tl.program_id(1) == 0:
+        expert_E = tl.arange(0, BLOCK_E)
+        tl.store(counts_ptr + expert_E, tl.zeros((BLOCK_E,), dtype=tl.int32), mask=expert_E < num_experts)
+    token = tl.program_id(0).to(tl.int64)
+    count = tl.minimum(tl.load(num_tokens_ptr).to(tl.int32), num_rows)
+    if token < count:
+        at_D = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+        inside_D = at_D < D
+        total_D = tl.zeros((BLOCK_D,), dtype=tl.float32)
+        for k in tl.static_range(K):
+            total_D += tl.load(pairs_ptr + (token * K + k) * D + at_D, mask=inside_D, other=0.0).to(tl.float32)
+        out = out_ptr + token * D + at_D
+        if ADD:
+            total_D += tl.load(out, mask=inside_D, other=0.0).to(tl.float32)
+        tl.store(out, total_D.to(out_ptr.dtype.element_ty), mask=inside_D)
+
+
+def launch_grouped(
+    x: torch.Tensor,
+    w_END: torch.Tensor,
+    out_PN: torch.Tensor,
+    rows: int,
+    scratch: ExpertScratch,
+    config: GroupedConfig,
+    *,
+    divisor: int,
+    kind: str | None = None,
+    weighted: bool = False,
+) -> None:
+    """One product for the pairs in the scratch's lists.
+
+    Args:
+        rows: pairs at most.
+        divisor: x's row of a pair is pair // divisor.
+        kind: the activation of a gated pair of matrices; None is a plain matrix.
+        weighted: results are multiplied by the pairs' weights.
+    """
+    num_experts, w_rows, width = w_END.shape
+    n = w_rows if kind is None else w_rows // 2
+    blocks_n = cdiv(n, config.block_n if kind is None else config.block_n // 2)
+    tiles = num_experts if config.walk else rows // config.block_m + min(num_experts, rows)
+    grouped_kernel[(tiles * blocks_n,)](
+        x,
+        w_END,
+        scratch.weights_TK,
+        out_PN,
+        scratch.counts_E,
+        scratch.lists_ET,
+        num_experts,
+        n,
+        width,
+        scratch.capacity,
+        ROW_DIVISOR=divisor,
+        KIND=-1 if kind is None else KINDS.index(kind),
+        WEIGHTED=weighted,
+        SWAP=config.swap,
+        WALK=config.walk,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        BLOCK_E=next_power_of_2(num_experts),
+        STAGES=config.stages,
+        EVEN_K=width % config.block_k == 0,
+        num_warps=config.num_warps,
+        **launch_options(),
+    )
+
+
+def launch_combine(
+    out_TD: torch.Tensor, num_tokens: torch.Tensor, scratch: ExpertScratch, top_k: int, *, add: bool
+) -> None:
+    """Sum each token's pairs into `out`, or onto it."""
+    rows, hidden = out_TD.shape
+    block_d = min(next_power_of_2(hidden), 1024)
+    num_experts = scratch.counts_E.shape[0]
+    combine_kernel[(rows, cdiv(hidden, block_d))](
+        scratch.out_PD,
+        out_TD,
+        num_tokens,
+        scratch.counts_E,
+        rows,
+        num_experts,
+        hidden,
+        K=top_k,
+        ADD=add,
+        BLOCK_D=block_d,
+        BLOCK_E=next_power_of_2(num_experts),
+        num_warps=max(block_d // 256, 1),
+        **launch_options(),
+    )
