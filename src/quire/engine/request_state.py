@@ -289,7 +289,7 @@ class RequestRecord:
     def build_output(self) -> RequestOutput | None:
         """What there is to tell since the last call; None when that is nothing (or not yet, for `FINAL_ONLY`)."""
         kind = self.params.output_kind
-        is_finished = self.is_finished
+        is_finished = self.num_unfinished == 0
         if kind is RequestOutputKind.FINAL_ONLY and not is_finished:
             return None
         as_delta = kind is RequestOutputKind.DELTA
@@ -316,6 +316,11 @@ class RequestRecord:
         )
 
     def _metrics(self) -> RequestMetrics:
+        if len(self.sequences) == 1:  # a streamed output a token: worth a microsecond
+            only = self.sequences[0]
+            last = only.last_token_time
+            finished = 0.0 if self.num_unfinished else last
+            return RequestMetrics(self.arrival_time, only.first_token_time, last, finished, len(only.token_ids))
         firsts = [sequence.first_token_time for sequence in self.sequences if sequence.first_token_time]
         last = max(sequence.last_token_time for sequence in self.sequences)
         return RequestMetrics(
