@@ -15,9 +15,19 @@ import triton
 
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, interpreted, launch_options, tl
-from quire.kernels.triton.linear_prefetch import prefetch_pieces, prefetch_rows
+from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 
 PARTIAL_VALUES, COUNTERS = 8 << 20, 4096
+
+
+@triton.jit
+def _weight_row(block_n, n, N, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The weight's row behind a block's n-th: gate and up by turns in a gated pair; the last again instead of one outside."""
+    if KIND >= 0:
+        row = tl.minimum(block_n * (BLOCK_N // 2) + n // 2, N - 1) + (n % 2) * N
+    else:
+        row = tl.minimum(block_n * BLOCK_N + n, N - 1)
+    return row
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -39,7 +49,7 @@ def dot_kernel(
     KIND: tl.constexpr,
     SWAP: tl.constexpr,
     PRESCALE: tl.constexpr,
-    PIECES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -53,10 +63,7 @@ def dot_kernel(
     operand of the tensor cores, whose left side is at least 64 long where its right side may be 8."""
     block_n, block_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = tl.arange(0, BLOCK_N)
-    if KIND >= 0:
-        row = tl.minimum(block_n * (BLOCK_N // 2) + n // 2, N - 1) + (n % 2) * N
-    else:
-        row = tl.minimum(block_n * BLOCK_N + n, N - 1)
+    row = _weight_row(block_n, n, N, KIND, BLOCK_N)
     t = block_t * BLOCK_T + tl.arange(0, BLOCK_T)
     x_rows = x_ptr + tl.minimum(t, num_rows - 1).to(tl.int64)[:, None] * K
     w_rows = w_ptr + row.to(tl.int64)[:, None] * K
@@ -67,8 +74,9 @@ def dot_kernel(
     if PDL:
         if EARLY:
             gdc_launch_dependents()
-        if PIECES > 0:
-            prefetch_rows(w_ptr, row, K, first, last - first, PIECES)
+        if PREFETCH:
+            each = tl.arange(0, BLOCK_N * LANES) // LANES
+            prefetch_rows(w_ptr, _weight_row(block_n, each, N, KIND, BLOCK_N), K, first, last - first)
         gdc_wait()
         if not EARLY:
             gdc_launch_dependents()
@@ -218,9 +226,6 @@ def launch_dot(
     partial, counter = split_workspace(x_TK.device)
     if blocks[0] * blocks[1] > COUNTERS or blocks[0] * blocks[1] * split * block_n * block_t > partial.numel():
         split = 1
-    has_equal_parts = k % (block_k * split) == 0
-    row_bytes = k * weight.element_size() // split
-    pieces = prefetch_pieces(row_bytes, block_n, num_warps) if prefetch and has_equal_parts else 0
     dot_kernel[(*blocks, split)](
         x_TK,
         weight if norm_K is None else norm_K,
@@ -239,7 +244,7 @@ def launch_dot(
         KIND=kind,
         SWAP=swap,
         PRESCALE=norm_K is not None and torch.float16 in (x_TK.dtype, weight.dtype),
-        PIECES=pieces,
+        PREFETCH=prefetch and k % block_k == 0 and may_prefetch(k, weight.element_size()),
         BLOCK_T=block_t,
         BLOCK_N=block_n,
         BLOCK_K=block_k,

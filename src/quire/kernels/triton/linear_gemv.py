@@ -14,7 +14,7 @@ import triton
 
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, tl
-from quire.kernels.triton.linear_prefetch import prefetch_pieces, prefetch_rows
+from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def gemv_kernel(
     VECTOR: tl.constexpr,
     EVEN: tl.constexpr,
     MANY: tl.constexpr,
-    PIECES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -67,10 +67,11 @@ def gemv_kernel(
     if PDL:
         if EARLY:
             gdc_launch_dependents()
-        if PIECES > 0:
-            prefetch_rows(w_ptr, tl.minimum(row, N - 1), K, BLOCK_K, K - BLOCK_K, PIECES)
+        if PREFETCH:
+            each = tl.minimum(tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N * LANES) // LANES, N - 1)
+            prefetch_rows(w_ptr, each, K, BLOCK_K, K - BLOCK_K)
             if KIND >= 0:
-                prefetch_rows(w_ptr, tl.minimum(row, N - 1) + N, K, BLOCK_K, K - BLOCK_K, PIECES)
+                prefetch_rows(w_ptr, each + N, K, BLOCK_K, K - BLOCK_K)
         gdc_wait()
         if not EARLY:
             gdc_launch_dependents()
@@ -175,7 +176,7 @@ def launch_gemv(
         VECTOR=16 // weight.element_size(),
         EVEN=n % block_n == 0 and block_k <= k,
         MANY=block_k < k,
-        PIECES=prefetch_pieces((k - block_k) * weight.element_size(), block_n, num_warps) if prefetch else 0,
+        PREFETCH=prefetch and block_k < k and may_prefetch(k - block_k, weight.element_size()),
         EARLY=early,
         num_warps=num_warps,
         **launch_options(),
