@@ -193,7 +193,7 @@ CHECKS: dict[str, Check] = {
     "kv_cache_memory_bytes": whole(1, optional=True),
     "num_gpu_blocks_override": whole(2, 2**31 - 1, optional=True),
     "swap_space": number(0.0),
-    "kv_cache_dtype": one_of("auto", "float32", "float16", "bfloat16"),
+    "kv_cache_dtype": one_of("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"),
     "enable_prefix_caching": flag(optional=True),
     "prefix_caching_hash_algo": one_of("blake2b", "sha256"),
     "cpu_offload_gb": number(0.0),

@@ -5,11 +5,14 @@ The layer that owns the weight knows none of it.
 """
 
 import abc
+from collections.abc import Sequence
 
 import torch
 
+from quire.config.hf_config import HFConfig
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
+from quire.platforms.interface import Capabilities
 
 
 class LinearMethod(abc.ABC):
@@ -19,6 +22,37 @@ class LinearMethod(abc.ABC):
 
     suffixes: tuple[str, ...]
     """What a checkpoint holds for a matrix besides its bias, e.g. ("weight", "weight_scale")."""
+
+    @classmethod
+    def from_config(cls, stored: HFConfig | None) -> "LinearMethod":
+        """The method for a checkpoint that describes itself so (`quantization_config`), or for a plain one (None)."""
+        return cls()
+
+    def unavailable(self, capabilities: Capabilities) -> str | None:
+        """Why a device cannot compute with this format; None if it can."""
+        return None
+
+    def of_module(self, sources: Sequence[str]) -> "LinearMethod":
+        """The method that creates one matrix, by its checkpoint names without the model's prefix: a checkpoint may have left
+        some in a plain type. This one's `apply` and its like take any of their weights."""
+        return self
+
+    def stored_dtype(self, suffix: str, dtype: torch.dtype) -> torch.dtype:
+        """The type in which `create` wants a tensor of the checkpoint."""
+        return dtype
+
+    def scale_shape(self, suffix: str, rows: int) -> tuple[int, ...]:
+        """Shape in the checkpoint of what stands beside a matrix of some rows; () is one number. `create` gets float32
+        [rows] of it."""
+        raise ValueError(f"{self.name} has no {suffix!r}")
+
+    def reserve(self, max_tokens: int, max_inputs: int, device: torch.device) -> None:
+        """Allocate what products need besides their operands; called once, before the first."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory that `reserve` took."""
+        return 0
 
     @abc.abstractmethod
     def create(self, tensors: dict[str, torch.Tensor], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
@@ -52,6 +86,15 @@ class LinearMethod(abc.ABC):
         """residual += x @ weight.T + bias. `scratch` has the residual's shape and may be overwritten."""
         self.apply(x_TK, weight, scratch_TN)
         ops.add(scratch_TN, residual_TN)
+
+    def apply_gated_mlp(
+        self, residual_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, gate_up: LinearWeight, kind: str,
+        down: LinearWeight, narrow_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+        delta_TD: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """residual += down(act(gate) * up), with gate and up of rms_norm(residual). All but the residual may be overwritten."""
+        self.apply_normed_gated(residual_TD, norm_D, eps, gate_up, kind, narrow_TI, scratch_TD, scratch_T2I)
+        self.apply_add(narrow_TI, down, residual_TD, delta_TD)
 
     @abc.abstractmethod
     def weight_bytes(self, out_features: int, in_features: int, dtype: torch.dtype) -> int:

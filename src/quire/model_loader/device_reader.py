@@ -51,11 +51,13 @@ class UploadedTensor:
         self._stretches = stretches
 
     def __getitem__(self, index: Any, /) -> torch.Tensor:
-        """The part that `index` (a tuple that begins with a slice) names.
+        """The part that `index` (a tuple that begins with a slice, or () for one number) names.
 
         Raises:
             IndexError: it was not read.
         """
+        if not index:  # one number
+            return self._stretches[0][1]
         rows, *others = index
         for stretch, tensor in self._stretches:
             if stretch.start <= rows.start and rows.stop <= stretch.stop:

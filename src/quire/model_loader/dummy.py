@@ -45,7 +45,7 @@ def dummy_weights(
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(BLOCK_VALUES, generator=generator)
     on_device = noise.to(device)
-    matrices = [source for source in sources if len(source.shape) > 1]
+    matrices = [source for source in sources if len(source.shape) > 1 and not source.is_scale]
     scales = {source.name: _scale(source, gain) for source in sources}
     largest: dict[float, int] = {}
     for source in matrices:
@@ -54,7 +54,9 @@ def dummy_weights(
     blocks = {std: _lay_out((noise * std).to(dtype).to(device), count) for std, count in largest.items()}
     for source in sources:
         std, mean = scales[source.name]
-        if len(source.shape) == 1:
+        if source.is_scale:
+            yield source.name, torch.ones(source.shape, device=device)
+        elif len(source.shape) == 1:
             yield source.name, _cut(on_device, source, seed) * std + mean
         elif device == CPU or len(source.module.sources) > 1:  # kernels pack it, or it is put together with others
             yield source.name, _cut(blocks[std], source, seed)

@@ -20,18 +20,20 @@ from quire.layers.parallel import ParallelPlan
 from quire.logger import init_logger
 from quire.model_loader.device_reader import upload_tensors
 from quire.model_loader.dummy import dummy_weights
-from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
+from quire.model_loader.safetensors_reader import FLOAT8, FLOATS, SafetensorsReader, TensorInfo
 from quire.models.decoder import Decoder, attention_requests
 from quire.models.registry import ModelRegistry
 from quire.models.spec import DecoderSpec
-from quire.models.weights import canonical_name, check_names, check_shapes
-from quire.platforms.interface import Platform, UploadStream
+from quire.models.weights import canonical_name, check_names, check_shapes, is_cache_scale
+from quire.platforms.interface import Capabilities, Platform, UploadStream
 from quire.quantization.registry import linear_method
 from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+FLOAT8_NAMES = ("fp8", "fp8_e4m3")
+"""What kv_cache_dtype calls float8 e4m3."""
 GIB = 1 << 30
 
 
@@ -102,12 +104,12 @@ def build_model(
 ) -> tuple[Decoder, Selection]:
     """A decoder without weights."""
     dtype = _torch_dtype(config.model.dtype, "dtype")
-    cache_dtype = config.cache.cache_dtype
-    kv_dtype = dtype if cache_dtype == "auto" else _torch_dtype(cache_dtype, "cache_dtype")
+    capabilities = platform.capabilities()
+    kv_dtype = _cache_dtype(config.cache.cache_dtype, dtype, capabilities)
     plan = ParallelPlan(config.parallel.tensor_parallel_size, config.parallel.rank)
     requests = attention_requests(spec, kv_dtype, config.cache.block_size, plan, config.model.deterministic)
     selection = select_backend(requests, platform.attention_backends(), config.attention.backend)
-    activation = platform.capabilities().activation_dtype.value
+    activation = capabilities.activation_dtype.value
     model = Decoder(
         spec,
         dtype=dtype,
@@ -119,7 +121,7 @@ def build_model(
         device=device,
         activation_dtype=dtype if activation == "model" else _torch_dtype(activation, "activation_dtype"),
         attention_backend=selection.backend(),
-        linear_method=linear_method(config.model.quantization, config.model.hf_config),
+        linear_method=linear_method(config.model.quantization, config.model.hf_config, capabilities),
         plan=plan,
         deterministic=config.model.deterministic,
     )
@@ -160,7 +162,7 @@ def _wanted_rows(model: Decoder, reader: SafetensorsReader) -> dict[str, list[sl
     for name in reader.infos:
         source = model.sources.get(canonical_name(name, model.sources, model.spec))
         if source is not None:
-            wanted[name] = [source.index(block)[0] for block in source.blocks]
+            wanted[name] = [source.index(block)[0] for block in source.blocks] if source.shape else [slice(0, 1)]
     return wanted
 
 
@@ -172,16 +174,26 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
     """
     check_names(model.sources, model.spec, infos.keys())
     check_shapes(model.sources, model.spec, {name: info.shape for name, info in infos.items()})
-    wrong = [
-        f"{name} is {info.dtype}"
-        for name, info in infos.items()
-        if info.dtype not in FLOATS and canonical_name(name, model.sources, model.spec) in model.sources
-    ]
+    wrong: list[str] = []
+    num_cache_scales = 0
+    for name, info in infos.items():
+        source = model.sources.get(canonical_name(name, model.sources, model.spec))
+        if source is None:
+            num_cache_scales += is_cache_scale(name)
+            continue
+        allowed = FLOAT8 if model.stored_dtype(source) == torch.float8_e4m3fn else FLOATS
+        if info.dtype not in allowed:
+            wrong.append(f"{name} is {info.dtype}")
     if wrong:
-        raise ConfigError(
-            f"{len(wrong)} weights are not of a plain floating-point type ({', '.join(FLOATS)}): {', '.join(wrong[:5])}. "
-            f"The checkpoint seems quantized, but config.json has no quantization_config",
-            setting="model",
+        found = f"{len(wrong)} weights are not of a plain floating-point type ({', '.join(FLOATS)})"
+        why = "The checkpoint seems quantized, but config.json has no quantization_config"
+        if any(model.stored_dtype(source) == torch.float8_e4m3fn for source in model.sources.values()):
+            found, why = f"{len(wrong)} weights have another type than they should", "config.json says float8 matrices"
+        raise ConfigError(f"{found}: {', '.join(wrong[:5])}. {why}", setting="model")
+    if num_cache_scales:
+        logger.info(
+            "The checkpoint's %d scales for keys and values are not used: the cache takes values as they are",
+            num_cache_scales,
         )
 
 
@@ -217,6 +229,19 @@ def _weights_folder(config: EngineConfig) -> str:
 def _is_snapshot(path: str) -> bool:
     """Whether a folder is one of the hub client's snapshots (its configuration was fetched without the weights)."""
     return os.path.basename(os.path.dirname(path)) == "snapshots"
+
+
+def _cache_dtype(name: str, dtype: torch.dtype, capabilities: Capabilities) -> torch.dtype:
+    """Type of keys and values in their pages."""
+    if name == "auto":
+        return dtype
+    if name not in FLOAT8_NAMES:
+        return _torch_dtype(name, "kv_cache_dtype")
+    if not capabilities.fp8.value:
+        raise ConfigError(
+            f"kv_cache_dtype={name!r} cannot run on this device: {capabilities.fp8.why}", setting="kv_cache_dtype"
+        )
+    return torch.float8_e4m3fn
 
 
 def _torch_dtype(name: str, setting: str) -> torch.dtype:

@@ -87,6 +87,9 @@ class Assembler:
 
     def _place(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
         module, dtype, tensors = source.module, self._dtype_of(source), unfinished.tensors
+        if source.is_scale:
+            self._place_scale(source, tensor, unfinished)
+            return
         shape = unfinished.shape[:1] if source.columns is None else unfinished.shape
         for block in source.blocks:
             piece = tensor[source.index(block)]
@@ -98,6 +101,16 @@ class Assembler:
             if source.suffix not in tensors:
                 tensors[source.suffix] = self._buffer(shape, dtype, unfinished)
             tensors[source.suffix][block.at : block.at + piece.shape[0]].copy_(piece)
+
+    def _place_scale(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
+        """One number a row, also where the checkpoint has one for all."""
+        rows = unfinished.shape[0]
+        if source.suffix not in unfinished.tensors:
+            unfinished.tensors[source.suffix] = torch.empty(rows, dtype=torch.float32, device=self._device)
+        scale = unfinished.tensors[source.suffix]
+        for block in source.blocks:
+            count = block.rows.stop - block.rows.start
+            scale[block.at : block.at + count].copy_(tensor[source.index(block)].reshape(-1))
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype, unfinished: _Unfinished) -> torch.Tensor:
         count = math.prod(shape)
@@ -112,13 +125,15 @@ class Assembler:
         return flat[:count].view(shape)
 
     def _dtype_of(self, source: Source) -> torch.dtype:
+        if source.module.is_quantizable and source.suffix != "bias":
+            return self._method.of_module(source.module.sources).stored_dtype(source.suffix, self._dtype)
         is_matrix = source.module.kind in ("linear", "embedding", "experts") and source.suffix != "bias"
         return self._dtype if is_matrix else torch.float32
 
     def _finish(self, module: Module, tensors: dict[str, torch.Tensor]) -> Weight:
         bias = tensors.pop("bias", None)
         if module.is_quantizable:
-            return self._method.create(tensors, bias, self._dtype)
+            return self._method.of_module(module.sources).create(tensors, bias, self._dtype)
         if module.kind in ("linear", "embedding"):
             return ops.pack_linear(tensors["weight"], bias)
         if module.kind == "norm":

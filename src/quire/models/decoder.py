@@ -92,7 +92,7 @@ class Decoder(CausalLM):
         self.linear_method = linear_method or UnquantizedLinear()
         self.max_positions = _check_positions(spec, max_positions)
         self.modules = weight_table.modules_of(spec)
-        self.sources = weight_table.sources_of(self.modules, spec, self.plan)
+        self.sources = weight_table.sources_of(self.modules, spec, self.plan, self.linear_method)
         # Checkpoints were trained with the factor in their own number type (Gemma's square root is not exact in bfloat16).
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))
         self._embedding: LinearWeight | None = None
@@ -103,6 +103,12 @@ class Decoder(CausalLM):
         self._is_fused = self._can_fuse()
         self.workspace = self._build_workspace(max_tokens, max_logits, activation_dtype or dtype)
         self._build_mixtures()
+
+    def stored_dtype(self, source: weight_table.Source) -> torch.dtype:
+        """The type in which the checkpoint must hold a tensor; for plain types, any of them will do."""
+        if not source.module.is_quantizable or source.suffix == "bias":
+            return self.dtype
+        return self.linear_method.of_module(source.module.sources).stored_dtype(source.suffix, self.dtype)
 
     # What the layers need of others.
 
@@ -218,13 +224,13 @@ class Decoder(CausalLM):
             return
         activated_TI = views.narrow(width)
         if isinstance(layer.mlp, GatedMLP):
-            method.apply_normed_gated(
-                residual_TD, norm_D, eps, linears["gate_up"], layer.activation, activated_TI, normed_TD,
-                views.wide(2 * width),
+            method.apply_gated_mlp(
+                residual_TD, norm_D, eps, linears["gate_up"], layer.activation, linears["down"], activated_TI, normed_TD,
+                views.wide(2 * width), delta_TD,
             )  # fmt: skip
-        else:
-            method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
-            ops.activation(activated_TI, layer.activation)
+            return
+        method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
+        ops.activation(activated_TI, layer.activation)
         method.apply_add(activated_TI, linears["down"], residual_TD, delta_TD)
 
     def _run_sequential(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> None:
@@ -351,6 +357,7 @@ class Decoder(CausalLM):
             qkv = (params.num_heads + 2 * params.num_kv_heads) * params.head_dim
             wide = max(wide, qkv, 2 * width if isinstance(mlp, GatedMLP) else 0)
             narrow = max(narrow, params.num_heads * params.head_dim, width)
+        self.linear_method.reserve(max_tokens, max(narrow, self.spec.hidden), self.device)
         return Workspace(
             max_tokens=max_tokens,
             max_logits=max_logits,
@@ -376,7 +383,7 @@ class Decoder(CausalLM):
         return {
             **describe_weights(self.modules, self.plan, self.dtype, self.linear_method, self.spec),
             **describe_pages(self.kv_cache_specs()),
-            "workspace_bytes": self.workspace.num_bytes,
+            "workspace_bytes": self.workspace.num_bytes + self.linear_method.scratch_bytes,
             "layers": self.spec.layers,
             "hidden": self.spec.hidden,
             "vocab": self.spec.vocab,

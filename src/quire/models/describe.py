@@ -23,7 +23,7 @@ def describe_weights(
         if module.kind == "experts":
             idle += rows * columns // module.experts * (module.experts - _active_experts(spec, module))
         if module.is_quantizable:
-            weight_bytes += method.weight_bytes(rows, columns, dtype)
+            weight_bytes += method.of_module(module.sources).weight_bytes(rows, columns, dtype)
         else:
             weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.columns else 4)
         weight_bytes += 4 * bias

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from quire.errors import ConfigError
+from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, MoE, Norm
 
@@ -110,8 +112,15 @@ class Source:
     blocks: tuple[Block, ...]
     columns: slice | None
 
+    @property
+    def is_scale(self) -> bool:
+        """Whether it stands beside a matrix, as one number or one a row."""
+        return self.suffix not in ("weight", "bias")
+
     def index(self, block: Block) -> tuple[slice, ...]:
         """What to read of the checkpoint's tensor for a block, in the checkpoint's own layout."""
+        if not self.shape:
+            return ()
         if self.columns is None:
             return (block.rows,)
         return (self.columns, block.rows) if self.module.transposed else (block.rows, self.columns)
@@ -137,10 +146,12 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
     return modules
 
 
-def sources_of(modules: list[Module], spec: DecoderSpec, plan: ParallelPlan) -> dict[str, Source]:
+def sources_of(
+    modules: list[Module], spec: DecoderSpec, plan: ParallelPlan, method: LinearMethod | None = None
+) -> dict[str, Source]:
     """The checkpoint tensors that fill the modules, by name (with the first of the spec's prefixes)."""
-    prefix = spec.weights.prefixes[0]
-    return {source.name: source for module in modules for source in _module_sources(module, prefix, plan)}
+    prefix, method = spec.weights.prefixes[0], method or UnquantizedLinear()
+    return {source.name: source for module in modules for source in _module_sources(module, prefix, plan, method)}
 
 
 def canonical_name(name: str, sources: Mapping[str, Source], spec: DecoderSpec) -> str:
@@ -177,7 +188,9 @@ def check_shapes(sources: Mapping[str, Source], spec: DecoderSpec, shapes: Mappi
     wrong: list[str] = []
     for name, shape in shapes.items():
         source = sources.get(canonical_name(name, sources, spec))
-        if source is not None and tuple(shape) != source.shape:
+        if source is None or (source.is_scale and math.prod(shape) == math.prod(source.shape)):
+            continue
+        if tuple(shape) != source.shape:
             wrong.append(f"{name} is {list(shape)}, config.json asks for {list(source.shape)}")
     if wrong:
         raise ConfigError(f"wrong weight shapes ({len(wrong)}): {_listing(wrong, '; ')}", setting="model")
@@ -188,9 +201,18 @@ def _listing(items: list[str], separator: str = ", ", limit: int = 20) -> str:
     return separator.join(items[:limit]) + more or "none"
 
 
+CACHE_SCALES = ("*.k_scale", "*.v_scale", "*.kv_scale", "*.q_scale", "*.prob_scale")
+"""Scales for a cache in float8: keys and values are written there as they are."""
+
+
+def is_cache_scale(name: str) -> bool:
+    """Whether a tensor of the checkpoint is a scale for keys or values."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in CACHE_SCALES)
+
+
 def is_ignored(name: str, spec: DecoderSpec) -> bool:
     """Whether a tensor of the checkpoint carries nothing to load."""
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.weights.ignored):
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.weights.ignored) or is_cache_scale(name):
         return True
     return spec.tied_embeddings and name.endswith("lm_head.weight")
 
@@ -273,20 +295,25 @@ def _mixture_modules(spec: DecoderSpec, layer: int, mlp: MoE) -> Iterator[Module
             yield module("shared_gate", "linear", (Part(1, 1),), spec.hidden, plain=True)
 
 
-def _module_sources(module: Module, prefix: str, plan: ParallelPlan) -> Iterator[Source]:
+def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod) -> Iterator[Source]:
     suffixes = [""] if module.kind == "vector" else ["weight"]
+    if module.is_quantizable:
+        method = method.of_module(module.sources)
+        suffixes = list(method.suffixes)
     if module.bias:
         suffixes.append("bias")
     for suffix in suffixes:
-        is_matrix = module.columns > 0 and suffix != "bias"
+        is_matrix = module.columns > 0 and suffix == "weight"
         columns = module.local_columns(plan) if is_matrix else None
         for source, (shape_rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
             shape: tuple[int, ...] = (shape_rows, module.columns) if is_matrix else (shape_rows,)
+            if suffix not in ("", "weight", "bias"):
+                shape = method.scale_shape(suffix, shape_rows)
             yield Source(
                 name=("" if module.name == "lm_head" else prefix) + source + (f".{suffix}" if suffix else ""),
                 module=module,
                 suffix=suffix or "weight",
-                shape=shape[::-1] if module.transposed else shape,
+                shape=shape[::-1] if module.transposed and is_matrix else shape,
                 blocks=blocks,
                 columns=columns,
             )

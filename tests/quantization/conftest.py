@@ -1,0 +1,36 @@
+"""A CPU that may use float8, through the references alone."""
+
+import dataclasses
+
+import pytest
+
+from quire.kernels import ops
+from quire.platforms.cpu import CpuPlatform
+from quire.platforms.interface import Because
+
+
+class Float8Cpu(CpuPlatform):
+    """As the CPU, with float8 said to be there: plain PyTorch computes with it."""
+
+    def capabilities(self):
+        return dataclasses.replace(super().capabilities(), fp8=Because(True, "a test's own platform"))
+
+    def select_kernels(self, *, deterministic=False):
+        ops.select("any", deterministic=deterministic)
+
+    def attention_backends(self):
+        return ["quire.attention.reference:ReferenceBackend"]
+
+
+@pytest.fixture(autouse=True)
+def restored_choice(monkeypatch):
+    """Which kernels are chosen is the process's state: other rooms' tests get back what they had."""
+    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
+    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
+
+
+@pytest.fixture
+def float8_cpu():
+    platform = Float8Cpu()
+    platform.select_kernels()
+    return platform
