@@ -1,0 +1,132 @@
+"""Mixtures of experts in the decoder: weights under many names, shares of ranks, buffers, numbers, and the fused way."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from tests.oracles.model_driver import ModelDriver, Sequence
+from tests.oracles.tiny_models import load_oracle
+
+from quire.attention.reference import ReferenceBackend
+from quire.config import HFConfig
+from quire.errors import ConfigError
+from quire.kernels import ops, registry
+from quire.layers.parallel import ParallelPlan
+from quire.model_loader.dummy import dummy_weights
+from quire.model_loader.safetensors_reader import SafetensorsReader
+from quire.models.decoder import Decoder
+from quire.models.registry import ModelRegistry
+from quire.models.spec import DecoderSpec, MoE
+from quire.models.weights import modules_of, sources_of
+
+TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
+QWEN3 = "Qwen3MoeForCausalLM"
+
+
+def spec_of(path) -> DecoderSpec:
+    hf = HFConfig(json.loads((path / "config.json").read_bytes()))
+    return ModelRegistry.resolve(hf.architectures).make_spec(hf)
+
+
+def build(spec: DecoderSpec, **settings) -> Decoder:
+    defaults = {"dtype": torch.float32, "kv_dtype": torch.float32, "block_size": 16, "max_tokens": 64, "max_logits": 16}
+    return Decoder(spec, attention_backend=ReferenceBackend(), **(defaults | settings))
+
+
+def load(path, **settings) -> Decoder:
+    model = build(spec_of(path), **settings)
+    model.load_weights(SafetensorsReader(path).stream())
+    return model
+
+
+def test_layers_without_experts_are_as_config_says(tiny):
+    spec = spec_of(tiny(QWEN3, decoder_sparse_step=2, num_hidden_layers=4, mlp_only_layers=[3]))
+    assert [isinstance(mlp, MoE) for mlp in spec.mlps()] == [False, True, False, False]
+
+
+def test_names_of_published_configs_are_understood():
+    values = {
+        "architectures": [QWEN3], "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "norm_topk_prob": True, "hidden_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 32, "head_dim": 128,
+        "num_key_value_heads": 4, "vocab_size": 1000, "intermediate_size": 6144, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "rope_theta": 1e6, "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    }  # fmt: skip
+    spec = ModelRegistry.resolve(QWEN3).make_spec(HFConfig(values))
+    sources = sources_of(modules_of(spec), spec, ParallelPlan())
+    assert sources["model.layers.1.mlp.experts.127.up_proj.weight"].shape == (768, 2048)
+    assert sources["model.layers.0.mlp.experts.64.down_proj.weight"].shape == (2048, 768)
+    assert sources["model.layers.0.mlp.gate.weight"].shape == (128, 2048)
+
+
+def test_a_missing_expert_is_named(reference_kernels, tiny):
+    model = build(spec_of(tiny(QWEN3)))
+    weights = dict(dummy_weights(model.sources.values(), model.spec, 0, torch.float32))
+    del weights["model.layers.1.mlp.experts.5.up_proj.weight"]
+    with pytest.raises(ConfigError, match=r"Missing \(1\): model\.layers\.1\.mlp\.experts\.5\.up_proj\.weight"):
+        model.load_weights(weights.items())
+
+
+@pytest.mark.parametrize("architecture", [QWEN3, "Qwen2MoeForCausalLM", "MixtralForCausalLM"])
+def test_the_shares_of_two_ranks_add_up_to_the_whole(architecture, reference_kernels, tiny):
+    path = tiny(architecture, num_hidden_layers=1)
+    whole = load(path)
+    shares = [load(path, plan=ParallelPlan(2, rank)) for rank in range(2)]
+    x_TD = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    num_tokens = torch.tensor([9])
+    outs = []
+    for model in (whole, *shares):
+        mixture = model._layers[0].mixture
+        assert mixture is not None
+        outs.append(torch.empty_like(x_TD))
+        mixture.run(x_TD, outs[-1], num_tokens, model.workspace.tokens(9))
+    torch.testing.assert_close(outs[1] + outs[2], outs[0], rtol=1e-4, atol=1e-5)
+    assert outs[1].abs().max() > 0.1 * outs[0].abs().max()
+
+
+def test_random_weights_serve_every_expert_another_matrix(reference_kernels, tiny):
+    model = build(spec_of(tiny(QWEN3)))
+    model.load_weights(dummy_weights(model.sources.values(), model.spec, 0, torch.float32))
+    experts = model._layers[0].mixture._weights()
+    assert experts.gate_up_E2ID.shape == (8, 80, 64)
+    assert experts.down_EDI.shape == (8, 64, 40)
+    assert len({tuple(row.tolist()) for row in experts.gate_up_E2ID[:, 0, :4]}) == 8
+
+
+def test_numbers_tell_all_parameters_from_those_that_a_token_uses(reference_kernels, tiny):
+    path = tiny(QWEN3)
+    report = load(path).describe()
+    total = sum(parameter.numel() for parameter in load_oracle(path).parameters())
+    one_expert = 3 * 64 * 40
+    assert report["parameters"] == total
+    assert report["active_parameters"] == total - 3 * (8 - 3) * one_expert
+    assert report["weight_bytes"] == 4 * total
+    assert "active_parameters" not in load(tiny("Qwen3ForCausalLM")).describe()
+
+
+def test_an_engine_that_cannot_record_a_mixture_runs_it_eagerly_and_computes_nothing_to_find_out(
+    kernels, tiny, monkeypatch
+):
+    from quire.kernels.cpu import recording
+
+    model = load(tiny(QWEN3))
+    driver = ModelDriver(model)
+    expected = driver.prefill(Sequence(list(TOKENS), row=0))
+    ran: list[str] = []
+    for op in ops.MIXTURE:
+        function = ops._chosen[op]
+        monkeypatch.setitem(ops._chosen, op, lambda *args, f=function, op=op: (ran.append(op), f(*args)))
+    step = driver.step_inputs
+    assert recording.record(lambda: model.forward(step), 12, 3, runs=False) is None
+    assert ran in ([], ["moe_route"])
+    again = driver.prefill(Sequence(list(TOKENS), row=1))
+    torch.testing.assert_close(again, expected, rtol=0, atol=1e-5)
+
+
+def test_models_with_mixtures_are_not_fused_without_kernels_for_them(tiny, restored_choice, monkeypatch):
+    ops.select("any")
+    native = dataclasses.replace(ops.choices()["norm_linear"].chosen, platform="cuda")
+    monkeypatch.setitem(ops._choices, "norm_linear", registry.Choice(native, []))
+    assert build(spec_of(tiny("Qwen3ForCausalLM")))._is_fused
+    assert not build(spec_of(tiny(QWEN3)))._is_fused
