@@ -262,6 +262,20 @@ def test_a_float8_cache_has_one_byte_a_value(float8_cpu, llama, name):
     assert 0 < moved.mean() < 0.15
 
 
+def test_experts_stay_plain_and_stored_ones_are_refused(float8_cpu, tmp_path, caplog):
+    path = make_tiny_model(
+        "Qwen3MoeForCausalLM", tmp_path / "plain", head_dim=16, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True,
+    )  # fmt: skip
+    with caplog.at_level("WARNING", logger="quire"):
+        loaded = load(float8_cpu, path, quantization="fp8")
+    assert "Experts stay in the model's own type" in caplog.text
+    assert logprobs_of(loaded).isfinite().all()
+    store(path, tmp_path / "stored", {"quant_method": "fp8"})
+    with pytest.raises(ConfigError, match="mixture of experts stored as 'fp8'"):
+        load(float8_cpu, tmp_path / "stored")
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

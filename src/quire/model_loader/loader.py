@@ -125,7 +125,22 @@ def build_model(
         plan=plan,
         deterministic=config.model.deterministic,
     )
+    _check_experts(model)
     return model, selection
+
+
+def _check_experts(model: Decoder) -> None:
+    """Formats of matrices say nothing of experts, which are multiplied by kernels of their own."""
+    method = model.linear_method
+    if method.name == "unquantized" or not any(module.kind == "experts" for module in model.modules):
+        return
+    if len(method.suffixes) > 1:
+        raise ConfigError(
+            f"the checkpoint is a mixture of experts stored as {method.name!r}, which is not supported: use the plain "
+            f"checkpoint",
+            setting="quantization",
+        )
+    logger.warning("Experts stay in the model's own type: quantization=%r covers the other matrices only", method.name)
 
 
 def load_weights(model: Decoder, config: EngineConfig, uploads: UploadStream | None = None) -> int:
