@@ -155,6 +155,7 @@ class LLMEngine:
             touched, aborts = self._outputs.process(outputs, time.monotonic())
             if aborts:
                 self._client.abort_requests(aborts)
+            self._outputs.detokenize_some()  # the device works on the next step meanwhile
             self.do_log_stats()
         built = [record.build_output() for record in touched]
         return [output for output in built if output is not None]

@@ -12,6 +12,9 @@ from quire.errors import CapacityError, QuireError, RequestError
 from quire.metrics.engine_metrics import FinishedRequest
 from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
 
+DETOKENIZE_EVERY = 16
+"""Steps after which a quiet sequence's tokens become text: joining a few at a time costs no more than all at once."""
+
 
 class StatsHook(Protocol):
     """Who is told what the engine does; `metrics.EngineMetrics` is one. Times in seconds."""
@@ -40,6 +43,8 @@ class OutputProcessor:
         self.hooks: list[StatsHook] = list(hooks)
         self._records: dict[str, RequestRecord] = {}
         self._sequences: dict[str, tuple[RequestRecord, SequenceState]] = {}
+        self._silent: list[SequenceState] = []
+        self._num_silent = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -127,6 +132,16 @@ class OutputProcessor:
                 hook.record_step(outputs.stats)
         return touched, aborts
 
+    def detokenize_some(self) -> None:
+        """Make text for some sequences that nobody reads before their end; after `DETOKENIZE_EVERY` calls, for all of them.
+        So little is left to do when many end at once. Meant for moments in which the device works."""
+        if not self._silent:
+            self._silent = [sequence for _, sequence in self._sequences.values() if sequence.is_quiet]
+            self._num_silent = -(-len(self._silent) // DETOKENIZE_EVERY)
+        for sequence in self._silent[-self._num_silent :]:
+            sequence.detokenize_ahead(DETOKENIZE_EVERY)
+        del self._silent[-self._num_silent :]
+
     @staticmethod
     def _touch(record: RequestRecord, touched: list[RequestRecord]) -> None:
         if not record.is_touched:
@@ -196,6 +211,8 @@ class OutputProcessor:
         record.num_unfinished -= 1
         if record.num_unfinished == 0:
             self._records.pop(record.request_id, None)
+        if not self._sequences:
+            self._silent.clear()
         for hook in self.hooks:
             hook.record_finished(_finished(record, sequence, now))
 

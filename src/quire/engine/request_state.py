@@ -174,6 +174,12 @@ class SequenceState:
 
     # --- outputs go out ---
 
+    def detokenize_ahead(self, least: int) -> None:
+        """Make text of the tokens so far, before anybody reads it: of at least `least` tokens, and where that is cheap."""
+        has_tokens = len(self.token_ids) - self._fed >= least and self.finish_reason is None
+        if has_tokens and self._tokenizer is not None and self._tokenizer.token_bytes is not None:
+            self._catch_up_text()
+
     def _catch_up_text(self) -> None:
         """Without stop strings text is made here, when it is read. At the end of a quiet request: all at once."""
         if self._tokenizer is None or self._stops is not None:
