@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 import torch
+from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
+from tests.kernels.triton.decode_batches import Batch, make_batch
 
 from quire.attention.interface import AttentionRequest
 from quire.attention.triton import TritonBackend
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels.triton import decode_attention
-from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
-from tests.kernels.triton.decode_batches import Batch, make_batch
 
 REQUEST = AttentionRequest(num_heads=4, num_kv_heads=2, head_dim=64, kv_dtype=torch.bfloat16, block_size=16)
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.kernels.triton.decode_batches import Batch, make_batch
 
 from quire.kernels.triton import decode_attention
 from quire.kernels.triton.decode_attention import _launch
-from tests.kernels.triton.decode_batches import Batch, make_batch
 
 drawn = settings(
     max_examples=12,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.kernels.triton.decode_batches import make_batch
 
 from quire.kernels.triton.rope import rope_and_cache
-from tests.kernels.triton.decode_batches import make_batch
 
 drawn = settings(
     max_examples=20,

@@ -73,7 +73,7 @@ def _finish(peak_M, sum_M, acc_MH, sinks, head_M, is_head_M, v_scale, HAS_SINKS:
 @triton.jit
 def _combine(
     parts_acc, parts_softmax, first_program, num_parts, kv_head, sinks, v_scale,
-    G: tl.constexpr, G_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr, I: tl.constexpr, HAS_SINKS: tl.constexpr,
+    G: tl.constexpr, G_PAD: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr, PARTS: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Put a head's parts together in order. A program leaves the part it began in the middle of a head at place 0, the
     one it began at a head's first tile at place 1."""
@@ -82,8 +82,8 @@ def _combine(
     peak_G = tl.full((G_PAD,), float("-inf"), tl.float32)
     sum_G = tl.zeros((G_PAD,), tl.float32)
     acc_GH = tl.zeros((G_PAD, H_PAD), tl.float32)
-    for start in range(0, num_parts, I):
-        part_I = start + tl.arange(0, I)
+    for start in range(0, num_parts, PARTS):
+        part_I = start + tl.arange(0, PARTS)
         place_I = ((first_program + part_I) * 2 + tl.where(part_I == 0, 1, 0)).to(tl.int64)
         mask_IG = (part_I < num_parts)[:, None] & is_g_1G
         row_IG = place_I[:, None] * G + g_G[None, :]
@@ -111,7 +111,7 @@ def _decode_attention(
     scale, soft_cap, k_scale, v_scale, eps,
     num_requests, window, min_share, qkv_stride, table_stride, page_stride, value_offset,
     K: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, M: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
-    PAGE: tl.constexpr, TILE: tl.constexpr, B_PAD: tl.constexpr, I: tl.constexpr, STAGES: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, B_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
     ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
     FUSED: tl.constexpr, PDL: tl.constexpr,
@@ -248,7 +248,7 @@ def _decode_attention(
                 tl.store(arrivals + b * K + kv_head, 0)
                 done_GH = _combine(
                     parts_acc, parts_softmax, first_program, last_program - first_program + 1, kv_head,
-                    sinks, v_scale, G, G_PAD, H, H_PAD, I, HAS_SINKS,
+                    sinks, v_scale, G, G_PAD, H, H_PAD, PARTS, HAS_SINKS,
                 )  # fmt: skip
                 g_G = tl.arange(0, G_PAD)
                 out_GH = out + token * (K * G * H) + ((kv_head * G + g_G) * H)[:, None] + dim_H[None, :]
@@ -370,7 +370,7 @@ def _launch(
         PAGE=metadata.block_size,
         TILE=tile or tile_length(h, kv_cache.dtype.itemsize),
         B_PAD=requests_padded(metadata.num_requests),
-        I=max(1, 4096 // (group_pad * head_pad)),
+        PARTS=max(1, 4096 // (group_pad * head_pad)),
         STAGES=num_stages,
         ROTARY_DIM=rope.rotary_dim if rope is not None else 0,
         INTERLEAVED=rope is not None and rope.interleaved,
