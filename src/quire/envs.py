@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     QUIRE_CPU_THREADS: int | None
     QUIRE_USE_MODELSCOPE: bool
     QUIRE_CACHE_ROOT: str
+    QUIRE_KERNEL_CACHE: str | None
     QUIRE_ALLOW_LONG_MAX_MODEL_LEN: bool
     QUIRE_ENABLE_MULTIPROCESSING: bool
     QUIRE_ENGINE_READY_TIMEOUT_S: float
@@ -140,6 +141,9 @@ VARIABLES: dict[str, Variable] = {
     "QUIRE_USE_MODELSCOPE": _flag(False, "1 resolves hub ids at ModelScope."),
     "QUIRE_CACHE_ROOT": Variable(
         "str", _default_cache_root, "Where Quire keeps files between runs.", os.path.expanduser
+    ),
+    "QUIRE_KERNEL_CACHE": _text(
+        None, "A folder of compiled GPU kernels (`quire compile-cache --output`) that is only read."
     ),
     "QUIRE_ALLOW_LONG_MAX_MODEL_LEN": _flag(False, "1 allows a max_model_len beyond what the checkpoint declares."),
     "QUIRE_ENABLE_MULTIPROCESSING": _flag(False, "1 runs the offline engine's core in a process of its own."),

@@ -1,0 +1,142 @@
+"""A process that compiles kernels beside the engine's, and who waits for which of them.
+
+It is started before torch is imported, so that compilers run while the engine imports, reads weights and makes its buffers. A
+launch that needs a kernel which is being compiled waits for that one. Imports neither torch nor Triton.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.kernels.triton.places import Variant, identity
+from quire.logger import init_logger
+from quire.timeline import STARTUP
+
+logger = init_logger(__name__)
+
+PATIENCE_S = 120.0
+"""How long a launch waits for a kernel that another process compiles, before it compiles that itself."""
+
+_CHILD = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from quire.kernels.triton.compile_worker import main
+main()
+"""
+
+
+class CompilingProcess:
+    """Compiles lists of variants, one list after another, each in several processes.
+
+    Args:
+        capability: compute capability, 90 for 9.0.
+        processes: compilers that run at a time.
+        folder: where kernels go, if not to the usual cache.
+    """
+
+    def __init__(self, capability: int, processes: int, folder: Path | None = None) -> None:
+        self._order = {"capability": capability, "processes": processes, "folder": str(folder) if folder else None}
+        self._variants: list[Variant] = []
+        self._pending: set[str] = set()
+        self._changed = threading.Condition()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._is_over = False
+        self.errors: dict[str, str] = {}
+        """Why a variant could not be compiled, by its identity."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, json.dumps([path or os.getcwd() for path in sys.path])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._threads = [
+            threading.Thread(target=work, name=f"kernels-{work.__name__}", daemon=True)
+            for work in (self._send, self._follow, self._listen)
+        ]
+        self._complaints: list[str] = []
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, variants: Sequence[Variant]) -> None:
+        """Compile these too."""
+        with self._changed:
+            if self._is_over:
+                return
+            fresh = [variant for variant in variants if identity(variant) not in self._pending]
+            first = len(self._variants)
+            self._variants += fresh
+            self._pending.update(map(identity, fresh))
+        self._lines.put(json.dumps({**self._order, "first": first, "variants": fresh}))
+
+    def finish(self) -> None:
+        """Nothing more will be added: the process ends when it is through."""
+        with self._changed:
+            self._is_over = True
+        self._lines.put(None)
+
+    def _send(self) -> None:
+        """A thread, because a pipe takes no more than its reader reads, and that one imports first."""
+        stream = self._process.stdin
+        assert stream is not None
+        try:
+            while (line := self._lines.get()) is not None:
+                stream.write(line + "\n")
+                stream.flush()
+            stream.close()
+        except (OSError, ValueError) as error:
+            logger.debug("the compiling process takes no more: %s", error)
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._complaints = [*self._complaints[-20:], line]
+
+    def _follow(self) -> None:
+        assert self._process.stdout is not None
+        with STARTUP.phase("kernels", is_beside=True) as phase:
+            for line in self._process.stdout:
+                number, _, error = line.rstrip("\n").partition(" ")
+                name = identity(self._variants[int(number)])
+                with self._changed:
+                    self._pending.discard(name)
+                    if error:
+                        self.errors[name] = error
+                    self._changed.notify_all()
+                phase.note = f"{len(self._variants) - len(self._pending) - len(self.errors)} compiled"
+        self._process.wait()
+        with self._changed:
+            unfinished, self._pending, self._is_over = len(self._pending), set(), True
+            self._changed.notify_all()
+        if unfinished:
+            why = "".join(self._complaints).strip()[-600:] or f"exit code {self._process.returncode}"
+            logger.warning("%d kernels were not compiled ahead, they will be when they are needed: %s", unfinished, why)
+
+    def wait_for(self, variant: Variant) -> None:
+        """Return when nobody compiles this variant (any more)."""
+        name = identity(variant)
+        with self._changed:
+            self._changed.wait_for(lambda: name not in self._pending, PATIENCE_S)
+
+    def is_idle(self) -> bool:
+        """Whether everything that was added is compiled, or cannot be."""
+        with self._changed:
+            return not self._pending
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until everything that was added is compiled; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, timeout)
+
+    def close(self) -> None:
+        """Stop compiling; may be called twice."""
+        self.finish()
+        if self._process.poll() is None:
+            self._process.terminate()
+        for thread in self._threads:
+            thread.join(timeout=5)

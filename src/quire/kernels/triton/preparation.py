@@ -1,0 +1,127 @@
+"""What a start does about its kernels: compile them beside everything else, or find them compiled.
+
+A start leaves a list of what it launched. The next one of the same model compiles that list, in processes of its own, from its
+first moment; if all of it is in a cache, as on every later start, nothing is compiled. A model without a list is rehearsed when
+its buffers are there: every step size is launched once with launches that only tell what they would need.
+Knows lists and configuration; imports neither torch nor Triton until `install`.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EngineConfig
+from quire.kernels.triton import places
+from quire.kernels.triton.ahead import CompilingProcess
+from quire.kernels.triton.places import Variant
+from quire.logger import init_logger
+from quire.timeline import STARTUP
+
+if TYPE_CHECKING:
+    from quire.kernels.triton.variants import Recorder
+
+logger = init_logger(__name__)
+
+_SHAPE_FIELDS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act"),
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "n_embd", "n_head"),
+)
+"""What of a config.json decides which kernels run; a list of a model that differs elsewhere serves as well."""
+
+
+class KernelPreparation:
+    """The kernels of one engine's start, in this order: `begin`, `install`, `rehearse`, `save`.
+
+    Args:
+        capability: compute capability, 90 for 9.0.
+        processes: compilers that may run at a time.
+    """
+
+    def __init__(self, config: EngineConfig, capability: int, processes: int) -> None:
+        self.name = list_name(config, capability)
+        self._capability, self._processes = capability, processes
+        self._known: list[Variant] = []
+        self._compiling: CompilingProcess | None = None
+        self._recorder: Recorder | None = None
+
+    def begin(self) -> None:
+        """Start compiling what this model is known to need, unless a cache has it all."""
+        self._known = places.find_list(self.name)
+        if self._known and places.is_compiled(self._known, self._capability):
+            return
+        self._compiling = CompilingProcess(self._capability, self._processes)
+        self._compiling.add(self._known)
+
+    def install(self) -> None:
+        """Put the caches, the driver and the recorder in place; torch and Triton are imported now."""
+        from quire.kernels.triton import cache, driver, variants
+
+        cache.install()
+        driver.install()
+        self._recorder = variants.recorder(self._wait_for)
+
+    def _wait_for(self, variant: Variant) -> None:
+        if self._compiling is not None:
+            self._compiling.wait_for(variant)
+
+    def rehearse(self, launch_all: Callable[[], Any]) -> None:
+        """Have everything compiled that `launch_all` would launch; it is called only where no list says that already."""
+        if self._known or self._compiling is None or self._recorder is None:
+            return
+        with STARTUP.phase("rehearsal") as phase, self._recorder.collecting() as collected:
+            launch_all()
+        phase.note = f"{len(collected)} kernels"
+        self._compiling.add(collected)
+
+    def save(self) -> None:
+        """The engine is ready, or ends: keep the list, and note that all of it is compiled. May be called again."""
+        if self._recorder is None:
+            return
+        errors: dict[str, str] = {}
+        if self._compiling is not None:
+            self._compiling.finish()
+            errors = self._compiling.errors
+        used = places.merge(self._known, self._recorder.variants())
+        used = [variant for variant in used if places.identity(variant) not in errors]
+        try:
+            if used != self._known:
+                places.write_list(places.list_folders()[0] / f"{self.name}.json", used)
+                self._known = used
+            if self._compiling is None or self._compiling.is_idle():
+                (places.writable_folder() / places.stamp_name(used, self._capability)).touch()
+        except OSError as error:
+            logger.warning("The list of kernels cannot be kept, the next start compiles again: %s", error)
+
+    def close(self) -> None:
+        """The engine ends."""
+        self.save()
+        if self._compiling is not None:
+            self._compiling.close()
+            self._compiling = None
+
+
+def list_name(config: EngineConfig, capability: int) -> str:
+    """What starts have in common that need the same kernels, as a file's name."""
+    hf_config = config.model.hf_config
+    shape = {field: hf_config.get(field) for field in _SHAPE_FIELDS if field in hf_config}
+    settings = (
+        shape,
+        config.model.quantization,
+        config.cache.cache_dtype,
+        config.cache.block_size,
+        config.parallel.tensor_parallel_size,
+        config.model.deterministic,
+        config.attention.backend,
+    )
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return f"{config.model.architecture}-{config.model.dtype}-sm{capability}-{digest}"
+
+
+def copy_lists(target: Path) -> None:
+    """Put every known list into a folder that is shipped."""
+    for folder in reversed(places.list_folders()):
+        for file in sorted(folder.glob("*.json")):
+            variants = places.merge(places.read_list(target / file.name), places.read_list(file))
+            places.write_list(target / file.name, variants)

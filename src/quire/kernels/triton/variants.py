@@ -1,0 +1,215 @@
+"""Which compiled forms of which kernels a process used, as plain data that another process can compile from.
+
+A variant is a kernel with the types of its arguments, its constants and its options. `Recorder` notes those that a process
+launches; `compile_variant` makes one without a GPU. Knows Triton's compiler; knows no model.
+"""
+
+import contextlib
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction
+
+from quire.kernels.triton.places import Variant, identity, merge
+
+PACKAGES = ("quire.", "triton.")
+"""A list of variants may name kernels of these packages: it is data, and data loads no other code."""
+_DERIVED_OPTIONS = ("extern_libs", "arch", "supported_fp8_dtypes", "backend_name", "warp_size", "instrumentation_mode")
+"""Options that follow from the installation and the target."""
+_ALIGNED = [["tt.divisibility", 16]]
+"""What Triton notes of an argument that is a multiple of 16."""
+
+
+class Recorder:
+    """Notes every variant that this process compiles or loads, once.
+
+    Attributes:
+        before: called with each variant before Triton looks for it.
+    """
+
+    def __init__(self) -> None:
+        self.before: Callable[[Variant], None] = lambda variant: None
+        self._variants: dict[str, Variant] = {}
+        self._collected: list[Variant] | None = None
+        self._lock = threading.Lock()
+        self._compile = triton.compiler.compile
+
+    def compile(self, src: Any, target: Any = None, options: Any = None, **others: Any) -> Any:
+        """Triton's `compile`, which launches call once for each variant; None while variants are only collected."""
+        variant = describe(src, target, options or {})
+        if variant is not None:
+            collected = self._collected
+            if collected is not None:
+                collected.append(variant)
+                return None
+            self.before(variant)
+            with self._lock:
+                self._variants.setdefault(identity(variant), variant)
+        return self._compile(src, target=target, options=options, **others)
+
+    @contextlib.contextmanager
+    def collecting(self) -> Generator[list[Variant]]:
+        """Within this, no kernel of this process is launched; those that would have to be compiled are listed instead."""
+        run = JITFunction.run
+
+        def run_nothing(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            return run(kernel, *args, grid=grid, warmup=True, **options)
+
+        collected: list[Variant] = []
+        self._collected = collected
+        JITFunction.run = run_nothing
+        try:
+            yield collected
+        finally:
+            JITFunction.run = run
+            self._collected = None
+            collected[:] = merge(collected)
+
+    def variants(self) -> list[Variant]:
+        """What was noted, in the order of first use."""
+        with self._lock:
+            return list(self._variants.values())
+
+
+@functools.cache
+def _installed() -> Recorder:
+    recorder = Recorder()
+    # Launches look the compiler up here, by name.
+    triton.compiler.compile = recorder.compile
+    return recorder
+
+
+def recorder(before: Callable[[Variant], None]) -> Recorder:
+    """This process's recorder; kernels that were launched before the first call are not noted."""
+    recorder = _installed()
+    recorder.before = before
+    return recorder
+
+
+def describe(src: Any, target: Any, options: Mapping[str, Any]) -> Variant | None:
+    """The variant that Triton compiles from a source with these options; None for one that data cannot name."""
+    if target is None or not isinstance(src, ASTSource) or not isinstance(src.fn, JITFunction):
+        return None
+    kernel = f"{src.fn.__module__}:{src.fn.__qualname__}"
+    nested = any(not isinstance(kind, str) for kind in src.signature.values()) or any(
+        len(path) != 1 for path in [*src.constants, *src.attrs]
+    )
+    if nested or not kernel.startswith(PACKAGES) or "<locals>" in kernel:
+        return None
+    names = src.fn.arg_names
+    try:
+        constants = {names[path[0]]: _encode(value) for path, value in src.constants.items()}
+        plain = _plain_options(target)
+        chosen = {
+            name: _encode(value)
+            for name, value in options.items()
+            if name not in _DERIVED_OPTIONS and name in plain and value is not None and value != plain[name]
+        }
+    except TypeError:
+        return None
+    if any([list(pair) for pair in value] not in (_ALIGNED, []) for value in src.attrs.values()):
+        return None
+    return {
+        "kernel": kernel,
+        "types": {name: kind for name, kind in src.signature.items() if kind != "constexpr"},
+        "constants": constants,
+        "aligned": {names[path[0]]: bool(value) for path, value in src.attrs.items()},
+        "options": chosen,
+    }
+
+
+@functools.cache
+def _plain_options(target: GPUTarget) -> dict[str, Any]:
+    """Triton's options where a launch names none."""
+    return dict(make_backend(target).parse_options({}).__dict__)
+
+
+def _encode(value: Any) -> Any:
+    """A constant as JSON.
+
+    Raises:
+        TypeError: JSON cannot say it.
+    """
+    if isinstance(value, tl.constexpr):
+        return {"constexpr": _encode(value.value)}
+    if isinstance(value, tl.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, JITFunction):
+        return {"kernel": f"{value.__module__}:{value.__qualname__}"}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(item) for item in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a constant of type {type(value).__name__}")
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "constexpr" in value:
+        return tl.constexpr(_decode(value["constexpr"]))
+    if "dtype" in value:
+        return tl.dtype(value["dtype"])
+    if "kernel" in value:
+        return find_kernel(value["kernel"])
+    return tuple(_decode(item) for item in value["tuple"])
+
+
+@functools.cache
+def find_kernel(name: str) -> JITFunction:
+    """The kernel behind `module:name`.
+
+    Raises:
+        LookupError: there is none of that name, or not in a package whose kernels a list may name.
+    """
+    module, _, attribute = name.partition(":")
+    if not name.startswith(PACKAGES):
+        raise LookupError(f"{name} is in none of the packages {', '.join(PACKAGES)}")
+    try:
+        kernel = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"there is no kernel {name}: {error}") from error
+    while not isinstance(kernel, JITFunction) and hasattr(kernel, "fn"):  # an autotuner around it
+        kernel = kernel.fn
+    if not isinstance(kernel, JITFunction):
+        raise LookupError(f"{name} is not a kernel")
+    return kernel
+
+
+def source_of(variant: Variant) -> ASTSource:
+    """What Triton compiles for a variant.
+
+    Raises:
+        LookupError: its kernel is not there any more, or has other parameters now.
+    """
+    kernel = find_kernel(variant["kernel"])
+    types, constants, aligned, names = variant["types"], variant["constants"], variant["aligned"], kernel.arg_names
+    if {*types, *constants} != set(names):
+        raise LookupError(f"{variant['kernel']} has other parameters now")
+    return ASTSource(
+        kernel,
+        {name: types.get(name, "constexpr") for name in names},
+        {(index,): _decode(constants[name]) for index, name in enumerate(names) if name in constants},
+        {
+            (index,): [list(pair) for pair in _ALIGNED] if aligned[name] else []
+            for index, name in enumerate(names)
+            if name in aligned
+        },
+    )
+
+
+def compile_variant(variant: Variant, capability: int) -> Any:
+    """Compile for a compute capability (90 for 9.0) into the cache, or find it there; no GPU is needed.
+
+    Raises:
+        LookupError: its kernel is not there any more.
+    """
+    options = {name: _decode(value) for name, value in variant["options"].items()}
+    return triton.compile(source_of(variant), target=GPUTarget("cuda", capability, 32), options=options)

@@ -1,0 +1,660 @@
+"""Where the seconds of a start on a GPU go: imports, context, compilers, launches, weights. Prints a table, writes JSON.
+
+Each measurement that needs a fresh process runs in one: this file with the name of a part. `--cold` numbers are taken after
+the files concerned were dropped from the page cache.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+OUT = Path(os.environ.get("OUT", "/tmp"))
+GB = 1e9
+DEADLINE = time.monotonic() + float(os.environ.get("STARTUP_SECONDS", "85"))
+
+
+# --- in fresh processes ---
+
+
+def part_torch() -> dict:
+    """Import, context, first work."""
+    marks, last = {}, time.perf_counter()
+
+    def mark(name: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        marks[name] = round(now - last, 4)
+        last = now
+
+    import torch
+
+    mark("import torch")
+    torch.cuda.init()
+    torch.cuda.set_device(0)
+    mark("cuda init")
+    x = torch.empty(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    mark("context, first allocation")
+    stream = torch.cuda.Stream()
+    torch.cuda.set_stream(stream)
+    mark("stream")
+    x.zero_()
+    torch.cuda.synchronize()
+    mark("first kernel (fill)")
+    a = torch.empty(256, 256, device="cuda", dtype=torch.bfloat16)
+    mark("empty bf16")
+    b = a @ a
+    torch.cuda.synchronize()
+    mark("first product (cuBLAS handle)")
+    b = torch.nn.functional.linear(
+        torch.empty(2048, 4096, device="cuda", dtype=torch.bfloat16),
+        torch.empty(4096, 4096, device="cuda", dtype=torch.bfloat16),
+    )
+    torch.cuda.synchronize()
+    mark("large product")
+    torch.arange(10, device="cuda").cumsum(0)
+    torch.cuda.synchronize()
+    mark("arange cumsum")
+    torch.cuda.mem_get_info()
+    mark("mem_get_info")
+    for mib in (16, 64, 256):
+        torch.empty(mib << 20, dtype=torch.uint8, pin_memory=True)
+        mark(f"pin {mib} MiB")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(200):
+            x.add_(1)
+    mark("first graph of 200 kernels")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(200):
+            x.add_(1)
+    mark("second graph")
+    big = torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    mark("allocate 60 GiB")
+    big[: 1 << 30].zero_()
+    torch.cuda.synchronize()
+    mark("fill 1 GiB of it")
+    marks["modules"] = len(sys.modules)
+    marks["dynamo"] = [
+        name for name in ("torch._dynamo", "torch._inductor", "sympy", "transformers") if name in sys.modules
+    ]
+    return marks
+
+
+def part_maps() -> dict:
+    """Which files an import of torch maps, and how much of each is in memory afterwards."""
+    begin = time.perf_counter()
+    import torch
+
+    imported = time.perf_counter() - begin
+    torch.cuda.init()
+    torch.empty(1, device="cuda")
+    ready = time.perf_counter() - begin
+    files = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "/" in line}
+    rows = []
+    for file in files:
+        if not os.path.isfile(file) or file.startswith("/dev"):
+            continue
+        size = os.path.getsize(file)
+        rows.append((file, size, resident(file)))
+    rows.sort(key=lambda row: -row[2])
+    return {
+        "files": [(os.path.basename(f), round(s / 1e6, 1), round(r / 1e6, 1)) for f, s, r in rows[:16]],
+        "total_mb": sum(r for *_, r in rows) / 1e6,
+        "import torch": round(imported, 3),
+        "with context": round(ready, 3),
+    }
+
+
+def part_triton(mode: str = "serial") -> dict:
+    """Compile five kernels; which costs beside."""
+    marks, last = {}, time.perf_counter()
+
+    def mark(name: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        marks[name] = round(now - last, 4)
+        last = now
+
+    import torch
+
+    mark("import torch")
+    import triton
+
+    mark("import triton")
+    sys.path.insert(0, str(HERE))
+    from startup_kernels import attention, norm, product
+
+    mark("import kernels")
+    torch.empty(1, device="cuda")
+    mark("context")
+    from triton.runtime import cache
+
+    if mode == "ours":
+        key = triton.__version__
+        cache.triton_key = lambda: key
+        from quire.kernels.triton import driver
+
+        driver.install()
+        mark("import and install our driver")
+    else:
+        cache.triton_key()
+        mark("triton_key (hashes the installation)")
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
+        mark("cuda_utils (gcc)")
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
+    get_ptxas_version(90)
+    mark("ptxas --version")
+    x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
+    mark("randn")
+    norm[(64,)](x, x, torch.empty_like(x), 1024, 1e-6, BLOCK=1024)
+    torch.cuda.synchronize()
+    mark("norm: compile and run")
+    norm[(64,)](x, x, torch.empty_like(x), 512, 1e-6, BLOCK=512)
+    torch.cuda.synchronize()
+    mark("norm: another block")
+    m = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
+    product[(4,)](m, m, torch.empty_like(m), 256, 256, 256, BM=128, BN=128, BK=64, num_warps=8)
+    torch.cuda.synchronize()
+    mark("product: compile and run")
+    product[(8,)](m, m, torch.empty_like(m), 256, 256, 256, BM=64, BN=128, BK=64, num_warps=4, num_stages=4)
+    torch.cuda.synchronize()
+    mark("product: another block")
+    q = torch.randn(256, 128, device="cuda", dtype=torch.bfloat16)
+    attention[(2,)](q, q, q, torch.empty_like(q), 256, 0.1, BM=128, BN=64, D=128, num_warps=8)
+    torch.cuda.synchronize()
+    mark("attention: compile and run")
+    return marks
+
+
+def _sources(count: int):
+    from startup_kernels import attention, norm, product
+    from triton.compiler import ASTSource
+
+    def source(fn, **constants):
+        types = {"eps": "fp32", "scale": "fp32"}
+        ints = ("width", "M", "N", "K", "length")
+        signature, values = {}, {}
+        for parameter in fn.params:
+            if parameter.is_constexpr:
+                signature[parameter.name] = "constexpr"
+                values[(parameter.num,)] = constants[parameter.name]
+            else:
+                signature[parameter.name] = types.get(parameter.name) or ("i32" if parameter.name in ints else "*bf16")
+        return ASTSource(fn, signature, values, {})
+
+    made = []
+    for i in range(count // 4):
+        made.append((source(norm, BLOCK=64 << (i % 6)), {"num_warps": 4 if i < 6 else 8}))
+        made.append((source(product, BM=64, BN=64 if i % 2 else 128, BK=64), {"num_warps": 4, "num_stages": 2 + i}))
+        made.append((source(product, BM=128, BN=128, BK=64 if i % 2 else 32), {"num_warps": 8, "num_stages": 2 + i}))
+        made.append(
+            (
+                source(attention, BM=64 if i % 2 else 128, BN=64, D=128),
+                {"num_warps": 4 << (i % 2), "num_stages": 2 + i // 2},
+            )
+        )
+    return made
+
+
+def part_parallel(mode: str = "threads", workers: str = "8", count: str = "32") -> dict:
+    """Compile 32 kernels at once: in threads of one process, or in forked children."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import cache
+
+    key = triton.__version__
+    cache.triton_key = lambda: key
+    sys.path.insert(0, str(HERE))
+    jobs = _sources(int(count))
+    target = GPUTarget("cuda", 90, 32)
+    begin = time.perf_counter()
+    number = int(workers)
+    failures = 0
+    if mode == "threads":
+        with ThreadPoolExecutor(number) as pool:
+            for future in [pool.submit(triton.compile, s, target, o) for s, o in jobs]:
+                failures += future.exception() is not None
+    else:
+        children = []
+        for index in range(number):
+            pid = os.fork()
+            if not pid:
+                try:
+                    for s, o in jobs[index::number]:
+                        triton.compile(s, target, o)
+                finally:
+                    os._exit(0)
+            children.append(pid)
+        for pid in children:
+            os.waitpid(pid, 0)
+    elapsed = time.perf_counter() - begin
+    begin = time.perf_counter()
+    for s, o in jobs:
+        try:
+            triton.compile(s, target, o)
+        except Exception:
+            failures += 1
+    return {"seconds": round(elapsed, 3), "again (hits)": round(time.perf_counter() - begin, 3), "failures": failures}
+
+
+def part_launch() -> dict:
+    """Our launcher beside Triton's: equal results, microseconds a launch."""
+    import torch
+    import triton
+
+    sys.path.insert(0, str(HERE))
+    from startup_kernels import described, device_described, empty, norm
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from quire.kernels.triton import driver
+
+    def run(label: str, fresh) -> dict:
+        x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(1))
+        y = torch.empty_like(x)
+        norm[(64,)](x, x[0], y, 1024, 1e-6, BLOCK=1024)
+        want = torch.nn.functional.rms_norm(x.float(), (1024,), x[0].float(), 1e-6)
+        notes = {"norm_error": float((y.float() - want).abs().max())}
+        norm[(64,)](x, x[0], y.zero_(), 1024, 1e-6, BLOCK=1024, launch_pdl=True, num_warps=2)
+        notes["norm_error_pdl"] = float((y.float() - want).abs().max())
+        norm[(64,)](x, x[0], y.zero_(), 1024, 1e-6, BLOCK=1024, num_warps=1, num_stages=4)
+        for name, launch in (
+            (
+                "described",
+                lambda out: described[(4, 16)](TensorDescriptor.from_tensor(x, [16, 64]), out, 1024, BM=16, BN=64),
+            ),
+            ("device_described", lambda out: device_described[(4, 16)](x, out, 64, 1024, BM=16, BN=64)),
+        ):
+            out = torch.zeros_like(x)
+            try:
+                triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+                launch(out)
+                notes[name] = bool(torch.equal(out, x))
+            except Exception as error:
+                notes[name] = f"{type(error).__name__}: {error}"[:160]
+        args = (x, y, x, y, x, y, 3, 64, 0.5)
+        for pdl in (False, True):
+            for _ in range(50):
+                empty[(1,)](*args, BLOCK=64, launch_pdl=pdl)
+            torch.cuda.synchronize()
+            best = 1e9
+            for _ in range(7):
+                begin = time.perf_counter()
+                for _ in range(300):
+                    empty[(1,)](*args, BLOCK=64, launch_pdl=pdl)
+                best = min(best, (time.perf_counter() - begin) / 300)
+                torch.cuda.synchronize()
+            notes[f"us_a_launch{'_pdl' if pdl else ''}"] = round(best * 1e6, 2)
+        graph = torch.cuda.CUDAGraph()
+        y.zero_()
+        with torch.cuda.graph(graph):
+            norm[(64,)](x, x[0], y, 1024, 1e-6, BLOCK=1024, launch_pdl=True, num_warps=2)
+        graph.replay()
+        torch.cuda.synchronize()
+        notes["graph_error"] = float((y.float() - want).abs().max())
+        return notes
+
+    result = {"stock": run("stock", None)}
+    for kernel in (norm, described, device_described, empty):
+        kernel.device_caches.clear()
+    driver.install()
+    result["ours"] = run("ours", None)
+    return result
+
+
+def part_device() -> dict:
+    """Dummy weights on the device; copies to it."""
+    import torch
+
+    result: dict = {}
+    device = torch.device("cuda")
+    torch.empty(1, device=device)
+    torch.cuda.synchronize()
+
+    def timed(function, times: int = 2) -> float:
+        best = 1e9
+        for _ in range(times):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            function()
+            torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - begin)
+        return best
+
+    values = (1 << 20) + 7
+    begin = time.perf_counter()
+    noise = torch.randn(values, generator=torch.Generator().manual_seed(0))
+    result["draw 1M on the host, s"] = round(time.perf_counter() - begin, 4)
+    block = noise.to(device, torch.bfloat16)
+    result["repeat to 1 GiB, GB/s"] = round(2 * values * 512 / timed(lambda: block.repeat(512)) / GB)
+    laid = block.repeat(300)
+    pool = torch.empty(8 << 30, dtype=torch.bfloat16, device=device)
+
+    def fill(size: int) -> None:
+        for at in range(0, pool.numel() - size, size):
+            pool[at : at + size].copy_(laid[at % values : at % values + size])
+
+    for size in (1 << 18, 1 << 20, 3 << 19, 1 << 24, 1 << 27):
+        count = (pool.numel() - size) // size
+        seconds = timed(lambda size=size: fill(size), 1)
+        result[f"copies of {size * 2 >> 10} KiB: GB/s, us each"] = (
+            round(2 * pool.numel() / seconds / GB),
+            round(seconds / count * 1e6, 2),
+        )
+    experts = pool[: 128 * 768 * 2048].view(128, 768, 2048)
+    starts = torch.randint(0, values, (128,)).tolist()
+
+    def strided() -> None:
+        for expert, start in enumerate(starts):
+            experts[expert].copy_(laid[start : start + 768 * 2048].view(768, 2048))
+
+    result["128 experts of 3 MiB, us each"] = round(timed(strided) / 128 * 1e6, 2)
+    del pool, laid, experts
+
+    # Host to device.
+    source = torch.empty(256 << 20, dtype=torch.uint8)
+    source.fill_(1)
+    target = torch.empty(256 << 20, dtype=torch.uint8, device=device)
+    result["copy, pageable, GB/s"] = round(source.numel() / timed(lambda: target.copy_(source)) / GB, 1)
+    pinned = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
+    result["copy, pinned, GB/s"] = round(
+        source.numel() / timed(lambda: target.copy_(pinned, non_blocking=True)) / GB, 1
+    )
+    for size in (1 << 20, 8 << 20, 32 << 20):
+
+        def many(size: int = size) -> None:
+            for at in range(0, pinned.numel(), size):
+                target[at : at + size].copy_(pinned[at : at + size], non_blocking=True)
+
+        result[f"copy, pinned, pieces of {size >> 20} MiB, GB/s"] = round(source.numel() / timed(many) / GB, 1)
+    file = Path(tempfile.gettempdir()) / "startup_read_test.bin"
+    begin = time.perf_counter()
+    with open(file, "wb") as stream:
+        for _ in range(8):
+            stream.write(memoryview(source.numpy()))
+    result["write 2 GiB, GB/s"] = round((2 << 30) / (time.perf_counter() - begin) / GB, 2)
+    fd = os.open(file, os.O_RDONLY)
+    view = memoryview(pinned.numpy())
+    for threads in (1, 4, 8, 16):
+        piece = 8 << 20
+
+        def read(at: int) -> None:
+            slot = at % len(view)
+            os.preadv(fd, [view[slot : slot + piece]], at)
+
+        with ThreadPoolExecutor(threads) as pool_of_threads:
+            begin = time.perf_counter()
+            list(pool_of_threads.map(read, range(0, 2 << 30, piece)))
+            result[f"pread to pinned, {threads} threads, GB/s"] = round(
+                (2 << 30) / (time.perf_counter() - begin) / GB, 1
+            )
+    mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    whole = torch.frombuffer(mapped, dtype=torch.uint8) if hasattr(torch, "frombuffer") else None
+    result["copy from a mapping, GB/s"] = round(
+        (256 << 20) / timed(lambda: target.copy_(whole[: 256 << 20]), 1) / GB, 1
+    )
+    result["again"] = round((256 << 20) / timed(lambda: target.copy_(whole[: 256 << 20]), 1) / GB, 1)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    result["resident after drop, MB"] = round(resident(str(file)) / 1e6)
+    with ThreadPoolExecutor(8) as pool_of_threads:
+        begin = time.perf_counter()
+        list(pool_of_threads.map(read, range(0, 1 << 30, 8 << 20)))
+        result["pread from the disk, 8 threads, GB/s"] = round((1 << 30) / (time.perf_counter() - begin) / GB, 2)
+    os.close(fd)
+    file.unlink()
+    return result
+
+
+MODELS = {
+    "qwen3-0.6b": dict(
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_attention_heads=16,
+        num_hidden_layers=28,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-8b": dict(
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_attention_heads=32,
+        num_hidden_layers=36,
+        num_key_value_heads=8,
+        tie_word_embeddings=False,
+    ),
+}
+
+
+def model_folder(name: str) -> str:
+    folder = Path(tempfile.gettempdir()) / f"startup-{name}"
+    folder.mkdir(exist_ok=True)
+    common = dict(
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        head_dim=128,
+        hidden_act="silu",
+        max_position_embeddings=40960,
+        rms_norm_eps=1e-6,
+        rope_theta=1000000,
+        torch_dtype="bfloat16",
+        vocab_size=151936,
+        attention_bias=False,
+        bos_token_id=151643,
+        eos_token_id=151645,
+    )
+    (folder / "config.json").write_text(json.dumps(common | MODELS[name]))
+    return str(folder)
+
+
+def part_engine(folder: str, mode: str = "plain") -> dict:
+    """Process start to first token, with the engine's own account; `ours`: with our driver, cache and compiling processes."""
+    from quire import LLM, SamplingParams
+
+    if mode == "ours":
+        from quire.engine.arg_utils import EngineArgs
+        from quire.kernels.triton.preparation import KernelPreparation
+        from quire.platforms import cuda
+
+        preparation = KernelPreparation(EngineArgs(model=folder, load_format="dummy").create_engine_config(), 90, 14)
+        preparation.begin()
+        select = cuda.CudaPlatform.select_kernels
+
+        def select_kernels(self, **settings) -> None:
+            preparation.install()
+            select(self, **settings)
+
+        cuda.CudaPlatform.select_kernels = select_kernels
+    llm = LLM(model=folder, load_format="dummy")
+    prompt = {"prompt_token_ids": [i % 7 + 10 for i in range(128)]}
+    begin = time.perf_counter()
+    llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), use_tqdm=False)
+    first = time.perf_counter() - begin
+    begin = time.perf_counter()
+    llm.generate([prompt], SamplingParams(max_tokens=16, temperature=0.6, ignore_eos=True), use_tqdm=False)
+    report = llm.llm_engine.explain()
+    if mode == "ours":
+        preparation.close()
+    return {
+        "first token": round(first, 3),
+        "16 more": round(time.perf_counter() - begin, 3),
+        "line": report["startup"]["line"],
+        "phases": report["startup"]["phases"],
+    }
+
+
+# --- helpers ---
+
+
+def resident(file: str) -> int:
+    """Bytes of a file that are in the page cache."""
+    size = os.path.getsize(file)
+    if not size:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        at = libc.mmap(None, size, 1, 1, fd, 0)
+        pages = (size + 4095) // 4096
+        flags = (ctypes.c_ubyte * pages)()
+        if libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), flags):
+            return -1
+        libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
+        return sum(flag & 1 for flag in bytes(flags)) * 4096
+    finally:
+        os.close(fd)
+
+
+def evict(*packages: str) -> float:
+    """Drop a package's files from the page cache; returns the megabytes that were there and are not now (of large files)."""
+    roots = [Path(sysconfig.get_paths()["purelib"]), Path(sysconfig.get_paths()["platlib"])]
+    import importlib.util
+
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        places = list(spec.submodule_search_locations or []) if spec else []
+        for root in places or [str(r / package) for r in roots]:
+            for file in Path(root).rglob("*"):
+                if file.is_file():
+                    try:
+                        fd = os.open(file, os.O_RDONLY)
+                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                        os.close(fd)
+                    except OSError:
+                        pass
+    return 0.0
+
+
+def child(
+    part: str,
+    *arguments: str,
+    fresh_cache: str | None = None,
+    our_cache: str | None = None,
+    flags: tuple[str, ...] = (),
+) -> dict:
+    """Run a part in a fresh process; its figures with the process's wall time."""
+    environment = dict(os.environ)
+    if fresh_cache:
+        environment["TRITON_CACHE_DIR"] = fresh_cache
+        environment["QUIRE_CACHE_ROOT"] = fresh_cache
+    if our_cache:
+        environment["QUIRE_CACHE_ROOT"] = our_cache
+    begin = time.perf_counter()
+    left = max(5.0, DEADLINE - time.monotonic())
+    done = subprocess.run(
+        [sys.executable, *flags, __file__, part, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=left,
+    )
+    wall = time.perf_counter() - begin
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("{"):
+            return {"wall": round(wall, 3), **json.loads(line), **({"stderr": done.stderr} if flags else {})}
+    return {"wall": round(wall, 3), "error": done.stderr[-600:]}
+
+
+def import_times(text: str, count: int = 14) -> list[str]:
+    """The lines of `-X importtime` with the largest own times."""
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("import time:") and line.count("|") == 2:
+            own, total, name = line.removeprefix("import time:").split("|")
+            if own.strip().isdigit():
+                rows.append((int(own), int(total), name.strip()))
+    rows.sort(reverse=True)
+    return [f"{name} own {own / 1e3:.0f} ms, in all {total / 1e3:.0f}" for own, total, name in rows[:count]]
+
+
+def main() -> None:
+    report: dict = {}
+
+    def step(name: str, function) -> None:
+        if time.monotonic() > DEADLINE:
+            report[name] = "no time left"
+            return
+        begin = time.monotonic()
+        try:
+            report[name] = function()
+        except Exception as error:
+            report[name] = f"{type(error).__name__}: {error}"[:400]
+        print(f"# {name}: {time.monotonic() - begin:.1f} s", flush=True)
+        (OUT / "startup.json").write_text(json.dumps(report, indent=1, default=str))
+
+    import importlib.metadata as metadata
+    import shutil
+
+    report["machine"] = {
+        "python": sys.version.split()[0],
+        "cpus": len(os.sched_getaffinity(0)),
+        "torch": metadata.version("torch"),
+        "triton": metadata.version("triton"),
+        "gcc": shutil.which("gcc"),
+        "site": sysconfig.get_paths()["purelib"],
+        "mounts": [
+            line.split()[:3] for line in open("/proc/mounts") if line.split()[1] in ("/", "/tmp", "/usr", "/root")
+        ],
+        "libs": sorted(p.name for p in Path(sysconfig.get_paths()["purelib"]).glob("nvidia*"))[:30],
+    }
+    folder, engine_cache, ours_cache = model_folder("qwen3-0.6b"), tempfile.mkdtemp(), tempfile.mkdtemp()
+    cache, ours = tempfile.mkdtemp(), tempfile.mkdtemp()
+
+    def timed_import() -> list[str]:
+        got = child("torch", flags=("-X", "importtime"))
+        return import_times(got.get("stderr", ""))
+
+    def mapped() -> dict:
+        evict("torch", "nvidia", "triton")
+        return child("maps")
+
+    def without_kernels() -> dict:
+        for pattern in ("*.cubin", "done-*"):
+            for file in Path(ours_cache).rglob(pattern):
+                file.unlink()
+        return child("engine", folder, "ours", our_cache=ours_cache)
+
+    step("torch, as it is", lambda: child("torch"))
+    step("launcher", lambda: child("launch", fresh_cache=tempfile.mkdtemp()))
+    step("our driver, empty cache", lambda: child("triton", "ours", fresh_cache=ours))
+    step("triton, empty cache", lambda: child("triton", fresh_cache=cache))
+    step("device", lambda: child("device"))
+    step("engine 0.6B, ours, empty cache", lambda: child("engine", folder, "ours", our_cache=ours_cache))
+    step("engine 0.6B, ours, warm cache", lambda: child("engine", folder, "ours", our_cache=ours_cache))
+    step("torch, files dropped; which are read", mapped)
+    step("engine 0.6B, ours, list but no kernels", without_kernels)
+    step("largest imports", timed_import)
+    step("our driver, warm cache", lambda: child("triton", "ours", fresh_cache=ours))
+    step("triton, warm cache", lambda: child("triton", fresh_cache=cache))
+    step("32 kernels, 15 processes", lambda: child("parallel", "processes", "15", fresh_cache=tempfile.mkdtemp()))
+    step("engine 0.6B, empty cache", lambda: child("engine", folder, fresh_cache=engine_cache))
+    step("32 kernels, 8 threads", lambda: child("parallel", "threads", "8", fresh_cache=tempfile.mkdtemp()))
+    step("engine 0.6B, warm cache", lambda: child("engine", folder, fresh_cache=engine_cache))
+    step("python alone", lambda: child("nothing"))
+    (OUT / "startup.json").write_text(json.dumps(report, indent=1, default=str))
+    for name, figures in report.items():
+        print(f"{name}: {json.dumps(figures, default=str)[:1500]}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        name, *rest = sys.argv[1:]
+        print(json.dumps({} if name == "nothing" else globals()[f"part_{name}"](*rest)))
+    else:
+        main()
