@@ -54,7 +54,17 @@ class Rope:
 
 COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add", "norm_moe")
 """Operations that are several others in one pass. A model uses them only on platforms that have kernels of their own for them."""
-ASYNCHRONOUS = ("unpack_step", "keep_tokens")
+ASYNCHRONOUS = (
+    "unpack_step",
+    "keep_tokens",
+    "filtered_gumbel_argmax",
+    "hide_below",
+    "penalize",
+    "count_tokens",
+    "edit_logits",
+    "keep_allowed",
+    "token_logprobs",
+)
 """Operations that only devices need which work beside the host."""
 
 MIXTURE = ("moe_route", "moe_experts", "sigmoid_gate")
@@ -307,3 +317,90 @@ def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> Non
 def keep_tokens(token_ids_S: torch.Tensor, rows_S: torch.Tensor, last_token_R: torch.Tensor) -> None:
     """last_token[rows[s]] = token_ids[s]: the next step's unpacking reads them there."""
     _chosen["keep_tokens"](token_ids_S, rows_S, last_token_R)
+
+
+def filtered_gumbel_argmax(
+    logits_SV: torch.Tensor,
+    inverse_temperature_S: torch.Tensor,
+    top_k_S: torch.Tensor,
+    top_p_S: torch.Tensor,
+    min_p_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    threshold_S: torch.Tensor,
+    out_S: torch.Tensor,
+) -> None:
+    """As `gumbel_argmax`, over what min-p, top-k (int32, 0 is off) and top-p (1 is off) leave; float32 logits stay as they
+    are. The smallest logit that could be drawn is left in float32 threshold_S: minus infinity where a row drops nothing.
+    What the filters mean, and their order, stands in `sample/filters.py`."""
+    _chosen["filtered_gumbel_argmax"](
+        logits_SV, inverse_temperature_S, top_k_S, top_p_S, min_p_S, seed_S, position_S, threshold_S, out_S
+    )
+
+
+def hide_below(logits_SV: torch.Tensor, threshold_S: torch.Tensor) -> None:
+    """Logits under their row's threshold become minus infinity, in place."""
+    _chosen["hide_below"](logits_SV, threshold_S)
+
+
+def penalize(
+    logits_SV: torch.Tensor,
+    slots_S: torch.Tensor,
+    repetition_S: torch.Tensor,
+    frequency_S: torch.Tensor,
+    presence_S: torch.Tensor,
+    seen_ids_XC: torch.Tensor,
+    seen_counts_XC: torch.Tensor,
+    seen_sizes_X: torch.Tensor,
+    longest: int,
+) -> None:
+    """Penalise the tokens that a row has seen, in place, as `sample/penalties.py` says. A row's slot (int32, -1 for none)
+    names its distinct tokens and how often each was generated in the seen table (int32); no slot of these rows holds more
+    than `longest` tokens."""
+    _chosen["penalize"](
+        logits_SV, slots_S, repetition_S, frequency_S, presence_S, seen_ids_XC, seen_counts_XC, seen_sizes_X, longest
+    )
+
+
+def count_tokens(
+    token_ids_S: torch.Tensor,
+    slots_S: torch.Tensor,
+    seen_ids_XC: torch.Tensor,
+    seen_counts_XC: torch.Tensor,
+    seen_sizes_X: torch.Tensor,
+) -> None:
+    """Count each row's new token in its slot (-1 for none) of the seen table, which has room for it."""
+    _chosen["count_tokens"](token_ids_S, slots_S, seen_ids_XC, seen_counts_XC, seen_sizes_X)
+
+
+def edit_logits(
+    logits_SV: torch.Tensor,
+    slots_S: torch.Tensor,
+    positions_S: torch.Tensor,
+    edit_ids_XE: torch.Tensor,
+    edit_values_XE: torch.Tensor,
+    edit_until_XE: torch.Tensor,
+) -> None:
+    """The edits of each row's slot (int32, -1 for none), in place: to the logit of every id (-1: no edit) its float32 value
+    is added; while the row's position is below `until` it is hidden instead. The ids of a slot are distinct."""
+    _chosen["edit_logits"](logits_SV, slots_S, positions_S, edit_ids_XE, edit_values_XE, edit_until_XE)
+
+
+def keep_allowed(logits_SV: torch.Tensor, slots_S: torch.Tensor, allowed_XW: torch.Tensor) -> None:
+    """Hide what the row's slot (int32, -1 for none) does not allow: token t is bit t % 32 of int32 word t // 32."""
+    _chosen["keep_allowed"](logits_SV, slots_S, allowed_XW)
+
+
+def token_logprobs(
+    logits_SV: torch.Tensor,
+    index_N: torch.Tensor,
+    token_ids_N: torch.Tensor,
+    normalize: bool,
+    values_NK: torch.Tensor,
+    ids_NK: torch.Tensor,
+    ranks_N: torch.Tensor,
+) -> None:
+    """For each n, of the float32 logits of row index[n]: first token_ids[n], then the K - 1 most likely tokens (the lower id
+    first among equals; at most 64, and no more than there are). Values are log probabilities, or the logits themselves
+    where `normalize` is False; ranks are the tokens' own, from 1. Everything else is int32."""
+    _chosen["token_logprobs"](logits_SV, index_N, token_ids_N, normalize, values_NK, ids_NK, ranks_N)

@@ -3,6 +3,17 @@
 Slow and obvious on purpose. Works on any device and dtype; arithmetic in float32.
 """
 
-from quire.kernels.reference import attention, elementwise, fp8, linear, moe, sampling, step
+from quire.kernels.reference import (
+    attention,
+    elementwise,
+    filters,
+    fp8,
+    linear,
+    logprobs,
+    moe,
+    penalties,
+    sampling,
+    step,
+)
 
-__all__ = ["attention", "elementwise", "fp8", "linear", "moe", "sampling", "step"]
+__all__ = ["attention", "elementwise", "filters", "fp8", "linear", "logprobs", "moe", "penalties", "sampling", "step"]

@@ -64,14 +64,19 @@ def norm_kernel(
         row += tl.num_programs(0)
 
 
+def launch_shape(rows: int, block: int) -> tuple[int, int]:
+    """(warps a program, programs): warps by the width alone, because the order of a sum depends on them; programs enough
+    to fill the device, each of which reads the weight once."""
+    num_warps = min(max(block // 512, 1), 16)
+    return num_warps, min(rows, num_processors() * max(32 // num_warps, 2))
+
+
 def _launch(x_TD, weight_D, bias_D, eps, out_TD, residual_TD, *, is_layer_norm: bool) -> None:
     rows, width = x_TD.shape
     if not rows:
         return
     block = next_power_of_2(width)
-    num_warps = min(max(block // 512, 1), 16)
-    # Enough programs to fill the device; each of them then reads the weight once for many rows.
-    programs = min(rows, num_processors() * max(32 // num_warps, 2))
+    num_warps, programs = launch_shape(rows, block)
     residual = x_TD if residual_TD is None else residual_TD
     norm_kernel[(programs,)](
         x_TD,

@@ -21,9 +21,9 @@ from quire.kernels.triton.launch import (
     next_power_of_2,
     tl,
 )
+from quire.kernels.triton.sampling_heads import TILE
 
-TILE = 1024
-"""Values whose largest score is kept. The second pass computes one or two tiles exactly."""
+WARPS = 4
 
 _ROUND_0 = tl.constexpr(0xD2511F53)
 _ROUND_1 = tl.constexpr(0xCD9E8D57)
@@ -122,11 +122,14 @@ def tile_scores_kernel(
     inverse_ptr,
     seed_ptr,
     position_ptr,
+    threshold_ptr,
+    tile_max_ptr,
     partial_ptr,
     vocabulary,
     num_tiles,
     stride,
     RANDOM: tl.constexpr,
+    FILTERED: tl.constexpr,
     TILE: tl.constexpr,
     FAST: tl.constexpr,
     PDL: tl.constexpr,
@@ -137,16 +140,27 @@ def tile_scores_kernel(
         gdc_launch_dependents()
     row = tl.program_id(0) // num_tiles
     tile = tl.program_id(0) % num_tiles
-    group = tile * (TILE // 4) + tl.arange(0, TILE // 4)
-    at = group[:, None] * 4 + tl.arange(0, 4)[None, :]
-    logits = tl.load(logits_ptr + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf"))
-    logits = logits.to(tl.float32)
-    if RANDOM:
-        inverse = tl.load(inverse_ptr + row)
-        best = float("-inf")
+    best = float("-inf")
+    threshold = float("-inf")
+    is_empty = False
+    if FILTERED:
+        # The maximum of a tile is known where the row has a threshold, and only there.
+        threshold = tl.load(threshold_ptr + row)
+        if threshold > float("-inf"):
+            is_empty = tl.load(tile_max_ptr + tl.program_id(0)) < threshold
+    if not is_empty:
+        group = tile * (TILE // 4) + tl.arange(0, TILE // 4)
+        at = group[:, None] * 4 + tl.arange(0, 4)[None, :]
+        logits = tl.load(logits_ptr + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf"))
+        logits = logits.to(tl.float32)
+        if FILTERED:
+            logits = tl.where(logits >= threshold, logits, float("-inf"))
+        inverse = float("inf")
+        if RANDOM:
+            inverse = tl.load(inverse_ptr + row)
         if inverse == float("inf"):
             best = tl.max(tl.max(logits, 1), 0)
-        else:
+        elif RANDOM:
             seed = tl.load(seed_ptr + row).to(tl.int64)
             position = tl.load(position_ptr + row).to(tl.int64)
             w0, w1, w2, w3 = philox(group.to(tl.uint32), position, seed)
@@ -158,8 +172,6 @@ def tile_scores_kernel(
             s2 = l2 * inverse + _approximate_noise(w2, FAST)
             s3 = l3 * inverse + _approximate_noise(w3, FAST)
             best = tl.max(tl.maximum(tl.maximum(s0, s1), tl.maximum(s2, s3)), 0)
-    else:
-        best = tl.max(tl.max(logits, 1), 0)
     tl.store(partial_ptr + tl.program_id(0), best)
 
 
@@ -184,12 +196,14 @@ def pick_kernel(
     inverse_ptr,
     seed_ptr,
     position_ptr,
+    threshold_ptr,
     partial_ptr,
     out_ptr,
     vocabulary,
     num_tiles,
     stride,
     RANDOM: tl.constexpr,
+    FILTERED: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     PDL: tl.constexpr,
@@ -206,6 +220,8 @@ def pick_kernel(
         inverse = tl.load(inverse_ptr + row)
         seed = tl.load(seed_ptr + row).to(tl.int64)
         position = tl.load(position_ptr + row).to(tl.int64)
+    if FILTERED:
+        threshold = tl.load(threshold_ptr + row)
     tiles = tl.arange(0, TILES)
     partial = tl.load(partial_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
     top = tl.max(partial, 0)
@@ -219,7 +235,10 @@ def pick_kernel(
     while tile < TILES:
         at = tile * TILE + tl.arange(0, TILE)
         logits = tl.load(logits_ptr + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf"))
-        score, index = _exact_best(logits.to(tl.float32), at, inverse, seed, position, RANDOM)
+        logits = logits.to(tl.float32)
+        if FILTERED:
+            logits = tl.where(logits >= threshold, logits, float("-inf"))
+        score, index = _exact_best(logits, at, inverse, seed, position, RANDOM)
         if score > best_score:
             best_score = score
             best_index = index
@@ -229,7 +248,22 @@ def pick_kernel(
     tl.store(out_ptr + row, best_index)
 
 
-def _launch(logits_SV, inverse_S, seed_S, position_S, out_S, *, is_random: bool) -> None:
+def launch_draw(
+    logits_SV: torch.Tensor,
+    inverse_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    out_S: torch.Tensor,
+    *,
+    is_random: bool,
+    filtered: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> None:
+    """Both passes.
+
+    Args:
+        filtered: thresholds [S] below which nothing is drawn (minus infinity where a row has none), and maxima [S, N] of
+            the tiles of the rows that have one.
+    """
     rows, vocabulary = logits_SV.shape
     if not rows:
         return
@@ -238,19 +272,23 @@ def _launch(logits_SV, inverse_S, seed_S, position_S, out_S, *, is_random: bool)
     num_tiles = triton.cdiv(vocabulary, TILE)
     partial_SN = torch.empty((rows, num_tiles), dtype=torch.float32, device=logits_SV.device)
     stride = logits_SV.stride(0)
+    threshold_S, tile_max_SN = (partial_SN, partial_SN) if filtered is None else filtered
     tile_scores_kernel[(rows * num_tiles,)](
         logits_SV,
         inverse_S,
         seed_S,
         position_S,
+        threshold_S,
+        tile_max_SN,
         partial_SN,
         vocabulary,
         num_tiles,
         stride,
         RANDOM=is_random,
+        FILTERED=filtered is not None,
         TILE=TILE,
         FAST=not interpreted(),
-        num_warps=4,
+        num_warps=WARPS,
         **launch_options(),
     )
     pick_kernel[(rows,)](
@@ -258,12 +296,14 @@ def _launch(logits_SV, inverse_S, seed_S, position_S, out_S, *, is_random: bool)
         inverse_S,
         seed_S,
         position_S,
+        threshold_S,
         partial_SN,
         out_S,
         vocabulary,
         num_tiles,
         stride,
         RANDOM=is_random,
+        FILTERED=filtered is not None,
         TILE=TILE,
         TILES=next_power_of_2(num_tiles),
         num_warps=4,
@@ -275,7 +315,7 @@ def _launch(logits_SV, inverse_S, seed_S, position_S, out_S, *, is_random: bool)
 @kernel("argmax", platform="cuda", priority=10)
 def argmax(logits_SV: torch.Tensor, out_S: torch.Tensor) -> None:
     """As `ops.argmax`; rows may lie apart."""
-    _launch(logits_SV, out_S, out_S, out_S, out_S, is_random=False)
+    launch_draw(logits_SV, out_S, out_S, out_S, out_S, is_random=False)
 
 
 @kernel("gumbel_argmax", platform="cuda", priority=10)
@@ -287,4 +327,4 @@ def gumbel_argmax(
     out_S: torch.Tensor,
 ) -> None:
     """As `ops.gumbel_argmax`; positions may be int32, and rows may lie apart."""
-    _launch(logits_SV, inverse_temperature_S, seed_S, position_S, out_S, is_random=True)
+    launch_draw(logits_SV, inverse_temperature_S, seed_S, position_S, out_S, is_random=True)
