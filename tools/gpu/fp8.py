@@ -21,7 +21,7 @@ from quire.kernels.fp8 import FP8, FP8_MAX, Fp8Scratch, Fp8Weight
 from quire.kernels.reference import fp8 as reference
 from quire.kernels.triton import fp8, fp8_rows, fp8_vector
 from quire.kernels.triton.fp8_rows import Tile, multiply_rows
-from quire.kernels.triton.fp8_vector import multiply_vectors
+from quire.kernels.triton.fp8_vector import VectorTile, multiply_vectors
 from quire.kernels.triton.quantize import quantize_rows
 
 HIDDEN, INTERMEDIATE = 4096, 14336
@@ -177,36 +177,36 @@ def check(bench: Bench) -> None:
 
 VECTOR_SHAPES = (
     (4, 1024, 4), (8, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 2048, 4), (2, 4096, 4), (16, 512, 4), (4, 512, 2),
-    (8, 256, 1), (1, 4096, 4), (16, 256, 2), (8, 2048, 8),
+    (8, 256, 1), (1, 4096, 4), (16, 256, 2), (8, 2048, 8), (4, 1024, 4, True), (8, 512, 4, True), (4, 512, 2, True),
 )  # fmt: skip
 SPLITS = {"qkv": (2, 4, 8), "out": (4, 8), "gate_up": (1, 2), "down": (4, 8, 14)}
-TILES = ((64, 128, 4, 4), (64, 128, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4), (128, 128, 8, 4))
+TILES = ((64, 128, 4, 4), (64, 128, 4, 4, True), (64, 128, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4), (128, 128, 8, 4))
 
 
-def vector_plans() -> Iterator[tuple[str, int, tuple[int, int, int]]]:
+def vector_plans() -> Iterator[tuple[str, int, VectorTile]]:
     for rows in (1, 2, 4):
         for name in SHAPES:
             for shape in VECTOR_SHAPES if rows == 1 else VECTOR_SHAPES[:4]:
-                yield name, rows, shape
+                yield name, rows, VectorTile(*shape)
 
 
 def row_plans() -> Iterator[tuple[str, int, bool, Tile]]:
     for rows in (1, 16, 32, 64):
         for name in SHAPES:
             for quantized in (True, False):
-                for block_n, block_k, warps, stages in TILES:
-                    if not quantized and (rows == 64 or stages == 6 or block_k == 256):
+                for block_n, block_k, warps, stages, *prefetch in TILES:
+                    if not quantized and (rows == 64 or stages == 6 or block_k == 256 or prefetch):
                         continue
                     for split in SPLITS[name]:
                         block_t = min(max(1 << (rows - 1).bit_length(), 16), 64)
-                        yield name, rows, quantized, Tile(block_n, block_k, block_t, split, warps, stages)
+                        yield name, rows, quantized, Tile(block_n, block_k, block_t, split, warps, stages, *prefetch)
 
 
-def run_vector(bench: Any, weight: Fp8Weight, name: str, rows: int, shape: tuple[int, int, int]) -> None:
+def run_vector(bench: Any, weight: Fp8Weight, name: str, rows: int, tile: VectorTile) -> None:
     add = name in ("out", "down")
     multiply_vectors(
         bench.input(rows, name), weight, bench.output(rows, name, gated=True), norm_D=None if add else bench.norm, eps=EPS,
-        kind="silu" if name == "gate_up" else "", add=add, shape=shape,
+        kind="silu" if name == "gate_up" else "", add=add, tile=tile,
     )  # fmt: skip
 
 
@@ -260,7 +260,7 @@ def sweep_few(bench: Bench) -> None:
             f"{label} {shape}", lambda p=(name, rows, shape): bench.each(p[0], lambda w: run_vector(bench, w, *p))
         )
         if us:
-            found.setdefault(label, []).append((us, shape))
+            found.setdefault(label, []).append((us, tuple(shape)))
     for plan in row_plans():
         name, rows, quantized, tile = plan
         label = f"rows T={rows} {name} {'q' if quantized else 'bf16'}"

@@ -13,7 +13,7 @@ from quire.kernels.reference import fp8 as reference
 from quire.kernels.reference.elementwise import ACTIVATIONS
 from quire.kernels.triton import fp8
 from quire.kernels.triton.fp8_rows import Tile, multiply_rows
-from quire.kernels.triton.fp8_vector import multiply_vectors
+from quire.kernels.triton.fp8_vector import VectorTile, multiply_vectors
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.quantize import quantize_rows
 
@@ -129,7 +129,7 @@ def test_a_norm_is_rounded_on_the_way():
 def test_vectors_are_multiplied_without_rounding_them(rows, shape, inputs):
     weight, x = make_weight(36, inputs, bias=True), drawn(rows, inputs)
     out = poisoned(rows + 1, 36, dtype=torch.float32)
-    multiply_vectors(x, weight, out[:rows], shape=shape)
+    multiply_vectors(x, weight, out[:rows], tile=VectorTile(*shape))
     assert_near(out[:rows], exact_product(x, weight), 1e-5)
     assert out[rows].isnan().all()
 
@@ -146,7 +146,7 @@ def test_vectors_with_a_norm_before_and_a_gate_or_residual_after(rows, kind, add
         expected = ACTIVATIONS[kind](gate) * up
     if add:
         expected = expected + out.float()
-    multiply_vectors(x, weight, out, norm_D=norm, eps=EPS, kind=kind, add=add, shape=(4, 128, 4))
+    multiply_vectors(x, weight, out, norm_D=norm, eps=EPS, kind=kind, add=add, tile=VectorTile(4, 128, 4))
     assert_near(out, expected, 1e-5)
 
 

@@ -16,6 +16,7 @@ import triton
 from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 from quire.kernels.triton.quantize import kind_number
 
 
@@ -28,6 +29,17 @@ class Tile(NamedTuple):
     split: int
     warps: int
     stages: int
+    prefetch: bool = False
+
+
+@triton.jit
+def _row_of(pid_n, r, N, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The weight's row that is a tile's r-th; of a gated pair, gate and up by turns."""
+    if KIND < 0:
+        row = tl.minimum(pid_n * BLOCK_N + r, N - 1)
+    else:
+        row = tl.minimum(pid_n * (BLOCK_N // 2) + r // 2, N - 1) + (r % 2) * N
+    return row
 
 
 @triton.jit
@@ -88,14 +100,12 @@ def _rows_kernel(
     BLOCK_T: tl.constexpr,
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid_n, pid_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     r = tl.arange(0, BLOCK_N)
-    if KIND < 0:
-        row = tl.minimum(pid_n * BLOCK_N + r, N - 1)
-    else:  # gate and up by turns
-        row = tl.minimum(pid_n * (BLOCK_N // 2) + r // 2, N - 1) + (r % 2) * N
+    row = _row_of(pid_n, r, N, KIND, BLOCK_N)
     t = pid_t * BLOCK_T + tl.arange(0, BLOCK_T)
     token = tl.minimum(t, T - 1).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
@@ -107,8 +117,12 @@ def _rows_kernel(
     w_base = w_ptr + row.to(tl.int64)[:, None] * K + k[None, :]
     x_base = x_ptr + token[None, :] * K + k[:, None]
     if PDL:
-        gdc_wait()
         gdc_launch_dependents()
+        if PREFETCH:
+            each = tl.arange(0, BLOCK_N * LANES) // LANES
+            first = begin * BLOCK_K
+            prefetch_rows(w_ptr, _row_of(pid_n, each, N, KIND, BLOCK_N), K, first, tl.minimum(end * BLOCK_K, K) - first)
+        gdc_wait()
     acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
     squares = tl.zeros([BLOCK_K, BLOCK_T], tl.float32)
     for step in tl.range(begin, end, num_stages=STAGES):
@@ -202,7 +216,8 @@ def multiply_rows(
         scratch.counters, rows, outputs, eps,
         K=inputs, KIND=kind_number(kind), IS_QUANTIZED=x_scale_T is not None, HAS_NORM=norm_D is not None,
         HAS_BIAS=weight.bias is not None, ADD=add, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_T=tile.block_t,
-        SPLIT=split, STAGES=tile.stages, num_warps=tile.warps, **options,
+        SPLIT=split, STAGES=tile.stages,
+        PREFETCH=tile.prefetch and may_prefetch(inputs % tile.block_k or tile.block_k, 1), num_warps=tile.warps, **options,
     )  # fmt: skip
 
 

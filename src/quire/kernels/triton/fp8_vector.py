@@ -7,7 +7,7 @@ Legend: T rows, N outputs, K inputs.
 """
 # ruff: noqa: RUF005  (Triton joins tuples with + alone)
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,6 +15,7 @@ import triton
 from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 from quire.kernels.triton.quantize import kind_number
 
 MAX_ROWS = 4
@@ -53,6 +54,7 @@ def vector_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     VECTOR: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -67,6 +69,11 @@ def vector_kernel(
     scale = tl.load(scale_ptr + row)
     if PDL:
         gdc_launch_dependents()
+        if PREFETCH:
+            each = tl.minimum(tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N * LANES) // LANES, N - 1)
+            prefetch_rows(w_ptr, each, K, BLOCK_K, K - BLOCK_K)
+            if KIND >= 0:
+                prefetch_rows(w_ptr, each + N, K, BLOCK_K, K - BLOCK_K)
         gdc_wait()
     sums = ()
     up_sums = ()
@@ -123,11 +130,20 @@ def vector_kernel(
         tl.store(out, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def tile(rows: int, outputs: int, inputs: int, *, gated: bool) -> tuple[int, int, int]:
-    """(BLOCK_N, BLOCK_K, warps)."""
+class VectorTile(NamedTuple):
+    """Outputs and inputs of a tile, warps, and whether a program asks for the rest of its weights before it waits."""
+
+    block_n: int
+    block_k: int
+    warps: int
+    prefetch: bool = False
+
+
+def tile_of(rows: int, inputs: int, *, gated: bool) -> VectorTile:
+    """How a product is cut."""
     block_k = 1024 if inputs % 1024 == 0 or inputs > 2048 else max(128, min(1024, next_power_of_2(inputs)))
     block_n = 4 if gated or rows > 1 else 8
-    return block_n, block_k, 4
+    return VectorTile(block_n, block_k, 4)
 
 
 def multiply_vectors(
@@ -139,15 +155,16 @@ def multiply_vectors(
     eps: float = 0.0,
     kind: str = "",
     add: bool = False,
-    shape: tuple[int, int, int] | None = None,
+    tile: VectorTile | None = None,
 ) -> None:
     """out = x @ weight.T (+ bias) of at most four rows: with a norm of rms_norm(x), with a kind gated, with `add` added."""
     rows, inputs = x_TK.shape
     outputs = out.shape[1]
-    block_n, block_k, warps = shape or tile(rows, outputs, inputs, gated=bool(kind))
+    block_n, block_k, warps, prefetch = tile or tile_of(rows, inputs, gated=bool(kind))
     options: dict[str, Any] = launch_options()
     vector_kernel[(triton.cdiv(outputs, block_n),)](
         x_TK, norm_D, weight.data, weight.scale, weight.bias, out, rows, outputs, eps,
         K=inputs, KIND=kind_number(kind), HAS_NORM=norm_D is not None, HAS_BIAS=weight.bias is not None, ADD=add,
-        ROWS=next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, VECTOR=VECTOR, num_warps=warps, **options,
+        ROWS=next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, VECTOR=VECTOR,
+        PREFETCH=prefetch and block_k < inputs and may_prefetch(inputs - block_k, 1), num_warps=warps, **options,
     )  # fmt: skip
