@@ -7,8 +7,10 @@ Prints a table; writes moe.json into $OUT (or the current folder).
 """
 
 import argparse
+import concurrent.futures
 import itertools
 import json
+import multiprocessing
 import os
 import statistics
 import time
@@ -83,6 +85,29 @@ TILES = [
     GroupedConfig(True, False, 64, 128, 64, 4, 4),
     GroupedConfig(False, True, 128, 256, 64, 3, 8),
 ]
+BULK_WALKS = [
+    GroupedConfig(True, True, 16, 128, 64, 4, 4, True),
+    GroupedConfig(True, True, 16, 128, 64, 6, 4, True),
+    GroupedConfig(True, True, 16, 128, 128, 3, 4, True),
+    GroupedConfig(True, True, 16, 128, 128, 4, 4, True),
+    GroupedConfig(True, True, 16, 128, 128, 5, 4, True),
+    GroupedConfig(True, True, 16, 128, 256, 2, 4, True),
+    GroupedConfig(True, True, 16, 256, 64, 4, 4, True),
+    GroupedConfig(True, True, 32, 128, 64, 4, 4, True),
+    GroupedConfig(True, True, 32, 128, 128, 3, 4, True),
+    GroupedConfig(True, True, 32, 128, 128, 4, 4, True),
+    GroupedConfig(True, True, 64, 128, 64, 4, 4, True),
+    GroupedConfig(True, True, 64, 128, 128, 3, 4, True),
+]
+BULK_TILES = [
+    GroupedConfig(False, False, 64, 256, 64, 4, 8, True),
+    GroupedConfig(False, False, 64, 256, 64, 3, 4, True),
+    GroupedConfig(False, False, 128, 128, 64, 4, 4, True),
+    GroupedConfig(False, False, 128, 256, 64, 3, 8, True),
+    GroupedConfig(False, False, 128, 256, 64, 4, 8, True),
+    GroupedConfig(True, False, 128, 128, 64, 4, 8, True),
+    GroupedConfig(True, False, 128, 256, 64, 3, 8, True),
+]
 ROUTERS = [
     RouterConfig(16, 128, 8, 4),
     RouterConfig(16, 256, 8, 4),
@@ -94,8 +119,9 @@ ROUTERS = [
 ]
 
 
-def graph_us(function: Callable[[int], None], layers: int = LAYERS) -> float:
+def graph_us(function: Callable[[int], None]) -> float:
     """Microseconds a layer: the median over replays of a graph of several layers."""
+    layers = LAYERS
     for layer in range(layers):
         function(layer)
     torch.cuda.synchronize()
@@ -117,7 +143,7 @@ def graph_us(function: Callable[[int], None], layers: int = LAYERS) -> float:
 class Bench:
     """Weights of several layers, and the room to run them."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         generator = torch.Generator("cuda").manual_seed(0)
 
         def draw(*shape: int) -> torch.Tensor:
@@ -125,9 +151,9 @@ class Bench:
             return drawn.mul_(shape[-1] ** -0.5)
 
         self.experts = [
-            ExpertWeights(draw(EXPERTS, 2 * WIDTH, HIDDEN), draw(EXPERTS, HIDDEN, WIDTH)) for _ in range(LAYERS)
+            ExpertWeights(draw(EXPERTS, 2 * WIDTH, HIDDEN), draw(EXPERTS, HIDDEN, WIDTH)) for _ in range(layers)
         ]
-        self.routers = [ops.pack_linear(draw(EXPERTS, HIDDEN)) for _ in range(LAYERS)]
+        self.routers = [ops.pack_linear(draw(EXPERTS, HIDDEN)) for _ in range(layers)]
         self.norm_D = torch.ones(HIDDEN, device="cuda")
         self.x_TD = draw(CAPACITY, HIDDEN).mul_(HIDDEN**0.5)
         self.normed_TD = torch.empty_like(self.x_TD)
@@ -212,7 +238,7 @@ class Bench:
         self.scratch.counts_E.zero_()
         launch_lists(ids, self.shape(rows), self.scratch)
 
-    def few(self, rows: int) -> None:
+    def few(self, rows: int, gate_ups: list[FewConfig] = GATE_UPS, downs: list[FewConfig] = DOWNS) -> None:
         num_tokens, scratch = self.shape(rows), self.scratch
         x_TD, ids, weights = self.x_TD[:rows], scratch.ids_TK[:rows], scratch.weights_TK[:rows]
         scratch.logits_TE.normal_()
@@ -229,8 +255,8 @@ class Bench:
                 block_n=config.down_n, block_k=config.down_k, num_warps=config.down_warps,
             )  # fmt: skip
 
-        self.sweep("few gate_up", rows, GATE_UPS, gate_up)
-        self.sweep("few down", rows, DOWNS, down)
+        self.sweep("few gate_up", rows, gate_ups, gate_up)
+        self.sweep("few down", rows, downs, down)
 
     def grouped(self, rows: int, configs: list[GroupedConfig]) -> None:
         pairs, scratch = rows * TOP_K, self.scratch
@@ -253,7 +279,7 @@ class Bench:
         self.sweep("down", rows, configs, down)
         self.scratch.counts_E.zero_()
 
-    def router(self, rows: int) -> None:
+    def router(self, rows: int, routers: list[RouterConfig] = ROUTERS) -> None:
         num_tokens, scratch = self.shape(rows), self.scratch
 
         def run(config: RouterConfig, layer: int) -> None:
@@ -268,7 +294,7 @@ class Bench:
             launch_combine(self.x_TD[:rows], num_tokens, scratch, TOP_K, add=True)
 
         scratch.out_PD.zero_()
-        self.sweep("router + combine", rows, ROUTERS, run)
+        self.sweep("router + combine", rows, routers, run)
         self.sweep("combine", rows, ["combine"], alone)
         scratch.counts_E.zero_()
         scratch.arrived.zero_()
@@ -284,6 +310,50 @@ class Bench:
         self.x_TD.normal_()
 
 
+_worker: Bench | None = None
+
+
+def compile_one(job: tuple[str, Any]) -> str | None:
+    """In a process of its own: launch once, so that the compiled kernel lies in Triton's cache."""
+    global _worker
+    if _worker is None:
+        ops.select("cuda")
+        _worker = Bench(layers=1)
+    kind, config = job
+    globals()["LAYERS"] = 1
+    before = len(_worker.failures)
+    try:
+        if kind == "grouped":
+            _worker.grouped(16, [config])
+        elif kind == "few":
+            _worker.few(2, [config], [config])
+        elif kind == "router":
+            _worker.router(16, [config])
+        else:
+            _worker.whole(config)
+    except Exception as error:
+        return f"compile {job}: {type(error).__name__} {str(error)[:160]}"
+    return "; ".join(_worker.failures[before:]) or None
+
+
+def compile_all(jobs: list[tuple[str, Any]], seconds: float) -> list[str]:
+    """Every job in some process; gives what failed."""
+    failed: list[str] = []
+    pool = concurrent.futures.ProcessPoolExecutor(
+        max(2, min(12, (os.cpu_count() or 4) - 2)), mp_context=multiprocessing.get_context("spawn")
+    )
+    futures = [pool.submit(compile_one, job) for job in jobs]
+    try:
+        for future in concurrent.futures.as_completed(futures, timeout=seconds):
+            error = future.result()
+            if error:
+                failed.append(error)
+    except TimeoutError:
+        failed.append("not everything was compiled beforehand")
+    pool.shutdown(wait=False, cancel_futures=True)
+    return failed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="no sweeps, only what is chosen today")
@@ -291,14 +361,21 @@ def main() -> None:
     arguments = parser.parse_args()
     begin = time.perf_counter()
     ops.select("cuda")
-    bench = Bench()
     sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
+    jobs: list[tuple[str, Any]] = [("whole", rows) for rows in (1, 8, 64, 128, 512, 4096)]
+    if not arguments.quick:
+        jobs += [("grouped", config) for config in WALKS + BULK_WALKS + TILES + BULK_TILES]
+        jobs += [("few", config) for config in GATE_UPS + DOWNS] + [("router", config) for config in ROUTERS]
+    failed = compile_all(jobs, 45)
+    print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
+    bench = Bench()
+    bench.failures += failed
     work: list[tuple[Callable[..., None], tuple[Any, ...]]] = [(bench.check, ())]
     work += [(bench.whole, (rows,)) for rows in sizes]
     if not arguments.quick:
         work += [(bench.few, (rows,)) for rows in (1, 4)]
-        work += [(bench.grouped, (rows, WALKS)) for rows in (256, 64, 8, 32, 128, 16, 512)]
-        work += [(bench.grouped, (rows, TILES)) for rows in (8192, 1024)]
+        work += [(bench.grouped, (rows, WALKS + BULK_WALKS)) for rows in (256, 64, 8, 32, 128, 16, 512)]
+        work += [(bench.grouped, (rows, TILES + BULK_TILES)) for rows in (8192, 1024)]
         work += [(bench.router, (rows,)) for rows in (8, 64, 256, 1024, 8192)]
         work += [(bench.few, (rows,)) for rows in (2, 8)]
     for function, values in work:

@@ -165,13 +165,13 @@ def test_routing_equals_the_reference(name):
     torch.testing.assert_close(weights[: case.count], expected_weights[: case.count])
 
 
-@pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize("walk", [True, False])
+@pytest.mark.parametrize("bulk", [True, False])
+@pytest.mark.parametrize(("walk", "split"), [(True, 1), (False, 2)])
 @pytest.mark.parametrize("swap", [True, False])
-def test_every_way_to_cut_the_work_gives_the_same(swap, walk, split, monkeypatch):
+def test_every_way_to_cut_the_work_gives_the_same(swap, walk, split, bulk, monkeypatch):
     case = Case(50, 45, Routing(6, 2), hidden=96, intermediate=40)
     expected_TD = case.run(reference.norm_moe, case.x_TD, case.scratch())
-    grouped = GroupedConfig(swap, walk, 16, 32, 32, 2, 4)
+    grouped = GroupedConfig(swap, walk, 16, 32, 32, 2, 4, bulk)
     config = ManyConfig(RouterConfig(16, 32, split, 4), grouped, grouped)
     monkeypatch.setattr(moe_configs, "choose", lambda *_: config)
     assert_close(case.run(moe.norm_moe, case.x_TD, case.scratch())[:45], expected_TD[:45])

@@ -10,6 +10,7 @@ import dataclasses
 
 import torch
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.experts import ExpertScratch
 from quire.kernels.triton.activations import KINDS, activate
@@ -24,6 +25,7 @@ class GroupedConfig:
         swap: the weight is the left operand of the tensor cores, whose left side is at least 64 long where its right side
             may be 8.
         walk: a program walks over all tokens of its expert.
+        bulk: the weight's tiles come by the device's bulk copies (compute capability 9.0 and up).
     """
 
     swap: bool
@@ -33,6 +35,7 @@ class GroupedConfig:
     block_k: int
     stages: int
     num_warps: int
+    bulk: bool = False
 
 
 @triton.jit
@@ -47,6 +50,30 @@ def _locate(counts_ptr, num_experts, tile, BLOCK_M: tl.constexpr, BLOCK_E: tl.co
     before = tl.sum(tl.where(is_it_E, end_E - tiles_E, 0), axis=0)
     rows = tl.sum(tl.where(is_it_E, count_E, 0), axis=0)
     return tl.minimum(expert, num_experts - 1), tile - before, rows
+
+
+@triton.jit
+def _zeros(M: tl.constexpr, N: tl.constexpr, SWAP: tl.constexpr):
+    if SWAP:
+        return tl.zeros((N, M), dtype=tl.float32)
+    else:
+        return tl.zeros((M, N), dtype=tl.float32)
+
+
+@triton.jit
+def _load_x(x_rows, at_K, D, EVEN_K: tl.constexpr):
+    if EVEN_K:
+        return tl.load(x_rows + at_K[None, :])
+    else:
+        return tl.load(x_rows + at_K[None, :], mask=(at_K < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _dot(x, w, sums, SWAP: tl.constexpr):
+    if SWAP:
+        return tl.dot(w, tl.trans(x.to(w.dtype)), sums, input_precision="ieee")
+    else:
+        return tl.dot(x.to(w.dtype), tl.trans(w), sums, input_precision="ieee")
 
 
 @triton.jit
@@ -72,10 +99,13 @@ def grouped_kernel(
     BLOCK_E: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN_K: tl.constexpr,
+    BULK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out[pair] = x[pair // ROW_DIVISOR] @ w[expert of pair].T, N outputs from D inputs. KIND >= 0: the weight has 2 N rows,
-    gate and up, a program's BLOCK_N rows are the two by turns, and out is act(gate) * up. WEIGHTED: times the pair's weight."""
+    gate and up, a program's BLOCK_N rows are the two by turns, and out is act(gate) * up. WEIGHTED: times the pair's weight.
+    BULK: w is a descriptor of all experts' rows under one another, in blocks [rows, BLOCK_K]: half of BLOCK_N for a gated
+    pair, whose halves are two products then."""
     blocks_n = tl.cdiv(N, BLOCK_N // 2 if KIND >= 0 else BLOCK_N)
     block_n = tl.program_id(0) % blocks_n
     tile = tl.program_id(0) // blocks_n
@@ -99,39 +129,48 @@ def grouped_kernel(
         expert, own, count = _locate(counts_ptr, num_experts, tile, BLOCK_M, BLOCK_E)
         first = own * BLOCK_M
         last = tl.minimum(first + BLOCK_M, count)
-    w_rows = w_ptr + (tl.cast(expert, tl.int64) * rows_of_expert + row_N)[:, None] * D
+    if not BULK:
+        w_rows = w_ptr + (tl.cast(expert, tl.int64) * rows_of_expert + row_N)[:, None] * D
     for start_m in range(first, last, BLOCK_M):
         slot_M = start_m + tl.arange(0, BLOCK_M)
         inside_M = slot_M < count
         pair_M = tl.load(lists_ptr + tl.cast(expert, tl.int64) * capacity + tl.minimum(slot_M, count - 1))
         x_rows = x_ptr + (pair_M // ROW_DIVISOR).to(tl.int64)[:, None] * D
-        if SWAP:
-            sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-        else:
-            sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for start in tl.range(0, D, BLOCK_K, num_stages=STAGES):
-            at_K = start + column_K
-            if EVEN_K:
-                x = tl.load(x_rows + at_K[None, :])
-                w = tl.load(w_rows + at_K[None, :])
-            else:
-                x = tl.load(x_rows + at_K[None, :], mask=(at_K < D)[None, :], other=0.0)
-                w = tl.load(w_rows + at_K[None, :], mask=(at_K < D)[None, :], other=0.0)
-            x = x.to(w.dtype)
-            if SWAP:
-                sums = tl.dot(w, tl.trans(x), sums, input_precision="ieee")
-            else:
-                sums = tl.dot(x, tl.trans(w), sums, input_precision="ieee")
-        if SWAP:
-            y = tl.trans(sums)
-        else:
-            y = sums
-        if KIND >= 0:
-            gate, up = tl.split(tl.reshape(y, (BLOCK_M, BLOCK_N // 2, 2)))
+        if BULK and KIND >= 0:
+            HALF: tl.constexpr = BLOCK_N // 2
+            row = expert * rows_of_expert + block_n * HALF
+            gate = _zeros(BLOCK_M, HALF, SWAP)
+            up = _zeros(BLOCK_M, HALF, SWAP)
+            for start in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+                x = _load_x(x_rows, start + column_K, D, EVEN_K)
+                gate = _dot(x, w_ptr.load([row, start]), gate, SWAP)
+                up = _dot(x, w_ptr.load([row + N, start]), up, SWAP)
             y = activate(gate, KIND) * up
-            column_N = block_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+            if SWAP:
+                y = tl.trans(y)
+            column_N = block_n * HALF + tl.arange(0, HALF)
         else:
-            column_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+            sums = _zeros(BLOCK_M, BLOCK_N, SWAP)
+            for start in tl.range(0, D, BLOCK_K, num_stages=STAGES):
+                at_K = start + column_K
+                x = _load_x(x_rows, at_K, D, EVEN_K)
+                if BULK:
+                    w = w_ptr.load([expert * rows_of_expert + block_n * BLOCK_N, start])
+                elif EVEN_K:
+                    w = tl.load(w_rows + at_K[None, :])
+                else:
+                    w = tl.load(w_rows + at_K[None, :], mask=(at_K < D)[None, :], other=0.0)
+                sums = _dot(x, w, sums, SWAP)
+            if SWAP:
+                y = tl.trans(sums)
+            else:
+                y = sums
+            if KIND >= 0:
+                gate, up = tl.split(tl.reshape(y, (BLOCK_M, BLOCK_N // 2, 2)))
+                y = activate(gate, KIND) * up
+                column_N = block_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+            else:
+                column_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
         if WEIGHTED:
             y *= tl.load(weights_ptr + pair_M)[:, None]
         out = out_ptr + pair_M.to(tl.int64)[:, None] * N + column_N[None, :]
@@ -174,6 +213,12 @@ def combine_kernel(
         tl.store(out, total_D.to(out_ptr.dtype.element_ty), mask=inside_D)
 
 
+def _describe(w_END: torch.Tensor, config: GroupedConfig, is_pair: bool) -> TensorDescriptor:
+    """All experts' rows under one another, for bulk copies."""
+    rows = config.block_n // 2 if is_pair else config.block_n
+    return TensorDescriptor.from_tensor(w_END.view(-1, w_END.shape[2]), [rows, config.block_k])
+
+
 def launch_grouped(
     x: torch.Tensor,
     w_END: torch.Tensor,
@@ -200,7 +245,7 @@ def launch_grouped(
     tiles = num_experts if config.walk else rows // config.block_m + min(num_experts, rows)
     grouped_kernel[(tiles * blocks_n,)](
         x,
-        w_END,
+        _describe(w_END, config, kind is not None) if config.bulk else w_END,
         scratch.weights_TK,
         out_PN,
         scratch.counts_E,
@@ -220,6 +265,7 @@ def launch_grouped(
         BLOCK_E=next_power_of_2(num_experts),
         STAGES=config.stages,
         EVEN_K=width % config.block_k == 0,
+        BULK=config.bulk,
         num_warps=config.num_warps,
         **launch_options(),
     )
