@@ -19,7 +19,7 @@ def test_the_child_loads_general_plugins_as_a_core_before_it_builds_anything(mon
     monkeypatch.setattr(core_process, "load_general_plugins", lambda kind: events.append(kind))
     monkeypatch.setattr(core_process, "config_from_plain", lambda plain: SimpleNamespace(instance_id="x"))
     monkeypatch.setattr(core_process, "EngineCore", Core)
-    monkeypatch.setattr(core_process, "gc", SimpleNamespace(collect=int, freeze=int))
+    monkeypatch.setattr(core_process, "gc", SimpleNamespace(collect=int, freeze=int, set_threshold=print))
     process = core_process.CoreProcess.__new__(core_process.CoreProcess)
     process._inbox = SimpleNamespace(receive=lambda block: [Start(config={})])  # type: ignore[assignment]
     process._send = lambda message: events.append(type(message).__name__)  # type: ignore[method-assign]

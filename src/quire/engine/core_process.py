@@ -35,6 +35,9 @@ logger = init_logger(__name__)
 EXIT_FAILED = 1
 EXIT_PARENT_DIED = 3
 
+_COLLECT_AFTER = (50_000, 20, 50)
+"""When Python's collector runs: a collection visits every token id of every new prompt, so that they shall be few."""
+
 
 class SocketInbox:
     """Messages from the socket."""
@@ -127,6 +130,7 @@ class CoreProcess:
         core = EngineCore(config, executor)
         gc.collect()
         gc.freeze()  # what was loaded stays: later collections need not look at it
+        gc.set_threshold(*_COLLECT_AFTER)
         self._send(
             Ready(
                 {
