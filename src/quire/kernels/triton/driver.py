@@ -7,11 +7,14 @@ packed into one buffer whose layout follows from the signature. Knows the driver
 
 import ctypes
 import functools
+import shutil
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import triton
+from triton import knobs
 from triton.backends.driver import GPUDriver
 from triton.backends.nvidia import driver as stock
 
@@ -178,7 +181,7 @@ class Launcher:
             config.stream = stream
             code = self._launch(self._config_at, ctypes.c_void_p(function), parameters.pointers, None)
             if code == _INVALID_CONTEXT:  # a thread that has not touched the device yet
-                _enter_context(stock_device())
+                _enter_context(_current_device())
                 code = self._launch(self._config_at, ctypes.c_void_p(function), parameters.pointers, None)
         if code:
             _check(code)
@@ -206,7 +209,7 @@ def _address(memory: Any) -> int:
     return 0 if memory is None else memory if type(memory) is int else memory.data_ptr()
 
 
-def stock_device() -> int:
+def _current_device() -> int:
     """The device that this thread submits to."""
     import torch
 
@@ -318,9 +321,19 @@ def make_launcher(src: Any, metadata: Any) -> Any:
     """A launcher for a compiled kernel; Triton's own (which needs a C compiler) where ours cannot pass its arguments."""
     try:
         return Launcher(src, metadata)
-    except NotImplementedError:
-        stock.PyCUtensorMap = stock.PyCUtensorMap or (stock.CudaUtils() and stock.PyCUtensorMap)
+    except NotImplementedError as error:
+        if _c_compiler() is None:
+            raise RuntimeError(
+                f"the kernel {src.fn.__name__} has {error}, which needs Triton's own launcher and so a C compiler, and there is "
+                f"none: install gcc, or name one in CC"
+            ) from error
+        stock.CudaUtils()  # the launcher's C code looks for what this defines
         return stock.CudaLauncher(src, metadata)
+
+
+def _c_compiler() -> str | None:
+    """The compiler that Triton would call."""
+    return knobs.build.cc or shutil.which("gcc") or shutil.which("clang")
 
 
 class Utils:
@@ -379,6 +392,4 @@ class Driver(stock.CudaDriver):
 
 def install() -> None:
     """Make this the driver that Triton uses in this process."""
-    import triton
-
     triton.runtime.driver.set_active(Driver())
