@@ -104,13 +104,14 @@ class NullExecutor(Executor):
         return result
 
 
-def build_llm(tokenizer: Path | None, max_num_seqs: int, max_num_batched_tokens: int) -> tuple[Any, NullExecutor]:
+def build_llm(
+    tokenizer: Path | None, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int = 8192
+) -> tuple[Any, NullExecutor]:
     """An offline engine over the null executor, with the settings of a GPU; text only where there is a tokenizer."""
     from quire import LLM
     from quire.engine.llm_engine import LLMEngine
 
     path = str(tokenizer) if tokenizer is not None else ""
-    max_model_len = 8192
     config = EngineConfig(
         model=ModelConfig(
             model="null",
@@ -275,7 +276,8 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, give the figures."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = None if args.disable_detokenize else write_tokenizer(Path(folder))
-        llm, executor = build_llm(tokenizer, max(args.batch_sizes), args.max_num_batched_tokens)
+        longest = max(8192, max(args.input_lens) + args.output_len)
+        llm, executor = build_llm(tokenizer, max(args.batch_sizes), args.max_num_batched_tokens, longest)
         try:
             rows = [
                 measure(llm, executor, batch, prompt_len, args.output_len, args.runs)
