@@ -13,7 +13,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.kernels.triton import ahead, places
 from quire.kernels.triton.ahead import CompilingProcess
 from quire.kernels.triton.cache import KernelCache
-from quire.kernels.triton.preparation import copy_lists, list_name
+from quire.kernels.triton.preparation import list_name
 
 SCRIPT = Path(__file__).with_name("preparation_start.py")
 ROOT = SCRIPT.parent.parent.parent.parent
@@ -115,13 +115,6 @@ def test_a_folder_that_cannot_be_written_is_replaced(tmp_path, monkeypatch, root
     root.write_text("a file where the folder should be")
     folder = places.writable_folder()
     assert folder.is_dir() and not folder.is_relative_to(root)
-
-
-def test_lists_are_copied_to_what_is_shipped(root, tmp_path):
-    places.write_list(places.list_folders()[0] / "a.json", VARIANTS[:2])
-    places.write_list(tmp_path / "target" / "a.json", VARIANTS[2:3])
-    copy_lists(tmp_path / "target")
-    assert places.read_list(tmp_path / "target" / "a.json") == [VARIANTS[2], *VARIANTS[:2]]
 
 
 def child(monkeypatch, code):

@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": ("generate", "generate for every prompt of a file, without a server"),
     "bench": ("bench", "measure: throughput, latency, startup, scheduler, serve, step, demo"),
     "explain": ("explain", "tell what would be chosen for a model, and why"),
+    "compile-cache": ("compile_cache", "compile a model's GPU kernels before anybody waits for them"),
     "collect-env": ("collect_env", "tell about this machine and installation"),
 }
 """Subcommand to (module in this package, one line about it)."""

@@ -46,6 +46,8 @@ class CompilingProcess:
         self._changed = threading.Condition()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._is_over = False
+        self.was_complete = True
+        """Whether the process went on to the end of every list; false only once it has ended before."""
         self.errors: dict[str, str] = {}
         """Why a variant could not be compiled, by its identity."""
         self._process = subprocess.Popen(
@@ -112,6 +114,7 @@ class CompilingProcess:
         self._process.wait()
         with self._changed:
             unfinished, self._pending, self._is_over = len(self._pending), set(), True
+            self.was_complete = not unfinished
             self._changed.notify_all()
         if unfinished:
             why = "".join(self._complaints).strip()[-600:] or f"exit code {self._process.returncode}"

@@ -9,7 +9,6 @@ Knows lists and configuration; imports neither torch nor Triton until `install`.
 import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
@@ -89,7 +88,7 @@ class KernelPreparation:
             if used != self._known:
                 places.write_list(places.list_folders()[0] / f"{self.name}.json", used)
                 self._known = used
-            if self._compiling is None or self._compiling.is_idle():
+            if self._compiling is None or (self._compiling.is_idle() and self._compiling.was_complete):
                 (places.writable_folder() / places.stamp_name(used, self._capability)).touch()
         except OSError as error:
             logger.warning("The list of kernels cannot be kept, the next start compiles again: %s", error)
@@ -117,11 +116,3 @@ def list_name(config: EngineConfig, capability: int) -> str:
     )
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
     return f"{config.model.architecture}-{config.model.dtype}-sm{capability}-{digest}"
-
-
-def copy_lists(target: Path) -> None:
-    """Put every known list into a folder that is shipped."""
-    for folder in reversed(places.list_folders()):
-        for file in sorted(folder.glob("*.json")):
-            variants = places.merge(places.read_list(target / file.name), places.read_list(file))
-            places.write_list(target / file.name, variants)

@@ -1,0 +1,119 @@
+"""`quire compile-cache [MODEL …]`: compile a model's GPU kernels before anybody waits for them; into a folder to ship, if asked.
+
+What a model needs stands in a list that a start leaves behind, or that came with the package; a model without a list is
+started once, with random weights, which takes a GPU. Compiling from a list takes none.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from quire.engine.arg_utils import EngineArgs
+    from quire.kernels.triton.places import Variant
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which models, for which device, where to."""
+    from quire.engine.arg_utils import EngineArgs
+
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="local folders or hub ids; none: every model that there is a list of"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="a folder to ship; QUIRE_KERNEL_CACHE=DIR uses it (default: this user's own cache)",
+    )
+    parser.add_argument(
+        "--capability", type=int, help="compute capability, 90 for 9.0 (default: this machine's GPU, or else 90)"
+    )
+    parser.add_argument("--processes", type=int, default=0, help="compilers that run at a time (default: one a core)")
+    EngineArgs.add_cli_args(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Find the lists, compile them, tell how it went."""
+    from quire.engine.arg_utils import EngineArgs
+    from quire.kernels.triton import places
+    from quire.platforms.host import usable_cpus
+    from quire.platforms.nvml import visible_gpus
+
+    gpus = visible_gpus()
+    capability = args.capability or (gpus[0].capability[0] * 10 + gpus[0].capability[1] if gpus else 90)
+    given = EngineArgs.from_cli_args(args)
+    names = [_list_of(dataclasses.replace(given, model=model), capability) for model in args.models]
+    lists = {name: places.find_list(name) for name in names or _known_names(capability)}
+    if not lists:
+        raise ConfigError(
+            f"no list of kernels for compute capability {capability} is known here: name a model, on a machine with a GPU",
+            setting="MODEL",
+        )
+    folder = Path(args.output).expanduser() if args.output else places.writable_folder()
+    return _compile(lists, capability, args.processes or usable_cpus(), folder)
+
+
+def _known_names(capability: int) -> list[str]:
+    from quire.kernels.triton import places
+
+    files = {file.stem for folder in places.list_folders() for file in folder.glob(f"*-sm{capability}-*.json")}
+    return sorted(files)
+
+
+def _list_of(engine_args: "EngineArgs", capability: int) -> str:
+    """The name of a model's list; one that is not there yet is made by a start.
+
+    Raises:
+        ConfigError: there is neither a list nor a GPU.
+    """
+    from quire.kernels.triton import places
+    from quire.kernels.triton.preparation import list_name
+    from quire.platforms import current_platform
+
+    config = dataclasses.replace(engine_args, load_format="dummy").create_engine_config()
+    name = list_name(config, capability)
+    if places.find_list(name):
+        return name
+    if current_platform(config.device.device).name != "cuda":
+        raise ConfigError(
+            f"there is no list of the kernels of {engine_args.model} ({name}): run this once on a machine with a GPU, or start "
+            f"the model there and copy the folder 'kernels/lists' of its QUIRE_CACHE_ROOT",
+            setting="MODEL",
+        )
+    print(f"{engine_args.model}: no list yet, starting it with random weights", file=sys.stderr)
+    from quire import LLM
+
+    LLM.from_engine_config(config).llm_engine.shutdown()
+    if not places.find_list(name):
+        raise EngineError(f"the start of {engine_args.model} left no list of kernels")
+    return name
+
+
+def _compile(lists: "dict[str, list[Variant]]", capability: int, processes: int, folder: Path) -> int:
+    from quire.kernels.triton import places
+    from quire.kernels.triton.ahead import CompilingProcess
+
+    variants = places.merge(*lists.values())
+    print(f"{len(variants)} kernels of {len(lists)} models, in {processes} processes, into {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    compiling = CompilingProcess(capability, processes, folder)
+    compiling.add(variants)
+    compiling.finish()
+    compiling.wait()
+    errors = dict(compiling.errors)
+    compiling.close()
+    for name, wanted in lists.items():
+        good = [variant for variant in wanted if places.identity(variant) not in errors]
+        places.write_list(folder / "lists" / f"{name}.json", good)
+        if compiling.was_complete:
+            (folder / places.stamp_name(good, capability)).touch()
+        print(f"{name}: {len(good)} of {len(wanted)} kernels")
+    for error in sorted(set(errors.values())):
+        print(f"not compiled: {error}", file=sys.stderr)
+    if not compiling.was_complete:
+        raise EngineError("the compiling process ended before it was through; the log has its last words")
+    return 1 if errors else 0
