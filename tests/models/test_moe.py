@@ -13,7 +13,9 @@ from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.kernels import ops, registry
 from quire.layers.parallel import ParallelPlan
+from quire.model_loader.device_reader import UploadedTensor
 from quire.model_loader.dummy import dummy_weights
+from quire.model_loader.loader import _wanted_rows, check_checkpoint
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.models.decoder import Decoder
 from quire.models.registry import ModelRegistry
@@ -130,3 +132,47 @@ def test_models_with_mixtures_are_not_fused_without_kernels_for_them(tiny, resto
     monkeypatch.setitem(ops._choices, "norm_linear", registry.Choice(native, []))
     assert build(spec_of(tiny("Qwen3ForCausalLM")))._is_fused
     assert not build(spec_of(tiny(QWEN3)))._is_fused
+
+
+def load_stacked(path, **settings):
+    """The first layer's experts, from either layout."""
+    model, reader = build(spec_of(path), **settings), SafetensorsReader(path)
+    check_checkpoint(model, reader.infos)
+    model.load_weights(reader.stream())
+    return model._layers[0].mixture._weights()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_experts_that_a_checkpoint_has_in_one_tensor_are_the_same(rank, dtype, reference_kernels, tiny, tmp_path):
+    apart = tiny(QWEN3, num_hidden_layers=1)
+    load_oracle(apart).save_pretrained(tmp_path, save_original_format=False)
+    infos = SafetensorsReader(tmp_path).infos
+    assert infos["model.layers.0.mlp.experts.gate_up_proj"].shape == (8, 80, 64)
+    assert not any(".experts.0." in name for name in infos)
+    weights = [load_stacked(path, plan=ParallelPlan(2, rank), dtype=dtype) for path in (apart, tmp_path)]
+    assert torch.equal(weights[0].gate_up_E2ID, weights[1].gate_up_E2ID)
+    assert torch.equal(weights[0].down_EDI, weights[1].down_EDI)
+
+
+def test_experts_in_one_tensor_come_to_a_device_once(reference_kernels, tiny, tmp_path):
+    load_oracle(tiny(QWEN3, num_hidden_layers=1)).save_pretrained(tmp_path, save_original_format=False)
+    expected, reader = load_stacked(tmp_path), SafetensorsReader(tmp_path)
+    model = build(spec_of(tmp_path))
+    check_checkpoint(model, reader.infos)
+    wanted = _wanted_rows(model, reader)
+    assert wanted["model.layers.0.mlp.experts.gate_up_proj"] == [slice(0, 8)]
+    model.load_weights(
+        (name, UploadedTensor([(rows, tensor[rows]) for rows in wanted[name]])) for name, tensor in reader.stream()
+    )
+    experts = model._layers[0].mixture._weights()
+    assert torch.equal(experts.gate_up_E2ID, expected.gate_up_E2ID)
+    assert torch.equal(experts.down_EDI, expected.down_EDI)
+
+
+def test_a_stacked_tensor_of_another_shape_is_refused(reference_kernels, tiny, tmp_path):
+    load_oracle(tiny(QWEN3, num_hidden_layers=1)).save_pretrained(tmp_path, save_original_format=False)
+    spec = spec_of(tmp_path)
+    mlp = dataclasses.replace(spec.mlps()[0], intermediate=44)
+    with pytest.raises(ConfigError, match=r"gate_up_proj is \[8, 80, 64\], config\.json asks for \[8, 88, 64\]"):
+        check_checkpoint(build(dataclasses.replace(spec, mlp=mlp)), SafetensorsReader(tmp_path).infos)

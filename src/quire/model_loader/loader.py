@@ -177,8 +177,20 @@ def _wanted_rows(model: Decoder, reader: SafetensorsReader) -> dict[str, list[sl
     for name in reader.infos:
         source = model.sources.get(canonical_name(name, model.sources, model.spec))
         if source is not None:
-            wanted[name] = [source.index(block)[0] for block in source.blocks] if source.shape else [slice(0, 1)]
+            has_rows = bool(source.shape)
+            wanted[name] = _merged([source.index(block)[0] for block in source.blocks]) if has_rows else [slice(0, 1)]
     return wanted
+
+
+def _merged(stretches: list[slice]) -> list[slice]:
+    """The same in order, those that touch or overlap as one."""
+    merged: list[slice] = []
+    for stretch in sorted(stretches, key=lambda stretch: stretch.start):
+        if merged and stretch.start <= merged[-1].stop:
+            merged[-1] = slice(merged[-1].start, max(merged[-1].stop, stretch.stop))
+        else:
+            merged.append(stretch)
+    return merged
 
 
 def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
@@ -187,6 +199,7 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
     Raises:
         ConfigError: lists missing and unexpected names, wrong shapes, or number types that are not plain floats.
     """
+    model.follow_names(infos.keys())
     check_names(model.sources, model.spec, infos.keys())
     check_shapes(model.sources, model.spec, {name: info.shape for name, info in infos.items()})
     wrong: list[str] = []

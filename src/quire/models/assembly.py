@@ -93,6 +93,8 @@ class Assembler:
         shape = unfinished.shape[:1] if source.columns is None else unfinished.shape
         for block in source.blocks:
             piece = tensor[source.index(block)]
+            if piece.dim() == 3:  # one expert's part of a tensor of all
+                piece = piece[0]
             piece = piece.t() if module.transposed and piece.dim() == 2 else piece
             is_ready = piece.dtype == dtype and piece.device == self._device and piece.is_contiguous()
             if piece.shape == shape and is_ready:  # the whole module in one piece: no copy

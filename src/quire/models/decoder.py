@@ -9,7 +9,7 @@ Legend: T tokens of the step, S positions that need logits, D hidden, V vocabula
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, cast
 
 import torch
@@ -135,6 +135,11 @@ class Decoder(CausalLM):
             layer.kv_cache, layer.group = kv_cache, group
 
     # Weights.
+
+    def follow_names(self, names: Collection[str]) -> None:
+        """Expect the experts as a checkpoint with these names has them: each by itself, or all in one tensor."""
+        self.modules = weight_table.with_layout_of(self.modules, self.spec, names)
+        self.sources = weight_table.sources_of(self.modules, self.spec, self.plan, self.linear_method)
 
     def load_weights(self, weights: Iterable[tuple[str, Sliceable]]) -> None:
         """One streaming pass. A rank slices what it is given, so that something lazily read from a file is read in part.

@@ -9,13 +9,16 @@ from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.registry import register
 from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, MoE, RMSNorm
 
-MIXTURE_NAMES = LLAMA_NAMES.but(
-    router="mlp.gate",
-    experts_gate_up=("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj"),
-    experts_down="mlp.experts.{expert}.down_proj",
-    shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-    shared_down="mlp.shared_expert.down_proj",
-    shared_gate="mlp.shared_expert_gate",
+MIXTURE_NAMES = dataclasses.replace(
+    LLAMA_NAMES.but(
+        router="mlp.gate",
+        experts_gate_up=("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj"),
+        experts_down="mlp.experts.{expert}.down_proj",
+        shared_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+        shared_down="mlp.shared_expert.down_proj",
+        shared_gate="mlp.shared_expert_gate",
+    ),
+    stacked={"experts_gate_up": "mlp.experts.gate_up_proj", "experts_down": "mlp.experts.down_proj"},
 )
 
 

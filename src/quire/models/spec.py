@@ -146,6 +146,8 @@ class WeightNames:
         layer: what stands before a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
         ignored: patterns (as in shells) of names that carry nothing to load.
+        stacked: for modules whose sources are one an expert: the tensor [experts, rows, columns] that some checkpoints
+            have in their place.
     """
 
     modules: Mapping[str, str | tuple[str, ...]]
@@ -153,6 +155,7 @@ class WeightNames:
     layer: str = "layers.{layer}."
     transposed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+    stacked: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:
         """A copy with some modules named otherwise, and those in `drop` left out."""

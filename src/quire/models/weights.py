@@ -43,6 +43,7 @@ class Module:
         weight_offset: added to a norm's weight.
         plain: a matrix that stays in the model's own number type in every format (routers).
         experts: how many experts' matrices stand under one another.
+        stacked: the name of the one tensor [experts, rows, columns] that may stand in the sources' place.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Module:
     weight_offset: float = 0.0
     plain: bool = False
     experts: int = 1
+    stacked: str = ""
 
     @property
     def is_quantizable(self) -> bool:
@@ -118,11 +120,15 @@ class Source:
         return self.suffix not in ("weight", "bias")
 
     def index(self, block: Block) -> tuple[slice, ...]:
-        """What to read of the checkpoint's tensor for a block, in the checkpoint's own layout."""
+        """What to read of the checkpoint's tensor for a block, in the checkpoint's own layout: of a tensor of all experts a
+        piece [1, rows, columns]."""
         if not self.shape:
             return ()
         if self.columns is None:
             return (block.rows,)
+        if len(self.shape) == 3:
+            expert, start = divmod(block.rows.start, self.shape[1])
+            return (slice(expert, expert + 1), slice(start, start + block.rows.stop - block.rows.start), self.columns)
         return (self.columns, block.rows) if self.module.transposed else (block.rows, self.columns)
 
 
@@ -152,6 +158,16 @@ def sources_of(
     """The checkpoint tensors that fill the modules, by name (with the first of the spec's prefixes)."""
     prefix, method = spec.weights.prefixes[0], method or UnquantizedLinear()
     return {source.name: source for module in modules for source in _module_sources(module, prefix, plan, method)}
+
+
+def with_layout_of(modules: list[Module], spec: DecoderSpec, names: Collection[str]) -> list[Module]:
+    """The modules, filled from one tensor of all experts where a checkpoint with these names has one."""
+    stacked = {module.stacked for module in modules if module.stacked}
+    there = {name for name in stacked for prefix in spec.weights.prefixes if prefix + name in names}
+    return [
+        dataclasses.replace(module, sources=(module.stacked,)) if module.stacked in there else module
+        for module in modules
+    ]
 
 
 def canonical_name(name: str, sources: Mapping[str, Source], spec: DecoderSpec) -> str:
@@ -278,9 +294,11 @@ def _mixture_modules(spec: DecoderSpec, layer: int, mlp: MoE) -> Iterator[Module
 
     def experts(name: str, parts: tuple[Part, ...], columns: int, shard: Shard, groups: int = 1) -> Module:
         sources = tuple(source.format(expert=e) for e in range(count) for source in _sources(spec, name, layer))
+        stacked = spec.weights.stacked.get(name)
         return Module(
-            f"layers.{layer}.{name}", "experts", sources, parts * count, columns, groups, shard=shard, experts=count
-        )
+            f"layers.{layer}.{name}", "experts", sources, parts * count, columns, groups, shard=shard, experts=count,
+            stacked="" if stacked is None else spec.weights.layer.format(layer=layer) + stacked,
+        )  # fmt: skip
 
     yield module("router", "linear", (Part(count, 1),), spec.hidden, plain=True)
     if mlp.bias_correction:
@@ -296,17 +314,20 @@ def _mixture_modules(spec: DecoderSpec, layer: int, mlp: MoE) -> Iterator[Module
 
 
 def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod) -> Iterator[Source]:
-    suffixes = [""] if module.kind == "vector" else ["weight"]
+    is_stacked = bool(module.stacked) and module.sources == (module.stacked,)
+    suffixes = [""] if module.kind == "vector" or is_stacked else ["weight"]
     if module.is_quantizable:
         method = method.of_module(module.sources)
         suffixes = list(method.suffixes)
     if module.bias:
         suffixes.append("bias")
     for suffix in suffixes:
-        is_matrix = module.columns > 0 and suffix == "weight"
+        is_matrix = module.columns > 0 and suffix in ("", "weight")
         columns = module.local_columns(plan) if is_matrix else None
         for source, (shape_rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
             shape: tuple[int, ...] = (shape_rows, module.columns) if is_matrix else (shape_rows,)
+            if is_stacked:
+                shape = (module.experts, shape_rows // module.experts, module.columns)
             if suffix not in ("", "weight", "bias"):
                 shape = method.scale_shape(suffix, shape_rows)
             yield Source(
