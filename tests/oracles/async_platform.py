@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.oracles.interpreter import repair_interpreter
 
 from quire.config import EngineConfig
 from quire.kernels import ops
@@ -88,6 +89,7 @@ class AsyncCpuPlatform(CpuPlatform):
         if self.kernels == "cuda":
             from quire.kernels import triton
 
+            repair_interpreter()
             triton.register()
         ops.select(self.kernels, deterministic=deterministic)
 

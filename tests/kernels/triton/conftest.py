@@ -1,31 +1,11 @@
-"""What Triton's interpreter needs here.
-
-- Its scalars are arrays of one element, which NumPy 2.4 no longer turns into an index: a loop over a range known at run time
-  would fail.
-- It holds bfloat16 as integers, which its matrix product multiplies as such.
-"""
-
-from typing import Any
+"""Kernels run in Triton's interpreter here."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True, scope="session")
 def repaired_interpreter() -> None:
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    tl = pytest.importorskip("triton.language")
-    patch_tensor = interpreter._patch_lang_tensor
-    create_dot = interpreter.InterpreterBuilder.create_dot
+    pytest.importorskip("triton")
+    from tests.oracles.interpreter import repair_interpreter
 
-    def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    def widen(builder: Any, handle: Any) -> Any:
-        return builder.create_fp_to_fp(handle, tl.float32, None) if handle.dtype.scalar == tl.bfloat16 else handle
-
-    def create_dot_widened(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return create_dot(self, widen(self, a), widen(self, b), *rest)
-
-    interpreter._patch_lang_tensor = patch_tensor_and_index
-    interpreter.InterpreterBuilder.create_dot = create_dot_widened
+    repair_interpreter()
