@@ -98,6 +98,12 @@ BULK_WALKS = [
     GroupedConfig(True, True, 32, 128, 128, 4, 4, True),
     GroupedConfig(True, True, 64, 128, 64, 4, 4, True),
     GroupedConfig(True, True, 64, 128, 128, 3, 4, True),
+    GroupedConfig(True, True, 16, 128, 64, 4, 4, True, 256),
+    GroupedConfig(True, True, 16, 128, 128, 4, 4, True, 128),
+    GroupedConfig(True, True, 16, 128, 128, 4, 4, True, 256),
+    GroupedConfig(True, True, 16, 128, 128, 4, 4, True, 512),
+    GroupedConfig(True, True, 32, 128, 64, 4, 4, True, 256),
+    GroupedConfig(True, True, 16, 128, 128, 3, 4, False, 256),
 ]
 BULK_TILES = [
     GroupedConfig(False, False, 64, 256, 64, 4, 8, True),
