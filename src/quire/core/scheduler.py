@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-import msgspec
 import numpy as np
 
 from quire.config import CacheConfig, SchedulerConfig
@@ -26,11 +25,13 @@ from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, Sched
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.prompt_groups import PromptGroups
+from quire.core.publication import PendingPages
 from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
 from quire.core.step_outputs import build_output, keep_prompt_logprobs
 from quire.core.step_state import NO_ROWS, PendingDiff, StepInFlight, without_zeros
+from quire.core.step_stats import StepStats
 from quire.core.stop import compute_finish
 from quire.errors import EngineError, RequestError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
@@ -77,6 +78,7 @@ class Scheduler:
             hasher = PrefixHasher(key, kv_config.block_size, cache_config.prefix_caching_hash_algo)
         self.kv = KVCacheManager(kv_config, hasher, self._events)
         self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
+        self._pages = PendingPages(self.kv, self._batch)
         self._queue = build_request_queue(config.policy, FAIR_QUANTUM)
         self._groups = PromptGroups(self.kv)
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
@@ -86,15 +88,13 @@ class Scheduler:
         self._leaving: dict[int, Request] = {}
         self._flights: deque[StepInFlight] = deque()
         self._diff = PendingDiff()
-        self._unpublished: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._has_shortage = False
         self._blocked: tuple[Request, int] | None = None
         self._num_arrivals = 0
         self._next_step_id = 0
         self._waiting_tokens = 0
-        self._totals = SchedulerStats()
-        self._reported = SchedulerStats()
+        self._stats = StepStats(self.kv)
 
     # What the engine core asks.
 
@@ -122,7 +122,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Gauges of this moment, and counters since the scheduler was made."""
-        return self._stats(self._totals)
+        return self._stats.since_start(self.num_running, self.num_waiting)
 
     def add_request(self, source: EngineRequest) -> None:
         """Take in a request.
@@ -184,15 +184,7 @@ class Scheduler:
     def publish_computed(self) -> None:
         """Let others find the pages that collected steps have completed. Planning does so before it looks for a prompt's
         prefix; whoever calls this while the device works takes it off the way to the next step."""
-        pending, self._unpublished = self._unpublished, {}
-        for row, num_tokens in pending.items():
-            self.kv.publish(self._batch.request(row), num_tokens)
-
-    def _publish_row(self, row: int) -> None:
-        """`publish_computed` for a row whose pages are about to go."""
-        num_tokens = self._unpublished.pop(row, 0)
-        if num_tokens:
-            self.kv.publish(self._batch.request(row), num_tokens)
+        self._pages.publish()
 
     def _may_admit(self) -> bool:
         head = self._queue.peek()
@@ -273,7 +265,7 @@ class Scheduler:
     def _grow_or_preempt(self, request: Request, num_tokens: int) -> bool:
         """Make room for `num_tokens`. False where the request has to sit this step out, or gave way itself."""
         row = request.row
-        self._publish_row(row)
+        self._pages.publish_row(row)
         self.kv.free_behind_window(request, int(self._batch.computed[row]))
         while True:
             grown = self.kv.grow(request, num_tokens)
@@ -294,7 +286,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Make a running request give its row and pages back: now, or when no step in flight names it."""
-        self._totals.num_preemptions += 1
+        self._stats.num_preemptions += 1
         self._dropped.add(request.row)
         self._batch.deactivate(request)
         request.status = RequestStatus.PREEMPTING
@@ -446,7 +438,7 @@ class Scheduler:
             EngineError: it is not the oldest.
         """
         if step.total_num_tokens == 0:
-            return EngineCoreOutputs(stats=self._step_stats(0, 0.0))
+            return EngineCoreOutputs(stats=self._stats.of_step(self.num_running, self.num_waiting, 0, 0.0))
         if not self._flights or self._flights[0].step is not step or output.step_id != step.step_id:
             raise EngineError(f"step {step.step_id} (result of {output.step_id}) is not the oldest one in flight")
         flight = self._flights.popleft()
@@ -470,7 +462,7 @@ class Scheduler:
         if self._leaving:
             for request in list(self._leaving.values()):
                 self._leave(request)
-        outputs.stats = self._step_stats(step.total_num_tokens, output.step_ms)
+        outputs.stats = self._stats.of_step(self.num_running, self.num_waiting, step.total_num_tokens, output.step_ms)
         return outputs
 
     def _fail_rows(self, flight: StepInFlight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:
@@ -495,7 +487,7 @@ class Scheduler:
             return
         request = self._batch.request(row)
         request.num_computed_tokens = collected = int(self._batch.collected[row])
-        self._unpublished[row] = collected
+        self._pages.add(row, collected)
         if row in output.prompt_logprobs:
             keep_prompt_logprobs(request, output.prompt_logprobs[row])
         if collected >= request.num_prompt_tokens and request.source.group_id is not None:
@@ -517,7 +509,7 @@ class Scheduler:
         batch = self._batch
         lengths, full_rows = batch.append(rows, token_ids)
         if len(full_rows):
-            self._unpublished.update(zip(full_rows.tolist(), batch.collected[full_rows].tolist(), strict=True))
+            self._pages.add_rows(full_rows, batch.collected[full_rows])
         ends = batch.stops.check(rows, token_ids, lengths)
         is_news = ends | batch.is_special[rows]
         if not is_news.any():
@@ -574,7 +566,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         """Take row and pages back. The one place that does, and only without a step in flight (`RunningBatch.remove`)."""
         row = request.row
-        self._publish_row(row)
+        self._pages.publish_row(row)
         self._batch.flush(request)
         self._batch.remove(request)
         self._leaving.pop(row, None)
@@ -588,25 +580,3 @@ class Scheduler:
             request.cost = 0
             self._waiting_tokens += len(request.token_ids)
             self._enqueue(request)
-
-    def _stats(self, counters: SchedulerStats) -> SchedulerStats:
-        return SchedulerStats(
-            num_running=self.num_running,
-            num_waiting=self.num_waiting,
-            num_total_blocks=self.kv.pool.num_usable,
-            num_free_blocks=self.kv.pool.num_free,
-            num_preemptions=counters.num_preemptions,
-            prefix_cache_queries=self.kv.num_queries,
-            prefix_cache_hits=self.kv.num_hits,
-        )
-
-    def _step_stats(self, num_batched_tokens: int, step_ms: float) -> SchedulerStats:
-        """Gauges of this moment, and counters since the last step's."""
-        stats = self._stats(self._totals)
-        reported, self._reported = self._reported, msgspec.structs.replace(stats)
-        stats.num_preemptions -= reported.num_preemptions
-        stats.prefix_cache_queries -= reported.prefix_cache_queries
-        stats.prefix_cache_hits -= reported.prefix_cache_hits
-        stats.num_batched_tokens = num_batched_tokens
-        stats.step_ms = step_ms
-        return stats

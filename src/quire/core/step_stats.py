@@ -1,0 +1,44 @@
+"""A scheduler's figures: gauges of the moment with counters since its start, or with counters since the step before.
+
+Knows the pages' counters and keeps its own; is told how many requests run and wait.
+"""
+
+from quire.core.kv_cache_manager import KVCacheManager
+from quire.request import SchedulerStats
+
+
+class StepStats:
+    """Counts for one scheduler.
+
+    Attributes:
+        num_preemptions: since the start.
+    """
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        self._kv = kv
+        self.num_preemptions = 0
+        self._reported = (0, 0, 0)
+
+    def since_start(self, num_running: int, num_waiting: int) -> SchedulerStats:
+        """Counters since the scheduler was made."""
+        return self._build(num_running, num_waiting, (0, 0, 0))
+
+    def of_step(self, num_running: int, num_waiting: int, num_batched_tokens: int, step_ms: float) -> SchedulerStats:
+        """Counters since the last step's."""
+        stats = self._build(num_running, num_waiting, self._reported)
+        self._reported = (self.num_preemptions, self._kv.num_queries, self._kv.num_hits)
+        stats.num_batched_tokens = num_batched_tokens
+        stats.step_ms = step_ms
+        return stats
+
+    def _build(self, num_running: int, num_waiting: int, before: tuple[int, int, int]) -> SchedulerStats:
+        kv = self._kv
+        return SchedulerStats(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_total_blocks=kv.pool.num_usable,
+            num_free_blocks=kv.pool.num_free,
+            num_preemptions=self.num_preemptions - before[0],
+            prefix_cache_queries=kv.num_queries - before[1],
+            prefix_cache_hits=kv.num_hits - before[2],
+        )
