@@ -113,6 +113,10 @@ BULK_TILES = [
     GroupedConfig(False, False, 128, 256, 64, 4, 8, True),
     GroupedConfig(True, False, 128, 128, 64, 4, 8, True),
     GroupedConfig(True, False, 128, 256, 64, 3, 8, True),
+    GroupedConfig(True, True, 128, 128, 64, 4, 4, True),
+    GroupedConfig(True, True, 128, 128, 64, 4, 8, True),
+    GroupedConfig(True, True, 64, 128, 128, 3, 4, True, 256),
+    GroupedConfig(True, True, 128, 256, 64, 3, 8, True),
 ]
 ROUTERS = [
     RouterConfig(16, 128, 8, 4),
@@ -381,7 +385,7 @@ def main() -> None:
     if not arguments.quick:
         work += [(bench.few, (rows,)) for rows in (1, 4)]
         work += [(bench.grouped, (rows, WALKS + BULK_WALKS)) for rows in (256, 64, 8, 32, 128, 16, 512)]
-        work += [(bench.grouped, (rows, TILES + BULK_TILES)) for rows in (8192, 1024)]
+        work += [(bench.grouped, (rows, TILES + BULK_TILES)) for rows in (8192, 1024, 2048)]
         work += [(bench.router, (rows,)) for rows in (8, 64, 256, 1024, 8192)]
         work += [(bench.few, (rows,)) for rows in (2, 8)]
     for function, values in work:
