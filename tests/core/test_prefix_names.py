@@ -4,20 +4,27 @@ import random
 
 import pytest
 
+from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
 from quire.core.kv_cache_manager import KVCacheManager, count_equal_pages
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request
+from quire.core.scheduler import Scheduler
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams
+from quire.simulator.hash_model import HashExecutor
 
 SIZE = 4
 KEY = b"k" * 16
 
 
-def make_manager() -> KVCacheManager:
+def make_kv_config() -> KVCacheConfig:
     spec = KVCacheSpec(kind=KVKind.FULL, block_size=SIZE, bytes_per_token=1)
-    return KVCacheManager(KVCacheConfig(10_000, group_layers([spec])), PrefixHasher(KEY, SIZE))
+    return KVCacheConfig(10_000, group_layers([spec]))
+
+
+def make_manager() -> KVCacheManager:
+    return KVCacheManager(make_kv_config(), PrefixHasher(KEY, SIZE))
 
 
 def make_request(tokens: list[int], salt: str | None = None, **extras) -> Request:
@@ -79,3 +86,19 @@ def test_pages_are_counted_up_to_the_first_difference(first_difference):
     one = list(range(40))
     other = [*one[:first_difference], -1, *one[first_difference + 1 :]]
     assert count_equal_pages(one, other, SIZE, 0, 10) == min(first_difference // SIZE, 10)
+
+
+def test_a_request_s_tokens_grow_in_a_list_of_their_own():
+    kv_config = make_kv_config()
+    scheduler = Scheduler(SchedulerConfig(max_model_len=256), CacheConfig(block_size=SIZE), kv_config)
+    executor = HashExecutor(block_size=SIZE)
+    executor.initialize(kv_config)
+    prompt = list(range(10))
+    scheduler.add_request(EngineRequest("r", prompt, SamplingParams(max_tokens=20)))
+    handed_over = None
+    while scheduler.has_unfinished():
+        step = scheduler.schedule()
+        handed_over = step.new_requests[0].token_ids if step.new_requests else handed_over
+        executor.execute(step)
+        scheduler.update(step, executor.collect())
+    assert prompt == handed_over == list(range(10))

@@ -35,6 +35,7 @@ class Request:
         max_model_len: the engine's limit on tokens.
 
     Attributes:
+        token_ids: what is known and flushed. Only read until it gets a row, and a list of its own from then on.
         max_total: tokens, prompt included, at which it ends.
         min_total: tokens, prompt included, before which nothing but `max_total` ends it.
         eos_ids, stop_ids: what ends it; the second are reported as its stop reason.
@@ -81,7 +82,8 @@ class Request:
         self.request_id = source.request_id
         self.arrival = arrival
         self.rank: tuple[float, ...] = (arrival,)
-        self.token_ids: list[int] = source.prompt_token_ids + source.resumed_token_ids
+        resumed = source.resumed_token_ids
+        self.token_ids: list[int] = source.prompt_token_ids + resumed if resumed else source.prompt_token_ids
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.max_total = compute_max_total(source, max_model_len)
         self.min_total = self.num_prompt_tokens + (params.min_tokens if params else 0)

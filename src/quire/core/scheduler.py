@@ -386,7 +386,7 @@ class Scheduler:
             NewRequestData(
                 request_id=request.request_id,
                 row=row,
-                token_ids=list(request.token_ids),
+                token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_computed_tokens=request.num_computed_tokens,
                 block_ids=[list(table) for table in request.block_ids],
@@ -395,6 +395,7 @@ class Scheduler:
                 seed=request.source.seed,
             )
         )
+        request.token_ids = list(request.token_ids)  # This one will grow.
 
     def _launch(self, rows: IntArray, counts: IntArray) -> SchedulerOutput:
         """Book a step as in flight, and pack it together with all news for the workers."""
