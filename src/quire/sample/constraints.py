@@ -32,9 +32,9 @@ class RowConstraints:
         self.allowed = _sorted_ids(params.allowed_token_ids or [], vocab_size)
         self.min_position = num_prompt_tokens + params.min_tokens
         early = [*params.eos_token_ids, *(params.stop_token_ids or ())] if params.min_tokens else []
-        self._early = _sorted_ids(early, vocab_size)
+        self.early = _sorted_ids(early, vocab_size)
         self._bad_words = [words for words in params.bad_words_token_ids if words]
-        self._single = _sorted_ids([words[0] for words in self._bad_words if len(words) == 1], vocab_size)
+        self.single = _sorted_ids([words[0] for words in self._bad_words if len(words) == 1], vocab_size)
         self._sequences = [words for words in self._bad_words if len(words) > 1]
         self._output = output_token_ids
 
@@ -59,9 +59,9 @@ class RowConstraints:
 
     def banned(self, position: int) -> list[np.ndarray]:
         """Ids that may not be drawn at this position, in parts."""
-        parts = [self._single] if len(self._single) else []
-        if position < self.min_position and len(self._early):
-            parts.append(self._early)
+        parts = [self.single] if len(self.single) else []
+        if position < self.min_position and len(self.early):
+            parts.append(self.early)
         ends = [
             words[-1]
             for words in self._sequences

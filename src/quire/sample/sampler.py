@@ -17,11 +17,12 @@ import torch
 from quire.kernels import ops
 from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, apply_constraints
+from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.filters import FilterRows, compute_thresholds, hide_below
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs
 from quire.sample.penalties import apply_penalties
-from quire.sample.sampling_rows import SamplingRows, describe_failure
+from quire.sample.sampling_rows import SamplingRows
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -154,9 +155,11 @@ class Sampler:
         if wanted & features.CONSTRAINTS:
             self._constrain(logits_SV, rows_S, positions_S, errors)
         if wanted & features.PROCESSORS:
-            self._run_row_processors(logits_SV, rows_S, errors)
+            members = self._members(rows_S, features.PROCESSORS).tolist()
+            run_row_processors(self._rows, logits_SV, rows_S, members, errors)
         if wanted & features.ENGINE_PROCESSORS:
-            self._run_engine_processors(logits_SV, rows_S, errors)
+            members = self._members(rows_S, features.ENGINE_PROCESSORS).tolist()
+            run_engine_processors(self._rows, logits_SV, rows_S, members, errors)
         if wanted & features.PENALTIES:
             penalised = []
             for index in self._members(rows_S, features.PENALTIES):
@@ -179,36 +182,6 @@ class Sampler:
                 constrained.append((index, position, constraints))
         for index in apply_constraints(logits_SV, constrained):
             errors[int(rows_S[index])] = NOTHING_LEFT
-
-    def _run_row_processors(self, logits_SV: torch.Tensor, rows_S: IntArray, errors: dict[int, str]) -> None:
-        for index in self._members(rows_S, features.PROCESSORS).tolist():
-            row = int(rows_S[index])
-            objects = self._rows.objects[row]
-            try:
-                logits_V = logits_SV[index]
-                for processor in objects.processors:
-                    logits_V = processor(objects.prompt_token_ids, objects.output_token_ids, logits_V)
-                _write_back(logits_SV[index], logits_V)
-            except Exception as error:  # a user's code: whatever it raises ends this request alone
-                errors[row] = describe_failure(error)
-
-    def _run_engine_processors(self, logits_SV: torch.Tensor, rows_S: IntArray, errors: dict[int, str]) -> None:
-        """Each processor gets its rows together; if that fails, one at a time from the same logits."""
-        by_processor: dict[int, tuple[LogitsProcessor, list[int]]] = {}
-        for index in self._members(rows_S, features.ENGINE_PROCESSORS).tolist():
-            for processor in self._rows.objects[int(rows_S[index])].engine_processors:
-                by_processor.setdefault(id(processor), (processor, []))[1].append(index)
-        for processor, members in by_processor.values():
-            try:
-                edited_NV = processor.apply(logits_SV[members], rows_S[members])
-                _check_shape(edited_NV, (len(members), logits_SV.shape[1]))
-                logits_SV[members] = edited_NV
-            except Exception:
-                for index in members:
-                    try:
-                        _write_back(logits_SV[index], processor.apply(logits_SV[[index]], rows_S[[index]])[0])
-                    except Exception as error:
-                        errors[int(rows_S[index])] = describe_failure(error)
 
     def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:
         """Hide what min-p, top-k and top-p drop."""
@@ -262,15 +235,3 @@ def _pick_rows(logits_SV: torch.Tensor, index: npt.NDArray[np.intp], *, copy: bo
     if len(index) == len(logits_SV):
         return logits_SV.clone() if copy else logits_SV
     return logits_SV[torch.from_numpy(index).to(logits_SV.device)]
-
-
-def _check_shape(logits: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != shape:
-        seen = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise ValueError(f"it returned {seen} in place of logits of shape {shape}")
-
-
-def _write_back(target_V: torch.Tensor, logits_V: torch.Tensor) -> None:
-    _check_shape(logits_V, tuple(target_V.shape))
-    if logits_V.data_ptr() != target_V.data_ptr():
-        target_V.copy_(logits_V)

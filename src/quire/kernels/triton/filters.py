@@ -301,7 +301,8 @@ def hide_below_kernel(logits_ptr, threshold_ptr, vocabulary, num_tiles, stride, 
     if threshold > float("-inf"):
         at = tl.program_id(0) % num_tiles * TILE + tl.arange(0, TILE)
         x = tl.load(logits_ptr + row * stride + at, mask=at < vocabulary, other=0.0)
-        tl.store(logits_ptr + row * stride + at, x * 0 + float("-inf"), mask=(at < vocabulary) & (x < threshold))
+        nothing = tl.full((TILE,), float("-inf"), tl.float32)
+        tl.store(logits_ptr + row * stride + at, nothing, mask=(at < vocabulary) & (x < threshold))
 
 
 @kernel("filtered_gumbel_argmax", platform="cuda", priority=10)

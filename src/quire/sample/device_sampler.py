@@ -1,0 +1,333 @@
+"""The sampler of a device that works beside the host: it enqueues work and never waits for it.
+
+What rows draw is what `Sampler` would draw, in the same order of steps: raw logprobs; allowed ids, logit bias, bad words,
+min_tokens; custom processors; penalties; temperature; min-p, top-k, top-p; Gumbel-max. Earlier tokens are counted where
+they were drawn. Only rows with code of the user's, or bad words of several tokens, need their tokens on the host first.
+Knows rows and logits. Knows nothing of requests, pages or steps.
+
+Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in all, F figures a row.
+"""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.kernels import ops
+from quire.kernels.step_buffers import SampleColumns
+from quire.sample import sampling_rows as features
+from quire.sample.constraints import NOTHING_LEFT, RowConstraints
+from quire.sample.custom_processors import run_engine_processors, run_row_processors
+from quire.sample.device_logprobs import LogprobGroup, compute_groups
+from quire.sample.device_tables import AllowedTable, EditTable, SeenTable, to_device
+from quire.sample.logits_processor import LogitsProcessor
+from quire.sample.logprobs import PositionLogprobs, compute_logprobs
+from quire.sample.sampler import LOGPROBS_MODES, SamplerOutput
+from quire.sample.sampling_rows import SamplingRows
+from quire.sampling_params import SamplingParams
+
+IntArray = npt.NDArray[np.int32]
+NEEDS_TOKENS = 256
+"""A feature bit beyond the table's: the row's earlier tokens have to be on the host."""
+FOR_EVER = 2**31 - 1
+
+
+@dataclasses.dataclass
+class DeviceSampled:
+    """What was enqueued for a step.
+
+    Attributes:
+        tensors: device tensors whose values `finish` needs on the host, by name.
+    """
+
+    groups: list[LogprobGroup]
+    errors: dict[int, str]
+    tensors: dict[str, torch.Tensor] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = {
+            f"{number}.{part}": tensor
+            for number, group in enumerate(self.groups)
+            for part, tensor in enumerate(group.tensors())
+        }
+
+
+class DeviceSampler:
+    """Draws tokens for rows. Kernels must have been selected (`ops.select`).
+
+    Args:
+        max_rows: rows there are.
+        vocab_size: logits a row has.
+        device: where logits live.
+        logprobs_mode, logits_processors: as `Sampler` takes them.
+
+    Attributes:
+        table: the rows' parameters; whoever packs a step reads its columns from there.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        logprobs_mode: str = "raw_logprobs",
+        logits_processors: list[LogitsProcessor] | None = None,
+    ) -> None:
+        if logprobs_mode not in LOGPROBS_MODES:
+            raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
+        self.table = SamplingRows(max_rows, vocab_size, logits_processors or [])
+        self._vocab_size = vocab_size
+        self._device = device
+        self._is_processed = logprobs_mode.startswith("processed")
+        self._normalize = logprobs_mode.endswith("logprobs")
+        self._seen = SeenTable(device)
+        self._edits = EditTable(device)
+        self._allowed = AllowedTable(vocab_size, device)
+        # One line a figure: slots of the three tables (-1 for none), then the bits of three penalties.
+        self._figures_FR = np.full((6, max_rows), -1, dtype=np.int32)
+        self._seen_slot_R, self._edit_slot_R, self._allowed_slot_R = self._figures_FR[:3]
+        self._penalties_3R = self._figures_FR[3:].view(np.float32)
+        self._needs_tokens_R = np.zeros(max_rows, dtype=np.bool_)
+
+    def add_row(
+        self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
+    ) -> None:
+        """A request takes a row. `output_token_ids`: what it has emitted already (after a preemption or a restart)."""
+        self.table.add(row, params, prompt_token_ids, output_token_ids, seed)
+        objects = self.table.objects.get(row)
+        if objects is None:
+            return
+        if objects.seen is not None:
+            seen = objects.seen
+            self._penalties_3R[:, row] = seen.repetition, seen.frequency, seen.presence
+            self._seen_slot_R[row] = self._seen.put(seen.ids, seen.counts)
+            objects.seen = None  # from here on the device counts
+        constraints = objects.constraints
+        if constraints is not None:
+            self._add_constraints(row, constraints)
+        needs = objects.processors or objects.engine_processors or (constraints and constraints.needs_output)
+        self._needs_tokens_R[row] = bool(needs)
+
+    def _add_constraints(self, row: int, constraints: RowConstraints) -> None:
+        edits: dict[int, tuple[float, int]] = {
+            token: (value, 0)
+            for token, value in zip(constraints.bias_ids.tolist(), constraints.bias_values.tolist(), strict=True)
+        }
+        for ids, until in ((constraints.early, constraints.min_position), (constraints.single, FOR_EVER)):
+            edits.update((token, (edits.get(token, (0.0, 0))[0], min(until, FOR_EVER))) for token in ids.tolist())
+        if edits:
+            values, until = zip(*edits.values(), strict=True)
+            self._edit_slot_R[row] = self._edits.put(
+                np.fromiter(edits, dtype=np.int32), np.array(values, np.float32), np.array(until, np.int32)
+            )
+        if len(constraints.allowed):
+            self._allowed_slot_R[row] = self._allowed.put(constraints.allowed)
+
+    def remove_row(self, row: int) -> None:
+        """The row is free again; harmless if it has no sampling state."""
+        self.table.remove(row)
+        self._needs_tokens_R[row] = False
+        self._free_constraints(row)
+        if self._seen_slot_R[row] >= 0:
+            self._seen.give(int(self._seen_slot_R[row]))
+            self._seen_slot_R[row] = -1
+
+    def _free_constraints(self, row: int) -> None:
+        for slot_R, table in ((self._edit_slot_R, self._edits), (self._allowed_slot_R, self._allowed)):
+            if slot_R[row] >= 0:
+                table.give(int(slot_R[row]))
+                slot_R[row] = -1
+
+    def wanted(self, rows_S: IntArray) -> int:
+        """The feature bits of a batch."""
+        if not len(rows_S):
+            return 0
+        wanted = int(np.bitwise_or.reduce(self.table.features_R[rows_S]))
+        return wanted | NEEDS_TOKENS if self._needs_tokens_R[rows_S].any() else wanted
+
+    def is_plain(self, wanted: int) -> bool:
+        """Whether `ops.gumbel_argmax` is all that a batch with these features needs."""
+        return wanted <= features.RANDOM
+
+    def needs_tokens(self, wanted: int) -> bool:
+        """Whether all earlier tokens must have been given to `append_tokens` before `sample`."""
+        return bool(wanted & NEEDS_TOKENS)
+
+    def sample(
+        self,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        wanted: int,
+        out_S: torch.Tensor,
+    ) -> DeviceSampled:
+        """Enqueue the draw of each row's next token.
+
+        Args:
+            logits_SV: float32, contiguous; used as scratch space.
+            columns: parameters of these rows, on the device.
+            positions_S: where the new tokens will stand, as the columns have them.
+            wanted: what `wanted` said of these rows.
+            out_S: int32; gets the tokens.
+        """
+        errors: dict[int, str] = {}
+        members = self._members(rows_S, features.LOGPROBS)
+        where_N = to_device(members, self._device)
+        raw_NV = None
+        if len(members) and not self._is_processed and wanted & features.EDITS:
+            # Taken aside only where the logits are about to change.
+            raw_NV = logits_SV.index_select(0, where_N)
+        figures_FS = to_device(self._figures_FR[:, rows_S], self._device) if wanted & features.EDITS else None
+        if wanted & features.FAILED:
+            for row in rows_S[self._members(rows_S, features.FAILED)].tolist():
+                errors[row] = self.table.objects[row].failure
+        longest = 0
+        if figures_FS is not None:
+            if wanted & features.PENALTIES:
+                slots_S = self._seen_slot_R[rows_S]
+                longest = self._seen.prepare_step(slots_S[slots_S >= 0])
+            self._edit(logits_SV, columns, figures_FS, rows_S, positions_S, wanted, longest, errors)
+        threshold_S = self._draw(logits_SV, columns, wanted, out_S)
+        groups: list[LogprobGroup] = []
+        if len(members):
+            groups = self._compute_logprobs(raw_NV, logits_SV, columns, threshold_S, rows_S, members, where_N, out_S)
+        if figures_FS is not None and wanted & features.PENALTIES:
+            seen = self._seen
+            ops.count_tokens(out_S, figures_FS[0], seen.ids_XC, seen.counts_XC, seen.sizes_X)
+        return DeviceSampled(groups, errors)
+
+    def finish(
+        self, sampled: DeviceSampled, host_tensors: dict[str, torch.Tensor], rows_S: IntArray, token_ids_S: IntArray
+    ) -> SamplerOutput:
+        """The step's output, once `sampled.tensors` have arrived on the host under their names."""
+        output = SamplerOutput(token_ids_S, errors=sampled.errors)
+        for number, group in enumerate(sampled.groups):
+            output.logprobs.update(group.entries(*(host_tensors[f"{number}.{part}"] for part in range(3))))
+        return output
+
+    def append_tokens(self, rows_S: IntArray, token_ids_S: IntArray) -> None:
+        """Tokens have arrived: rows that need them on the host take note."""
+        for index in np.flatnonzero(self._needs_tokens_R[rows_S]).tolist():
+            self.table.objects[int(rows_S[index])].append(int(token_ids_S[index]))
+
+    def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> PositionLogprobs:
+        """Logprobs of a row's own prompt tokens; the number of alternatives is the row's `prompt_logprobs`. Waits for the
+        device."""
+        count = int(self.table.num_prompt_logprobs_R[row])
+        return compute_logprobs(logits_NV, token_ids_N, count, normalize=self._normalize)
+
+    def _members(self, rows_S: IntArray, feature: int) -> npt.NDArray[np.intp]:
+        """Batch indices of the rows with a feature."""
+        return np.flatnonzero(self.table.features_R[rows_S] & feature)
+
+    def _edit(
+        self,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        figures_FS: torch.Tensor,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        wanted: int,
+        longest: int,
+        errors: dict[int, str],
+    ) -> None:
+        """Everything that changes logits before temperature."""
+        if wanted & features.CONSTRAINTS:
+            self._constrain(logits_SV, columns, figures_FS, rows_S, positions_S, errors)
+        if wanted & features.PROCESSORS:
+            members = self._members(rows_S, features.PROCESSORS).tolist()
+            run_row_processors(self.table, logits_SV, rows_S, members, errors)
+        if wanted & features.ENGINE_PROCESSORS:
+            members = self._members(rows_S, features.ENGINE_PROCESSORS).tolist()
+            run_engine_processors(self.table, logits_SV, rows_S, members, errors)
+        if wanted & features.PENALTIES:
+            seen = self._seen
+            repetition_S, frequency_S, presence_S = figures_FS[3:].view(torch.float32).unbind()
+            table = (seen.ids_XC, seen.counts_XC, seen.sizes_X)
+            ops.penalize(logits_SV, figures_FS[0], repetition_S, frequency_S, presence_S, *table, longest)
+
+    def _constrain(
+        self,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        figures_FS: torch.Tensor,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        errors: dict[int, str],
+    ) -> None:
+        hidden: list[np.ndarray] = []
+        for index in self._members(rows_S, features.CONSTRAINTS).tolist():
+            row, position = int(rows_S[index]), int(positions_S[index])
+            constraints = self.table.objects[row].constraints
+            assert constraints is not None
+            if constraints.end_at(position):
+                # Its edits in flight have nothing left to do either: every one of them ends at this position.
+                self.table.end_constraints(row)
+                self._free_constraints(row)
+                continue
+            if self._forbids_everything(constraints, position):
+                errors[row] = NOTHING_LEFT
+            if constraints.needs_output:
+                hidden += [part + index * self._vocab_size for part in constraints.banned(position)]
+        if (self._allowed_slot_R[rows_S] >= 0).any():
+            ops.keep_allowed(logits_SV, figures_FS[2], self._allowed.bits_XW)
+        if (self._edit_slot_R[rows_S] >= 0).any():
+            edits, position_S = self._edits, columns.positions_S[: len(rows_S)]
+            ops.edit_logits(logits_SV, figures_FS[1], position_S, edits.ids_XE, edits.values_XE, edits.until_XE)
+        if hidden:
+            logits_SV.view(-1).index_fill_(0, to_device(np.concatenate(hidden), self._device), float("-inf"))
+
+    def _forbids_everything(self, constraints: RowConstraints, position: int) -> bool:
+        allowed = constraints.allowed
+        num_allowed = len(allowed) or self._vocab_size
+        banned = constraints.banned(position)
+        if sum(len(part) for part in banned) < num_allowed:
+            return False
+        ids = np.concatenate(banned)
+        return len(np.intersect1d(ids, allowed) if len(allowed) else np.unique(ids)) >= num_allowed
+
+    def _draw(
+        self, logits_SV: torch.Tensor, columns: SampleColumns, wanted: int, out_S: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The rows' tokens; the thresholds under which nothing was drawn, if any row filters."""
+        count = len(logits_SV)
+        if not wanted & features.RANDOM:
+            ops.argmax(logits_SV, out_S)
+            return None
+        inverse_S, seed_S = columns.inverse_temperature_S[:count], columns.seed_S[:count]
+        position_S = columns.positions_S[:count]
+        if not wanted & features.FILTER:
+            ops.gumbel_argmax(logits_SV, inverse_S, seed_S, position_S, out_S)
+            return None
+        threshold_S = torch.empty(count, dtype=torch.float32, device=self._device)
+        filters = (columns.top_k_S[:count], columns.top_p_S[:count], columns.min_p_S[:count])
+        ops.filtered_gumbel_argmax(logits_SV, inverse_S, *filters, seed_S, position_S, threshold_S, out_S)
+        return threshold_S
+
+    def _compute_logprobs(
+        self,
+        raw_NV: torch.Tensor | None,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        threshold_S: torch.Tensor | None,
+        rows_S: IntArray,
+        members: npt.NDArray[np.intp],
+        where_N: torch.Tensor,
+        out_S: torch.Tensor,
+    ) -> list[LogprobGroup]:
+        rows_N = rows_S[members]
+        counts_N = self.table.num_logprobs_R[rows_N]
+        token_ids_N = out_S.index_select(0, where_N)
+        chosen, index_N = raw_NV, np.arange(len(members), dtype=np.int32)
+        if self._is_processed:
+            # What was drawn from: after temperature where there is one.
+            chosen = logits_SV.index_select(0, where_N)
+            if threshold_S is not None:
+                ops.hide_below(chosen, threshold_S.index_select(0, where_N))
+            inverse_N = columns.inverse_temperature_S[: len(rows_S)].index_select(0, where_N)
+            chosen *= torch.where(torch.isinf(inverse_N), 1.0, inverse_N)[:, None]
+        elif chosen is None:
+            chosen, index_N = logits_SV, members.astype(np.int32)
+        return compute_groups(chosen, index_N, rows_N, counts_N, token_ids_N, normalize=self._normalize)

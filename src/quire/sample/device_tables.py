@@ -1,0 +1,184 @@
+"""What the device keeps of rows for longer than a step: tokens seen, edits of single logits, allowed tokens.
+
+A row that needs one of them holds a slot of the table; tables grow and are written in the device's own order of work, so
+that nothing here waits. Knows numbers; knows nothing of sampling parameters.
+
+Legend: X slots, C seen tokens a slot, E edits a slot, W words of 32 tokens, N rows or tokens given.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+IntArray = npt.NDArray[np.int32]
+FIRST_SLOTS, FIRST_SEEN, FIRST_EDITS = 8, 256, 16
+
+
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """A copy on the device that arrives in order with its work; the host does not wait."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return tensor.clone()
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Slots:
+    """Numbers that are handed out and come back, the lowest first."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._count = 0
+
+    def take(self) -> int:
+        """A free slot."""
+        if self._free:
+            return self._free.pop()
+        self._count += 1
+        return self._count - 1
+
+    def give(self, slot: int) -> None:
+        """The slot is free again."""
+        self._free.append(slot)
+
+
+def _room(needed: int, first: int) -> int:
+    """`first`, doubled until it holds what is needed."""
+    size = first
+    while size < needed:
+        size *= 2
+    return size
+
+
+def _grown(old: torch.Tensor, shape: tuple[int, ...], fill: int) -> torch.Tensor:
+    """A larger tensor that begins with the old one's values."""
+    new = torch.full(shape, fill, dtype=old.dtype, device=old.device)
+    new[tuple(slice(size) for size in old.shape)] = old
+    return new
+
+
+class SeenTable:
+    """The distinct tokens of rows with penalties, and how often each was generated.
+
+    The device counts its own new tokens, so the host knows only how many there can be at most.
+
+    Attributes:
+        ids_XC, counts_XC, sizes_X: int32; a slot's first `size` entries are meant.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots = Slots()
+        self._data_2XC = torch.zeros((2, FIRST_SLOTS, FIRST_SEEN), dtype=torch.int32, device=device)
+        self.sizes_X = torch.zeros(FIRST_SLOTS, dtype=torch.int32, device=device)
+        self._most_X = np.zeros(FIRST_SLOTS, dtype=np.int64)
+
+    @property
+    def ids_XC(self) -> torch.Tensor:
+        """Tokens."""
+        return self._data_2XC[0]
+
+    @property
+    def counts_XC(self) -> torch.Tensor:
+        """How often each was generated (0: only in the prompt)."""
+        return self._data_2XC[1]
+
+    def put(self, ids_N: npt.NDArray[np.int64], counts_N: npt.NDArray[np.float32]) -> int:
+        """A slot that holds these."""
+        slot, count = self._slots.take(), len(ids_N)
+        self._reserve(slot + 1, count + 1)
+        if count:
+            pair = np.stack((ids_N, counts_N.astype(np.int64))).astype(np.int32)
+            self._data_2XC[:, slot, :count] = to_device(pair, self._device)
+        self.sizes_X[slot].fill_(count)
+        self._most_X[slot] = count
+        return slot
+
+    def give(self, slot: int) -> None:
+        """The slot is free again."""
+        self._slots.give(slot)
+
+    def prepare_step(self, slots_N: IntArray) -> int:
+        """Room for one more token in each of these slots; the most tokens that any of them holds before it."""
+        longest = int(self._most_X[slots_N].max(initial=0))
+        self._most_X[slots_N] += 1
+        self._reserve(0, longest + 1)
+        return longest
+
+    def _reserve(self, slots: int, tokens: int) -> None:
+        _, num_slots, width = self._data_2XC.shape
+        if slots > num_slots or tokens > width:
+            slots, tokens = _room(slots, num_slots), _room(tokens, width)
+            self._data_2XC = _grown(self._data_2XC, (2, slots, tokens), 0)
+            self.sizes_X = _grown(self.sizes_X, (slots,), 0)
+            self._most_X = np.concatenate((self._most_X, np.zeros(slots - num_slots, dtype=np.int64)))
+
+
+class EditTable:
+    """Edits of single logits, as `ops.edit_logits` takes them.
+
+    Attributes:
+        ids_XE: int32, -1 where there is no edit. values_XE: float32. until_XE: int32.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots = Slots()
+        self._data_3XE = torch.full((3, FIRST_SLOTS, FIRST_EDITS), -1, dtype=torch.int32, device=device)
+
+    @property
+    def ids_XE(self) -> torch.Tensor:
+        """Tokens."""
+        return self._data_3XE[0]
+
+    @property
+    def values_XE(self) -> torch.Tensor:
+        """What is added."""
+        return self._data_3XE[1].view(torch.float32)
+
+    @property
+    def until_XE(self) -> torch.Tensor:
+        """The position from which on the token is not hidden."""
+        return self._data_3XE[2]
+
+    def put(self, ids_N: IntArray, values_N: npt.NDArray[np.float32], until_N: IntArray) -> int:
+        """A slot that holds these; ids are distinct."""
+        slot = self._slots.take()
+        _, slots, width = self._data_3XE.shape
+        if slot >= slots or len(ids_N) > width:
+            self._data_3XE = _grown(self._data_3XE, (3, _room(slot + 1, slots), _room(len(ids_N), width)), -1)
+        entry_3E = np.full((3, self._data_3XE.shape[2]), -1, dtype=np.int32)
+        entry_3E[:, : len(ids_N)] = ids_N, values_N.view(np.int32), until_N
+        self._data_3XE[:, slot] = to_device(entry_3E, self._device)
+        return slot
+
+    def give(self, slot: int) -> None:
+        """The slot is free again."""
+        self._slots.give(slot)
+
+
+class AllowedTable:
+    """Sets of allowed tokens, as `ops.keep_allowed` takes them.
+
+    Attributes:
+        bits_XW: int32 words.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._slots = Slots()
+        self._words = -(-vocab_size // 32)
+        self.bits_XW = torch.zeros((0, self._words), dtype=torch.int32, device=device)
+
+    def put(self, ids_N: npt.NDArray[np.int64]) -> int:
+        """A slot that allows these tokens."""
+        slot = self._slots.take()
+        if slot >= len(self.bits_XW):
+            self.bits_XW = _grown(self.bits_XW, (_room(slot + 1, FIRST_SLOTS), self._words), 0)
+        is_allowed = np.zeros(self._words * 32, dtype=np.bool_)
+        is_allowed[ids_N] = True
+        self.bits_XW[slot] = to_device(np.packbits(is_allowed, bitorder="little").view(np.int32), self._device)
+        return slot
+
+    def give(self, slot: int) -> None:
+        """The slot is free again."""
+        self._slots.give(slot)
