@@ -109,7 +109,7 @@ def _request(index: int, prompt: list[int], steps: int) -> EngineRequest:
 
 
 def _step(scheduler: Scheduler, pending: list[SchedulerOutput], depth: int) -> tuple[float, float, int]:
-    """One turn of the engine's loop. Returns seconds of `schedule`, seconds of `update`, and tokens scheduled."""
+    """One turn of the engine's loop. Returns seconds of `schedule`, of `update` with publication, and tokens scheduled."""
     start = time.thread_time()
     step = scheduler.schedule()
     planned = time.thread_time() - start
@@ -119,6 +119,7 @@ def _step(scheduler: Scheduler, pending: list[SchedulerOutput], depth: int) -> t
         oldest = pending.pop(0)
         result = _made_up_result(oldest)
         start = time.thread_time()
+        scheduler.publish_computed()
         scheduler.update(oldest, result)
         taken += time.thread_time() - start
     return planned, taken, step.total_num_tokens
