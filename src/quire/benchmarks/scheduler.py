@@ -119,7 +119,7 @@ def _step(scheduler: Scheduler, pending: list[SchedulerOutput], depth: int) -> t
         oldest = pending.pop(0)
         result = _made_up_result(oldest)
         start = time.thread_time()
-        scheduler.publish_computed()
+        scheduler.catch_up()
         scheduler.update(oldest, result)
         taken += time.thread_time() - start
     return planned, taken, step.total_num_tokens

@@ -199,6 +199,11 @@ class KVCacheManager:
                 self._record(request, group, [first + index for index in published], self._events)
         request.num_published = count
 
+    def name_pages(self, request: Request) -> None:
+        """Hash what `publish` will need, ahead of it."""
+        if self._hasher is not None and request.publishes:
+            self._name_pages(request, len(request.token_ids) // self.block_size)
+
     def reset_prefix_cache(self) -> None:
         """Forget all published content. Pages in use stay with their owners."""
         self.pool.clear_cache()

@@ -173,7 +173,7 @@ class Scheduler:
         self._dropped.clear()
         rows, counts, budget = self._plan_running()
         if not self._has_shortage and budget > 0 and self._may_admit():
-            self.publish_computed()
+            self._pages.publish()
             new_rows, new_counts = self._admit_waiting(rows, counts, budget)
             if new_rows:
                 self._delay.admitted()
@@ -181,10 +181,13 @@ class Scheduler:
                 counts = np.concatenate([counts, np.array(new_counts, dtype=np.int32)])
         return self._launch(rows, counts)
 
-    def publish_computed(self) -> None:
-        """Let others find the pages that collected steps have completed. Planning does so before it looks for a prompt's
-        prefix; whoever calls this while the device works takes it off the way to the next step."""
+    def catch_up(self) -> None:
+        """Do what need not delay a step: publish pages that collected steps have completed, and name those of prompts that
+        steps in flight compute. Meant for while the device works; what is left undone is done when it is needed."""
         self._pages.publish()
+        for flight in self._flights:
+            for row in flight.prefill_rows:
+                self.kv.name_pages(self._batch.request(row))
 
     def _may_admit(self) -> bool:
         head = self._queue.peek()

@@ -14,6 +14,7 @@ from quire.config.kv_spec import KVCacheConfig
 from quire.core.kv_planner import plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.scheduler import Scheduler
+from quire.engine.collector import CollectorPause
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
@@ -47,13 +48,14 @@ class EngineCore:
         started = time.monotonic()
         STARTUP.begin_engine()
         self.config = config
-        self._executor = executor if executor is not None else make_executor(config)
-        try:
-            self.kv_cache = self._allocate()
-            self._scheduler = self._make_scheduler()
-        except BaseException:
-            self._executor.shutdown()
-            raise
+        with CollectorPause():  # imports and models make a million objects that stay
+            self._executor = executor if executor is not None else make_executor(config)
+            try:
+                self.kv_cache = self._allocate()
+                self._scheduler = self._make_scheduler()
+            except BaseException:
+                self._executor.shutdown()
+                raise
         self._depth = 2 if config.scheduler.async_scheduling else 1
         self._in_flight: deque[SchedulerOutput] = deque()
         self._news: list[EngineCoreOutput] = []
@@ -154,7 +156,7 @@ class EngineCore:
             self._start_steps()
         if not self._in_flight:
             return self._with_news(EngineCoreOutputs())
-        self._scheduler.publish_computed()  # The device works: the host has time.
+        self._scheduler.catch_up()  # The device works: the host has time.
         return self._with_news(self._take_in())
 
     def idle(self) -> bool:
