@@ -239,8 +239,7 @@ class Scheduler:
         ends = batch.computed[rows] + counts
         if self._config.num_lookahead_slots:
             ends = np.maximum(np.minimum(ends + self._config.num_lookahead_slots, batch.limit[rows]), ends)
-        is_short = ends > batch.capacity[rows]
-        short = np.flatnonzero(is_short) if is_short.any() else NO_ROWS
+        short = (ends > batch.capacity[rows]).nonzero()[0]
         if len(short) > 1 and self._grow_by_one(rows[short], ends[short]):
             return rows, counts
         for index in short.tolist():
@@ -424,7 +423,7 @@ class Scheduler:
             prefill_end = batch.prefill_end[rows]
             is_prefill = computed < prefill_end
             prefill_rows = rows[is_prefill].tolist()
-            batch.num_prefilling -= int((is_prefill & (ends >= prefill_end)).sum())
+            batch.num_prefilling -= int(np.count_nonzero(is_prefill & (ends >= prefill_end)))
         batch.computed[rows] = ends
         batch.length[rows] += needs_sample
         batch.in_flight[rows] += 1
@@ -516,14 +515,15 @@ class Scheduler:
             self._pages.add_rows(full_rows, batch.collected[full_rows])
         ends = batch.stops.check(rows, token_ids, lengths)
         is_news = ends | batch.is_special[rows]
-        if not is_news.any():
+        news = is_news.nonzero()[0]
+        if not len(news):
             outputs.plain_ids = batch.request_ids[rows].tolist()
             outputs.plain_tokens = token_ids.tolist()
             return
         plain = ~is_news
         outputs.plain_ids = batch.request_ids[rows[plain]].tolist()
         outputs.plain_tokens = token_ids[plain].tolist()
-        for index in np.flatnonzero(is_news).tolist():
+        for index in news.tolist():
             row, token_id = int(rows[index]), int(token_ids[index])
             request = batch.request(row)
             result = build_output(request, [token_id], output.logprobs.get(row))

@@ -29,7 +29,7 @@ class StepInFlight(msgspec.Struct):
 
 def without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
     """Rows that have anything to compute."""
-    if counts.all():
+    if np.count_nonzero(counts) == len(counts):
         return rows, counts
     wanted = counts > 0
     return rows[wanted], counts[wanted]

@@ -48,7 +48,7 @@ class StopTable:
             for index, row in enumerate(rows.tolist()):
                 if row in self._many and int(token_ids[index]) in self._many[row]:
                     hits[index] = True
-        if hits.any():
+        if np.count_nonzero(hits):
             hits &= lengths >= self._min_total[rows]
         hits |= lengths >= self._max_total[rows]
         return hits
