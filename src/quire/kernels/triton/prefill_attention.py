@@ -13,7 +13,10 @@ Legend: T tokens, N query heads, K KV heads, H head size, M rows of a tile, S ke
 """
 
 import dataclasses
+import functools
+import importlib
 import math
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,23 +24,22 @@ import triton
 import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2
+from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, interpreted, launch_options, next_power_of_2
 
 LOG2_E = math.log2(math.e)
+SHORT = 64
+"""Rows (tokens times heads of a KV head) up to which a request is better served by small tiles."""
 
 
 @triton.jit
 def _find_request(query_start, num_requests, block, TOKENS: tl.constexpr):
     """The request that a tile belongs to, if request b's tiles begin at query_start[b] // TOKENS + b: enough room for all."""
-    low = 0
-    high = num_requests
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(query_start + middle) // TOKENS + middle <= block:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+    request = -1
+    for first in range(0, num_requests, 256):
+        b = first + tl.arange(0, 256)
+        start_B = tl.load(query_start + b, mask=b < num_requests, other=1 << 30)
+        request += tl.sum((start_B // TOKENS + b <= block).to(tl.int32), 0)
+    return request
 
 
 @triton.jit
@@ -261,9 +263,20 @@ def choose_tiles(head_dim: int, dtype: torch.dtype, max_rows: int | None) -> Til
         tiles = Tiles(128, 128, 8, 3)
     else:
         tiles = Tiles(128, 128, 8, 3)
-    if max_rows is not None and max_rows <= 64:
+    if max_rows is not None and max_rows <= SHORT:
         return dataclasses.replace(tiles, rows=64 if max_rows > 16 else 16, keys=64, num_warps=4, num_stages=3)
     return tiles
+
+
+@functools.cache
+def _hopper_kernel() -> ModuleType | None:
+    """The module of Hopper's own kernel, where it can run."""
+    if interpreted() or torch.cuda.get_device_capability()[0] != 9:
+        return None
+    try:
+        return importlib.import_module("quire.kernels.triton.prefill_attention_hopper")
+    except ImportError:  # a Triton without that dialect
+        return None
 
 
 def prefill_attention(
@@ -281,13 +294,21 @@ def prefill_attention(
         qkv: [T, (N + 2K) * H]; its first N * H columns are the queries, rotated. Their keys and values are in the pages.
         kv_cache: [2, pages, K, page size, H].
         out: [T, N * H]; rows of other requests, and rows beyond the step's tokens, are left as they are.
-        tiles: instead of those that `choose_tiles` says.
+        tiles: these, instead of what is best here (Hopper's own kernel, or tiles that `choose_tiles` says).
     """
     if metadata.max_query_len < min_query_len or metadata.num_tokens == 0:
         return
     group = params.num_heads // params.num_kv_heads
     if tiles is None:
         max_rows = None if params.deterministic else metadata.max_query_len * group
+        hopper = _hopper_kernel()
+        if (
+            hopper is not None
+            and (max_rows is None or max_rows > SHORT)
+            and hopper.unavailable(qkv, kv_cache, params, metadata.block_size) is None
+        ):
+            hopper.prefill_attention_hopper(qkv, kv_cache, metadata, params, out, min_query_len)
+            return
         tiles = choose_tiles(params.head_dim, qkv.dtype, max_rows)
     pack = min(group, tiles.rows)
     tokens = tiles.rows // pack

@@ -1,0 +1,385 @@
+"""Check and time prefill attention on a GPU: correctness against PyTorch first, then TFLOP/s of variants.
+
+PYTHONPATH=src python3 tools/gpu/prefill.py [--json FILE]
+"""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import triton
+
+from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.kernels.reference.attention import paged_attention as reference
+from quire.kernels.triton.prefill_attention import Tiles, choose_tiles, prefill_attention
+from quire.kernels.triton.prefill_attention_hopper import prefill_attention_hopper, unavailable
+
+DEADLINE = 115.0
+"""Seconds after which nothing new is begun."""
+DEVICE = torch.device("cuda")
+
+
+@dataclasses.dataclass
+class Batch:
+    qkv: torch.Tensor
+    kv_cache: torch.Tensor
+    metadata: AttentionMetadata
+    params: AttentionParams
+
+    def out(self) -> torch.Tensor:
+        return torch.full_like(self.qkv[:, : self.params.num_heads * self.params.head_dim], 7.0)
+
+    def flops(self) -> float:
+        lengths = self.metadata.query_start.diff().tolist()
+        pairs = 0.0
+        for n, length in zip(lengths, self.metadata.seq_lens.tolist(), strict=False):
+            if n >= 2:
+                pairs += n * (length - n) + n * (n + 1) / 2
+        return 4 * pairs * self.params.num_heads * self.params.head_dim
+
+
+def make_batch(
+    requests: list[tuple[int, int]],
+    num_heads: int = 32,
+    num_kv_heads: int = 8,
+    head_dim: int = 128,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    padding: int = 0,
+    garbage: bool = False,
+    seed: int = 0,
+    **params: object,
+) -> Batch:
+    """Requests as (tokens of this step, length of the context with them); pages shuffled."""
+    generator = torch.Generator(device=DEVICE).manual_seed(seed)
+    lengths = [length for _, length in requests]
+    width = max(math.ceil(length / block_size) for length in lengths) + 1
+    used = [math.ceil(length / block_size) for length in lengths]
+    num_pages = sum(used) + 1
+    order = (torch.randperm(num_pages - 1, generator=generator, device=DEVICE) + 1).int()
+    table = torch.zeros(len(requests), width, dtype=torch.int32, device=DEVICE)
+    cache = torch.randn(
+        (2, num_pages, num_kv_heads, block_size, head_dim), generator=generator, device=DEVICE, dtype=dtype
+    )
+    if garbage:
+        cache[:, 0] = float("nan")
+    begin = 0
+    for b, count in enumerate(used):
+        table[b, :count] = order[begin : begin + count]
+        begin += count
+        if garbage and lengths[b] % block_size:
+            cache[:, int(table[b, count - 1]), :, lengths[b] % block_size :] = float("nan")
+    queries = [n for n, _ in requests]
+    start = torch.tensor([0, *queries] + [0] * padding, device=DEVICE).cumsum(0).int()
+    total = sum(queries)
+    bound = total + padding
+    qkv = torch.randn(bound, (num_heads + 2 * num_kv_heads) * head_dim, generator=generator, device=DEVICE, dtype=dtype)
+    metadata = AttentionMetadata(
+        block_size=block_size,
+        query_start=start,
+        seq_lens=torch.tensor(lengths + [0] * padding, device=DEVICE, dtype=torch.int32),
+        rows=torch.tensor([*range(len(requests))] + [0] * padding, device=DEVICE, dtype=torch.int32),
+        block_table=table,
+        slot_mapping=torch.full((bound,), -1, device=DEVICE),
+        positions=torch.zeros(bound, device=DEVICE, dtype=torch.int32),
+        shape=torch.tensor([total, len(requests), max(queries), max(lengths)], device=DEVICE),
+        num_tokens=bound,
+        num_requests=len(requests) + padding,
+        max_query_len=max(queries),
+        max_seq_len=max(lengths),
+    )
+    whole = AttentionParams(num_heads, num_kv_heads, head_dim, head_dim**-0.5)
+    return Batch(qkv, cache.to(kv_dtype or dtype), metadata, dataclasses.replace(whole, **params))  # type: ignore[arg-type]
+
+
+Runner = Callable[[Batch, torch.Tensor, int], None]
+
+
+def chosen(b: Batch, out: torch.Tensor, least: int) -> None:
+    prefill_attention(b.qkv, b.kv_cache, b.metadata, b.params, out, least)
+
+
+def plain(tiles: Tiles | None = None) -> Runner:
+    def run(b: Batch, out: torch.Tensor, least: int) -> None:
+        used = tiles or choose_tiles(b.params.head_dim, b.qkv.dtype, None)
+        prefill_attention(b.qkv, b.kv_cache, b.metadata, b.params, out, least, used)
+
+    return run
+
+
+def hopper(**options: object) -> Runner:
+    def run(b: Batch, out: torch.Tensor, least: int) -> None:
+        reason = unavailable(b.qkv, b.kv_cache, b.params, b.metadata.block_size)
+        if reason:
+            raise NotImplementedError(reason)
+        prefill_attention_hopper(b.qkv, b.kv_cache, b.metadata, b.params, out, least, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+def check(name: str, run: Runner, b: Batch, least: int = 1) -> str:
+    try:
+        out, expected = b.out(), b.out()
+        run(b, out, least)
+        scaled = dataclasses.replace(b.params, scale=b.params.scale * b.params.k_scale)
+        reference(b.qkv, b.kv_cache, b.metadata, scaled, expected)
+        total = int(b.metadata.query_start[-1])
+        error = (out[:total].float() - expected[:total].float()).abs().max().item()
+        rest = (out[total:] == 7.0).all().item()
+        ok = error < 0.03 and rest
+        return f"{'ok ' if ok else 'BAD'} {error:.4f}"
+    except NotImplementedError as reason:
+        return f"-   {reason}"
+    except Exception as error:
+        return f"ERR {type(error).__name__}: {str(error)[:150]}"
+
+
+def milliseconds(run: Callable[[], None], repeat: int) -> float:
+    run()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeat):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        run()
+        b.record()
+        torch.cuda.synchronize()
+        times.append(a.elapsed_time(b))
+    return sorted(times)[len(times) // 2]
+
+
+RAGGED = [(300, 300), (2, 700), (129, 1000), (64, 64), (1, 900), (77, 333), (257, 4000)]
+CHECKS: dict[str, dict] = {
+    "ragged": {},
+    "padding": {"padding": 5},
+    "garbage": {"garbage": True},
+    "window 100": {"window": 100},
+    "window 700": {"window": 700},
+    "cap": {"soft_cap": 5.0},
+    "page 32": {"block_size": 32},
+    "page 64": {"block_size": 64},
+    "page 128": {"block_size": 128},
+    "head 64": {"head_dim": 64},
+    "head 256": {"head_dim": 256, "num_heads": 8, "num_kv_heads": 4},
+    "head 80": {"head_dim": 80},
+    "head 192": {"head_dim": 192, "num_heads": 8},
+    "group 1": {"num_heads": 8},
+    "group 7": {"num_heads": 28, "num_kv_heads": 4},
+    "fp16": {"dtype": torch.float16},
+    "fp8 pages": {"kv_dtype": torch.float8_e4m3fn, "k_scale": 0.5},
+    "sinks": {},
+    "alibi": {},
+}
+SHAPES: dict[str, tuple[list[tuple[int, int]], int]] = {
+    "16k of 16k": ([(16384, 16384)], 32),
+    "16k of 32k": ([(16384, 32768)], 32),
+    "16 x 1024": ([(1024, 1024)] * 16, 32),
+    "16 x 1024, 16 heads": ([(1024, 1024)] * 16, 16),
+    "128 x 128": ([(128, 128)] * 128, 32),
+    "128 x 128, 16 heads": ([(128, 128)] * 128, 16),
+    "drawn lengths": ([(n, n) for n in range(40, 1500, 60)], 32),
+    "1024+4x512+200 decode": ([(1024, 1024)] + [(512, 2000)] * 4 + [(1, 1000)] * 200, 32),
+    "1k of 8k": ([(1024, 8192)], 32),
+    "256 x 5 of 1000": ([(5, 1000)] * 256, 32),
+}
+"""Requests and query heads; 8 KV heads of 128."""
+VARIANTS: dict[str, Runner] = {
+    "chosen": chosen,
+    "hopper": hopper(),
+    "hopper not persistent": hopper(persistent=False),
+    "hopper s3": hopper(stages=3),
+    "plain": plain(),
+    "plain 128x64 w4 s2": plain(Tiles(128, 64, 4, 2)),
+    "plain 64x64 w4 s3": plain(Tiles(64, 64, 4, 3)),
+}
+
+
+def deterministic(run: Runner, **params: object) -> str:
+    """A prompt whole, in chunks beside others, and its last token alone."""
+    try:
+        n = 1500
+        whole = make_batch([(n, n)], deterministic=True, **params)  # type: ignore[arg-type]
+        expected = whole.out()
+        run(whole, expected, 1)
+        pages = whole.metadata.block_table[0]
+        bad = 0
+        for begin, end in ((0, 700), (700, 1111), (1111, 1499), (1499, 1500)):
+            b = make_batch([(333, 600), (end - begin, end), (1, 77)], deterministic=True, seed=1, **params)  # type: ignore[arg-type]
+            count = math.ceil(end / 16)
+            b.kv_cache[:, b.metadata.block_table[1, :count].long()] = whole.kv_cache[:, pages[:count].long()]
+            b.qkv[333 : 333 + end - begin] = whole.qkv[begin:end]
+            out = b.out()
+            run(b, out, 1)
+            bad += int((out[333 : 333 + end - begin] != expected[begin:end]).any(1).sum())
+        return "same bits" if bad == 0 else f"{bad} rows of {n} differ"
+    except Exception as error:
+        return f"ERR {type(error).__name__}: {str(error)[:150]}"
+
+
+def yardsticks(n: int = 32768) -> None:
+    """PyTorch's own kernels on one contiguous prompt."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q = torch.randn(1, 32, n, 128, device=DEVICE, dtype=torch.bfloat16)
+    k, v = (torch.randn(1, 8, n, 128, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+        try:
+            with sdpa_kernel(backend):
+                ms = milliseconds(
+                    lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+                    3,
+                )
+            row = ["32k of 32k", f"torch {name}", ms * 1e3, 4 * n * (n + 1) / 2 * 32 * 128 / ms / 1e9]
+        except Exception as error:
+            row = ["32k of 32k", f"torch {name}", None, str(error)[:100]]
+        print("figure " + json.dumps(row), flush=True)
+
+
+def captured(run: Runner) -> str:
+    """A graph captured at bounds serves a smaller step that comes later."""
+    try:
+        b = make_batch([(300, 300), (200, 500), (1, 40)], padding=4)
+        small = make_batch([(77, 200), (2, 33), (1, 5)], seed=3)
+        out = b.out()
+        run(b, out, 2)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run(b, out, 2)
+        total = 80
+        b.qkv[:total] = small.qkv
+        pages = small.kv_cache.shape[1]
+        b.kv_cache[:, :pages] = small.kv_cache
+        b.metadata.block_table[:, : small.metadata.block_table.shape[1]] = small.metadata.block_table
+        b.metadata.query_start[:4] = small.metadata.query_start
+        b.metadata.query_start[4:] = total
+        b.metadata.seq_lens.zero_()
+        b.metadata.seq_lens[:3] = small.metadata.seq_lens
+        out.fill_(7.0)
+        graph.replay()
+        expected = small.out()
+        reference(small.qkv, small.kv_cache, small.metadata, small.params, expected)
+        error = (out[:79].float() - expected[:79].float()).abs().max().item()
+        ok = error < 0.03 and bool((out[79:] == 7.0).all())
+        return f"{'ok ' if ok else 'BAD'} {error:.4f}"
+    except Exception as error:
+        return f"ERR {type(error).__name__}: {str(error)[:150]}"
+
+
+def check_group(names: list[str]) -> None:
+    """In a process of its own: a line for each check."""
+    for name in names:
+        if name.startswith("deterministic"):
+            window = int(name.split()[-1])
+            answers = [f"{deterministic(run, window=window)}" for run in (plain(), hopper())]
+        elif name == "graph":
+            answers = [captured(run) for run in (plain(), hopper())]
+        else:
+            options = dict(CHECKS[name])
+            if name == "sinks":
+                options["sinks"] = torch.linspace(-2, 3, 32, device=DEVICE)
+            if name == "alibi":
+                options["alibi_slopes"] = torch.logspace(-1, -8, 32, base=2, device=DEVICE)
+            b = make_batch(RAGGED, **options)
+            print(f"check {name:16s} plain {check('plain', plain(), b):20s} hopper ...", flush=True)
+            answers = [check("plain", plain(), b), check("hopper", hopper(), b)]
+        print(f"check {name:16s} plain {answers[0]:20s} hopper {answers[1]}", flush=True)
+
+
+def warm(name: str) -> None:
+    """Compile a variant, so that timing finds it in the cache."""
+    b = make_batch([(40, 40)])
+    VARIANTS[name](b, b.out(), 2)
+    torch.cuda.synchronize()
+
+
+def time_variants(names: list[str]) -> None:
+    """Every shape with every variant: a line of JSON for each."""
+    for shape, (requests, heads) in SHAPES.items():
+        b = make_batch(requests, num_heads=heads)
+        out = b.out()
+        for name in names:
+            try:
+                run = VARIANTS[name]
+                ms = milliseconds(lambda run=run, b=b, out=out: run(b, out, 2), 3 if b.flops() > 1e12 else 9)
+                row = [shape, name, ms * 1e3, b.flops() / ms / 1e9]
+            except Exception as error:
+                row = [shape, name, None, repr(error)[:200]]
+            print("figure " + json.dumps(row), flush=True)
+        del b, out
+        torch.cuda.empty_cache()
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float) -> list[str]:
+    try:
+        output, _ = process.communicate(timeout=max(1.0, seconds))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        output += "\nHUNG or out of time"
+    return output.splitlines()
+
+
+def main() -> None:
+    """Checks in processes side by side (compiling takes longest), then timing alone on the device."""
+    target = Path(os.environ.get("OUT", ".")) / "prefill.json"
+    data: dict[str, list[str] | list[object]] = {}
+    begin = time.monotonic()
+    names = [*CHECKS, "deterministic 0", "deterministic 300", "graph"]
+    groups = [names[i::10] for i in range(10)]
+    processes = [start("--check", *group) for group in groups] + [start("--warm", name) for name in VARIANTS]
+    lines: list[str] = []
+    for process in processes:
+        output = finish(process, 62 - (time.monotonic() - begin))
+        kept = [line for line in output if line.startswith(("check", "HUNG")) and "..." not in line]
+        lines += kept
+        if process.returncode or "HUNG or out of time" in kept:
+            lines += output[-3:]
+    print(f"checks took {time.monotonic() - begin:.0f} s", flush=True)
+    figures: dict[str, list[str]] = {}
+    for kind in ("hopper", "chosen", "plain", "torch"):
+        chosen = [name for name in VARIANTS if name.startswith(kind)]
+        seconds = min(24.0, DEADLINE - (time.monotonic() - begin))
+        output = finish(start("--torch") if kind == "torch" else start("--time", *chosen), seconds)
+        for line in output:
+            if line.startswith("figure "):
+                shape, name, us, tflops = json.loads(line[7:])
+                data.setdefault("figures", []).append([shape, name, us, tflops])
+                text = tflops if us is None else f"{us:.0f} us {tflops:.0f}"
+                figures.setdefault(shape, []).append(f"{name}: {text}")
+            else:
+                print(line)
+    data["checks"] = lines
+    target.write_text(json.dumps(data, indent=1))
+    print("\n".join(lines))
+    for shape, row in figures.items():
+        print(f"{shape} (us, TFLOP/s): " + "; ".join(row))
+    print(f"triton {triton.__version__}, {torch.cuda.get_device_name()}, {time.monotonic() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["--check", *names]:
+            check_group(names)
+        case ["--warm", name]:
+            warm(name)
+        case ["--time", *names]:
+            time_variants(names)
+        case ["--torch"]:
+            yardsticks()
+        case _:
+            main()
