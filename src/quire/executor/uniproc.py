@@ -24,6 +24,7 @@ class UniprocExecutor(Executor):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         platform = current_platform(config.device.device)
+        platform.begin_start(config)
         path = config.parallel.worker_cls
         with STARTUP.phase("imports"):
             worker_class = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")

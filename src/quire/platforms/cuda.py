@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
 from quire.logger import init_logger
+from quire.platforms.host import usable_cpus
 from quire.platforms.interface import (
     Because,
     Capabilities,
@@ -24,12 +25,14 @@ from quire.platforms.interface import (
     UploadStream,
 )
 from quire.platforms.nvml import Gpu, visible_gpus
+from quire.worker import startup
 
 if TYPE_CHECKING:
     import torch
 
     from quire.config import EngineConfig
     from quire.distributed.communicator import Communicator
+    from quire.kernels.triton.preparation import KernelPreparation
 
 logger = init_logger(__name__)
 
@@ -127,9 +130,10 @@ class CudaUploads(UploadStream):
 class CudaRuntime(DeviceRuntime):
     """One GPU, and the stream that the worker's thread submits to."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, kernels: KernelPreparation | None = None) -> None:
         import torch
 
+        self._kernels = kernels
         self._device = torch.device("cuda", config.parallel.rank)
         torch.cuda.set_device(self._device)
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -181,6 +185,18 @@ class CudaRuntime(DeviceRuntime):
     def event(self) -> DeviceEvent:
         return CudaEvent()
 
+    def rehearse(self, launch_all: Callable[[], Any]) -> None:
+        if self._kernels is not None:
+            self._kernels.rehearse(launch_all)
+
+    def started(self) -> None:
+        if self._kernels is not None:
+            self._kernels.save()
+
+    def close(self) -> None:
+        if self._kernels is not None:
+            self._kernels.close()
+
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory()
 
@@ -199,6 +215,9 @@ class CudaPlatform(Platform):
     """NVIDIA GPUs from compute capability 8.0."""
 
     name = "cuda"
+
+    def __init__(self) -> None:
+        self._kernels: KernelPreparation | None = None
 
     def _gpu(self) -> Gpu:
         gpus = visible_gpus()
@@ -252,12 +271,22 @@ class CudaPlatform(Platform):
             config, provenance={**config.provenance, "device.gpu": f"{self._gpu().name}, {count} visible"}
         )
 
+    def begin_start(self, config: EngineConfig) -> None:
+        from quire.kernels.triton.preparation import KernelPreparation
+
+        major, minor = self._gpu().capability
+        self._kernels = KernelPreparation(config, 10 * major + minor, max(1, usable_cpus() - 2))
+        self._kernels.begin()
+        startup.begin(config.parallel.rank)
+
     def runtime(self, config: EngineConfig) -> CudaRuntime:
-        return CudaRuntime(config)
+        return CudaRuntime(config, self._kernels)
 
     def select_kernels(self, *, deterministic: bool = False) -> None:
         from quire.kernels import ops, triton
 
+        if self._kernels is not None:
+            self._kernels.install()
         triton.register()
         ops.select(self.name, deterministic=deterministic)
 

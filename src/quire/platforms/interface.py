@@ -143,6 +143,15 @@ class DeviceRuntime(abc.ABC):
         `replay` then ignores its arguments."""
         return None
 
+    def rehearse(self, launch_all: Callable[[], Any]) -> None:
+        """Prepare every kernel that `launch_all` launches. It is called with launches that do nothing, or not at all."""
+
+    def started(self) -> None:
+        """The engine is ready for requests."""
+
+    def close(self) -> None:
+        """The engine ends; may be called twice."""
+
 
 class Platform(abc.ABC):
     """A kind of device. `name` is what `--device` and kernels call it."""
@@ -156,6 +165,9 @@ class Platform(abc.ABC):
     @abc.abstractmethod
     def check_config(self, config: EngineConfig) -> EngineConfig:
         """The last word on a configuration: raise ConfigError for what cannot work here, or return a changed copy."""
+
+    def begin_start(self, config: EngineConfig) -> None:
+        """An engine starts in this process, torch is not imported yet: begin what can happen beside."""
 
     @abc.abstractmethod
     def runtime(self, config: EngineConfig) -> DeviceRuntime:

@@ -156,6 +156,7 @@ class DeviceRunner(Runner):
             tokens_S = self._runtime.pinned(torch.zeros(self._max_rows, dtype=torch.int32))
             self._slots.append(_Slot(tokens_S, tokens_S.numpy(), self._runtime.event(), self._runtime.event()))
         self._prepare_empty()
+        self._runtime.rehearse(self._compute_all)
         self._graphs.run(self._graphs.decode_shape(1, True))
         self._graphs.run(self._graphs.mixed_shape(16, 1, 1, 16, True))
         self._runtime.synchronize()
@@ -254,6 +255,12 @@ class DeviceRunner(Runner):
                 out_S,
             )
             ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
+
+    def _compute_all(self) -> None:
+        """A step of every size: for a rehearsal, in which kernels are named and not launched."""
+        for shape in self._graphs.shapes():
+            self._compute(shape)
+        self._logits.clear()
 
     def idle(self) -> bool:
         """Nothing is running: capture a graph; whether there is more to do."""

@@ -104,6 +104,12 @@ class StepGraphs:
         if shape.is_graph:
             self._ready.add(shape)
 
+    def shapes(self) -> list[StepShape]:
+        """One of every kind that steps have: the common ones, and the shortest that is too long for a graph."""
+        common = list(dict.fromkeys(self._common_shapes()))
+        tokens = min(MAX_GRAPH_TOKENS + EAGER_STEP, self._max_tokens)
+        return [*common, self.mixed_shape(tokens, self._requests[-1], 1, tokens, True)]
+
     def capture_next(self) -> bool:
         """Capture one more of the common shapes, the device being idle; false where none is left."""
         for shape in self._to_capture:

@@ -106,6 +106,7 @@ class Worker:
                 self.runner.free_pages()
             raise MemoryError(str(error).splitlines()[0]) from None
         self._kv_cache = kv_cache
+        self.runtime.started()
         self._timings["initialize_s"] = time.perf_counter() - begin
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
@@ -169,4 +170,5 @@ class Worker:
 
     def shutdown(self) -> None:
         """Release everything; may be called twice."""
+        self.runtime.close()
         self._runner = None

@@ -12,6 +12,7 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from quire.engine.arg_utils import EngineArgs
@@ -33,13 +34,10 @@ class Device:
 
 
 def launch_all(launch) -> None:
-    """One kernel in four forms: lengths that are multiples of 16, that are not, and one; without and with a residual."""
+    """A kernel in four forms: lengths that are multiples of 16, that are not, and one; with a weight and without."""
     x = torch.zeros(64, 64)
-    for rows, has_residual in ((16, True), (17, True), (1, True), (16, False)):
-        launch(
-            x, x, x, x, x if has_residual else None, rows, 64, 64, 64, 64, 1e-6,
-            IS_LAYER_NORM=False, HAS_BIAS=False, HAS_RESIDUAL=has_residual, BLOCK=64, PDL=True, num_warps=1, launch_pdl=True,
-        )  # fmt: skip
+    for rows, weight in ((16, x), (17, x), (1, x), (16, None)):
+        launch(x, weight, x, rows, 64, 1e-6, BLOCK=64, KIND=tl.float32, num_warps=1, launch_pdl=True)
 
 
 def main() -> None:
@@ -47,21 +45,22 @@ def main() -> None:
     folder, *actions = sys.argv[1:]
     config = EngineArgs(model=folder, device="cpu").create_engine_config()
     driver.install = lambda: triton.runtime.driver.set_active(Device())
+    places.PACKAGES = (*places.PACKAGES, "tests.")
     preparation = KernelPreparation(config, 90, 2)
     preparation.begin()
     report = {"list": preparation.name, "compiles": preparation._compiling is not None}
     preparation.install()
     if "die" in actions:
         preparation._compiling._process.kill()
-    from quire.kernels.triton.norms import norm_kernel
+    from tests.kernels.triton.toy_kernel import toy_kernel
 
     if "rehearse" in actions:
-        preparation.rehearse(lambda: launch_all(norm_kernel[(1,)]))
+        preparation.rehearse(lambda: launch_all(toy_kernel[(1,)]))
     if "wait" in actions and preparation._compiling is not None:
         report["finished"] = preparation._compiling.wait(100)
     report["ahead"] = len(list(places.writable_folder().rglob("*.cubin")))
     begin = time.perf_counter()
-    launch_all(lambda *args, **options: norm_kernel.warmup(*args, grid=(1,), **options))
+    launch_all(lambda *args, **options: toy_kernel.warmup(*args, grid=(1,), **options))
     report["seconds"] = time.perf_counter() - begin
     preparation.save()
     if preparation._compiling is not None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from quire.kernels.triton import places
 from quire.kernels.triton.places import Variant, identity
 from quire.logger import init_logger
 from quire.timeline import STARTUP
@@ -40,7 +41,12 @@ class CompilingProcess:
     """
 
     def __init__(self, capability: int, processes: int, folder: Path | None = None) -> None:
-        self._order = {"capability": capability, "processes": processes, "folder": str(folder) if folder else None}
+        self._order = {
+            "capability": capability,
+            "processes": processes,
+            "folder": str(folder) if folder else None,
+            "packages": places.PACKAGES,
+        }
         self._variants: list[Variant] = []
         self._pending: set[str] = set()
         self._changed = threading.Condition()

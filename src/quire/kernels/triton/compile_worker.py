@@ -38,8 +38,9 @@ def _end_with_parent() -> None:
 
 
 def _compile_list(order: dict[str, Any], output: int) -> None:
-    from quire.kernels.triton import cache, variants
+    from quire.kernels.triton import cache, places, variants
 
+    places.PACKAGES = tuple(order["packages"])
     cache.install(Path(order["folder"]) if order["folder"] else None)
 
     def report(number: int, error: Exception | None = None) -> None:

@@ -23,6 +23,9 @@ Variant = dict[str, Any]
 """A kernel in one compiled form: `kernel` (module:name), `types` and `constants` by parameter, `aligned` (which parameters
 are multiples of 16), `options`. JSON values only; see `variants`."""
 
+PACKAGES: tuple[str, ...] = ("quire.", "triton.")
+"""A list of variants may name kernels of these packages: it is data, and data loads no other code."""
+
 HERE = Path(__file__).parent
 SHIPPED = HERE / "compiled"
 """Kernels that came with the package; built by `quire compile-cache --output`."""

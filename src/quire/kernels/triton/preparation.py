@@ -6,6 +6,7 @@ its buffers are there: every step size is launched once with launches that only 
 Knows lists and configuration; imports neither torch nor Triton until `install`.
 """
 
+import atexit
 import hashlib
 import json
 from collections.abc import Callable
@@ -42,6 +43,7 @@ class KernelPreparation:
         self.name = list_name(config, capability)
         self._capability, self._processes = capability, processes
         self._known: list[Variant] = []
+        self._rehearsed: list[Variant] = []
         self._compiling: CompilingProcess | None = None
         self._recorder: Recorder | None = None
 
@@ -60,6 +62,9 @@ class KernelPreparation:
         cache.install()
         driver.install()
         self._recorder = variants.recorder(self._wait_for)
+        # A process that runs one model after another cannot tell whose kernels are whose: the first one's list is kept.
+        self._recorder.owner = self._recorder.owner or self.name
+        atexit.register(self.close)
 
     def _wait_for(self, variant: Variant) -> None:
         if self._compiling is not None:
@@ -72,30 +77,32 @@ class KernelPreparation:
         with STARTUP.phase("rehearsal") as phase, self._recorder.collecting() as collected:
             launch_all()
         phase.note = f"{len(collected)} kernels"
+        self._rehearsed = collected
         self._compiling.add(collected)
 
     def save(self) -> None:
         """The engine is ready, or ends: keep the list, and note that all of it is compiled. May be called again."""
-        if self._recorder is None:
+        if self._recorder is None or self._recorder.owner != self.name:
             return
-        errors: dict[str, str] = {}
-        if self._compiling is not None:
-            self._compiling.finish()
-            errors = self._compiling.errors
-        used = places.merge(self._known, self._recorder.variants())
+        compiling, errors, is_complete = self._compiling, {}, True
+        if compiling is not None:
+            compiling.finish()
+            errors, is_complete = compiling.errors, compiling.is_idle() and compiling.was_complete
+        used = places.merge(self._known, self._rehearsed, self._recorder.variants())
         used = [variant for variant in used if places.identity(variant) not in errors]
         try:
             if used != self._known:
                 places.write_list(places.list_folders()[0] / f"{self.name}.json", used)
                 self._known = used
-            if self._compiling is None or (self._compiling.is_idle() and self._compiling.was_complete):
+            if is_complete and not places.is_compiled(used, self._capability):
                 (places.writable_folder() / places.stamp_name(used, self._capability)).touch()
         except OSError as error:
             logger.warning("The list of kernels cannot be kept, the next start compiles again: %s", error)
 
     def close(self) -> None:
-        """The engine ends."""
+        """The engine ends; may be called twice."""
         self.save()
+        atexit.unregister(self.close)
         if self._compiling is not None:
             self._compiling.close()
             self._compiling = None

@@ -17,10 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
+from quire.kernels.triton import places
 from quire.kernels.triton.places import Variant, identity, merge
 
-PACKAGES = ("quire.", "triton.")
-"""A list of variants may name kernels of these packages: it is data, and data loads no other code."""
 _DERIVED_OPTIONS = ("extern_libs", "arch", "supported_fp8_dtypes", "backend_name", "warp_size", "instrumentation_mode")
 """Options that follow from the installation and the target."""
 _ALIGNED = [["tt.divisibility", 16]]
@@ -32,9 +31,11 @@ class Recorder:
 
     Attributes:
         before: called with each variant before Triton looks for it.
+        owner: whose kernels these are.
     """
 
     def __init__(self) -> None:
+        self.owner = ""
         self.before: Callable[[Variant], None] = lambda variant: None
         self._variants: dict[str, Variant] = {}
         self._collected: list[Variant] | None = None
@@ -101,7 +102,7 @@ def describe(src: Any, target: Any, options: Mapping[str, Any]) -> Variant | Non
     nested = any(not isinstance(kind, str) for kind in src.signature.values()) or any(
         len(path) != 1 for path in [*src.constants, *src.attrs]
     )
-    if nested or not kernel.startswith(PACKAGES) or "<locals>" in kernel:
+    if nested or not kernel.startswith(places.PACKAGES) or "<locals>" in kernel:
         return None
     names = src.fn.arg_names
     try:
@@ -170,8 +171,8 @@ def find_kernel(name: str) -> JITFunction:
         LookupError: there is none of that name, or not in a package whose kernels a list may name.
     """
     module, _, attribute = name.partition(":")
-    if not name.startswith(PACKAGES):
-        raise LookupError(f"{name} is in none of the packages {', '.join(PACKAGES)}")
+    if not name.startswith(places.PACKAGES):
+        raise LookupError(f"{name} is in none of the packages {', '.join(places.PACKAGES)}")
     try:
         kernel = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
