@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tools")]
 os.environ.setdefault("QUIRE_LOGGING_LEVEL", "WARNING")
 
 import torch  # noqa: E402
@@ -113,6 +113,16 @@ def oracle_logprobs(model: Any, prompt: list[int], tokens: list[int]) -> tuple[l
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
+
+
+def check_kernels(report: "Report") -> None:
+    """Every kernel against its reference, on drawn shapes."""
+    from gpu_check_kernels import check_kernels
+
+    began = time.perf_counter()
+    for label, passed, detail in check_kernels():
+        report.add("kernels", label, passed, detail, time.perf_counter() - began)
+        began = time.perf_counter()
 
 
 def check_models(report: "Report") -> None:
@@ -213,7 +223,13 @@ def check_demo(report: "Report") -> None:
                 line(right >= 95, f"{right} of {len(examples)}")
 
 
-SECTIONS = {"models": check_models, "steps": check_steps, "invariance": check_invariance, "demo": check_demo}
+SECTIONS = {
+    "kernels": check_kernels,
+    "models": check_models,
+    "steps": check_steps,
+    "invariance": check_invariance,
+    "demo": check_demo,
+}
 
 
 class Report:
@@ -233,7 +249,11 @@ class Report:
             traceback.print_exc()
             verdict = [(False, f"{type(error).__name__}: {error}"[:160])]
         passed, detail = verdict[-1] if verdict else (False, "no verdict")
-        line = Check(section, name, passed, detail, round(time.perf_counter() - began, 2))
+        self.add(section, name, passed, detail, time.perf_counter() - began)
+
+    def add(self, section: str, name: str, passed: bool, detail: str, seconds: float) -> None:
+        """One line."""
+        line = Check(section, name, passed, detail, round(seconds, 2))
         self.lines.append(line)
         print(f"{'ok  ' if passed else 'FAIL'} {section:11} {name:42} {detail} ({line.seconds:.1f} s)", flush=True)
 
