@@ -420,81 +420,135 @@ def part_device() -> dict:
     return result
 
 
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "num_key_value_heads": 8,
+}
 MODELS = {
-    "qwen3-0.6b": dict(
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_attention_heads=16,
-        num_hidden_layers=28,
-        num_key_value_heads=8,
-        tie_word_embeddings=True,
-    ),
-    "qwen3-8b": dict(
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_attention_heads=32,
-        num_hidden_layers=36,
-        num_key_value_heads=8,
-        tie_word_embeddings=False,
-    ),
+    "qwen3-0.6b": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 48,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "router_aux_loss_coef": 0.001,
+        "tie_word_embeddings": False,
+    },
 }
 
 
-def model_folder(name: str) -> str:
-    folder = Path(tempfile.gettempdir()) / f"startup-{name}"
+def model_folder(name: str, **changes) -> str:
+    """A folder with a config.json."""
+    folder = Path(tempfile.gettempdir()) / f"startup-{name}-{len(changes)}"
     folder.mkdir(exist_ok=True)
-    common = dict(
-        architectures=["Qwen3ForCausalLM"],
-        model_type="qwen3",
-        head_dim=128,
-        hidden_act="silu",
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        rope_theta=1000000,
-        torch_dtype="bfloat16",
-        vocab_size=151936,
-        attention_bias=False,
-        bos_token_id=151643,
-        eos_token_id=151645,
-    )
-    (folder / "config.json").write_text(json.dumps(common | MODELS[name]))
+    (folder / "config.json").write_text(json.dumps(QWEN3 | MODELS[name] | changes))
     return str(folder)
 
 
-def part_engine(folder: str, mode: str = "plain") -> dict:
-    """Process start to first token, with the engine's own account; `ours`: with our driver, cache and compiling processes."""
+def part_engine(folder: str, settings: str = "{}") -> dict:
+    """Process start to first token, with the engine's own account. Settings: engine arguments, and `read_ahead`."""
+    from quire.timeline import process_age
+    from quire.worker import startup
+
+    chosen = {"load_format": "dummy", **json.loads(settings)}
+    if not chosen.pop("read_ahead", True):
+        startup.read_ahead = lambda: 0
     from quire import LLM, SamplingParams
 
-    if mode == "ours":
-        from quire.engine.arg_utils import EngineArgs
-        from quire.kernels.triton.preparation import KernelPreparation
-        from quire.platforms import cuda
-
-        preparation = KernelPreparation(EngineArgs(model=folder, load_format="dummy").create_engine_config(), 90, 14)
-        preparation.begin()
-        select = cuda.CudaPlatform.select_kernels
-
-        def select_kernels(self, **settings) -> None:
-            preparation.install()
-            select(self, **settings)
-
-        cuda.CudaPlatform.select_kernels = select_kernels
-    llm = LLM(model=folder, load_format="dummy")
+    llm = LLM(model=folder, **chosen)
     prompt = {"prompt_token_ids": [i % 7 + 10 for i in range(128)]}
     begin = time.perf_counter()
     llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), use_tqdm=False)
-    first = time.perf_counter() - begin
+    first, age = time.perf_counter() - begin, process_age()
     begin = time.perf_counter()
     llm.generate([prompt], SamplingParams(max_tokens=16, temperature=0.6, ignore_eos=True), use_tqdm=False)
-    report = llm.llm_engine.explain()
-    if mode == "ours":
-        preparation.close()
+    report = llm.llm_engine.explain()["startup"]
+    again = time.perf_counter() - begin
+    llm.llm_engine.shutdown()
     return {
+        "START TO FIRST TOKEN": round(age, 2),
         "first token": round(first, 3),
-        "16 more": round(time.perf_counter() - begin, 3),
-        "line": report["startup"]["line"],
-        "phases": report["startup"]["phases"],
+        "16 more": round(again, 3),
+        "line": report["line"],
+        "phases": report["phases"],
     }
+
+
+def part_checkpoint(name: str, layers: str) -> dict:
+    """Write a checkpoint of a few layers, then read it as an engine does: from memory, and from the disk."""
+    import torch
+    from safetensors.torch import save_file
+
+    from quire.engine.arg_utils import EngineArgs
+    from quire.model_loader.loader import load_model
+    from quire.platforms.cuda import CudaPlatform
+
+    folder = model_folder(name, num_hidden_layers=int(layers))
+    config = EngineArgs(model=folder).create_engine_config()
+    platform = CudaPlatform()
+    runtime = platform.runtime(config)
+    platform.select_kernels()
+    from quire.model_loader.loader import build_model, build_spec
+
+    spec = build_spec(config)
+    sources = build_model(config, spec, platform, torch.device("meta"), 64, 16)[0].sources
+    begin, file, count, total = time.perf_counter(), {}, 0, 0
+    for source in sources.values():
+        file[source.name] = torch.full(source.shape, 0.01, dtype=torch.bfloat16)
+        total += file[source.name].nbytes
+        if sum(tensor.nbytes for tensor in file.values()) > 1 << 30:
+            save_file(file, f"{folder}/model-{count}.safetensors")
+            file, count = {}, count + 1
+    save_file(file, f"{folder}/model-{count}.safetensors")
+    result = {"GB": round(total / 1e9, 2), "files": count + 1, "write, s": round(time.perf_counter() - begin, 2)}
+    for label in ("from memory", "from memory again", "from the disk"):
+        if label == "from the disk":
+            os.sync()
+            for path in Path(folder).glob("*.safetensors"):
+                with open(path, "rb") as stream:
+                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        load_model(config, platform, runtime.device(), 64, 16)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - begin
+        result[label] = {"s": round(seconds, 3), "GB/s": round(total / 1e9 / seconds, 1)}
+    for path in Path(folder).glob("*.safetensors"):
+        path.unlink()
+    return result
 
 
 # --- helpers ---
@@ -613,40 +667,43 @@ def main() -> None:
         ],
         "libs": sorted(p.name for p in Path(sysconfig.get_paths()["purelib"]).glob("nvidia*"))[:30],
     }
-    folder, engine_cache, ours_cache = model_folder("qwen3-0.6b"), tempfile.mkdtemp(), tempfile.mkdtemp()
-    cache, ours = tempfile.mkdtemp(), tempfile.mkdtemp()
+    caches = {name: tempfile.mkdtemp() for name in MODELS}
+
+    def engine(name: str, **settings) -> dict:
+        return child("engine", model_folder(name), json.dumps(settings), our_cache=caches[name])
+
+    def without_kernels(name: str) -> dict:
+        for pattern in ("*.cubin", "done-*"):
+            for file in Path(caches[name]).rglob(pattern):
+                file.unlink()
+        return engine(name)
+
+    def dropped(name: str, **settings) -> dict:
+        evict("torch", "nvidia", "triton")
+        return engine(name, **settings)
 
     def timed_import() -> list[str]:
         got = child("torch", flags=("-X", "importtime"))
+        (OUT / "startup-importtime.txt").write_text(got.get("stderr", ""))
         return import_times(got.get("stderr", ""))
 
-    def mapped() -> dict:
-        evict("torch", "nvidia", "triton")
-        return child("maps")
-
-    def without_kernels() -> dict:
-        for pattern in ("*.cubin", "done-*"):
-            for file in Path(ours_cache).rglob(pattern):
-                file.unlink()
-        return child("engine", folder, "ours", our_cache=ours_cache)
-
-    step("torch, as it is", lambda: child("torch"))
+    step("0.6B, nothing known, fresh machine", lambda: engine("qwen3-0.6b"))
+    step("0.6B, warm", lambda: engine("qwen3-0.6b"))
+    step("0.6B, list but no kernels", lambda: without_kernels("qwen3-0.6b"))
+    step("8B, nothing known", lambda: engine("qwen3-8b"))
+    step("8B, warm", lambda: engine("qwen3-8b"))
+    step("30B-A3B, nothing known", lambda: engine("qwen3-30b-a3b"))
+    step("30B-A3B, warm", lambda: engine("qwen3-30b-a3b"))
     step("launcher", lambda: child("launch", fresh_cache=tempfile.mkdtemp()))
-    step("our driver, empty cache", lambda: child("triton", "ours", fresh_cache=ours))
-    step("triton, empty cache", lambda: child("triton", fresh_cache=cache))
-    step("device", lambda: child("device"))
-    step("engine 0.6B, ours, empty cache", lambda: child("engine", folder, "ours", our_cache=ours_cache))
-    step("engine 0.6B, ours, warm cache", lambda: child("engine", folder, "ours", our_cache=ours_cache))
-    step("torch, files dropped; which are read", mapped)
-    step("engine 0.6B, ours, list but no kernels", without_kernels)
+    step("checkpoint of 8B's shape, 4 layers", lambda: child("checkpoint", "qwen3-8b", "4"))
+    step("0.6B, warm, files dropped", lambda: dropped("qwen3-0.6b"))
+    step("0.6B, warm, files dropped, no reading ahead", lambda: dropped("qwen3-0.6b", read_ahead=False))
     step("largest imports", timed_import)
-    step("our driver, warm cache", lambda: child("triton", "ours", fresh_cache=ours))
-    step("triton, warm cache", lambda: child("triton", fresh_cache=cache))
-    step("32 kernels, 15 processes", lambda: child("parallel", "processes", "15", fresh_cache=tempfile.mkdtemp()))
-    step("engine 0.6B, empty cache", lambda: child("engine", folder, fresh_cache=engine_cache))
-    step("32 kernels, 8 threads", lambda: child("parallel", "threads", "8", fresh_cache=tempfile.mkdtemp()))
-    step("engine 0.6B, warm cache", lambda: child("engine", folder, fresh_cache=engine_cache))
-    step("python alone", lambda: child("nothing"))
+    step("0.6B, warm, again", lambda: engine("qwen3-0.6b"))
+    for name, cache in caches.items():
+        for file in Path(cache).rglob("lists/*.json"):
+            (OUT / "startup-lists").mkdir(exist_ok=True)
+            (OUT / "startup-lists" / f"{name}--{file.name}").write_bytes(file.read_bytes())
     (OUT / "startup.json").write_text(json.dumps(report, indent=1, default=str))
     for name, figures in report.items():
         print(f"{name}: {json.dumps(figures, default=str)[:1500]}")

@@ -24,10 +24,15 @@ class Library:
         ]
         self.launches.append(
             SimpleNamespace(
-                grid=list(config.grid), block=list(config.block), shared=config.shared, stream=config.stream,
-                attributes=attributes, function=function.value, addresses=list(parameters),
+                grid=[config.grid_x, config.grid_y, config.grid_z],
+                block=[config.block_x, config.block_y, config.block_z],
+                shared=config.shared,
+                stream=config.stream,
+                attributes=attributes,
+                function=function.value,
+                addresses=list(parameters),
             )
-        )  # fmt: skip
+        )
         return self.code
 
     def cuGetErrorString(self, code, text):

@@ -23,6 +23,7 @@ _COOPERATIVE, _CLUSTER_SHAPE, _CLUSTER_POLICY, _DEPENDENT_LAUNCH = 2, 4, 5, 6
 _SPREAD = 1
 _MAX_CLUSTER = 16
 """Clusters of this size have to be allowed for each function."""
+_ANY_CLUSTER_SIZE = 14
 _LARGE_SHARED = 48 << 10
 
 _SCALARS = {
@@ -53,8 +54,12 @@ class _Attribute(ctypes.Structure):
 
 class _LaunchConfig(ctypes.Structure):
     _fields_ = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
+        ("grid_x", ctypes.c_uint),
+        ("grid_y", ctypes.c_uint),
+        ("grid_z", ctypes.c_uint),
+        ("block_x", ctypes.c_uint),
+        ("block_y", ctypes.c_uint),
+        ("block_z", ctypes.c_uint),
         ("shared", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.POINTER(_Attribute)),
@@ -134,7 +139,7 @@ class Launcher:
         self._profile = (metadata.profile_scratch_size, metadata.profile_scratch_align)
         self._num_ctas = metadata.num_ctas
         self._config = _LaunchConfig()
-        self._config.block[:] = (32 * metadata.num_warps, 1, 1)
+        self._config.block_x, self._config.block_y, self._config.block_z = 32 * metadata.num_warps, 1, 1
         self._config.shared = metadata.shared
         attributes = _attributes(metadata)
         self._attributes = (_Attribute * max(1, len(attributes)))(*attributes)
@@ -142,7 +147,8 @@ class Launcher:
         self._config.num_attributes = len(attributes)
         self._config_at = ctypes.byref(self._config)
         self._launch = _library().cuLaunchKernelEx
-        self._allowed: set[int] = set()
+        self._needs_scratch = bool(self._scratch[0] or self._profile[0])
+        self._function, self._function_at = 0, ctypes.c_void_p()
 
     def __call__(
         self,
@@ -170,19 +176,23 @@ class Launcher:
                 values[at] = 0
             elif type(value) is not int:
                 values[at] = value.data_ptr()
-        scratch = self._allocate(self._scratch, programs, stream, "_allocator")
-        profile = self._allocate(self._profile, programs, stream, "_profile_allocator")
-        if self._num_ctas == _MAX_CLUSTER:
-            self._allow_cluster(function)
+        if function != self._function:
+            self._function, self._function_at = function, ctypes.c_void_p(function)
+            if self._num_ctas == _MAX_CLUSTER:
+                _check(_library().cuFuncSetAttribute(self._function_at, _ANY_CLUSTER_SIZE, 1))
+        scratch = profile = None
+        if self._needs_scratch:
+            scratch = self._allocate(self._scratch, programs, stream, "_allocator")
+            profile = self._allocate(self._profile, programs, stream, "_profile_allocator")
         parameters, config = self._parameters, self._config
         with self._lock:
             self._pack(parameters.buffer, parameters.offset, *values, _address(scratch), _address(profile))
-            config.grid[:] = (grid_x * self._num_ctas, grid_y, grid_z)
+            config.grid_x, config.grid_y, config.grid_z = grid_x * self._num_ctas, grid_y, grid_z
             config.stream = stream
-            code = self._launch(self._config_at, ctypes.c_void_p(function), parameters.pointers, None)
+            code = self._launch(self._config_at, self._function_at, parameters.pointers, None)
             if code == _INVALID_CONTEXT:  # a thread that has not touched the device yet
                 _enter_context(_current_device())
-                code = self._launch(self._config_at, ctypes.c_void_p(function), parameters.pointers, None)
+                code = self._launch(self._config_at, self._function_at, parameters.pointers, None)
         if code:
             _check(code)
         if exit_hook is not None and getattr(exit_hook, "calls", True):
@@ -198,11 +208,6 @@ class Launcher:
         allocator = getattr(_allocation, which)
         allocator = allocator.get() if hasattr(allocator, "get") else allocator
         return allocator(programs * self._num_ctas * size, align, stream)
-
-    def _allow_cluster(self, function: int) -> None:
-        if function not in self._allowed:
-            _check(_library().cuFuncSetAttribute(ctypes.c_void_p(function), 14, 1))
-            self._allowed.add(function)
 
 
 def _address(memory: Any) -> int:
