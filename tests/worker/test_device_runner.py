@@ -8,6 +8,7 @@ from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_prompts, run
 from tests.worker.tiny_engine import TinyEngine, make_request
 
+from quire.errors import EngineError
 from quire.executor import uniproc
 
 
@@ -87,3 +88,15 @@ def test_more_table_entries_than_a_packet_holds_go_ahead(llama: Path, monkeypatc
     prompts = make_prompts((100, 90, 80))
     engine = make_engine(monkeypatch, llama, max_num_batched_tokens=512)
     assert run(engine, greedy_requests(prompts)) == greedy_oracle(llama, prompts)
+
+
+def test_a_device_error_names_the_step(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, llama, enforce_eager=True)
+    runner = engine.executor._worker.runner  # type: ignore[attr-defined]
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(runner._model, "forward", fail)
+    with pytest.raises(EngineError, match=r"step 0 failed on cpu \(30 tokens of 1 requests, largest 30\): an illegal"):
+        engine.generate([make_request("r", make_prompts((30,))[0])])
