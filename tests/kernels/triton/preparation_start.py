@@ -56,6 +56,13 @@ def main() -> None:
 
     if "rehearse" in actions:
         preparation.rehearse(lambda: launch_all(toy_kernel[(1,)]))
+    if "stumble" in actions:
+
+        def stumble() -> None:
+            launch_all(toy_kernel[(1,)])
+            raise AttributeError("what a launch returns")
+
+        preparation.rehearse(stumble)
     if "wait" in actions and preparation._compiling is not None:
         report["finished"] = preparation._compiling.wait(100)
     report["ahead"] = len(list(places.writable_folder().rglob("*.cubin")))

@@ -79,6 +79,12 @@ def test_a_compiling_process_that_dies_leaves_the_work_to_the_launches(model, tm
     assert report["compiled"] == report["listed"] == 4
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton would look for the machine's own GPU")
+def test_a_rehearsal_that_fails_gives_what_it_has(model, tmp_path):
+    report = start(model, tmp_path / "cache", "stumble", "wait")
+    assert report["ahead"] == report["listed"] == 4
+
+
 def test_a_list_is_named_after_what_decides_its_kernels(model):
     def name(**settings):
         return list_name(EngineArgs(model=str(model), device="cpu", **settings).create_engine_config(), 90)

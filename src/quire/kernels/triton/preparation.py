@@ -75,7 +75,10 @@ class KernelPreparation:
         if self._known or self._compiling is None or self._recorder is None:
             return
         with STARTUP.phase("rehearsal") as phase, self._recorder.collecting() as collected:
-            launch_all()
+            try:
+                launch_all()
+            except Exception as error:  # whoever needs what a launch returns; what is missing is compiled later
+                logger.warning("The rehearsal of kernels ended early (%s: %s)", type(error).__name__, error)
         phase.note = f"{len(collected)} kernels"
         self._rehearsed = collected
         self._compiling.add(collected)
