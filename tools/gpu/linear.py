@@ -12,6 +12,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 
@@ -23,7 +24,7 @@ from quire.kernels.triton.linear_configs import DotConfig, GemvConfig
 
 START = time.monotonic()
 BUDGET = float(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1].replace(".", "").isdigit() else 140.0
-ROWS = (1, 32, 16, 64, 4, 2, 128, 8, 256)
+ROWS = (1, 32, 16, 64, 2, 4, 8)
 # name: (outputs, inputs, norm, gated, adds, float32 out)
 SHAPES = {
     "0.6B qkv": (4096, 1024, True, False, False, False),
@@ -44,68 +45,40 @@ def left() -> float:
 
 
 def gemv_configs(n: int, k: int, gated: bool, rows: int) -> list[GemvConfig]:
-    if rows > 8:
+    if rows > 4:
         return []
     found = []
-    for (block_k, num_warps), block_n in itertools.product(
-        ((256, 1), (512, 2), (1024, 4), (1024, 2), (2048, 4), (2048, 8), (4096, 8)), (1, 2, 4, 8, 16)
+    for (block_k, num_warps), block_n, early in itertools.product(
+        ((1024, 4), (1024, 2), (2048, 4), (2048, 8), (4096, 8)), (1, 2, 4, 8), (False, True)
     ):
         elements = block_n * block_k * (2 if gated else 1) // (num_warps * 32)
-        if block_k > 2 * k or not 16 <= elements <= 128 or elements * rows > 256:
-            continue
-        if rows > 1 and (block_k, num_warps) in ((256, 1), (512, 2), (4096, 8)):
-            continue
-        found.append(GemvConfig(block_n, block_k, num_warps))
-        if block_k < k and elements in (32, 64) and rows == 1:
-            found.append(GemvConfig(block_n, block_k, num_warps, True))
+        if block_k < 2 * k and 16 <= elements <= 128 and elements * rows <= 256:
+            found.append(GemvConfig(block_n, block_k, num_warps, False, early))
     return found
 
 
 def dot_configs(n: int, k: int, gated: bool, normed: bool, adds: bool, rows: int) -> list[DotConfig]:
-    if rows < 4:
+    if rows < 4 or rows > 64:
         return []
-    block_t = min(max(rows, 16), 128)
-    matrix_rows = n * (2 if gated else 1)
+    block_t, matrix_rows, everything = max(rows, 16), n * (2 if gated else 1), linear_configs.ALL
+    is_small = matrix_rows * k <= linear_configs.SMALL_MATRIX
+    blocks = [(64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (128, 128, 3, 8), (128, 128, 4, 8), (128, 64, 6, 8)]
+    if is_small:
+        blocks = [(64, 128, 4, 4), (64, 128, 8, 4), (64, 256, 3, 4), (64, 256, 4, 4), (128, 128, 4, 8)]
+    modes = [(0, False), (512, False), (0, True), (512, True)]
+    if is_small:
+        modes = [(everything, False), (0, True), (everything, True)]
+    splits = ((2, 4, 8) if is_small else (1, 2, 4)) if adds else (1,)
     found = []
-    for swap, block_n, block_k, stages, num_warps, split, prefetch in (
-        (True, 64, 64, 5, 4, 1, True),
-        (True, 64, 128, 3, 4, 1, True),
-        (True, 64, 128, 4, 4, 1, True),
-        (True, 64, 128, 4, 4, 1, False),
-        (True, 64, 256, 3, 4, 1, True),
-        (True, 128, 64, 4, 4, 1, True),
-        (True, 128, 64, 4, 8, 1, True),
-        (True, 128, 128, 3, 8, 1, True),
-        (True, 128, 128, 3, 8, 1, False),
-        (False, 32, 128, 4, 4, 1, True),
-        (False, 32, 128, 4, 4, 1, False),
-        (False, 32, 256, 3, 4, 1, True),
-        (False, 16, 128, 4, 4, 1, True),
-        (False, 16, 256, 3, 4, 1, True),
-        (False, 16, 256, 3, 2, 1, True),
-        (True, 16, 256, 3, 2, 1, True),
-        (True, 32, 128, 4, 4, 1, True),
-        (True, 32, 256, 3, 2, 1, True),
-        (True, 64, 128, 4, 4, 2, True),
-        (True, 64, 128, 4, 4, 4, True),
-        (True, 64, 128, 3, 4, 8, False),
-        (True, 128, 128, 3, 8, 2, True),
-        (True, 128, 128, 3, 8, 4, False),
-        (True, 128, 64, 4, 4, 4, False),
-        (False, 32, 128, 4, 4, 2, True),
-        (False, 32, 128, 4, 4, 4, True),
+    for (block_n, block_k, stages, num_warps), (prefetch, first), split, norms_first, early in itertools.product(
+        blocks, modes, splits, (False, True) if normed else (False,), (False, True)
     ):
-        programs = -(-matrix_rows // block_n) * -(-rows // block_t) * split
-        too_large = (block_n + block_t) * block_k * 2 * stages > 220_000
-        if too_large or (split > 1 and (not adds or programs > 600)) or programs < 16:
+        memory = (block_n * stages + block_t * (2 if first else stages)) * block_k * 2
+        if memory > 220_000 or (early and (block_n, block_k, stages) != (64, 128, 4)):
             continue
-        if block_n < 64 and (block_t > 64 or matrix_rows > 16384):
-            continue
-        if block_t >= 64 and normed and block_k > 128:
-            continue
-        found.append(DotConfig(swap, block_t, block_n, block_k, split, stages, num_warps, prefetch))
-        if normed and rows >= 16 and prefetch:
-            found.append(DotConfig(swap, block_t, block_n, block_k, split, stages, num_warps, prefetch, True))
+        found.append(
+            DotConfig(True, block_t, block_n, block_k, split, stages, num_warps, prefetch, first, norms_first, early)
+        )
     return found
 
 
@@ -268,7 +241,7 @@ def chains(best: dict, results: list) -> None:
                 return
             products = {m: Product(m, rows, *SHAPES[m][:2], weights[m]) for m in names}
             line = f"layer {model} T={rows:3d}:"
-            labels = ("best", "cublas", "chosen", *(("late", "no PDL") if rows in (1, 32) and model == "0.6B" else ()))
+            labels = ("best", "cublas", "chosen", *(("late",) if rows in (1, 32) else ()))
             for label in labels:
                 set_launching(label)
 
@@ -401,9 +374,9 @@ def main() -> None:
             wrong = sum(not e["error"] < 2e-2 for e in entries)
             if good and library:
                 best[name, rows] = text[good[0]["config"]] if good[0]["us"] < library[0] else None
-                fields = good[0]["config"].replace("Config", "")
+                fields = re.sub(r"Config|[a-z_]+=|1073741823|, norms_f", "", good[0]["config"])
                 flag = f" {wrong} WRONG" if wrong else ""
-                if rows in (1, 16, 32, 64):
+                if rows in (1, 4, 16, 32, 64):
                     print(f"  T={rows:3d} {good[0]['us']:7.2f} (cuBLAS {library[0]:7.2f}) {fields}{flag}", flush=True)
     print(f"{left():.0f} s left", flush=True)
     chains(best, results)

@@ -56,6 +56,7 @@ def dot_kernel(
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN_K: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -65,7 +66,7 @@ def dot_kernel(
     n = tl.arange(0, BLOCK_N)
     row = _weight_row(block_n, n, N, KIND, BLOCK_N)
     t = block_t * BLOCK_T + tl.arange(0, BLOCK_T)
-    x_rows = x_ptr + tl.minimum(t, num_rows - 1).to(tl.int64)[:, None] * K
+    x_rows = x_ptr + tl.minimum(t, num_rows - 1).to(tl.int64) * K
     w_rows = w_ptr + row.to(tl.int64)[:, None] * K
     length = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
     first = part * length
@@ -74,47 +75,65 @@ def dot_kernel(
     if PDL:
         if EARLY:
             gdc_launch_dependents()
-        if PREFETCH:
-            each = tl.arange(0, BLOCK_N * LANES) // LANES
-            prefetch_rows(w_ptr, _weight_row(block_n, each, N, KIND, BLOCK_N), K, first, last - first)
-        gdc_wait()
+        if PREFETCH > 0:
+            begin = first + ((STAGES - 1) * BLOCK_K if WEIGHTS_FIRST else 0)
+            if begin < last:
+                each = _weight_row(block_n, tl.arange(0, BLOCK_N * LANES) // LANES, N, KIND, BLOCK_N)
+                prefetch_rows(w_ptr, each, K, begin, tl.minimum(last - begin, PREFETCH))
+        if not WEIGHTS_FIRST:
+            gdc_wait()
         if not EARLY:
             gdc_launch_dependents()
-    if PRESCALE:
-        squares = tl.zeros((BLOCK_T, BLOCK_K), dtype=tl.float32)
-        for start in range(0, K, BLOCK_K):
-            at = start + column
-            x = tl.load(x_rows + at[None, :], mask=(at < K)[None, :], other=0.0).to(tl.float32)
-            squares += x * x
-        scale = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
+    # x stands with its columns along the dot's inner side: [K, T] if it is the right operand, [T, K] if the left one.
+    OVER_T: tl.constexpr = 0 if SWAP else 1
+    OVER_K: tl.constexpr = 1 if SWAP else 0
+    x_rows = tl.expand_dims(x_rows, OVER_T)
     if SWAP:
         sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+        squares = tl.zeros((BLOCK_K, BLOCK_T), dtype=tl.float32)
     else:
         sums = tl.zeros((BLOCK_T, BLOCK_N), dtype=tl.float32)
-    squares = tl.zeros((BLOCK_T, BLOCK_K), dtype=tl.float32)
+        squares = tl.zeros((BLOCK_T, BLOCK_K), dtype=tl.float32)
+    if PRESCALE:
+        for start in range(0, K, BLOCK_K):
+            at = tl.expand_dims(start + column, OVER_K)
+            x = tl.load(x_rows + at, mask=at < K, other=0.0).to(tl.float32)
+            squares += x * x
+        scale = tl.expand_dims(tl.rsqrt(tl.sum(squares, axis=OVER_T) / K + eps), OVER_T)
     for start in tl.range(first, last, BLOCK_K, num_stages=STAGES):
-        at = start + column
+        at = (start + column)[None, :]
+        x_at = tl.expand_dims(start + column, OVER_K)
         if EVEN_K:
-            x = tl.load(x_rows + at[None, :])
-            w = tl.load(w_rows + at[None, :], eviction_policy="evict_first")
+            w = tl.load(w_rows + at, eviction_policy="evict_first")
         else:
-            x = tl.load(x_rows + at[None, :], mask=(at < K)[None, :], other=0.0)
-            w = tl.load(w_rows + at[None, :], mask=(at < K)[None, :], other=0.0, eviction_policy="evict_first")
+            w = tl.load(w_rows + at, mask=at < K, other=0.0, eviction_policy="evict_first")
+        if WEIGHTS_FIRST:
+            # Always so; the condition keeps the compiler from asking for x together with the weights, before the wait.
+            if num_rows > 0:
+                if PDL:
+                    gdc_wait()
+                x = tl.load(x_rows + x_at, mask=x_at < K, other=0.0)
+            else:
+                x = tl.zeros_like(squares).to(x_ptr.dtype.element_ty)
+        elif EVEN_K:
+            x = tl.load(x_rows + x_at)
+        else:
+            x = tl.load(x_rows + x_at, mask=x_at < K, other=0.0)
         if NORMED:
             wide = x.to(tl.float32)
             if PRESCALE:
-                wide *= scale[:, None]
+                wide *= scale
             else:
                 squares += wide * wide
             if EVEN_K:
-                norm = tl.load(norm_ptr + at)
+                norm = tl.load(norm_ptr + x_at)
             else:
-                norm = tl.load(norm_ptr + at, mask=at < K, other=0.0)
-            x = (wide * norm[None, :]).to(w.dtype)
+                norm = tl.load(norm_ptr + x_at, mask=x_at < K, other=0.0)
+            x = (wide * norm).to(w.dtype)
         else:
             x = x.to(w.dtype)
         if SWAP:
-            sums = tl.dot(w, tl.trans(x), sums, input_precision="ieee")
+            sums = tl.dot(w, x, sums, input_precision="ieee")
         else:
             sums = tl.dot(x, tl.trans(w), sums, input_precision="ieee")
     if SPLIT > 1:
@@ -171,7 +190,7 @@ def _finish(
     else:
         y = sums
     if SCALED:
-        y *= tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[:, None]
+        y *= tl.rsqrt(tl.sum(squares, axis=0 if SWAP else 1) / K + eps)[:, None]
     if HAS_BIAS:
         y += tl.load(bias_ptr + row)[None, :]
     if KIND >= 0:
@@ -214,7 +233,8 @@ def launch_dot(
     split: int = 1,
     stages: int,
     num_warps: int,
-    prefetch: bool = False,
+    prefetch: int = 0,
+    weights_first: bool = False,
     early: bool = True,
 ) -> None:
     """One product. `kind` is an activation's number for a gated pair (the weight has twice out's columns), or -1."""
@@ -244,13 +264,14 @@ def launch_dot(
         KIND=kind,
         SWAP=swap,
         PRESCALE=norm_K is not None and torch.float16 in (x_TK.dtype, weight.dtype),
-        PREFETCH=prefetch and k % block_k == 0 and may_prefetch(k, weight.element_size()),
+        PREFETCH=prefetch if k % block_k == 0 and may_prefetch(k, weight.element_size()) else 0,
         BLOCK_T=block_t,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         SPLIT=split,
         STAGES=stages,
         EVEN_K=k % block_k == 0,
+        WEIGHTS_FIRST=weights_first,
         EARLY=early,
         num_warps=num_warps,
         **launch_options(),
