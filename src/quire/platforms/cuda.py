@@ -275,7 +275,8 @@ class CudaPlatform(Platform):
         from quire.kernels.triton.preparation import KernelPreparation
 
         major, minor = self._gpu().capability
-        self._kernels = KernelPreparation(config, 10 * major + minor, max(1, usable_cpus() - 2))
+        processes = max(1, (usable_cpus() - 2) // config.parallel.tensor_parallel_size)
+        self._kernels = KernelPreparation(config, 10 * major + minor, processes)
         self._kernels.begin()
         startup.begin(config.parallel.rank)
 

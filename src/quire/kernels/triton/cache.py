@@ -75,9 +75,10 @@ def install(folder: Path | None = None) -> None:
     """Have Triton keep its kernels here; a user's TRITON_CACHE_DIR or TRITON_CACHE_MANAGER wins. May be called again.
 
     Args:
-        folder: the only one that is asked and written to, instead of the usual ones.
+        folder: the only one that is asked and written to, instead of the usual ones and the user's.
     """
-    if knobs.cache.manager_class not in (None, KernelCache) or envs.is_set("TRITON_CACHE_DIR"):
+    is_users = knobs.cache.manager_class not in (None, KernelCache) or envs.is_set("TRITON_CACHE_DIR")
+    if is_users and folder is None:
         return
     KernelCache.folders = [folder] if folder else [*places.shipped_folders(), places.writable_folder()]
     knobs.cache.manager_class = KernelCache
