@@ -16,12 +16,13 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from quire.kernels import ops
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.ops import LinearWeight
 from quire.kernels.reference import moe as reference
 from quire.kernels.triton import activations, linear, moe, moe_configs, norms  # noqa: F401
 from quire.kernels.triton.moe_configs import FewConfig, RouterConfig
@@ -35,17 +36,13 @@ ROUTING = Routing(EXPERTS, TOP_K)
 BYTES_A_SECOND, FLOPS_A_SECOND = 4.24e12, 784e12
 
 GATE_UPS = [
-    FewConfig(n, k, warps, 8, 1024, 4)
+    FewConfig(n, k, warps, 8, 1024, 8, ahead)
     for n, k, warps in (
-        (1, 2048, 4),
-        (2, 2048, 4),
-        (4, 2048, 4),
-        (2, 2048, 8),
-        (4, 2048, 8),
-        (8, 2048, 8),
-        (4, 1024, 4),
+        (2, 2048, 4), (4, 2048, 4), (2, 2048, 8), (4, 2048, 8), (8, 2048, 8), (4, 1024, 4), (8, 1024, 4), (8, 1024, 8),
+        (16, 2048, 8), (8, 512, 2), (4, 512, 2),
     )
-]
+    for ahead in (True, False)
+]  # fmt: skip
 DOWNS = [
     FewConfig(4, 2048, 4, n, k, warps)
     for n, k, warps in (
@@ -53,26 +50,17 @@ DOWNS = [
     )
 ]  # fmt: skip
 WALKS = [
-    GroupedConfig(True, True, 16, 64, 128, 4, 4),
-    GroupedConfig(True, True, 16, 64, 256, 3, 4),
-    GroupedConfig(True, True, 16, 128, 64, 4, 4),
-    GroupedConfig(True, True, 16, 128, 64, 6, 4),
-    GroupedConfig(True, True, 16, 128, 128, 3, 4),
-    GroupedConfig(True, True, 16, 128, 128, 4, 4),
-    GroupedConfig(True, True, 16, 128, 128, 5, 4),
-    GroupedConfig(True, True, 16, 128, 128, 3, 8),
-    GroupedConfig(False, True, 16, 64, 128, 4, 4),
-    GroupedConfig(False, True, 16, 128, 128, 3, 4),
-    GroupedConfig(True, True, 32, 64, 128, 4, 4),
-    GroupedConfig(True, True, 32, 128, 64, 4, 4),
-    GroupedConfig(True, True, 32, 128, 64, 6, 4),
-    GroupedConfig(True, True, 32, 128, 128, 3, 4),
-    GroupedConfig(True, True, 32, 128, 128, 3, 8),
-    GroupedConfig(True, True, 64, 128, 64, 4, 4),
-    GroupedConfig(True, True, 64, 128, 128, 3, 8),
-    GroupedConfig(False, True, 64, 128, 64, 4, 4),
-    GroupedConfig(False, True, 64, 256, 64, 4, 8),
-]
+    GroupedConfig(True, True, *blocks)
+    for blocks in (
+        (16, 128, 128, 3, 4), (16, 128, 64, 6, 4), (16, 64, 256, 2, 4), (16, 64, 128, 3, 4), (16, 64, 128, 5, 4),
+        (16, 256, 64, 4, 8), (32, 128, 64, 3, 4), (32, 128, 64, 4, 4), (32, 128, 64, 5, 4), (32, 64, 128, 3, 4),
+        (32, 64, 128, 4, 4), (32, 64, 64, 6, 4), (32, 256, 64, 3, 8), (32, 256, 64, 4, 8), (64, 128, 64, 3, 4),
+        (64, 128, 64, 4, 4), (64, 256, 64, 3, 8), (64, 256, 64, 4, 8),
+    )
+] + [
+    GroupedConfig(False, True, *blocks)
+    for blocks in ((32, 128, 64, 4, 4), (64, 128, 64, 3, 4), (64, 128, 64, 4, 4), (64, 256, 64, 4, 8), (64, 128, 128, 3, 4))
+]  # fmt: skip
 TILES = [
     GroupedConfig(False, False, 64, 256, 64, 4, 8),
     GroupedConfig(False, False, 64, 256, 64, 3, 4),
@@ -86,25 +74,13 @@ TILES = [
     GroupedConfig(False, True, 128, 256, 64, 3, 8),
 ]
 BULK_WALKS = [
-    GroupedConfig(True, True, 16, 128, 64, 4, 4, True),
-    GroupedConfig(True, True, 16, 128, 64, 6, 4, True),
-    GroupedConfig(True, True, 16, 128, 128, 3, 4, True),
-    GroupedConfig(True, True, 16, 128, 128, 4, 4, True),
-    GroupedConfig(True, True, 16, 128, 128, 5, 4, True),
-    GroupedConfig(True, True, 16, 128, 256, 2, 4, True),
-    GroupedConfig(True, True, 16, 256, 64, 4, 4, True),
-    GroupedConfig(True, True, 32, 128, 64, 4, 4, True),
-    GroupedConfig(True, True, 32, 128, 128, 3, 4, True),
-    GroupedConfig(True, True, 32, 128, 128, 4, 4, True),
-    GroupedConfig(True, True, 64, 128, 64, 4, 4, True),
-    GroupedConfig(True, True, 64, 128, 128, 3, 4, True),
-    GroupedConfig(True, True, 16, 128, 64, 4, 4, True, 256),
-    GroupedConfig(True, True, 16, 128, 128, 4, 4, True, 128),
-    GroupedConfig(True, True, 16, 128, 128, 4, 4, True, 256),
-    GroupedConfig(True, True, 16, 128, 128, 4, 4, True, 512),
-    GroupedConfig(True, True, 32, 128, 64, 4, 4, True, 256),
-    GroupedConfig(True, True, 16, 128, 128, 3, 4, False, 256),
-]
+    GroupedConfig(True, True, *blocks, True)
+    for blocks in (
+        (16, 128, 128, 2, 4), (16, 128, 128, 3, 4), (16, 128, 64, 5, 4), (16, 128, 64, 6, 4), (16, 256, 64, 3, 4),
+        (16, 256, 128, 2, 4), (32, 128, 64, 3, 4), (32, 128, 64, 4, 4), (32, 128, 64, 5, 4), (32, 128, 128, 3, 4),
+        (32, 256, 64, 3, 4), (64, 128, 64, 3, 4), (64, 128, 64, 4, 4), (64, 256, 64, 3, 8),
+    )
+]  # fmt: skip
 BULK_TILES = [
     GroupedConfig(False, False, 64, 256, 64, 4, 8, True),
     GroupedConfig(False, False, 64, 256, 64, 3, 4, True),
@@ -115,18 +91,16 @@ BULK_TILES = [
     GroupedConfig(True, False, 128, 256, 64, 3, 8, True),
     GroupedConfig(True, True, 128, 128, 64, 4, 4, True),
     GroupedConfig(True, True, 128, 128, 64, 4, 8, True),
-    GroupedConfig(True, True, 64, 128, 128, 3, 4, True, 256),
     GroupedConfig(True, True, 128, 256, 64, 3, 8, True),
 ]
 ROUTERS = [
-    RouterConfig(16, 128, 8, 4),
-    RouterConfig(16, 256, 8, 4),
-    RouterConfig(16, 128, 4, 4),
-    RouterConfig(16, 128, 2, 4),
-    RouterConfig(16, 128, 1, 4),
-    RouterConfig(32, 128, 1, 4),
-    RouterConfig(64, 64, 1, 8),
-]
+    RouterConfig(*blocks)
+    for blocks in (
+        (16, 256, 8, 2, 4), (16, 256, 8, 3, 4), (16, 256, 8, 4, 4), (16, 512, 8, 2, 4), (16, 512, 8, 2, 8),
+        (16, 128, 8, 4, 4), (16, 256, 4, 3, 4), (16, 128, 2, 4, 4), (16, 128, 1, 3, 4), (32, 128, 1, 3, 4),
+        (32, 128, 2, 3, 4), (32, 64, 1, 4, 4), (64, 64, 1, 3, 4), (64, 64, 1, 3, 8), (64, 128, 2, 3, 8),
+    )
+]  # fmt: skip
 
 
 def graph_us(function: Callable[[int], None]) -> float:
@@ -164,6 +138,8 @@ class Bench:
             ExpertWeights(draw(EXPERTS, 2 * WIDTH, HIDDEN), draw(EXPERTS, HIDDEN, WIDTH)) for _ in range(layers)
         ]
         self.routers = [ops.pack_linear(draw(EXPERTS, HIDDEN)) for _ in range(layers)]
+        exact = cast(torch.Tensor, self.routers[0].data).float()
+        self.exact_router = LinearWeight(EXPERTS, HIDDEN, torch.float32, exact)
         self.norm_D = torch.ones(HIDDEN, device="cuda")
         self.x_TD = draw(CAPACITY, HIDDEN).mul_(HIDDEN**0.5)
         self.normed_TD = torch.empty_like(self.x_TD)
@@ -190,7 +166,9 @@ class Bench:
             start = self.x_TD[:rows]
             num_tokens = self.shape(count)
             expected = start[:count].clone()
+            router, self.routers[0] = self.routers[0], self.exact_router  # logits in float32, as the kernels have them
             self.mixture(reference.norm_moe, expected, num_tokens, 0)
+            self.routers[0] = router
             scale = (expected - start[:count]).float().pow(2).mean().sqrt()
             for name, function in (("fast", moe.norm_moe), ("invariant", moe.invariant_norm_moe)):
                 try:
@@ -257,6 +235,7 @@ class Bench:
             launch_few_gate_up(
                 x_TD, self.norm_D, EPS, self.experts[layer], ROUTING, TOP_K, "silu", num_tokens, ids, weights, scratch,
                 None, block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
+                ahead=config.ahead,
             )  # fmt: skip
 
         def down(config: FewConfig, layer: int) -> None:
@@ -296,6 +275,7 @@ class Bench:
             launch_router(
                 self.x_TD[:rows], self.norm_D, EPS, self.routers[layer].data, ROUTING, num_tokens, self.normed_TD,
                 scratch, None, block_t=config.block_t, block_d=config.block_d, split=config.split,
+                stages=config.stages,
                 num_warps=config.num_warps,
             )  # fmt: skip
             launch_combine(self.x_TD[:rows], num_tokens, scratch, TOP_K, add=True)
@@ -371,8 +351,8 @@ def main() -> None:
     arguments = parser.parse_args()
     begin = time.perf_counter()
     ops.select("cuda")
-    sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
-    jobs: list[tuple[str, Any]] = [("whole", rows) for rows in (1, 8, 64, 128, 512, 4096)]
+    sizes = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 2048, 4096, 8192, 16384)
+    jobs: list[tuple[str, Any]] = [("whole", rows) for rows in (1, 8, 256, 512, 2048, 16384)]
     if not arguments.quick:
         jobs += [("grouped", config) for config in WALKS + BULK_WALKS + TILES + BULK_TILES]
         jobs += [("few", config) for config in GATE_UPS + DOWNS] + [("router", config) for config in ROUTERS]
@@ -384,10 +364,10 @@ def main() -> None:
     work += [(bench.whole, (rows,)) for rows in sizes]
     if not arguments.quick:
         work += [(bench.few, (rows,)) for rows in (1, 4)]
-        work += [(bench.grouped, (rows, WALKS + BULK_WALKS)) for rows in (256, 64, 8, 32, 128, 16, 512)]
-        work += [(bench.grouped, (rows, TILES + BULK_TILES)) for rows in (8192, 1024, 2048)]
-        work += [(bench.router, (rows,)) for rows in (8, 64, 256, 1024, 8192)]
-        work += [(bench.few, (rows,)) for rows in (2, 8)]
+        work += [(bench.router, (rows,)) for rows in (8, 256, 64, 1024, 8192, 512)]
+        work += [(bench.grouped, (rows, WALKS + BULK_WALKS)) for rows in (256, 64, 8, 128, 512, 32, 16, 768)]
+        work += [(bench.grouped, (rows, TILES + BULK_TILES)) for rows in (8192, 1024, 2048, 4096, 768)]
+        work += [(bench.few, (rows,)) for rows in (2, 3, 6)]
     for function, values in work:
         if time.perf_counter() - begin > arguments.seconds:
             bench.failures.append(f"no time left for {function.__name__} {values[:1]}")

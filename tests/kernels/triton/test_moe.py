@@ -172,7 +172,7 @@ def test_every_way_to_cut_the_work_gives_the_same(swap, walk, split, bulk, monke
     case = Case(50, 45, Routing(6, 2), hidden=96, intermediate=40)
     expected_TD = case.run(reference.norm_moe, case.x_TD, case.scratch())
     grouped = GroupedConfig(swap, walk, 16, 32, 32, 2, 4, bulk)
-    config = ManyConfig(RouterConfig(16, 32, split, 4), grouped, grouped)
+    config = ManyConfig(RouterConfig(16, 32, split, 2, 4), grouped, grouped)
     monkeypatch.setattr(moe_configs, "choose", lambda *_: config)
     assert_close(case.run(moe.norm_moe, case.x_TD, case.scratch())[:45], expected_TD[:45])
 

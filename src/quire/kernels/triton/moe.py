@@ -88,7 +88,7 @@ def _experts(
     if isinstance(config, FewConfig):
         launch_few_gate_up(
             x_TD, None, 0.0, experts, None, ids_TK.shape[1], kind, num_tokens, ids_TK, weights_TK, scratch, None,
-            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
+            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps, ahead=config.ahead,
         )  # fmt: skip
         _few_down(config, experts, ids_TK, weights_TK, num_tokens, out_TD, scratch, add=False)
         return
@@ -176,7 +176,7 @@ def _norm_moe(
         ops.norm_linear(x_TD, norm_D, eps, router, logits_TE, scratch_TD)
         launch_few_gate_up(
             x_TD, norm_D, eps, experts, routing, top_k, kind, num_tokens, ids_TK, weights_TK, scratch, bias_E,
-            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
+            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps, ahead=config.ahead,
         )  # fmt: skip
         _few_down(config, experts, ids_TK, weights_TK, num_tokens, x_TD, scratch, add=True)
     else:
@@ -185,7 +185,8 @@ def _norm_moe(
         blocks = config.router
         launch_router(
             x_TD, norm_D, eps, router.data, routing, num_tokens, scratch_TD, scratch, bias_E,
-            block_t=blocks.block_t, block_d=blocks.block_d, split=blocks.split, num_warps=blocks.num_warps,
+            block_t=blocks.block_t, block_d=blocks.block_d, split=blocks.split, stages=blocks.stages,
+            num_warps=blocks.num_warps,
         )  # fmt: skip
         _experts_of_many(config, scratch_TD, experts, top_k, kind, num_tokens, x_TD, scratch, add=True)
 

@@ -16,7 +16,7 @@ MAX_FEW_TOKENS = 4
 
 @dataclasses.dataclass(frozen=True)
 class FewConfig:
-    """Blocks of `few_gate_up_kernel` and `few_down_kernel`."""
+    """Blocks of `few_gate_up_kernel` and `few_down_kernel`. `ahead`: the first asks for what the second reads."""
 
     gate_up_n: int
     gate_up_k: int
@@ -24,6 +24,7 @@ class FewConfig:
     down_n: int
     down_k: int
     down_warps: int
+    ahead: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RouterConfig:
     block_t: int
     block_d: int
     split: int
+    stages: int
     num_warps: int
 
 
@@ -59,34 +61,36 @@ def choose(rows: int, num_experts: int, top_k: int, item_size: int) -> Config:
         return few(item_size)
     if item_size == 4:
         return INVARIANT_FLOAT
-    router = RouterConfig(16, 128, 8 if rows <= 512 else 1, 4)
+    router = RouterConfig(16, 256, 8, 3, 4) if rows <= 512 else RouterConfig(16, 128, 4 if rows <= 2048 else 1, 3, 4)
     mean = rows * top_k / num_experts
     if mean <= 8:
-        walk = GroupedConfig(True, True, 16, 128, 128, 4, 4)
-        return ManyConfig(router, walk, walk)
-    if mean <= 32:
-        walk = GroupedConfig(True, True, 32, 128, 64, 4, 4)
-        return ManyConfig(router, walk, walk)
-    if mean <= 96:
-        walk = GroupedConfig(True, True, 64, 128, 64, 4, 4)
-        return ManyConfig(router, walk, walk)
-    tiles = GroupedConfig(False, False, 128, 256, 64, 3, 8)
-    return ManyConfig(router, tiles, tiles)
+        return _both(router, GroupedConfig(True, True, 16, 128, 128, 3, 4, True))
+    if mean <= 16:
+        return _both(router, GroupedConfig(True, True, 32, 128, 64, 4, 4))
+    if mean <= 40:
+        return _both(router, GroupedConfig(False, True, 64, 128, 64, 4, 4))
+    if mean <= 256:
+        return _both(router, GroupedConfig(False, False, 128, 256, 64, 4, 8, True))
+    return _both(router, GroupedConfig(False, False, 128, 256, 64, 3, 8, True))
+
+
+def _both(router: RouterConfig, grouped: GroupedConfig) -> ManyConfig:
+    return ManyConfig(router, grouped, grouped)
 
 
 def few(item_size: int) -> FewConfig:
     """The way to compute a few tokens."""
     gate_up_k = 2048 if item_size == 2 and not interpreted() else 512
-    return FewConfig(4, gate_up_k, gate_up_k // 512, 8, 1024 if item_size == 2 else 512, 4)
+    return FewConfig(4, gate_up_k, gate_up_k // 512, 8, 1024 if item_size == 2 else 512, 8)
 
 
 INVARIANT = ManyConfig(
-    RouterConfig(16, 128, 1, 4),
+    RouterConfig(16, 128, 1, 3, 4),
     GroupedConfig(True, True, 64, 128, 64, 4, 4),
     GroupedConfig(True, True, 64, 128, 64, 4, 4),
 )
 INVARIANT_FLOAT = ManyConfig(
-    RouterConfig(16, 32, 1, 4),
+    RouterConfig(16, 32, 1, 2, 4),
     GroupedConfig(False, True, 16, 64, 32, 2, 4),
     GroupedConfig(False, True, 16, 64, 32, 2, 4),
 )

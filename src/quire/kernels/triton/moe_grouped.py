@@ -26,8 +26,6 @@ class GroupedConfig:
             may be 8.
         walk: a program walks over all tokens of its expert.
         bulk: the weight's tiles come by the device's bulk copies (compute capability 9.0 and up).
-        prefetch: while the kernel before still runs, a walking program has this many columns of its rows brought to the L2
-            cache; for when nearly every expert has tokens.
     """
 
     swap: bool
@@ -38,7 +36,6 @@ class GroupedConfig:
     stages: int
     num_warps: int
     bulk: bool = False
-    prefetch: int = 0
 
 
 @triton.jit
@@ -53,21 +50,6 @@ def _locate(counts_ptr, num_experts, tile, BLOCK_M: tl.constexpr, BLOCK_E: tl.co
     before = tl.sum(tl.where(is_it_E, end_E - tiles_E, 0), axis=0)
     rows = tl.sum(tl.where(is_it_E, count_E, 0), axis=0)
     return tl.minimum(expert, num_experts - 1), tile - before, rows
-
-
-@triton.jit
-def _prefetch(w_ptr, row_N, D, COLUMNS: tl.constexpr):
-    """Ask for the first columns of the rows to be brought to the L2 cache."""
-    address = (w_ptr + row_N.to(tl.int64) * D).to(tl.int64)
-    num_bytes = tl.zeros_like(row_N) + COLUMNS * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -98,7 +80,6 @@ def _dot(x, w, sums, SWAP: tl.constexpr):
 def grouped_kernel(
     x_ptr,
     w_ptr,
-    plain_w_ptr,
     weights_ptr,
     out_ptr,
     counts_ptr,
@@ -119,12 +100,11 @@ def grouped_kernel(
     STAGES: tl.constexpr,
     EVEN_K: tl.constexpr,
     BULK: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out[pair] = x[pair // ROW_DIVISOR] @ w[expert of pair].T, N outputs from D inputs. KIND >= 0: the weight has 2 N rows,
     gate and up, a program's BLOCK_N rows are the two by turns, and out is act(gate) * up. WEIGHTED: times the pair's weight.
-    plain_w is the same weight. BULK: w is a descriptor of all experts' rows under one another, in blocks [rows, BLOCK_K]: half of BLOCK_N for a gated
+    BULK: w is a descriptor of all experts' rows under one another, in blocks [rows, BLOCK_K]: half of BLOCK_N for a gated
     pair, whose halves are two products then."""
     blocks_n = tl.cdiv(N, BLOCK_N // 2 if KIND >= 0 else BLOCK_N)
     block_n = tl.program_id(0) % blocks_n
@@ -139,8 +119,6 @@ def grouped_kernel(
     column_K = tl.arange(0, BLOCK_K)
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH > 0:
-            _prefetch(plain_w_ptr, tile * rows_of_expert + row_N, D, PREFETCH)
         gdc_wait()
     if WALK:
         expert = tile
@@ -268,7 +246,6 @@ def launch_grouped(
     grouped_kernel[(tiles * blocks_n,)](
         x,
         _describe(w_END, config, kind is not None) if config.bulk else w_END,
-        w_END,
         scratch.weights_TK,
         out_PN,
         scratch.counts_E,
@@ -289,7 +266,6 @@ def launch_grouped(
         STAGES=config.stages,
         EVEN_K=width % config.block_k == 0,
         BULK=config.bulk,
-        PREFETCH=config.prefetch if config.walk and config.prefetch <= width else 0,
         num_warps=config.num_warps,
         **launch_options(),
     )

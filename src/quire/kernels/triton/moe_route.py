@@ -11,6 +11,17 @@ import triton
 
 from quire.kernels.experts import ExpertScratch, Routing
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.moe_prefetch import prefetch_rows
+
+
+@triton.jit
+def _scores(logits_TN, logits_TE, SIGMOID: tl.constexpr):
+    """Some logits of each row as scores among all of the row's."""
+    if SIGMOID:
+        return 1.0 / (1.0 + tl.exp(-logits_TN))
+    else:
+        largest_T = tl.max(logits_TE, axis=1)
+        return tl.exp(logits_TN - largest_T[:, None]) / tl.sum(tl.exp(logits_TE - largest_T[:, None]), axis=1)[:, None]
 
 
 @triton.jit
@@ -30,26 +41,24 @@ def _choose(
     E: tl.constexpr = logits_TE.shape[1]
     expert_E = tl.arange(0, E)
     logits_TE = tl.where((expert_E < num_experts)[None, :], logits_TE, float("-inf"))
-    if SIGMOID:
-        scores_TE = 1.0 / (1.0 + tl.exp(-logits_TE))
-    else:
-        scores_TE = tl.exp(logits_TE - tl.max(logits_TE, axis=1)[:, None])
-        scores_TE /= tl.sum(scores_TE, axis=1)[:, None]
+    ranked_TE = logits_TE
     if HAS_BIAS:
-        bias_E = tl.load(bias_ptr + expert_E, mask=expert_E < num_experts, other=float("-inf"))
-        ranked_TE = scores_TE + bias_E[None, :]
-    else:
-        ranked_TE = logits_TE
+        scores_TE = _scores(logits_TE, logits_TE, SIGMOID)
+        ranked_TE = scores_TE + tl.load(bias_ptr + expert_E, mask=expert_E < num_experts, other=float("-inf"))[None, :]
     slot_K = tl.arange(0, K_BLOCK)
     ids_TK = tl.zeros((T, K_BLOCK), dtype=tl.int32)
-    weights_TK = tl.zeros((T, K_BLOCK), dtype=tl.float32)
+    weights_TK = tl.full((T, K_BLOCK), float("-inf"), dtype=tl.float32)
     for k in tl.static_range(K):
-        best_T = tl.argmax(ranked_TE, axis=1, tie_break_left=True).to(tl.int32)
-        is_best_TE = expert_E[None, :] == best_T[:, None]
-        score_T = tl.sum(tl.where(is_best_TE, scores_TE, 0.0), axis=1)
-        ids_TK = tl.where(slot_K[None, :] == k, tl.minimum(best_T, num_experts - 1)[:, None], ids_TK)
-        weights_TK = tl.where(slot_K[None, :] == k, score_T[:, None], weights_TK)
+        best_T, id_T = tl.max(ranked_TE, axis=1, return_indices=True, return_indices_tie_break_left=True)
+        is_best_TE = expert_E[None, :] == id_T[:, None]
+        if HAS_BIAS:
+            best_T = tl.sum(tl.where(is_best_TE, scores_TE, 0.0), axis=1)
+        ids_TK = tl.where(slot_K[None, :] == k, tl.minimum(id_T, num_experts - 1)[:, None], ids_TK)
+        weights_TK = tl.where(slot_K[None, :] == k, best_T[:, None], weights_TK)
         ranked_TE = tl.where(is_best_TE, float("-inf"), ranked_TE)
+    if not HAS_BIAS:
+        weights_TK = _scores(weights_TK, logits_TE, SIGMOID)
+    weights_TK = tl.where(slot_K[None, :] < K, weights_TK, 0.0)
     if RENORMALIZE:
         weights_TK /= tl.sum(weights_TK, axis=1)[:, None]
     return ids_TK, weights_TK * scale
@@ -149,15 +158,23 @@ def router_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRESCALE: tl.constexpr,
+    PIECES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """normed = rms_norm(x), logits = normed @ router.T, then ids, weights and lists. SPLIT programs share a block of tokens:
-    each has its part of the experts and of normed's columns, and the last to finish chooses."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
+    each has its part of the experts and of normed's columns, and the last to finish chooses. The norm divides the result, which
+    a row's sum is known for by then; PRESCALE: the input, for types whose range the input would leave."""
     part = tl.program_id(1)
     E: tl.constexpr = BLOCK_E // SPLIT
+    expert_E = part * E + tl.arange(0, E)
+    router_rows = router_ptr + tl.minimum(expert_E, num_experts - 1).to(tl.int64)[:, None] * D
+    if PDL:
+        gdc_launch_dependents()
+        if PIECES > 0:
+            prefetch_rows(router_rows, D // PIECES, PIECES)
+        gdc_wait()
     count = tl.minimum(tl.load(num_tokens_ptr).to(tl.int32), num_rows)
     first = tl.program_id(0) * BLOCK_T
     if first >= count:
@@ -166,26 +183,36 @@ def router_kernel(
     is_token_T = token_T < count
     x_rows = x_ptr + tl.minimum(token_T, count - 1).to(tl.int64)[:, None] * D
     column_D = tl.arange(0, BLOCK_D)
+    if PRESCALE:
+        squares_TD = tl.zeros((BLOCK_T, BLOCK_D), dtype=tl.float32)
+        for start in range(0, D, BLOCK_D):
+            at_D = start + column_D
+            x_TD = tl.load(x_rows + at_D[None, :], mask=(at_D < D)[None, :], other=0.0).to(tl.float32)
+            squares_TD += x_TD * x_TD
+        inverse_T = tl.rsqrt(tl.sum(squares_TD, axis=1) / D + eps)
     squares_TD = tl.zeros((BLOCK_T, BLOCK_D), dtype=tl.float32)
-    for start in range(0, D, BLOCK_D):
-        at_D = start + column_D
-        x_TD = tl.load(x_rows + at_D[None, :], mask=(at_D < D)[None, :], other=0.0).to(tl.float32)
-        squares_TD += x_TD * x_TD
-    inverse_T = tl.rsqrt(tl.sum(squares_TD, axis=1) / D + eps)
-    expert_E = part * E + tl.arange(0, E)
-    router_rows = router_ptr + tl.minimum(expert_E, num_experts - 1).to(tl.int64)[:, None] * D
     logits_TE = tl.zeros((BLOCK_T, E), dtype=tl.float32)
-    for start in range(0, D, BLOCK_D):
+    for start in tl.range(0, D, BLOCK_D, num_stages=STAGES):
         at_D = start + column_D
         inside_D = at_D < D
         x_TD = tl.load(x_rows + at_D[None, :], mask=inside_D[None, :], other=0.0).to(tl.float32)
-        norm_D = tl.load(norm_ptr + at_D, mask=inside_D, other=0.0)
-        normed_TD = (x_TD * inverse_T[:, None] * norm_D[None, :]).to(normed_ptr.dtype.element_ty)
-        if (start // BLOCK_D) % SPLIT == part:
-            out = normed_ptr + token_T.to(tl.int64)[:, None] * D + at_D[None, :]
-            tl.store(out, normed_TD, mask=is_token_T[:, None] & inside_D[None, :])
         router_ED = tl.load(router_rows + at_D[None, :], mask=inside_D[None, :], other=0.0)
-        logits_TE = tl.dot(normed_TD.to(router_ED.dtype), tl.trans(router_ED), logits_TE, input_precision="ieee")
+        x_norm_TD = x_TD * tl.load(norm_ptr + at_D, mask=inside_D, other=0.0)[None, :]
+        if PRESCALE:
+            x_norm_TD *= inverse_T[:, None]
+        else:
+            squares_TD += x_TD * x_TD
+        logits_TE = tl.dot(x_norm_TD.to(router_ED.dtype), tl.trans(router_ED), logits_TE, input_precision="ieee")
+    if not PRESCALE:
+        inverse_T = tl.rsqrt(tl.sum(squares_TD, axis=1) / D + eps)
+        logits_TE *= inverse_T[:, None]
+    for start in range(part * BLOCK_D, D, SPLIT * BLOCK_D):
+        at_D = start + column_D
+        inside_D = at_D < D
+        x_TD = tl.load(x_rows + at_D[None, :], mask=inside_D[None, :], other=0.0).to(tl.float32)
+        normed_TD = x_TD * inverse_T[:, None] * tl.load(norm_ptr + at_D, mask=inside_D, other=0.0)[None, :]
+        out = normed_ptr + token_T.to(tl.int64)[:, None] * D + at_D[None, :]
+        tl.store(out, normed_TD.to(normed_ptr.dtype.element_ty), mask=is_token_T[:, None] & inside_D[None, :])
     if SPLIT == 1:
         _finish(
             logits_TE, token_T, is_token_T, bias_ptr, ids_ptr, weights_ptr, counts_ptr, lists_ptr, num_experts, capacity,
@@ -299,11 +326,13 @@ def launch_router(
     block_t: int,
     block_d: int,
     split: int,
+    stages: int,
     num_warps: int,
 ) -> None:
     """Norm, logits, choice and lists in one launch."""
     rows, hidden = x_TD.shape
     block_e = max(next_power_of_2(routing.num_experts), 16)
+    pieces = max(num_warps * 32 * split // block_e, 1)
     router_kernel[(cdiv(rows, block_t), split)](
         x_TD,
         norm_D,
@@ -328,6 +357,9 @@ def launch_router(
         BLOCK_E=block_e,
         BLOCK_D=block_d,
         SPLIT=split,
+        STAGES=stages,
+        PRESCALE=torch.float16 in (x_TD.dtype, router_ED.dtype),
+        PIECES=pieces if hidden * router_ED.element_size() % (16 * pieces) == 0 else 0,
         num_warps=num_warps,
         **launch_options(),
     )
