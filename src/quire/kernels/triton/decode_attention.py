@@ -30,6 +30,8 @@ from quire.kernels.triton.launch import (
 from quire.kernels.triton.rope import INTERPRETED, load_cos_sin, norm_and_rotate, rotary_partner, to_cache_type
 
 LOG2E = tl.constexpr(1.4426950408889634)
+FP8_TO_FP16 = tl.constexpr(256.0)
+"""What float8 e4m3 has lost when its bits are read as float16's."""
 
 
 @triton.jit
@@ -41,12 +43,12 @@ def _load_pages(address_L):
 
 
 @triton.jit
-def _attend_tile(
-    q_MH, k_LH, v_LH, position_L, first, end, query_position, peak_M, sum_M, acc_MH, slope_M, scale, soft_cap,
+def _softmax_step(
+    scores_ML, position_L, first, end, query_position, peak_M, sum_M, slope_M, scale, soft_cap,
     HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
 ):  # fmt: skip
-    """One more tile of the online softmax, in base 2; keys at positions first to end - 1 are seen."""
-    scores_ML = tl.dot(q_MH, tl.trans(k_LH), input_precision="ieee")
+    """One more tile of the online softmax, in base 2; keys at positions first to end - 1 are seen. Gives the tile's weights,
+    and by what the sums so far shrink."""
     if HAS_CAP:
         scores_ML = soft_cap * (1 - 2 / (1 + tl.exp2(scores_ML * (2 * LOG2E * scale / soft_cap))))
         scores_ML *= LOG2E
@@ -60,9 +62,29 @@ def _attend_tile(
     base_M = tl.where(new_peak_M == float("-inf"), 0.0, new_peak_M)
     weights_ML = tl.exp2(scores_ML - base_M[:, None])
     decay_M = tl.exp2(peak_M - base_M)
-    sum_M = sum_M * decay_M + tl.sum(weights_ML, 1)
-    acc_MH = tl.dot(weights_ML.to(v_LH.dtype), v_LH, acc_MH * decay_M[:, None], input_precision="ieee")
-    return new_peak_M, sum_M, acc_MH
+    return weights_ML, decay_M, new_peak_M, sum_M * decay_M + tl.sum(weights_ML, 1)
+
+
+@triton.jit
+def _unpack_pairs(pairs):
+    """Two float8 e4m3 in 16 bits as two float16, 256 times too small: the bits of one format moved to their places in the
+    other, whose exponent has a bias 8 larger."""
+    if INTERPRETED:
+        bits = pairs.to(tl.int32)
+        even = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        odd = (bits & 0x8000) | ((bits & 0x7F00) >> 1)
+        return even.to(tl.uint16).to(tl.float16, bitcast=True), odd.to(tl.uint16).to(tl.float16, bitcast=True)
+    return tl.inline_asm_elementwise(
+        """{ .reg .b32 sign, rest;
+        and.b32 rest, $2, 0x007f007f; shl.b32 rest, rest, 7; and.b32 sign, $2, 0x00800080; shl.b32 sign, sign, 8;
+        or.b32 $0, rest, sign;
+        and.b32 rest, $2, 0x7f007f00; shr.b32 rest, rest, 1; and.b32 sign, $2, 0x80008000; or.b32 $1, rest, sign; }""",
+        "=r,=r,r",
+        [pairs],
+        (tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit
@@ -112,29 +134,79 @@ def _combine(
     return _finish(peak_G, sum_G, acc_GH, sinks, kv_head * G + g_G, g_G < G, v_scale, HAS_SINKS)
 
 
+@triton.jit
+def _tiles_of(seq_len, window, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, FUSED: tl.constexpr):
+    """The first position that is seen, and the number of tiles from there. A request of length 0 has none."""
+    first = tl.zeros_like(seq_len)
+    if HAS_WINDOW:
+        first = tl.maximum(seq_len - window, 0)
+    num_cached = seq_len
+    if FUSED:  # The new token's keys are not in its page yet.
+        num_cached = seq_len - 1
+    tiles = tl.maximum((num_cached + TILE - 1) // TILE - first // TILE, 1)
+    return first, tl.where(seq_len > 0, tiles, 0)
+
+
+@triton.jit
+def _find_request(
+    unit, units_end_B, tiles_B, seq_lens, window,
+    K: tl.constexpr, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
+    """Whose tile it is: the request, the units before it, its length, first position and tiles a head."""
+    # The number of requests before it and of their tiles, in one reduction.
+    before = tl.sum(tl.where(units_end_B <= unit, (tiles_B.to(tl.int64) << 32) + 1, 0), 0)
+    b = (before & 0xFFFFFFFF).to(tl.int32)
+    seq_len = tl.load(seq_lens + b)
+    first, num_tiles = _tiles_of(seq_len, window, TILE, HAS_WINDOW, FUSED)
+    return b, (before >> 32).to(tl.int32) * K, seq_len, first, num_tiles
+
+
+@triton.jit
+def _prefetch(
+    cache_head, table_row, start, end, page_stride, value_offset,
+    H: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, PAGES: tl.constexpr,
+):  # fmt: skip
+    """Ask for the first pages of a stretch of keys and values to be brought into L2: `PAGES` of each."""
+    TOKENS: tl.constexpr = PAGE if PAGE < TILE else TILE
+    BYTES: tl.constexpr = TOKENS * H * cache_head.dtype.element_ty.primitive_bitwidth // 8
+    i = tl.arange(0, 128)  # One for each thread of four warps.
+    position = start + (i // 2) * TOKENS
+    is_wanted = (position < end) & (i < 2 * PAGES)
+    page = tl.load(table_row + position // PAGE, mask=is_wanted, other=0).to(tl.int64)
+    address = cache_head + page * page_stride + (position % PAGE) * H + (i % 2) * value_offset
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r",
+        [address, is_wanted.to(tl.int32), tl.full((128,), BYTES, tl.int32)],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit(do_not_specialize=["num_requests", "window", "min_share", "table_stride"])
 def _decode_attention(
-    qkv, cache, out, query_start, seq_lens, rows, block_table, positions, slots,
+    qkv, cache, tiles, out, query_start, seq_lens, rows, block_table, positions, slots,
     parts_acc, parts_softmax, arrivals, cos_sin, q_norm, k_norm, sinks, slopes,
     scale, soft_cap, k_scale, v_scale, eps,
-    num_requests, window, min_share, qkv_stride, table_stride, page_stride, value_offset,
+    num_requests, window, min_share, qkv_stride, table_stride, page_stride, value_offset, tile_page_stride, tile_value_offset,
     K: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, M: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, B_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
     ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
-    FUSED: tl.constexpr, PDL: tl.constexpr,
+    PAIRED: tl.constexpr, FUSED: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     m_M, dim_H, offset_L = tl.arange(0, M), tl.arange(0, H_PAD), tl.arange(0, TILE)
     is_head_M, in_head_1H = m_M < G, (dim_H < H)[None, :]
     partner_H, pair_H, sign_H = rotary_partner(dim_H, ROTARY_DIM, INTERLEAVED)
-    q_weight_1H, q_partner_weight_1H, k_weight_1H, k_partner_weight_1H = 1.0, 1.0, 1.0, 1.0
-    if FUSED and HAS_NORM:
-        q_weight_1H = tl.load(q_norm + dim_H, mask=dim_H < H)[None, :]
-        q_partner_weight_1H = tl.load(q_norm + partner_H, mask=dim_H < H)[None, :]
-        k_weight_1H = tl.load(k_norm + dim_H, mask=dim_H < H)[None, :]
-        k_partner_weight_1H = tl.load(k_norm + partner_H, mask=dim_H < H)[None, :]
-    if PDL:
+    W: tl.constexpr = H // 2 if PAIRED else H
+    W_PAD: tl.constexpr = H_PAD // 2 if PAIRED else H_PAD
+    dim_W = tl.arange(0, W_PAD)
+    in_head_1W = (dim_W < W)[None, :]
+    # Fused: what the step's first kernels wrote (lengths, pages, positions) and pages of earlier steps may be read before
+    # the wait, since the kernels between waited for them; the projection's output may not.
+    if PDL and not FUSED:
         gdc_wait()
         gdc_launch_dependents()
 
@@ -144,15 +216,7 @@ def _decode_attention(
     token_B = tl.load(query_start + b_B, mask=is_request_B, other=0)
     next_token_B = tl.load(query_start + b_B + 1, mask=is_request_B, other=0)
     len_B = tl.load(seq_lens + b_B, mask=is_request_B & (next_token_B == token_B + 1), other=0)
-    row_B = tl.load(rows + b_B, mask=is_request_B, other=0)
-    first_B = tl.zeros_like(len_B)
-    if HAS_WINDOW:
-        first_B = tl.maximum(len_B - window, 0)
-    num_cached_B = len_B
-    if FUSED:  # The new token's keys are not in its page yet.
-        num_cached_B = len_B - 1
-    tiles_B = tl.maximum((num_cached_B + TILE - 1) // TILE - first_B // TILE, 1)
-    tiles_B = tl.where(len_B > 0, tiles_B, 0)
+    _, tiles_B = _tiles_of(len_B, window, TILE, HAS_WINDOW, FUSED)
     units_end_B = tl.cumsum(tiles_B, 0) * K
     num_units = tl.sum(tiles_B, 0) * K
     share = tl.maximum((num_units + num_programs - 1) // num_programs, min_share)
@@ -160,19 +224,33 @@ def _decode_attention(
     stretch_end = tl.minimum(unit + share, num_units)
 
     while unit < stretch_end:
-        b = tl.sum((units_end_B <= unit).to(tl.int32), 0)
-        is_b_B = b_B == b
-        num_tiles = tl.sum(tl.where(is_b_B, tiles_B, 0), 0)
-        units_before = tl.sum(tl.where(is_b_B, units_end_B, 0), 0) - num_tiles * K
-        token = tl.sum(tl.where(is_b_B, token_B, 0), 0).to(tl.int64)
-        seq_len = tl.sum(tl.where(is_b_B, len_B, 0), 0)
-        first = tl.sum(tl.where(is_b_B, first_B, 0), 0)
-        table_row = block_table + tl.sum(tl.where(is_b_B, row_B, 0), 0).to(tl.int64) * table_stride
+        b, units_before, seq_len, first, num_tiles = _find_request(
+            unit, units_end_B, tiles_B, seq_lens, window, K, TILE, HAS_WINDOW, FUSED
+        )
+        token = tl.load(query_start + b).to(tl.int64)
+        table_row = block_table + tl.load(rows + b).to(tl.int64) * table_stride
         kv_head = (unit - units_before) // num_tiles
         head_start = units_before + kv_head * num_tiles
         tile_start = unit - head_start
         tile_end = tl.minimum(num_tiles, tile_start + stretch_end - unit)
         is_last = tile_end == num_tiles
+
+        cache_head = cache + kv_head * (PAGE * H)
+        first_tile = first // TILE
+        cos_1H, sin_1H = 1.0, 0.0
+        slot = 0
+        if FUSED:
+            slot = tl.load(slots + token)
+            if HAS_ROPE:
+                position = tl.load(positions + token)
+                cos_H, sin_H = load_cos_sin(cos_sin, position, dim_H, pair_H, sign_H, ROTARY_DIM, True)
+                cos_1H, sin_1H = cos_H[None, :], sin_H[None, :]
+            if PDL:
+                if EARLY > 0:
+                    begin, end = (first_tile + tile_start) * TILE, tl.minimum((first_tile + tile_end) * TILE, seq_len)
+                    _prefetch(cache_head, table_row, begin, end, page_stride, value_offset, H, PAGE, TILE, EARLY)
+                gdc_wait()
+                gdc_launch_dependents()
 
         # Queries, and the new token's keys and values.
         head_M = kv_head * G + m_M
@@ -188,20 +266,22 @@ def _decode_attention(
         peak_M = tl.full((M,), float("-inf"), tl.float32)
         sum_M = tl.zeros((M,), tl.float32)
         acc_MH = tl.zeros((M, H_PAD), tl.float32)
-        cache_head = cache + kv_head * (PAGE * H)
         if FUSED:
             num_cached = seq_len - 1
             in_new_1H = in_head_1H & is_last
             k_row = token_row + (K * G + kv_head) * H
             k_1H = tl.load(k_row + dim_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
             v_1H = tl.load(k_row + K * H + dim_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
-            q_partner_MH, k_partner_1H, cos_1H, sin_1H = q_MH.to(tl.float32), k_1H, 1.0, 0.0
+            q_partner_MH, k_partner_1H = q_MH.to(tl.float32), k_1H
             if HAS_ROPE:
                 q_partner_MH = tl.load(q_M1 + partner_H[None, :], mask=mask_MH, other=0.0).to(tl.float32)
                 k_partner_1H = tl.load(k_row + partner_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
-                position = tl.load(positions + token)
-                cos_H, sin_H = load_cos_sin(cos_sin, position, dim_H, pair_H, sign_H, ROTARY_DIM, True)
-                cos_1H, sin_1H = cos_H[None, :], sin_H[None, :]
+            q_weight_1H, q_partner_weight_1H, k_weight_1H, k_partner_weight_1H = 1.0, 1.0, 1.0, 1.0
+            if HAS_NORM:
+                q_weight_1H = tl.load(q_norm + dim_H, mask=dim_H < H)[None, :]
+                q_partner_weight_1H = tl.load(q_norm + partner_H, mask=dim_H < H)[None, :]
+                k_weight_1H = tl.load(k_norm + dim_H, mask=dim_H < H)[None, :]
+                k_partner_weight_1H = tl.load(k_norm + partner_H, mask=dim_H < H)[None, :]
             q_MH = norm_and_rotate(
                 q_MH.to(tl.float32), q_partner_MH, q_weight_1H, q_partner_weight_1H, cos_1H, sin_1H, eps, H, HAS_NORM, HAS_ROPE
             ).to(q_MH.dtype)  # fmt: skip
@@ -210,7 +290,6 @@ def _decode_attention(
             )
             k_1H = to_cache_type(k_1H, 1.0 / k_scale, cache.dtype.element_ty)
             v_1H = to_cache_type(v_1H, 1.0 / v_scale, cache.dtype.element_ty)
-            slot = tl.load(slots + token)
             target = cache_head + (slot // PAGE) * page_stride + (slot % PAGE) * H
             tl.store(target + dim_H[None, :], k_1H, mask=in_new_1H & (slot >= 0))
             tl.store(target + value_offset + dim_H[None, :], v_1H, mask=in_new_1H & (slot >= 0))
@@ -221,20 +300,43 @@ def _decode_attention(
             sum_M = tl.where(is_last, 1.0, sum_M)
             acc_MH = tl.where(is_last, v_1H.to(tl.float32), acc_MH)
 
-        # The tiles.
-        first_tile = first // TILE
+        # The tiles. Float8 is read two values at a time, of even and odd places.
+        tiles_head = tiles + kv_head * (PAGE * W)
+        q_odd_MW = q_MH
+        acc_odd_MW = acc_MH
+        tile_scale = scale * k_scale
+        if PAIRED:
+            q_MH, q_odd_MW = tl.split(tl.reshape(q_MH.to(tl.float16), (M, W_PAD, 2)))
+            acc_MH, acc_odd_MW = tl.split(tl.reshape(acc_MH * (1 / FP8_TO_FP16), (M, W_PAD, 2)))
+            tile_scale *= FP8_TO_FP16
         for tile in tl.range(tile_start, tile_end, num_stages=STAGES):
             position_L = (first_tile + tile) * TILE + offset_L
             is_seen_L = (position_L >= first) & (position_L < num_cached)
             page_L = _load_pages(table_row + tl.minimum(position_L, seq_len - 1) // PAGE).to(tl.int64)
-            key_L1 = (page_L * page_stride + (position_L % PAGE) * H)[:, None]
-            mask_LH = is_seen_L[:, None] & in_head_1H
-            k_LH = tl.load(cache_head + key_L1 + dim_H[None, :], mask=mask_LH, other=0.0)
-            v_LH = tl.load(cache_head + value_offset + key_L1 + dim_H[None, :], mask=mask_LH, other=0.0)
-            peak_M, sum_M, acc_MH = _attend_tile(
-                q_MH, k_LH.to(q_MH.dtype), v_LH.to(q_MH.dtype), position_L, first, num_cached, query_position,
-                peak_M, sum_M, acc_MH, slope_M, scale * k_scale, soft_cap, HAS_CAP, HAS_ALIBI,
+            key_L1 = (page_L * tile_page_stride + (position_L % PAGE) * W)[:, None]
+            mask_LW = is_seen_L[:, None] & in_head_1W
+            k_LW = tl.load(tiles_head + key_L1 + dim_W[None, :], mask=mask_LW, other=0)
+            v_LW = tl.load(tiles_head + tile_value_offset + key_L1 + dim_W[None, :], mask=mask_LW, other=0)
+            if PAIRED:
+                k_even_LW, k_odd_LW = _unpack_pairs(k_LW)
+                scores_ML = tl.dot(q_MH, tl.trans(k_even_LW))
+                scores_ML = tl.dot(q_odd_MW, tl.trans(k_odd_LW), scores_ML)
+            else:
+                scores_ML = tl.dot(q_MH, tl.trans(k_LW.to(q_MH.dtype)), input_precision="ieee")
+            weights_ML, decay_M, peak_M, sum_M = _softmax_step(
+                scores_ML, position_L, first, num_cached, query_position, peak_M, sum_M, slope_M, tile_scale, soft_cap,
+                HAS_CAP, HAS_ALIBI,
             )  # fmt: skip
+            if PAIRED:
+                v_even_LW, v_odd_LW = _unpack_pairs(v_LW)
+                acc_MH = tl.dot(weights_ML.to(tl.float16), v_even_LW, acc_MH * decay_M[:, None])
+                acc_odd_MW = tl.dot(weights_ML.to(tl.float16), v_odd_LW, acc_odd_MW * decay_M[:, None])
+            else:
+                acc_MH = tl.dot(
+                    weights_ML.to(q_MH.dtype), v_LW.to(q_MH.dtype), acc_MH * decay_M[:, None], input_precision="ieee"
+                )
+        if PAIRED:
+            acc_MH = tl.reshape(tl.join(acc_MH, acc_odd_MW), (M, H_PAD)) * FP8_TO_FP16
 
         if tile_end - tile_start == num_tiles:
             done_MH = _finish(peak_M, sum_M, acc_MH, sinks, head_M, is_head_M, v_scale, HAS_SINKS)
@@ -259,6 +361,11 @@ def _decode_attention(
                 out_GH = out + token * (K * G * H) + ((kv_head * G + g_G) * H)[:, None] + dim_H[None, :]
                 tl.store(out_GH, done_GH.to(out.dtype.element_ty), mask=(g_G < G)[:, None] & in_head_1H)
         unit += tile_end - tile_start
+    if (
+        PDL and FUSED
+    ):  # Who has nothing to do waits too, so that whoever waits for this kernel waits for those before it.
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 PROGRAMS_PER_PROCESSOR = 2
@@ -326,6 +433,8 @@ def _launch(
     num_stages: int = 3,
     programs_per_processor: int = PROGRAMS_PER_PROCESSOR,
     min_share: int = 1,
+    early: int = 8,
+    max_registers: int | None = None,
 ) -> None:
     if not metadata.num_requests:
         return
@@ -339,6 +448,7 @@ def _launch(
     _decode_attention[(programs,)](
         qkv_TC,
         kv_cache,
+        kv_cache.view(torch.int16) if is_fp8 else kv_cache,
         out_TC,
         metadata.query_start,
         metadata.seq_lens,
@@ -366,6 +476,8 @@ def _launch(
         metadata.block_table.stride(0),
         kv_cache.stride(1),
         kv_cache.stride(0),
+        kv_cache.stride(1) // (2 if is_fp8 else 1),
+        kv_cache.stride(0) // (2 if is_fp8 else 1),
         K=k,
         G=group,
         G_PAD=group_pad,
@@ -385,8 +497,11 @@ def _launch(
         HAS_CAP=params.soft_cap > 0,
         HAS_ALIBI=params.alibi_slopes is not None,
         HAS_SINKS=params.sinks is not None,
+        PAIRED=is_fp8,
         FUSED=fused,
+        EARLY=early,
         num_warps=num_warps,
+        maxnreg=max_registers,
         **launch_options(),
     )
 

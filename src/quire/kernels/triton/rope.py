@@ -147,6 +147,7 @@ def rope_and_cache(
     eps: float = 0.0,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    num_warps: int | None = None,
 ) -> None:
     """`ops.rope_and_cache`, and scales: pages in fp8 hold keys and values divided by them."""
     heads = num_heads + 2 * num_kv_heads
@@ -176,7 +177,7 @@ def rope_and_cache(
         INTERLEAVED=rope is not None and rope.interleaved,
         HAS_NORM=has_norm,
         HAS_ROPE=rope is not None,
-        num_warps=4 if block * head_dim > 512 else 2,
+        num_warps=num_warps or (4 if block * head_dim > 512 else 2),
         **launch_options(),
     )
 
