@@ -9,11 +9,14 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -29,7 +32,7 @@ SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "d
 LAYERS = 6
 CUDA = torch.device("cuda")
 EPS = 1e-5
-DEADLINE = time.monotonic() + float(sys.argv[1] if len(sys.argv) > 1 else 95)
+DEADLINE = time.monotonic() + float(sys.argv[1] if len(sys.argv) == 2 else 95)
 RESULTS: dict[str, Any] = {}
 
 
@@ -92,22 +95,24 @@ class Bench:
         repeat = 1 if name in ("gate_up", "down") else 3
         return time_graph(lambda: [all_layers() for _ in range(repeat)] and None, LAYERS * repeat)
 
-    def step(self, rows: int) -> float:
-        """Microseconds of a layer's four products as the operations run them."""
+    def step(self, rows: int, **regime: int) -> float:
+        """Microseconds of a layer's four products as the operations run them, with other bounds of their regimes."""
+        kernels = fp8.fastest
 
         def run() -> None:
             residual, wide = self.residual[:rows], self.wide[: rows * 2 * INTERMEDIATE].view(rows, -1)
             narrow, delta = self.narrow[: rows * INTERMEDIATE].view(rows, -1), self.delta[:rows]
             attended = self.input(rows, "out")
             for layer in self.layers:
-                fp8.fp8_norm_linear(residual, self.norm, EPS, layer["qkv"], self.output(rows, "qkv"), self.scratch)
-                fp8.fp8_linear_add(attended, layer["out"], residual, delta, self.scratch)
-                fp8.fp8_gated_mlp(
+                kernels.fp8_norm_linear(residual, self.norm, EPS, layer["qkv"], self.output(rows, "qkv"), self.scratch)
+                kernels.fp8_linear_add(attended, layer["out"], residual, delta, self.scratch)
+                kernels.fp8_gated_mlp(
                     residual, self.norm, EPS, layer["gate_up"], "silu", layer["down"], wide, narrow, delta, self.scratch
                 )
 
         self.residual.normal_()
-        return time_graph(run, LAYERS)
+        with mock.patch.multiple(fp8, **regime):
+            return time_graph(run, LAYERS)
 
 
 def attempt(name: str, run: Callable[[], Any]) -> Any:
@@ -136,7 +141,7 @@ def check(bench: Bench) -> None:
     ops.select("cuda")
     layer = bench.layers[0]
     worst: dict[str, float] = {}
-    for rows in (1, 2, 7, 16, 33, 64, 65, 200):
+    for rows in (1, 2, 7, 16, 17, 33, 65, 200, 600):
         residual = torch.randn(rows, HIDDEN, device=CUDA).bfloat16()
         wide = torch.full((rows, 2 * INTERMEDIATE), float("nan"), device=CUDA, dtype=torch.bfloat16)
         narrow, delta = wide[:, :INTERMEDIATE].contiguous(), wide[:, :HIDDEN].contiguous()
@@ -161,7 +166,7 @@ def check(bench: Bench) -> None:
             )  # fmt: skip
             return {"qkv": qkv, "gated": gated, "linear": plain, "add": added, "mlp": mlp}
 
-        expected, got = run(reference), run(fp8)
+        expected, got = run(reference), run(fp8.fastest)
         for name in expected:
             worst[f"{name} {rows}"] = relative_error(got[name], expected[name])
         assert not bench.scratch.counters.any()
@@ -175,31 +180,65 @@ def check(bench: Bench) -> None:
     print("check: " + "; ".join(f"{name} {error:.4f}" for name, error in worst.items()), flush=True)
 
 
-VECTOR_SHAPES = (
-    (4, 1024, 4), (8, 1024, 4), (8, 512, 4), (2, 2048, 4), (4, 2048, 4), (2, 4096, 4), (16, 512, 4), (4, 512, 2),
-    (8, 256, 1), (1, 4096, 4), (16, 256, 2), (8, 2048, 8), (4, 1024, 4, True), (8, 512, 4, True), (4, 512, 2, True),
-)  # fmt: skip
-SPLITS = {"qkv": (2, 4, 8), "out": (4, 8), "gate_up": (1, 2), "down": (4, 8, 14)}
-TILES = ((64, 128, 4, 4), (64, 128, 4, 4, True), (64, 128, 4, 6), (64, 256, 4, 4), (128, 128, 4, 4), (128, 128, 8, 4))
+VECTORS = {
+    4096: (
+        (1, 4096, 4), (2, 4096, 4), (4, 4096, 4), (1, 4096, 8), (2, 4096, 8), (4, 4096, 8), (8, 4096, 8), (4, 2048, 4),
+        (8, 2048, 4), (4, 1024, 4), (8, 1024, 4), (8, 512, 2),
+    ),
+    14336: (
+        (2, 2048, 4), (4, 2048, 4), (8, 2048, 4), (4, 2048, 8), (8, 2048, 8), (4, 1024, 2), (4, 1024, 4), (8, 1024, 4),
+        (2, 4096, 8), (4, 4096, 8), (1, 16384, 8), (1, 16384, 16), (2, 16384, 16),
+    ),
+}  # fmt: skip
+TWO_ROWS = {
+    (1, 4096, 4),
+    (2, 4096, 4),
+    (2, 4096, 8),
+    (4, 4096, 8),
+    (8, 1024, 4),
+    (4, 2048, 4),
+    (2, 2048, 4),
+    (4, 1024, 4),
+}
+TWO_ROWS |= {(8, 2048, 8), (1, 16384, 16), (1, 16384, 8)}
+SPLITS = {"qkv": (2, 3, 4), "out": (2, 3, 4), "gate_up": (1,), "down": (3, 4, 7)}
+TILES = (
+    (64, 128, 4, 4),
+    (64, 128, 4, 6),
+    (64, 256, 4, 3),
+    (64, 256, 4, 4),
+    (64, 512, 4, 3),
+    (128, 128, 4, 4),
+    (128, 128, 8, 4),
+)
+TILES += ((128, 256, 8, 3),)
+
+
+def standard_plans() -> Iterator[tuple[str, int, bool, Tile]]:
+    """What the operations choose for the numbers of rows that `layers` measures."""
+    for rows in (16, 32, 48):
+        for name, (n, k) in SHAPES.items():
+            shape = Fp8Weight(n, k, torch.bfloat16, None, scale=torch.empty(0))
+            yield name, rows, True, fp8.tile_of(rows, shape)
+            yield name, rows, False, fp8.plain_tile(rows, shape)
 
 
 def vector_plans() -> Iterator[tuple[str, int, VectorTile]]:
-    for rows in (1, 2, 4):
-        for name in SHAPES:
-            for shape in VECTOR_SHAPES if rows == 1 else VECTOR_SHAPES[:4]:
-                yield name, rows, VectorTile(*shape)
+    for rows in (1, 2):
+        for name, (_, inputs) in SHAPES.items():
+            for tile in VECTORS[inputs]:
+                if rows == 1 or tile in TWO_ROWS:
+                    yield name, rows, VectorTile(*tile)
 
 
 def row_plans() -> Iterator[tuple[str, int, bool, Tile]]:
-    for rows in (1, 16, 32, 64):
+    for rows, quantized in ((4, False), (16, False), (16, True), (32, False), (32, True)):
         for name in SHAPES:
-            for quantized in (True, False):
-                for block_n, block_k, warps, stages, *prefetch in TILES:
-                    if not quantized and (rows == 64 or stages == 6 or block_k == 256 or prefetch):
-                        continue
-                    for split in SPLITS[name]:
-                        block_t = min(max(1 << (rows - 1).bit_length(), 16), 64)
-                        yield name, rows, quantized, Tile(block_n, block_k, block_t, split, warps, stages, *prefetch)
+            for block_n, block_k, warps, stages in TILES:
+                if rows == 32 and (block_k == 512 or (block_n, block_k) == (128, 256)):
+                    continue
+                for split in SPLITS[name]:
+                    yield name, rows, quantized, Tile(block_n, block_k, max(16, rows), split, warps, stages)
 
 
 def run_vector(bench: Any, weight: Fp8Weight, name: str, rows: int, tile: VectorTile) -> None:
@@ -263,7 +302,7 @@ def sweep_few(bench: Bench) -> None:
             found.setdefault(label, []).append((us, tuple(shape)))
     for plan in row_plans():
         name, rows, quantized, tile = plan
-        label = f"rows T={rows} {name} {'q' if quantized else 'bf16'}"
+        label = f"rows T={rows} {name} {'rounded' if quantized else 'plain'}"
         us = attempt(f"{label} {tuple(tile)}", lambda p=plan: bench.each(p[0], lambda w: run_rows(bench, w, *p)))
         if us:
             found.setdefault(label, []).append((us, tuple(tile)))
@@ -282,7 +321,7 @@ def report(label: str, found: list[tuple[float, Any]], name: str) -> None:
 
 def sweep_many(bench: Bench) -> None:
     """cuBLAS: bf16; float8 with one scale a tensor or one a row; with and without fast sums."""
-    for rows in (16, 64, 128, 256, 512, 2048, 8192):
+    for rows in (8192,):
         line = [f"T={rows}"]
         for name, (n, k) in SHAPES.items():
             x, out = bench.input(rows, name), bench.output(rows, name)
@@ -316,27 +355,6 @@ def sweep_many(bench: Bench) -> None:
                 us["row slow"] = attempt(
                     f"row slow {name} {rows}", lambda f=rowwise, name=name: bench.each(name, lambda w: f(w, False))
                 )
-            if rows in (64, 128, 256):
-                options = (
-                    Tile(128, 128, 64, 1, 4, 4),
-                    Tile(128, 128, 128, 1, 8, 4),
-                    Tile(128, 128, 64, 2, 4, 4),
-                    Tile(128, 128, 128, 2, 8, 4),
-                    Tile(128, 128, 256, 1, 8, 3),
-                )
-                found = []
-                for tile in options:
-
-                    def run(w: Fp8Weight, tile=tile, q=q, scale=scale, out=out) -> None:
-                        multiply_rows(q, w, out, bench.scratch, tile, x_scale_T=scale)
-
-                    t = attempt(
-                        f"rows {name} {rows} q plain {tuple(tile)}", lambda run=run, name=name: bench.each(name, run)
-                    )
-                    if t:
-                        found.append((t, tuple(tile)))
-                if found:
-                    us[f"ours{min(found)[1]}"] = min(found)[0]
             line.append(name + " " + " ".join(f"{key} {value:.0f}" for key, value in us.items() if value))
         print(" | ".join(line), flush=True)
     for rows in (1, 32, 256, 8192):
@@ -358,11 +376,12 @@ def sweep_many(bench: Bench) -> None:
         print(f"quantize T={rows}: norm {norm or 0:.2f} us, gated {gated or 0:.2f} us", flush=True)
 
 
-def main() -> None:
+def measure() -> None:
+    """Everything but the engine."""
     # Hundreds of variants: other processes compile them while this one checks and times cuBLAS.
     workers = max(1, min(24, (os.cpu_count() or 2) - 2))
     pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    plans = [*vector_plans(), *row_plans()]
+    plans = [*standard_plans(), *vector_plans(), *row_plans()]
     compiled = [pool.submit(compile_plan, plan) for plan in plans]
     try:
         bench = Bench(8192)
@@ -372,9 +391,7 @@ def main() -> None:
         done, waiting = concurrent.futures.wait(compiled, timeout=left)
         errors = [future.result() for future in done if not future.exception() and future.result()]
         RESULTS["compile errors"] = errors
-        print(
-            f"{len(done)} of {len(plans)} variants compiled by {workers} processes, {len(errors)} failed: {errors[:2]}"
-        )
+        print(f"{len(done)} of {len(plans)} variants compiled by {workers}, {len(errors)} failed: {errors[:2]}")
         for future in waiting:
             future.cancel()
         layers(bench)
@@ -383,17 +400,82 @@ def main() -> None:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def main() -> None:
+    measure()
+    torch.cuda.empty_cache()
+    left = DEADLINE - time.monotonic()
+    if left > 15:
+        command = [sys.executable, __file__, "engine", str(left - 3)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=left + 5)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("engine")] or done.stdout.splitlines()[
+            -12:
+        ]
+        print("\n".join(lines), flush=True)
+
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 128256, "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+
+
+def engine() -> None:
+    """A whole model of 8 billion random parameters in the engine: latency of its first token, and milliseconds a step."""
+    from quire import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
+        begin = time.monotonic()
+        llm = LLM(
+            model=folder, load_format="dummy", quantization="fp8", skip_tokenizer_init=True, max_model_len=2048,
+            gpu_memory_utilization=0.5, enable_prefix_caching=False,
+        )  # fmt: skip
+        print(f"engine: 8B fp8 ready in {time.monotonic() - begin:.1f} s", flush=True)
+        for batch in (1, 32, 256):
+            prompts = [{"prompt_token_ids": [(7 * i + j) % 120000 for j in range(128)]} for i in range(batch)]
+            times = {}
+            for tokens in (1, 65, 1, 65, 129):
+                params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0, detokenize=False)
+                start = time.monotonic()
+                llm.generate(prompts, params, use_tqdm=False)
+                times[tokens] = time.monotonic() - start
+            step = (times[129] - times[65]) / 64
+            print(f"engine: batch {batch}: first token {times[1] * 1e3:.1f} ms, {step * 1e3:.3f} ms a step", flush=True)
+            if time.monotonic() > DEADLINE:
+                return
+
+
+NONE, ALL = 0, 1 << 20
+REGIMES = {
+    "vector": {"VECTOR_ROWS": ALL},
+    "plain": {"VECTOR_ROWS": NONE, "PLAIN_ROWS": ALL},
+    "rounded": {"VECTOR_ROWS": NONE, "PLAIN_ROWS": NONE, "FEW_ROWS": ALL},
+    "cublas": {"VECTOR_ROWS": NONE, "PLAIN_ROWS": NONE, "FEW_ROWS": NONE, "ROWWISE_ROWS": ALL},
+    "rowwise": {"VECTOR_ROWS": NONE, "PLAIN_ROWS": NONE, "FEW_ROWS": NONE, "ROWWISE_ROWS": NONE},
+}
+
+
 def layers(bench: Bench) -> None:
-    """A layer's four products, as the operations run them."""
-    line = []
-    for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-        us = attempt(f"layer {rows}", lambda rows=rows: bench.step(rows))
-        if us:
-            line.append(f"T={rows} {us:.1f}")
-    print("a layer's four products as they stand, us: " + ", ".join(line), flush=True)
+    """A layer's four products in each regime, as the operations run them."""
+    for rows in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024):
+        line = []
+        for name, regime in REGIMES.items():
+            if (name == "vector") != (rows <= 2) and (name == "vector" or rows == 1):
+                continue
+            if (name in ("plain", "rounded") and rows > 128) or (name == "rowwise" and rows < 64):
+                continue
+            us = attempt(f"layer {rows} {name}", lambda rows=rows, regime=regime: bench.step(rows, **regime))
+            line.append(f"{name} {us or 0:.1f}")
+        print(f"layer T={rows}, us: " + ", ".join(line), flush=True)
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["engine"]:
+        DEADLINE = time.monotonic() + float(sys.argv[2])
+        engine()
+        sys.exit()
     try:
         main()
     finally:

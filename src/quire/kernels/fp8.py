@@ -55,22 +55,23 @@ class Fp8Scratch:
     COUNTERS = 4096
 
     def __init__(self, max_tokens: int, max_inputs: int, device: torch.device) -> None:
-        self._scale = torch.ones(max_tokens, dtype=torch.float32, device=device)
+        self._scales = torch.ones(2, max_tokens, dtype=torch.float32, device=device)
         self._quantized = torch.zeros(max_tokens * max_inputs, dtype=FP8, device=device)
         self.partial = torch.zeros(self.PARTIALS, dtype=torch.float32, device=device)
         self.squares = torch.zeros(self.COUNTERS, dtype=torch.float32, device=device)
         self.counters = torch.zeros(self.COUNTERS, dtype=torch.int32, device=device)
         """Zero between operations."""
+        self.one = torch.ones((), dtype=torch.float32, device=device)
 
     @property
     def num_bytes(self) -> int:
         """Device memory of all of it."""
-        parts = (self._scale, self._quantized, self.partial, self.squares, self.counters)
+        parts = (self._scales, self._quantized, self.one, self.partial, self.squares, self.counters)
         return sum(part.numel() * part.element_size() for part in parts)
 
-    def rows(self, count: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(float8 [T, K], float32 [T]) for a quantized input."""
-        return self._quantized[: count * inputs].view(count, inputs), self._scale[:count]
+    def rows(self, count: int, inputs: int, second: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """(float8 [T, K], float32 [T]) for a quantized input. The second has scales of its own, and the same float8."""
+        return self._quantized[: count * inputs].view(count, inputs), self._scales[int(second), :count]
 
 
 def fp8_quantize(

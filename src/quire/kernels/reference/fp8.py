@@ -13,10 +13,12 @@ def quantize(x_TK: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, T
     x = x_TK.float()
     if input_scale is None:
         largest = x.abs().amax(-1).clamp(min=FP8_MIN_SCALE * FP8_MAX)
-        scale, inverse = largest / FP8_MAX, FP8_MAX / largest
+        # A number beside a tensor would be multiplied with as its reciprocal, which is rounded once more.
+        limit = torch.full_like(largest, FP8_MAX)
+        scale, inverse = largest / limit, limit / largest
     else:
         scale = input_scale.float().expand(x.shape[0])
-        inverse = 1.0 / scale
+        inverse = torch.ones_like(scale) / scale
     # torch turns what is out of range into NaN.
     return (x * inverse[:, None]).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
 

@@ -2,7 +2,8 @@
 
 A few rows are multiplied as they are, on the ordinary units, in one launch an operation. More rows are rounded to float8
 first (the norm and the activation on the way) and multiplied on the matrix units: by a kernel of ours that is bound by
-memory, and from some hundred rows by cuBLAS.
+memory, and from some hundred rows by cuBLAS. Where a row's result must not depend on how many there are, our matrix kernel
+multiplies all of them in one way.
 
 Legend: T rows (tokens), N outputs, K inputs, D hidden, I intermediate.
 """
@@ -12,17 +13,22 @@ import functools
 import torch
 
 from quire.kernels import ops
-from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
+from quire.kernels.fp8 import OPERATIONS, Fp8Scratch, Fp8Weight
 from quire.kernels.registry import kernel
 from quire.kernels.triton.fp8_rows import Tile, block_of, multiply_rows
-from quire.kernels.triton.fp8_vector import MAX_ROWS, multiply_vectors
+from quire.kernels.triton.fp8_scales import apply_scales
+from quire.kernels.triton.fp8_vector import multiply_vectors
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.quantize import MAX_BLOCK, quantize_rows
 
 VECTOR_ROWS = 1
 """Up to this many rows go through the ordinary units."""
-FEW_ROWS = 64
+PLAIN_ROWS = 16
+"""Up to this many rows every program rounds its input itself."""
+FEW_ROWS = 48
 """Up to this many rows our matrix kernel is the faster."""
+ROWWISE_ROWS = 512
+"""From this many rows on cuBLAS is as fast with a scale a row as with one in all."""
 ALIGNMENT = 16
 """cuBLAS takes float8 matrices whose sides are multiples of this."""
 MIN_CAPABILITY = (8, 9)
@@ -41,38 +47,49 @@ def unavailable() -> str | None:
     return None
 
 
-def _cuda(op: str):
-    return kernel(op, platform="cuda", priority=10, unavailable=unavailable, invariant=False)
+def _cuda(op: str, *, invariant: bool = True):
+    """The faster implementations, whose rows depend on how many they are, go before those whose rows do not."""
+    return kernel(op, platform="cuda", priority=5 if invariant else 10, unavailable=unavailable, invariant=invariant)
 
 
 def tile_of(rows: int, weight: Fp8Weight) -> Tile:
-    """How our matrix kernel cuts a product."""
+    """How our matrix kernel cuts a product of some rows: about 200 programs, and as much in flight as has room."""
     outputs, inputs = weight.out_features, weight.in_features
-    block_k = 128 if inputs % 128 == 0 else 64 if inputs % 64 == 0 else 32
-    tiles = -(-outputs // 64)
-    split = 1
-    while tiles * split < 264 and inputs // (block_k * split * 2) >= 4 and split < 16:
+    block_k, stages = (block_k_of(inputs, 256), 4) if rows <= 32 else (block_k_of(inputs, 128), 6)
+    tiles, split = -(-outputs // 64), 1
+    while tiles * split < 160 and inputs // (block_k * split * 2) >= 2 and split < 16:
         split *= 2
-    return Tile(64, block_k, block_of(rows), split, 4, 4)
+    return Tile(64, block_k, block_of(rows), split, 4, stages)
 
 
-def _is_for_cublas(x: torch.Tensor, weight: Fp8Weight, rows: int, out_dtype: torch.dtype) -> bool:
-    if rows <= FEW_ROWS or x.device.type != "cuda" or out_dtype is not torch.bfloat16:
+def plain_tile(rows: int, weight: Fp8Weight) -> Tile:
+    """How it cuts a product of rows that it rounds itself."""
+    return tile_of(rows, weight)
+
+
+def invariant_tile(weight: Fp8Weight) -> Tile:
+    """The one cut whatever the number of rows."""
+    return Tile(64, block_k_of(weight.in_features, 128), 64, 1, 4, 4)
+
+
+def block_k_of(inputs: int, most: int) -> int:
+    """Inputs of a tile; the units take 32 at once."""
+    return next((block for block in (256, 128, 64) if block <= most and inputs % block == 0), 32)
+
+
+def _is_for_cublas(weight: Fp8Weight, rows: int, out: torch.Tensor) -> bool:
+    if rows <= FEW_ROWS or out.device.type != "cuda" or out.dtype is not torch.bfloat16:
         return False
     return weight.out_features % ALIGNMENT == 0 and weight.in_features % ALIGNMENT == 0
 
 
-def _quantized(
-    x: torch.Tensor, weight: Fp8Weight, scratch: Fp8Scratch, norm_D: torch.Tensor | None = None, eps: float = 0.0,
-    kind: str = "",
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    quantized_TK, scale_T = scratch.rows(x.shape[0], weight.in_features)
-    if weight.in_features > MAX_BLOCK:
-        raise ValueError(
-            f"a float8 matrix of {weight.in_features} inputs; {MAX_BLOCK} are the most that a row may have"
-        )
-    quantize_rows(x, quantized_TK, scale_T, norm_D=norm_D, eps=eps, kind=kind, input_scale=weight.input_scale)
-    return quantized_TK, scale_T
+def _cublas_unscaled(quantized_TK: torch.Tensor, weight: Fp8Weight, out_TN: torch.Tensor, scratch: Fp8Scratch) -> None:
+    """The product of the float8 numbers alone."""
+    assert weight.data is not None
+    torch._scaled_mm(
+        quantized_TK, weight.data.t(), scale_a=scratch.one, scale_b=scratch.one, out_dtype=out_TN.dtype,
+        use_fast_accum=True, out=out_TN,
+    )  # fmt: skip
 
 
 def _cublas(quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight, out_TN: torch.Tensor) -> None:
@@ -84,12 +101,137 @@ def _cublas(quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight
     )  # fmt: skip
 
 
-def _multiply(
-    quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight, out: torch.Tensor, scratch: Fp8Scratch,
-    kind: str = "", add: bool = False,
-) -> None:  # fmt: skip
-    tile = tile_of(quantized_TK.shape[0], weight)
-    multiply_rows(quantized_TK, weight, out, scratch, tile, x_scale_T=scale_T, kind=kind, add=add)
+def _quantized(
+    x: torch.Tensor, weight: Fp8Weight, scratch: Fp8Scratch, norm_D: torch.Tensor | None = None, eps: float = 0.0,
+    kind: str = "", product: tuple[torch.Tensor, Fp8Weight] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    quantized_TK, scale_T = scratch.rows(x.shape[0], weight.in_features, second=product is not None)
+    if weight.in_features > MAX_BLOCK:
+        raise ValueError(
+            f"a float8 matrix of {weight.in_features} inputs; {MAX_BLOCK} are the most that a row may have"
+        )
+    quantize_rows(
+        x, quantized_TK, scale_T, norm_D=norm_D, eps=eps, kind=kind, input_scale=weight.input_scale, product=product
+    )
+    return quantized_TK, scale_T
+
+
+class _Products:
+    """The operations, each row in one way whatever their number, or each number of rows in the fastest way."""
+
+    def __init__(self, *, invariant: bool) -> None:
+        self._invariant = invariant
+        for op in OPERATIONS[1:]:
+            _cuda(op, invariant=invariant)(getattr(self, op))
+
+    def _takes_vectors(self, rows: int) -> bool:
+        return rows <= VECTOR_ROWS and not self._invariant
+
+    def _takes_plain_rows(self, rows: int, weight: Fp8Weight) -> bool:
+        return rows <= PLAIN_ROWS and weight.input_scale is None and not self._invariant
+
+    def _takes_cublas(self, weight: Fp8Weight, rows: int, out: torch.Tensor) -> bool:
+        return not self._invariant and _is_for_cublas(weight, rows, out)
+
+    def _multiply(
+        self, quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight, out: torch.Tensor,
+        scratch: Fp8Scratch, kind: str = "", add: bool = False,
+    ) -> None:  # fmt: skip
+        tile = invariant_tile(weight) if self._invariant else tile_of(quantized_TK.shape[0], weight)
+        multiply_rows(quantized_TK, weight, out, scratch, tile, x_scale_T=scale_T, kind=kind, add=add)
+
+    def _linear(
+        self, x: torch.Tensor, norm_D: torch.Tensor | None, eps: float, weight: Fp8Weight, out_TN: torch.Tensor,
+        scratch: Fp8Scratch,
+    ) -> None:  # fmt: skip
+        rows = x.shape[0]
+        if self._takes_vectors(rows):
+            multiply_vectors(x, weight, out_TN, norm_D=norm_D, eps=eps)
+            return
+        if self._takes_plain_rows(rows, weight):
+            multiply_rows(x, weight, out_TN, scratch, plain_tile(rows, weight), norm_D=norm_D, eps=eps)
+            return
+        quantized_TK, scale_T = _quantized(x, weight, scratch, norm_D, eps)
+        if not self._takes_cublas(weight, rows, out_TN):
+            self._multiply(quantized_TK, scale_T, weight, out_TN, scratch)
+        elif rows < ROWWISE_ROWS:
+            _cublas_unscaled(quantized_TK, weight, out_TN, scratch)
+            apply_scales(out_TN, scale_T, weight, out_TN)
+        else:
+            _cublas(quantized_TK, scale_T, weight, out_TN)
+
+    def fp8_linear(self, x_TK: torch.Tensor, weight: Fp8Weight, out_TN: torch.Tensor, scratch: Fp8Scratch) -> None:
+        self._linear(x_TK, None, 0.0, weight, out_TN, scratch)
+
+    def fp8_norm_linear(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: Fp8Weight, out_TN: torch.Tensor,
+        scratch: Fp8Scratch,
+    ) -> None:  # fmt: skip
+        self._linear(x_TD, norm_D, eps, weight, out_TN, scratch)
+
+    def fp8_norm_linear_gated(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: Fp8Weight, kind: str,
+        out_TI: torch.Tensor, wide_T2I: torch.Tensor, scratch: Fp8Scratch,
+    ) -> None:  # fmt: skip
+        rows = x_TD.shape[0]
+        if self._takes_vectors(rows):
+            multiply_vectors(x_TD, weight, out_TI, norm_D=norm_D, eps=eps, kind=kind)
+            return
+        if self._takes_plain_rows(rows, weight):
+            tile = plain_tile(rows, weight)
+            multiply_rows(x_TD, weight, out_TI, scratch, tile, norm_D=norm_D, eps=eps, kind=kind)
+            return
+        quantized_TK, scale_T = _quantized(x_TD, weight, scratch, norm_D, eps)
+        if self._takes_cublas(weight, rows, wide_T2I):
+            _cublas(quantized_TK, scale_T, weight, wide_T2I)
+            ops.gated_activation(wide_T2I, kind, out_TI)
+        else:
+            self._multiply(quantized_TK, scale_T, weight, out_TI, scratch, kind=kind)
+
+    def fp8_linear_add(
+        self, x_TK: torch.Tensor, weight: Fp8Weight, residual_TN: torch.Tensor, delta_TN: torch.Tensor,
+        scratch: Fp8Scratch,
+    ) -> None:  # fmt: skip
+        rows = x_TK.shape[0]
+        if self._takes_vectors(rows):
+            multiply_vectors(x_TK, weight, residual_TN, add=True)
+        elif self._takes_plain_rows(rows, weight):
+            multiply_rows(x_TK, weight, residual_TN, scratch, plain_tile(rows, weight), add=True)
+        else:
+            self._add_quantized(*_quantized(x_TK, weight, scratch), weight, residual_TN, delta_TN, scratch)
+
+    def _add_quantized(
+        self, quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight, residual_TN: torch.Tensor,
+        delta_TN: torch.Tensor, scratch: Fp8Scratch,
+    ) -> None:  # fmt: skip
+        rows = quantized_TK.shape[0]
+        if not self._takes_cublas(weight, rows, delta_TN):
+            self._multiply(quantized_TK, scale_T, weight, residual_TN, scratch, add=True)
+        elif rows < ROWWISE_ROWS:
+            _cublas_unscaled(quantized_TK, weight, delta_TN, scratch)
+            apply_scales(delta_TN, scale_T, weight, residual_TN, add=True)
+        else:
+            _cublas(quantized_TK, scale_T, weight, delta_TN)
+            ops.add(delta_TN, residual_TN)
+
+    def fp8_gated_mlp(
+        self, residual_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, gate_up: Fp8Weight, kind: str,
+        down: Fp8Weight, wide_T2I: torch.Tensor, narrow_TI: torch.Tensor, delta_TD: torch.Tensor, scratch: Fp8Scratch,
+    ) -> None:  # fmt: skip
+        rows = residual_TD.shape[0]
+        if self._takes_cublas(gate_up, rows, wide_T2I):
+            quantized_TD, scale_T = _quantized(residual_TD, gate_up, scratch, norm_D, eps)
+            product = None
+            if rows < ROWWISE_ROWS:
+                _cublas_unscaled(quantized_TD, gate_up, wide_T2I, scratch)
+                product = (scale_T, gate_up)
+            else:
+                _cublas(quantized_TD, scale_T, gate_up, wide_T2I)
+            quantized = _quantized(wide_T2I, down, scratch, kind=kind, product=product)
+            self._add_quantized(*quantized, down, residual_TD, delta_TD, scratch)
+            return
+        self.fp8_norm_linear_gated(residual_TD, norm_D, eps, gate_up, kind, narrow_TI, wide_T2I, scratch)
+        self.fp8_linear_add(narrow_TI, down, residual_TD, delta_TD, scratch)
 
 
 @_cuda("fp8_quantize")
@@ -99,94 +241,4 @@ def fp8_quantize(
     quantize_rows(x_TK, out_TK, scale_T, input_scale=input_scale)
 
 
-def _linear(
-    x: torch.Tensor, norm_D: torch.Tensor | None, eps: float, weight: Fp8Weight, out_TN: torch.Tensor,
-    scratch: Fp8Scratch,
-) -> None:  # fmt: skip
-    rows = x.shape[0]
-    if rows <= min(VECTOR_ROWS, MAX_ROWS):
-        multiply_vectors(x, weight, out_TN, norm_D=norm_D, eps=eps)
-        return
-    quantized_TK, scale_T = _quantized(x, weight, scratch, norm_D, eps)
-    if _is_for_cublas(x, weight, rows, out_TN.dtype):
-        _cublas(quantized_TK, scale_T, weight, out_TN)
-    else:
-        _multiply(quantized_TK, scale_T, weight, out_TN, scratch)
-
-
-@_cuda("fp8_linear")
-def fp8_linear(x_TK: torch.Tensor, weight: Fp8Weight, out_TN: torch.Tensor, scratch: Fp8Scratch) -> None:
-    _linear(x_TK, None, 0.0, weight, out_TN, scratch)
-
-
-@_cuda("fp8_norm_linear")
-def fp8_norm_linear(
-    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: Fp8Weight, out_TN: torch.Tensor, scratch: Fp8Scratch
-) -> None:
-    _linear(x_TD, norm_D, eps, weight, out_TN, scratch)
-
-
-@_cuda("fp8_norm_linear_gated")
-def fp8_norm_linear_gated(
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
-    eps: float,
-    weight: Fp8Weight,
-    kind: str,
-    out_TI: torch.Tensor,
-    wide_T2I: torch.Tensor,
-    scratch: Fp8Scratch,
-) -> None:
-    rows = x_TD.shape[0]
-    if rows <= VECTOR_ROWS:
-        multiply_vectors(x_TD, weight, out_TI, norm_D=norm_D, eps=eps, kind=kind)
-        return
-    quantized_TK, scale_T = _quantized(x_TD, weight, scratch, norm_D, eps)
-    if _is_for_cublas(x_TD, weight, rows, wide_T2I.dtype):
-        _cublas(quantized_TK, scale_T, weight, wide_T2I)
-        ops.gated_activation(wide_T2I, kind, out_TI)
-    else:
-        _multiply(quantized_TK, scale_T, weight, out_TI, scratch, kind=kind)
-
-
-def _add_quantized(
-    quantized_TK: torch.Tensor, scale_T: torch.Tensor, weight: Fp8Weight, residual_TN: torch.Tensor,
-    delta_TN: torch.Tensor, scratch: Fp8Scratch,
-) -> None:  # fmt: skip
-    if _is_for_cublas(quantized_TK, weight, quantized_TK.shape[0], delta_TN.dtype):
-        _cublas(quantized_TK, scale_T, weight, delta_TN)
-        ops.add(delta_TN, residual_TN)
-    else:
-        _multiply(quantized_TK, scale_T, weight, residual_TN, scratch, add=True)
-
-
-@_cuda("fp8_linear_add")
-def fp8_linear_add(
-    x_TK: torch.Tensor, weight: Fp8Weight, residual_TN: torch.Tensor, delta_TN: torch.Tensor, scratch: Fp8Scratch
-) -> None:
-    if x_TK.shape[0] <= VECTOR_ROWS:
-        multiply_vectors(x_TK, weight, residual_TN, add=True)
-        return
-    _add_quantized(*_quantized(x_TK, weight, scratch), weight, residual_TN, delta_TN, scratch)
-
-
-@_cuda("fp8_gated_mlp")
-def fp8_gated_mlp(
-    residual_TD: torch.Tensor,
-    norm_D: torch.Tensor,
-    eps: float,
-    gate_up: Fp8Weight,
-    kind: str,
-    down: Fp8Weight,
-    wide_T2I: torch.Tensor,
-    narrow_TI: torch.Tensor,
-    delta_TD: torch.Tensor,
-    scratch: Fp8Scratch,
-) -> None:
-    rows = residual_TD.shape[0]
-    if not _is_for_cublas(residual_TD, gate_up, rows, wide_T2I.dtype):
-        fp8_norm_linear_gated(residual_TD, norm_D, eps, gate_up, kind, narrow_TI, wide_T2I, scratch)
-        fp8_linear_add(narrow_TI, down, residual_TD, delta_TD, scratch)
-        return
-    _cublas(*_quantized(residual_TD, gate_up, scratch, norm_D, eps), gate_up, wide_T2I)
-    _add_quantized(*_quantized(wide_T2I, down, scratch, kind=kind), down, residual_TD, delta_TD, scratch)
+fastest, alike = _Products(invariant=False), _Products(invariant=True)

@@ -1,9 +1,10 @@
 """Float8 matrices times a few rows (up to some hundred), on the matrix units.
 
 The weights are the left factor, so that their many rows fill the units' long side and tokens the short one:
-out.T = W @ x.T. Tokens come in float8 with a scale each, or as they are (weights are then widened on the way in). Where
-there are fewer tiles than the device has room for, sums over K are split: whoever comes last adds the parts up, always in
-the same order.
+out.T = W @ x.T. Tokens come in float8 with a scale each, or as they are: every program then rounds them as it reads them,
+with a scale for each token and tile of K, and an RMS norm is part of the same pass (its factor is a number a token, applied
+at the end). Where there are fewer tiles than the device has room for, sums over K are split: whoever comes last adds the
+parts up, always in the same order.
 
 Legend: T rows (tokens), N outputs, K inputs.
 """
@@ -13,11 +14,14 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
+from quire.kernels.fp8 import FP8_MAX, FP8_MIN_SCALE, Fp8Scratch, Fp8Weight
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
 from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 from quire.kernels.triton.quantize import kind_number
+
+_STEP = tl.constexpr(1.0 / FP8_MAX)
+_MIN_SCALE = tl.constexpr(FP8_MIN_SCALE)
 
 
 class Tile(NamedTuple):
@@ -137,12 +141,13 @@ def _rows_kernel(
         if IS_QUANTIZED:
             acc = tl.dot(w, x, acc, max_num_imprecise_acc=BLOCK_K)
         else:
+            wide = x.to(tl.float32)
             if HAS_NORM:
-                wide = x.to(tl.float32)
                 squares += wide * wide
-                norm = tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0)
-                x = (wide * norm[:, None]).to(x_ptr.dtype.element_ty)
-            acc = tl.dot(w.to(x_ptr.dtype.element_ty), x, acc)
+                wide *= tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0)[:, None]
+            scale = tl.maximum(tl.max(tl.abs(wide), axis=0) * _STEP, _MIN_SCALE)
+            rounded = (wide * (1.0 / scale)[None, :]).to(tl.float8e4nv)
+            acc += tl.dot(w, rounded) * scale[None, :]
     total = tl.sum(squares, axis=0)
     if SPLIT > 1:
         tiles = tl.num_programs(0)
@@ -203,8 +208,8 @@ def multiply_rows(
     kind: str = "",
     add: bool = False,
 ) -> None:
-    """out = x @ weight.T (+ bias): x in float8 with scales, or as it is (with a norm: rms_norm(x)); with a kind gated,
-    with `add` added to what is there."""
+    """out = x @ weight.T (+ bias): x in float8 with scales, or as it is, rounded here (with a norm: rms_norm(x)); with a kind
+    gated, with `add` added to what is there."""
     rows, inputs = x_TK.shape
     outputs = out.shape[1]
     split = fitting_split(tile.split, rows, weight.out_features, tile, scratch)

@@ -82,13 +82,14 @@ def vector_kernel(
         sums = sums + (tl.zeros((BLOCK_K // VECTOR, BLOCK_N), dtype=tl.float32),)
         up_sums = up_sums + (tl.zeros((BLOCK_K // VECTOR, BLOCK_N), dtype=tl.float32),)
         squares = squares + (tl.zeros((BLOCK_K // VECTOR,), dtype=tl.float32),)
-    for start in range(0, K, BLOCK_K):
+    # One tile of a constant length has no loop.
+    end: tl.constexpr = K if K > BLOCK_K else BLOCK_K
+    for start in range(0, end, BLOCK_K):
         at = start + column
-        # The next tile is asked for before this one is used; the last time it is one of no use.
-        ahead = at + BLOCK_K if ragged else tl.minimum(start + BLOCK_K, K - BLOCK_K) + column
-        next_w = _load_tile(w_ptr, row, ahead, K, ragged)
-        if KIND >= 0:
-            next_up = _load_tile(w_ptr, row + N, ahead, K, ragged)
+        if K > BLOCK_K:  # the next tile is asked for before this one is used; behind the last column nothing is read
+            next_w = _load_tile(w_ptr, row, at + BLOCK_K, K, True)
+            if KIND >= 0:
+                next_up = _load_tile(w_ptr, row + N, at + BLOCK_K, K, True)
         if HAS_NORM:
             norm = tl.load(norm_ptr + at, mask=at < K, other=0.0)
         new_sums = ()
@@ -103,10 +104,12 @@ def vector_kernel(
             if KIND >= 0:
                 new_up_sums = new_up_sums + (up_sums[t] + tl.sum(up.to(tl.float32) * x[:, None, :], axis=2),)
         sums = new_sums
-        w = next_w
         if KIND >= 0:
             up_sums = new_up_sums
-            up = next_up
+        if K > BLOCK_K:
+            w = next_w
+            if KIND >= 0:
+                up = next_up
         if HAS_NORM:
             squares = new_squares
     for t in tl.static_range(ROWS):

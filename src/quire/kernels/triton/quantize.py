@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 
-from quire.kernels.fp8 import FP8_MAX, FP8_MIN_SCALE
+from quire.kernels.fp8 import FP8_MAX, FP8_MIN_SCALE, Fp8Weight
 from quire.kernels.triton.activations import KINDS, activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
 
@@ -30,6 +30,9 @@ def kind_number(kind: str) -> int:
 def _quantize_rows(
     x_ptr,
     norm_ptr,
+    x_scale_ptr,
+    w_scale_ptr,
+    bias_ptr,
     input_scale_ptr,
     out_ptr,
     scale_ptr,
@@ -37,6 +40,8 @@ def _quantize_rows(
     K: tl.constexpr,
     KIND: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     IS_STATIC: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -54,6 +59,13 @@ def _quantize_rows(
     else:
         gate = tl.load(x_ptr + row * (2 * K) + k, mask=mask, other=0.0).to(tl.float32)
         up = tl.load(x_ptr + row * (2 * K) + K + k, mask=mask, other=0.0).to(tl.float32)
+        if HAS_SCALES:
+            row_scale = tl.load(x_scale_ptr + row)
+            gate *= row_scale * tl.load(w_scale_ptr + k, mask=mask, other=0.0)
+            up *= row_scale * tl.load(w_scale_ptr + K + k, mask=mask, other=0.0)
+            if HAS_BIAS:
+                gate += tl.load(bias_ptr + k, mask=mask, other=0.0)
+                up += tl.load(bias_ptr + K + k, mask=mask, other=0.0)
         x = activate(gate, KIND) * up
     if HAS_NORM:
         x = x * tl.rsqrt(tl.sum(x * x, axis=0) / K + eps) * norm
@@ -78,14 +90,22 @@ def quantize_rows(
     eps: float = 0.0,
     kind: str = "",
     input_scale: torch.Tensor | None = None,
+    product: tuple[torch.Tensor, Fp8Weight] | None = None,
 ) -> None:
-    """out, scale = float8 of x [T, K], of rms_norm(x), or with a kind of act(x[:, :K]) * x[:, K:]."""
+    """out, scale = float8 of x [T, K], of rms_norm(x), or with a kind of act(x[:, :K]) * x[:, K:].
+
+    Args:
+        product: for a gated x that is a float8 product without its scales: the rows' scales, and the weight.
+    """
+    x_scale_T, weight = product or (None, None)
+    bias = None if weight is None else weight.bias
     rows, columns = out_TK.shape
     block = next_power_of_2(columns)
     warps = min(max(block // 1024, 4), 16)
     options: dict[str, Any] = launch_options()
     _quantize_rows[(rows,)](
-        x, norm_D, input_scale, out_TK, scale_T, eps,
-        K=columns, KIND=kind_number(kind), HAS_NORM=norm_D is not None, IS_STATIC=input_scale is not None, BLOCK=block,
+        x, norm_D, x_scale_T, None if weight is None else weight.scale, bias, input_scale, out_TK, scale_T, eps,
+        K=columns, KIND=kind_number(kind), HAS_NORM=norm_D is not None, HAS_SCALES=weight is not None,
+        HAS_BIAS=bias is not None, IS_STATIC=input_scale is not None, BLOCK=block,
         num_warps=warps, **options,
     )  # fmt: skip
