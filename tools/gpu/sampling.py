@@ -10,6 +10,7 @@ of captured graphs over rotating buffers, so that the L2 cache does not hold wha
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -18,19 +19,35 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.kernels import ops
+from quire.kernels import triton as triton_kernels
 from quire.kernels.reference import elementwise
 from quire.kernels.reference import filters as reference_filters
 from quire.kernels.reference import sampling as reference_sampling
-from quire.kernels.triton import activations, filters, gather, logprobs, norms, penalties, sampling, sampling_heads
+from quire.kernels.step_buffers import SampleColumns
+from quire.kernels.triton import (
+    activations,
+    filters,
+    filters_window,
+    gather,
+    logprobs,
+    norms,
+    penalties,
+    sampling,
+    sampling_heads,
+)
+from quire.sample.device_sampler import DeviceSampler
+from quire.sample.sampler import Sampler
+from quire.sampling_params import SamplingParams
 
 VOCABULARY = 151_936
 LIMIT_SECONDS = float(os.environ.get("LIMIT", "52"))
 DEVICE = torch.device("cuda")
-CHECKS = ("check_elementwise", "check_draws", "check_filters", "check_logprobs", "check_penalties")
-TIMES = ("time_draws", "time_filters", "time_penalties", "time_elementwise")
+CHECKS = ("check_elementwise", "check_draws", "check_filters", "check_logprobs", "check_penalties", "check_sampler")
+TIMES = ("time_sampler", "time_draws", "time_filters", "time_penalties", "time_elementwise")
 is_warming = False
 results: dict[str, Any] = {}
 started = time.monotonic()
@@ -227,6 +244,117 @@ def check_logprobs() -> None:
         )
 
 
+def random_params(rng: random.Random) -> SamplingParams:
+    params: dict[str, Any] = {"temperature": rng.choice([0.0, 0.5, 1.0]), "max_tokens": 99}
+    maybe: dict[str, Any] = {
+        "top_k": lambda: rng.choice([1, 20, 200, 5000]),
+        "top_p": lambda: rng.choice([0.3, 0.9, 0.99]),
+        "min_p": lambda: rng.choice([0.01, 0.2]),
+        "presence_penalty": lambda: rng.uniform(-2, 2),
+        "frequency_penalty": lambda: rng.uniform(-2, 2),
+        "repetition_penalty": lambda: rng.uniform(0.5, 2),
+        "logit_bias": lambda: {rng.randrange(VOCABULARY): rng.uniform(-20, 20) for _ in range(40)},
+        "allowed_token_ids": lambda: rng.sample(range(VOCABULARY), 2000),
+        "bad_words_token_ids": lambda: [[rng.randrange(VOCABULARY)], [3, 4]][: rng.randrange(1, 3)],
+        "logprobs": lambda: rng.choice([0, 5, 20, 100]),
+    }
+    params.update((name, value()) for name, value in maybe.items() if rng.random() < 0.3)
+    return SamplingParams(**params)
+
+
+def columns_of(sampler: DeviceSampler, rows_S: np.ndarray, positions_S: np.ndarray) -> SampleColumns:
+    table = sampler.table
+    values = (
+        rows_S, positions_S, table.inverse_temperature_R[rows_S], table.seed_R[rows_S], table.top_k_R[rows_S],
+        table.top_p_R[rows_S], table.min_p_R[rows_S],
+    )  # fmt: skip
+    return SampleColumns(*(torch.from_numpy(np.ascontiguousarray(v)).to(DEVICE) for v in values))
+
+
+def check_sampler() -> None:
+    """The device's sampler against the host's, over steps, and that it never waits for the device."""
+    for mode in ("raw_logprobs", "processed_logprobs"):
+        rng = random.Random(mode)
+        rows = 24
+        ours, theirs = (
+            DeviceSampler(rows, VOCABULARY, DEVICE, mode),
+            Sampler(rows, VOCABULARY, torch.device("cpu"), mode),
+        )
+        for row in range(rows):
+            params, prompt = random_params(rng), rng.sample(range(VOCABULARY), 30 + 10 * row)
+            for sampler in (ours, theirs):
+                sampler.add_row(row, params, prompt, [], row)
+        rows_S = np.arange(rows, dtype=np.int32)
+        different = 0
+        for step in range(4):
+            positions_S = (30 + 10 * rows_S + step).astype(np.int32)
+            logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(step)) * 3
+            ops.select("cpu")
+            expected = theirs.sample(logits.clone(), rows_S, positions_S)
+            ops.select("cuda")
+            on_gpu, columns = logits.to(DEVICE), columns_of(ours, rows_S, positions_S)
+            out = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+            wanted = ours.wanted(rows_S)
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            begin = time.perf_counter()
+            sampled = ours.sample(on_gpu, columns, rows_S, positions_S, wanted, out)
+            spent = time.perf_counter() - begin
+            torch.cuda.set_sync_debug_mode("default")
+            host = {name: tensor.cpu() for name, tensor in sampled.tensors.items()}
+            output = ours.finish(sampled, host, rows_S, out.cpu().numpy())
+            # The rows go on with what the host's sampler drew, so that one difference is counted once.
+            ours.append_tokens(rows_S, expected.token_ids)
+            wrong = np.flatnonzero(output.token_ids != expected.token_ids).tolist()
+            different += len(wrong)
+            if wrong:
+                print(f"{mode} step {step}: rows {wrong} differ: {[theirs._rows.top_p_R[row] for row in wrong]}")
+            same(f"sampler {mode} {step} errors", output.errors == expected.errors)
+            for row, entry in expected.logprobs.items():
+                mine = output.logprobs[row]
+                is_close = row in wrong or np.allclose(mine.logprobs[0], entry.logprobs[0], atol=2e-4)
+                same(
+                    f"sampler {mode} {step} logprobs of row {row}",
+                    bool(is_close) and (row in wrong or mine.ranks == entry.ranks),
+                )
+        same(f"sampler {mode} tokens", different <= 1, f"{different} tokens differ")
+        print(f"{mode}: {different} of {4 * rows} tokens differ; the last step took the host {spent * 1e6:.0f} us")
+
+
+def time_sampler() -> None:
+    """What a step costs the host and the device, for rows with everything that is common."""
+    ops.select("cuda")
+    for name, params in (
+        ("top-p", {"top_p": 0.95}),
+        ("penalties", {"presence_penalty": 0.5, "repetition_penalty": 1.1}),
+        ("logprobs", {"logprobs": 5}),
+        ("all", {"top_p": 0.95, "top_k": 40, "presence_penalty": 0.5, "logit_bias": {5: 1.0}, "logprobs": 5}),
+    ):
+        for rows in (1, 256):
+            sampler = DeviceSampler(rows, VOCABULARY, DEVICE)
+            for row in range(rows):
+                sampler.add_row(row, SamplingParams(**params), list(range(500)), [], row)
+            rows_S = np.arange(rows, dtype=np.int32)
+            columns, wanted = columns_of(sampler, rows_S, rows_S), sampler.wanted(rows_S)
+            logits, out = (
+                torch.randn(rows, VOCABULARY, device=DEVICE) * 3,
+                torch.zeros(rows, dtype=torch.int32, device=DEVICE),
+            )
+            for _ in range(3):
+                sampler.sample(logits, columns, rows_S, rows_S, wanted, out)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(20):
+                sampler.sample(logits, columns, rows_S, rows_S, wanted, out)
+            host = (time.perf_counter() - begin) / 20
+            torch.cuda.synchronize()
+            whole = (time.perf_counter() - begin) / 20
+            results[f"sampler {name} {rows}"] = {"host us": host * 1e6, "us": whole * 1e6}
+            print(
+                f"DeviceSampler.sample {name}, {rows} rows: host {host * 1e6:.0f} us, with the device {whole * 1e6:.0f} us"
+            )
+
+
 def seen_tables(rows: int, seen: int) -> tuple[torch.Tensor, ...]:
     capacity = seen + 64
     ids = torch.stack([torch.randperm(VOCABULARY, device=DEVICE)[:capacity] for _ in range(rows)]).int()
@@ -281,36 +409,12 @@ def time_elementwise() -> None:
             report(
                 f"copy {rows}x{width}", microseconds([lambda x=x, o=o: o.copy_(x) for x, o in zip(xs, outs)]), 2 * size
             )
-    original = norms.launch_shape
-    try:
-        rows, width = 16384, 4096
-        xs = [torch.randn(rows, width, device=DEVICE).bfloat16() for _ in range(3)]
-        outs = [torch.empty_like(x) for x in xs]
-        weight = torch.randn(width, device=DEVICE)
-        for num_warps in (4, 8, 16):
-            for per_processor in (2, 4, 8, 1000):
-                norms.launch_shape = lambda rows, block, w=num_warps, p=per_processor: (w, min(rows, 132 * p))
-                calls = [lambda x=x, o=o: norms.rms_norm(x, weight, 1e-6, o, x) for x, o in zip(xs, outs)]
-                report(
-                    f"  norm+residual warps {num_warps} programs {per_processor}", microseconds(calls), rows * width * 8
-                )
-        for num_warps in (2, 4, 8, 16):
-            norms.launch_shape = lambda rows, block, w=num_warps: (w, rows)
-            small = [
-                (torch.randn(8, width, device=DEVICE).bfloat16(), torch.empty(8, width, device=DEVICE).bfloat16())
-            ] * 8
-            calls = [lambda x=x, o=o: norms.rms_norm(x, weight, 1e-6, o) for x, o in small]
-            report(f"  norm 8x4096 warps {num_warps}", microseconds(calls))
-    finally:
-        norms.launch_shape = original
     for rows, width in ((16384, 14336), (256, 14336), (1, 14336), (256, 3072)):
         sets = 2 if rows > 1000 else 8
         xs = [torch.randn(rows, 2 * width, device=DEVICE).bfloat16() for _ in range(sets)]
         outs = [torch.empty(rows, width, device=DEVICE).bfloat16() for _ in range(sets)]
-        for block in (512, 1024, 2048, 4096):
-            activations._block_for = lambda size, block=block: block
-            calls = [lambda x=x, o=o: activations.gated_activation(x, "silu", o) for x, o in zip(xs, outs)]
-            report(f"gated silu {rows}x2x{width} block {block}", microseconds(calls), rows * width * 6)
+        calls = [lambda x=x, o=o: activations.gated_activation(x, "silu", o) for x, o in zip(xs, outs)]
+        report(f"gated silu {rows}x2x{width}", microseconds(calls), rows * width * 6)
 
 
 def time_draws() -> None:
@@ -327,15 +431,39 @@ def time_draws() -> None:
             microseconds([lambda x=x: sampling.gumbel_argmax(x, greedy, seed, position, out) for x in logits]),
             size,
         )
-        for tile in (1024, 2048, 4096):
-            sampling.TILE = tile
-            for num_warps in (2, 4, 8):
-                sampling.WARPS = num_warps
-                calls = [lambda x=x: sampling.gumbel_argmax(x, inverse, seed, position, out) for x in logits]
-                report(f"gumbel {rows} tile {tile} warps {num_warps}", microseconds(calls), size)
-        sampling.TILE, sampling.WARPS = 1024, 4
+        report(
+            f"gumbel {rows}",
+            microseconds([lambda x=x: sampling.gumbel_argmax(x, inverse, seed, position, out) for x in logits]),
+            size,
+        )
         if rows == 256:
             report("torch.argmax 256", microseconds([lambda x=x: torch.argmax(x, -1) for x in logits]), size)
+
+
+def show_kernels(call: Callable[[], None]) -> None:
+    """Each kernel's own time in a call."""
+    if is_warming:
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(4):
+            call()
+        torch.cuda.synchronize()
+    parts = [
+        f"{event.key.removesuffix('_kernel')} {event.device_time_total / event.count:.1f}"
+        for event in profile.key_averages()
+    ]
+    print("      " + ", ".join(parts))
+
+
+def try_variants(calls: list[Callable[[], None]]) -> None:
+    before = filters.HEAD_WARPS, filters_window.PART, filters_window.PART_WARPS
+    try:
+        for head_warps, part, part_warps in ((16, 8192, 8), (8, 4096, 8), (8, 8192, 16), (8, 4096, 4)):
+            filters.HEAD_WARPS, filters_window.PART, filters_window.PART_WARPS = head_warps, part, part_warps
+            report(f"      head warps {head_warps}, part {part} warps {part_warps}", microseconds(calls))
+            show_kernels(calls[0])
+    finally:
+        filters.HEAD_WARPS, filters_window.PART, filters_window.PART_WARPS = before
 
 
 def time_filters() -> None:
@@ -350,6 +478,7 @@ def time_filters() -> None:
                 ("top-k 1000", 1000, 1.0, 0.0),
                 ("top-p 0.9", 0, 0.9, 0.0),
                 ("top-k 50 top-p 0.9", 50, 0.9, 0.0),
+                ("top-p 0.999", 0, 0.999, 0.0),
                 ("min-p 0.1", 0, 1.0, 0.1),
             ):
                 columns = (
@@ -363,6 +492,9 @@ def time_filters() -> None:
                     for x in logits
                 ]
                 report(f"{name}, {shape}, {rows} rows", microseconds(calls))
+                show_kernels(calls[0])
+                if rows == 256 and name in ("top-k 50 top-p 0.9", "top-p 0.9", "top-k 1000"):
+                    try_variants(calls)
         logits_SV = logits[0]
         index, tokens = torch.arange(rows, device=DEVICE, dtype=torch.int32), position
         for count in (0, 20):
@@ -402,7 +534,7 @@ def run_alone(name: str) -> None:
 
 def main() -> None:
     torch.manual_seed(0)
-    ops.select("cpu")
+    triton_kernels.register()
     if len(sys.argv) > 1:
         run_alone(sys.argv[1])
         return

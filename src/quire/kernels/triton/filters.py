@@ -2,8 +2,9 @@
 
 What is dropped, and in which order the filters come, is said in `sample/filters.py`: each keeps a head of the descending
 order, ties at the cut are kept whole. A first pass keeps maxima and sums of weights; a row whose cut lies among its
-largest logits (small k, peaked distributions) is done after a look at a few thousand of them, any other is searched with
-several pivots a pass. A row's threshold does not depend on other rows.
+largest logits (small k, peaked distributions) is done after a look at a few thousand of them; for most others a histogram
+finds the few thousand that matter (`filters_window`); what is still open is searched with several pivots a pass. A row's
+threshold does not depend on other rows.
 
 Weights are exp((x - largest) * inverse temperature) in float32, summed in an order that depends on the vocabulary's size
 alone. A cut at which the mass comes within about 1e-6 of top_p may fall on the next value to either side of where other
@@ -16,6 +17,8 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
+from quire.kernels.triton.filters_solve import is_filtered, solve, weigh
+from quire.kernels.triton.filters_window import solve_open_rows
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
 from quire.kernels.triton.sampling import launch_draw
 from quire.kernels.triton.sampling_heads import (
@@ -30,20 +33,9 @@ from quire.kernels.triton.sampling_heads import (
     store_tile_maxima,
 )
 
+HEAD_WARPS = 8
 PIVOTS = 8
 SEARCH_BLOCK = 2048
-
-
-@triton.jit
-def _is_filtered(inverse, top_k, top_p, min_p, vocabulary):
-    """Whether a row drops anything: a greedy one has nothing to draw from."""
-    wants = ((top_k > 0) & (top_k < vocabulary)) | (top_p < 1.0) | (min_p > 0.0)
-    return wants & (inverse < float("inf"))
-
-
-@triton.jit
-def _weigh(x, largest, inverse):
-    return tl.exp((x - largest) * inverse)
 
 
 @triton.jit
@@ -71,25 +63,13 @@ def tile_weights_kernel(
     row = (tl.program_id(0) // num_tiles).to(tl.int64)
     tile = tl.program_id(0) % num_tiles
     inverse = tl.load(inverse_ptr + row)
-    if _is_filtered(inverse, tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row), vocabulary):
+    if is_filtered(inverse, tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row), vocabulary):
         at = tile * TILE + tl.arange(0, TILE)
         x = tl.load(logits_ptr + row * stride + at, mask=at < vocabulary, other=float("-inf"))
         largest = store_tile_maxima(x, row, tile, maxima_ptr, num_stretches, TILE, STRETCH)
         base = tl.where(largest == float("-inf"), 0.0, largest)
         tl.store(tile_max_ptr + row * num_tiles + tile, largest)
-        tl.store(tile_sum_ptr + row * num_tiles + tile, tl.sum(_weigh(x, base, inverse), 0))
-
-
-@triton.jit
-def _search_head(key, weight, low, high, needed):
-    """The largest key in [low, high) at which the weights of it and all above reach `needed`; low if none does."""
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if tl.sum(tl.sum(tl.where(key >= middle, weight, 0.0), 1), 0) >= needed:
-            low = middle
-        else:
-            high = middle
-    return low
+        tl.store(tile_sum_ptr + row * num_tiles + tile, tl.sum(weigh(x, base, inverse), 0))
 
 
 @triton.jit
@@ -103,7 +83,9 @@ def head_thresholds_kernel(
     cut_ptr,
     tile_max_ptr,
     tile_sum_ptr,
+    largest_ptr,
     floor_ptr,
+    total_ptr,
     is_open_ptr,
     threshold_ptr,
     vocabulary,
@@ -114,7 +96,8 @@ def head_thresholds_kernel(
     HEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The thresholds of the rows whose cut lies in their head; of the others `is_open` is set."""
+    """The thresholds of the rows whose cut lies in their head; the others are open. Of each: the largest value, the min-p
+    floor and the mass."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -125,63 +108,45 @@ def head_thresholds_kernel(
     min_p = tl.load(min_p_ptr + row)
     is_open = 0
     threshold = float("-inf")
-    if _is_filtered(inverse, top_k, top_p, min_p, vocabulary):
+    if is_filtered(inverse, top_k, top_p, min_p, vocabulary):
         tiles = tl.arange(0, TILES)
         tile_max = tl.load(tile_max_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
         tile_sum = tl.load(tile_sum_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=0.0)
         largest = tl.max(tile_max, 0)
+        total = tl.sum(tile_sum * weigh(tile_max, largest, inverse), 0)
         # In float64, as the definition is; minus infinity without a min-p.
         distance = tl.log(min_p.to(tl.float64)) / inverse.to(tl.float64)
         floor = (largest.to(tl.float64) + distance).to(tl.float32)
+        tl.store(largest_ptr + row, largest)
         tl.store(floor_ptr + row, floor)
-        floor_key = order_key(floor).to(tl.int64)
-        high = order_key(largest).to(tl.int64) + 1
-        cut = tl.load(cut_ptr + row).to(tl.int64)
-
-        stretch = tl.load(heads_ptr + row * HEAD + tl.arange(0, HEAD))
-        at = stretch[:, None] * STRETCH + tl.arange(0, STRETCH)[None, :]
-        is_there = (stretch[:, None] >= 0) & (at < vocabulary)
-        x = tl.load(logits_ptr + row * stride + at, mask=is_there, other=float("-inf"))
-        key = order_key(x)
-        is_whole = is_there & (key >= cut)
-        one = is_whole.to(tl.float32)
-        low = tl.maximum(floor_key, tl.full((), LOWEST_KEY, tl.int64))
+        tl.store(total_ptr + row, total)
+        floor_key = tl.maximum(order_key(floor).to(tl.int64), tl.full((), LOWEST_KEY, tl.int64))
         has_k = (top_k > 0) & (top_k < vocabulary)
-        if has_k:
-            if tl.sum(tl.sum(one, 1), 0) >= top_k:
-                kth = _search_head(key, one, cut, high, top_k.to(tl.float32))
-            else:
-                is_open = 1
-                kth = high
+        if has_k | (top_p < 1.0):
+            cut = tl.load(cut_ptr + row)
+            number = tl.arange(0, HEAD * STRETCH)
+            stretch = tl.load(heads_ptr + row * HEAD + number // STRETCH)
+            at = stretch * STRETCH + number % STRETCH
+            is_there = (stretch >= 0) & (at < vocabulary)
+            x = tl.load(logits_ptr + row * stride + at, mask=is_there, other=float("-inf"))
+            is_open, low = solve(
+                x,
+                is_there & (order_key(x) >= cut),
+                floor_key >= cut,
+                floor_key,
+                largest,
+                inverse,
+                top_k.to(tl.float32),
+                top_p,
+                has_k,
+                min_p > 0.0,
+                0.0,
+                0.0,
+                total,
+            )
+            threshold = key_value(low.to(tl.int32))
         else:
-            kth = tl.full((), LOWEST_KEY, tl.int64)
-        if (top_p < 1.0) & (is_open == 0):
-            weight = tl.where(is_whole & (key >= low), _weigh(x, largest, inverse), 0.0)
-            if has_k:
-                above = tl.sum(tl.sum(tl.where(key > kth, weight, 0.0), 1), 0)
-                if kth >= low:
-                    # Of the values equal to the k-th only as many as k leaves room for are part of the mass.
-                    room = top_k.to(tl.float32) - tl.sum(tl.sum(tl.where(key > kth, one, 0.0), 1), 0)
-                    total = above + room * _weigh(key_value(kth.to(tl.int32)), largest, inverse)
-                else:
-                    total = above
-            elif min_p > 0.0:
-                total = tl.sum(tl.sum(weight, 1), 0)
-                if low < cut:
-                    is_open = 1
-            else:
-                total = tl.sum(tile_sum * _weigh(tile_max, largest, inverse), 0)
-            low = tl.maximum(low, kth)
-            start = tl.maximum(low, cut)
-            needed = top_p * total
-            if is_open == 0:
-                if tl.sum(tl.sum(tl.where(key >= start, weight, 0.0), 1), 0) >= needed:
-                    low = _search_head(key, weight, start, high, needed)
-                elif start > low:
-                    is_open = 1
-        else:
-            low = tl.maximum(low, kth)
-        threshold = key_value(low.to(tl.int32))
+            threshold = floor
     tl.store(is_open_ptr + row, is_open)
     tl.store(threshold_ptr + row, threshold)
 
@@ -195,7 +160,7 @@ def _sums_above(row_ptr, pivots, largest, inverse, vocabulary, BY_COUNT, PIVOTS:
     while start < vocabulary:
         at = start + tl.arange(0, BLOCK)
         x = tl.load(row_ptr + at, mask=at < vocabulary, other=float("-inf"))
-        weight = tl.where(BY_COUNT, 1.0, _weigh(x, largest, inverse))
+        weight = tl.where(BY_COUNT, 1.0, weigh(x, largest, inverse))
         weight = tl.where(at < vocabulary, weight, 0.0)
         sums += tl.where(order_key(x)[None, :] >= keys[:, None], weight[None, :], 0.0)
         start += BLOCK
@@ -234,14 +199,12 @@ def row_thresholds_kernel(
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
-    tile_max_ptr,
+    largest_ptr,
     floor_ptr,
     is_open_ptr,
     threshold_ptr,
     vocabulary,
-    num_tiles,
     stride,
-    TILES: tl.constexpr,
     PIVOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -256,9 +219,7 @@ def row_thresholds_kernel(
         top_k = tl.load(top_k_ptr + row)
         top_p = tl.load(top_p_ptr + row)
         row_ptr = logits_ptr + row * stride
-        tiles = tl.arange(0, TILES)
-        tile_max = tl.load(tile_max_ptr + row * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
-        largest = tl.max(tile_max, 0)
+        largest = tl.load(largest_ptr + row)
         high = order_key(largest).to(tl.int64) + 1
         lowest = tl.full((), LOWEST_KEY, tl.int64)
         low = tl.maximum(order_key(tl.load(floor_ptr + row)).to(tl.int64), lowest)
@@ -273,7 +234,7 @@ def row_thresholds_kernel(
             if has_k & (kth >= low):
                 # Of the values equal to the k-th only as many as k leaves room for are part of the mass.
                 room = top_k.to(tl.float32) - _sum_above(row_ptr, edge, largest, inverse, vocabulary, True, BLOCK)
-                total += room * _weigh(key_value(kth.to(tl.int32)), largest, inverse)
+                total += room * weigh(key_value(kth.to(tl.int32)), largest, inverse)
             low = _search_row(
                 row_ptr,
                 tl.maximum(low, kth),
@@ -325,7 +286,7 @@ def filtered_gumbel_argmax(
     num_tiles, stretches = triton.cdiv(vocabulary, TILE), num_stretches_of(vocabulary)
     maxima_SM = torch.empty((rows, stretches), dtype=torch.float32, device=device)
     tile_max_SN, tile_sum_SN = torch.empty((2, rows, num_tiles), dtype=torch.float32, device=device)
-    floor_S = torch.empty(rows, dtype=torch.float32, device=device)
+    largest_S, floor_S, total_S = torch.empty((3, rows), dtype=torch.float32, device=device)
     is_open_S = torch.empty(rows, dtype=torch.int32, device=device)
     columns = (inverse_temperature_S, top_k_S, top_p_S, min_p_S)
     stride = logits_SV.stride(0)
@@ -352,7 +313,9 @@ def filtered_gumbel_argmax(
         cut_S,
         tile_max_SN,
         tile_sum_SN,
+        largest_S,
         floor_S,
+        total_S,
         is_open_S,
         threshold_S,
         vocabulary,
@@ -361,20 +324,19 @@ def filtered_gumbel_argmax(
         TILES=next_power_of_2(num_tiles),
         STRETCH=STRETCH,
         HEAD=HEAD,
-        num_warps=8,
+        num_warps=HEAD_WARPS,
         **launch_options(),
     )
+    solve_open_rows(logits_SV, columns, largest_S, floor_S, total_S, is_open_S, threshold_S)
     row_thresholds_kernel[(rows,)](
         logits_SV,
         *columns,
-        tile_max_SN,
+        largest_S,
         floor_S,
         is_open_S,
         threshold_S,
         vocabulary,
-        num_tiles,
         stride,
-        TILES=next_power_of_2(num_tiles),
         PIVOTS=PIVOTS,
         BLOCK=SEARCH_BLOCK,
         num_warps=16,

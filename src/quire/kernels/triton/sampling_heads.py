@@ -37,6 +37,22 @@ def key_value(key):
 
 
 @triton.jit
+def search(key, weight, low, high, needed, WAYS: tl.constexpr):
+    """The largest key in [low, high) at which the weights of it and all above reach `needed`; low if none does.
+
+    Every step looks at several keys: what it costs is the way of a sum through the program, not the sum itself."""
+    number = tl.arange(0, WAYS) + 1
+    while high - low > 1:
+        pivots = low + tl.maximum((high - low) * number // (WAYS + 1), 1)
+        is_above = key[None, :] >= pivots.to(tl.int32)[:, None]
+        reaches = tl.sum(tl.where(is_above, weight[None, :], 0), 1) >= needed
+        next_low = tl.max(tl.where(reaches, pivots, low), 0)
+        high = tl.min(tl.where(reaches, high, pivots), 0)
+        low = next_low
+    return low
+
+
+@triton.jit
 def store_tile_maxima(x, row, tile, maxima_ptr, num_stretches, TILE: tl.constexpr, STRETCH: tl.constexpr):
     """Keep the maximum of each of a tile's stretches; gives the tile's."""
     maxima = tl.max(tl.reshape(x, (TILE // STRETCH, STRETCH)), 1)
@@ -68,12 +84,7 @@ def select_heads_kernel(
     low = tl.min(tl.where(inside, key, 0x7FFFFFFF), 0).to(tl.int64)
     high = tl.max(tl.where(inside, key, -0x80000000), 0).to(tl.int64) + 1
     # The largest key that at least HEAD maxima reach.
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if tl.sum((inside & (key >= middle)).to(tl.int32), 0) >= HEAD:
-            low = middle
-        else:
-            high = middle
+    low = search(key, inside.to(tl.int32), low, high, HEAD, 8)
     above = inside & (key > low)
     equal = inside & (key == low)
     if num_stretches <= HEAD:
