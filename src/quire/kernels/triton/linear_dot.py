@@ -108,13 +108,14 @@ def dot_kernel(
         else:
             w = tl.load(w_rows + at, mask=at < K, other=0.0, eviction_policy="evict_first")
         if WEIGHTS_FIRST:
-            # Always so; the condition keeps the compiler from asking for x together with the weights, before the wait.
+            # Always so; the condition keeps the compiler from asking for x together with the weights, before the wait,
+            # and the other load keeps it from changing x's layout to one that is slow to store.
             if num_rows > 0:
                 if PDL:
                     gdc_wait()
                 x = tl.load(x_rows + x_at, mask=x_at < K, other=0.0)
             else:
-                x = tl.zeros_like(squares).to(x_ptr.dtype.element_ty)
+                x = tl.load(x_rows + x_at, mask=x_at < 0, other=0.0)
         elif EVEN_K:
             x = tl.load(x_rows + x_at)
         else:
