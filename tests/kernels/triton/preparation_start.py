@@ -3,6 +3,7 @@
 Usage: python preparation_start.py MODEL_FOLDER ACTIONS...; prints one JSON object. Not a test: run by test_preparation.py.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -52,7 +53,8 @@ def main() -> None:
     preparation.install()
     if "die" in actions:
         preparation._compiling._process.kill()
-    from tests.kernels.triton.toy_kernel import toy_kernel
+    module = importlib.import_module(f"tests.kernels.triton.{'needy' if 'needy' in actions else 'toy'}_kernel")
+    toy_kernel = module.toy_kernel
 
     if "rehearse" in actions:
         preparation.rehearse(lambda: launch_all(toy_kernel[(1,)]))

@@ -80,6 +80,12 @@ def test_a_compiling_process_that_dies_leaves_the_work_to_the_launches(model, tm
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton would look for the machine's own GPU")
+def test_kernels_whose_module_computes_with_torch_are_compiled_ahead_too(model, tmp_path):
+    report = start(model, tmp_path / "cache", "needy", "rehearse", "wait")
+    assert report["ahead"] == report["compiled"] == 4
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="Triton would look for the machine's own GPU")
 def test_a_rehearsal_that_fails_gives_what_it_has(model, tmp_path):
     report = start(model, tmp_path / "cache", "stumble", "wait")
     assert report["ahead"] == report["listed"] == 4

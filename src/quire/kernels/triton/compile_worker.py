@@ -1,4 +1,4 @@
-"""The process that `ahead` starts: it imports the kernels once and forks children that share a list.
+"""The process that `ahead` starts: it imports the kernels once, without torch, and forks children that share a list.
 
 Each line of its input is a list; each line of its output is a number in that list whose kernel is compiled, with an error if
 it could not be. It never touches a GPU. It ends with its input, and its children with it.
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quire.kernels.triton import without_torch
+
 NICENESS = 5
 """The engine's own process goes first where there are few cores."""
 _NUMBER = struct.Struct("i")
@@ -28,6 +30,7 @@ def main() -> None:
     _end_with_parent()
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
+    without_torch.install()
     for line in sys.stdin:
         _compile_list(json.loads(line), output)
 
@@ -60,8 +63,11 @@ def _compile_list(order: dict[str, Any], output: int) -> None:
             variants.source_of(variant).hash()  # imports what the children then share
             found.append(number)
         except Exception as error:
+            if without_torch.remove([package for package in order["packages"] if package != "triton."]):
+                return _compile_list(order, output)
             report(number, error)
     _share(found, order["processes"], work)
+    return None
 
 
 def _share(numbers: list[int], processes: int, work: Callable[[int], None]) -> None:
