@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.reference import filters as reference
-from quire.kernels.triton import filters
+from quire.kernels.triton import filters, filters_window
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 INFINITY = float("inf")
@@ -45,6 +45,36 @@ def test_thresholds_and_draws_equal_the_reference(vocabulary, scale):
     generator = torch.Generator().manual_seed(vocabulary)
     logits_SV = (torch.randn(len(MIXED), vocabulary, generator=generator) * scale).to(DEVICE)
     assert run(filters, logits_SV, columns_of(*MIXED)) == run(reference, logits_SV, columns_of(*MIXED))
+
+
+DEEP = (
+    (1.0, 0, 0.9, 0.0),
+    (0.5, 0, 0.999, 0.0),
+    (1.0, 1000, 1.0, 0.0),
+    (1.0, 700, 0.9, 0.0),
+    (1.0, 9000, 1.0, 0.0),
+    (1.0, 9000, 0.9, 0.0),
+    (1.0, 0, 0.9, 0.02),
+    (1.0, 5000, 1.0, 0.01),
+)
+
+
+@pytest.mark.parametrize("candidates", [16384, 1024])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_cuts_below_the_head_are_found_in_a_window_or_by_a_search(candidates, scale, monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    logits_SV = (torch.randn(len(DEEP), 12000, generator=generator) * scale).to(DEVICE)
+    monkeypatch.setattr(filters_window, "CANDIDATES", candidates)
+    left_open = []
+    search = filters_window.solve_open_rows
+
+    def solve_and_look(*arguments):
+        search(*arguments)
+        left_open.append(int(arguments[5].sum()))
+
+    monkeypatch.setattr(filters, "solve_open_rows", solve_and_look)
+    assert run(filters, logits_SV, columns_of(*DEEP)) == run(reference, logits_SV, columns_of(*DEEP))
+    assert (left_open[0] == 0) == (candidates == 16384)
 
 
 def test_ties_at_a_cut_are_kept_whole():
