@@ -116,7 +116,7 @@ def test_the_configuration_keeps_what_was_asked_of_the_model(model: str) -> None
 
 
 def test_a_configuration_survives_the_way_to_a_core_process(model: str) -> None:
-    from quire.engine.config_wire import config_from_plain, config_to_plain
+    from quire.config.wire import config_from_plain, config_to_plain
 
     config = resolve(model, served_model_name=["a", "b"], hf_overrides={"x": {"y": 1}}, max_num_seqs=3)
     assert config_from_plain(json.loads(json.dumps(config_to_plain(config)))) == config

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tests.engine.builders import make_config
 
+from quire.config.wire import config_from_plain, config_to_plain
 from quire.engine import messages
-from quire.engine.config_wire import config_from_plain, config_to_plain
 from quire.errors import ConfigError, RequestError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
 from quire.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ import signal
 import threading
 from typing import Any
 
-from quire.engine.config_wire import config_from_plain
+from quire.config.wire import config_from_plain
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, describe_death
 from quire.engine.messages import (

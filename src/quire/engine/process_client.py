@@ -19,7 +19,7 @@ from typing import Any
 
 from quire import envs
 from quire.config import EngineConfig
-from quire.engine.config_wire import config_to_plain
+from quire.config.wire import config_to_plain
 from quire.engine.messages import (
     CoreMessage,
     Dead,

@@ -1,11 +1,12 @@
-"""An `EngineConfig` as plain data and back, for the way to a core process. Classes travel as their paths, never as code."""
+"""An `EngineConfig` as plain data and back, for the way to another process. Classes travel as their paths, never as code."""
 
 import dataclasses
 import inspect
 import typing
 from typing import Any, cast
 
-from quire.config import EngineConfig, HFConfig
+from quire.config.engine import EngineConfig
+from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 
 
@@ -39,8 +40,8 @@ def _to_plain(value: Any, where: str) -> Any:
     if inspect.isclass(value) and value.__module__ != "__main__" and "<" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
     raise ConfigError(
-        f"{where} is {value!r}, which cannot be sent to an engine core in another process; give a class by its path "
-        "(`module:Class`) or run the core in this process",
+        f"{where} is {value!r}, which cannot be sent to another process; give a class by its path (`module:Class`), or "
+        "run core and worker in this process",
         setting=where.rpartition(".")[2],
     )
 
