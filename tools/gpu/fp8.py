@@ -232,7 +232,7 @@ def vector_plans() -> Iterator[tuple[str, int, VectorTile]]:
 
 
 def row_plans() -> Iterator[tuple[str, int, bool, Tile]]:
-    for rows, quantized in ((4, False), (16, False), (16, True), (32, False), (32, True)):
+    for rows, quantized in ((1, False), (4, False), (16, False), (16, True), (32, False), (32, True)):
         for name in SHAPES:
             for block_n, block_k, warps, stages in TILES:
                 if rows == 32 and (block_k == 512 or (block_n, block_k) == (128, 256)):
@@ -462,9 +462,9 @@ def layers(bench: Bench) -> None:
     for rows in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024):
         line = []
         for name, regime in REGIMES.items():
-            if (name == "vector") != (rows <= 2) and (name == "vector" or rows == 1):
+            if (name == "vector" and rows > 2) or (name in ("cublas", "rowwise") and rows < 16):
                 continue
-            if (name in ("plain", "rounded") and rows > 128) or (name == "rowwise" and rows < 64):
+            if (name in ("plain", "rounded") and rows > 128) or (name == "rowwise" and rows < 128):
                 continue
             us = attempt(f"layer {rows} {name}", lambda rows=rows, regime=regime: bench.step(rows, **regime))
             line.append(f"{name} {us or 0:.1f}")

@@ -111,6 +111,7 @@ def _rows_kernel(
     r = tl.arange(0, BLOCK_N)
     row = _row_of(pid_n, r, N, KIND, BLOCK_N)
     t = pid_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_token = t < T  # rows of padding are not read: a line that all programs read many times over is slow
     token = tl.minimum(t, T - 1).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -134,10 +135,10 @@ def _rows_kernel(
         if ragged:
             inside = start + k < K
             w = tl.load(w_base + start, mask=inside[None, :], other=0.0)
-            x = tl.load(x_base + start, mask=inside[:, None], other=0.0)
+            x = tl.load(x_base + start, mask=inside[:, None] & is_token[None, :], other=0.0)
         else:
             w = tl.load(w_base + start)
-            x = tl.load(x_base + start)
+            x = tl.load(x_base + start, mask=is_token[None, :], other=0.0)
         if IS_QUANTIZED:
             acc = tl.dot(w, x, acc, max_num_imprecise_acc=BLOCK_K)
         else:
