@@ -37,7 +37,7 @@ _C3, _C4, _C5 = tl.constexpr(_C[3]), tl.constexpr(_C[4]), tl.constexpr(_C[5])
 _C6, _C7, _C8 = tl.constexpr(_C[6]), tl.constexpr(_C[7]), tl.constexpr(_C[8])
 _LOG_2_HIGH = tl.constexpr(definition.LOG_2_HIGH)
 _LOG_2_LOW = tl.constexpr(definition.LOG_2_LOW)
-_LOG_2 = tl.constexpr(0.6931471805599453)
+_LOG_2_E = tl.constexpr(1.4426950408889634)
 
 # The approximate noise is wrong by less than 1e-4: lg2.approx is good to 2^-22, absolutely, and is asked for u only below
 # 1 - 1/64, where it makes 2^-16 of its logarithm. Sums and products round to 2^-24 of their size.
@@ -54,19 +54,16 @@ def philox(c0, position, seed):
     c3 = zero + ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
     k0 = (seed & 0xFFFFFFFF).to(tl.uint32)
     k1 = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    m0 = tl.full((), _ROUND_0, tl.uint32)
-    m1 = tl.full((), _ROUND_1, tl.uint32)
     w0 = tl.full((), _KEY_0, tl.uint32)
     w1 = tl.full((), _KEY_1, tl.uint32)
     for _ in tl.static_range(10):
-        high0 = tl.umulhi(c0, m0)
-        high1 = tl.umulhi(c2, m1)
-        low0 = c0 * m0
-        low1 = c2 * m1
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
+        # One wide multiplication gives both halves.
+        product0 = c0.to(tl.uint64) * _ROUND_0
+        product1 = c2.to(tl.uint64) * _ROUND_1
+        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c1 = product1.to(tl.uint32)
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c3 = product0.to(tl.uint32)
         k0 = k0 + w0
         k1 = k1 + w1
     return c0, c1, c2, c3
@@ -87,12 +84,13 @@ def _log2(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def _approximate_noise(word, FAST: tl.constexpr):
+def _approximate_score(scaled, word, FAST: tl.constexpr):
+    """Score of a logit that is scaled by the inverse temperature and log2(e): in units of log(2), less a constant."""
     u = _uniform(word)
     rest = 1.0 - u
-    near = rest * (1.0 + rest * (0.5 + rest * 0.33333334))
-    exponential = tl.where(rest < 0.015625, near, _log2(u, FAST) * -_LOG_2)
-    return _log2(exponential, FAST) * -_LOG_2
+    near = rest * (_LOG_2_E + rest * (0.5 * _LOG_2_E + rest * (0.33333334 * _LOG_2_E)))
+    exponential = tl.abs(tl.where(rest < 0.015625, near, _log2(u, FAST)))
+    return scaled - _log2(exponential, FAST)
 
 
 @triton.jit
@@ -165,13 +163,14 @@ def tile_scores_kernel(
             seed = tl.load(seed_ptr + row).to(tl.int64)
             position = tl.load(position_ptr + row).to(tl.int64)
             w0, w1, w2, w3 = philox(group.to(tl.uint32), position, seed)
+            scale = inverse * _LOG_2_E
             even, odd = tl.split(tl.reshape(logits, (TILE // 4, 2, 2)))
             l0, l2 = tl.split(even)
             l1, l3 = tl.split(odd)
-            s0 = l0 * inverse + _approximate_noise(w0, FAST)
-            s1 = l1 * inverse + _approximate_noise(w1, FAST)
-            s2 = l2 * inverse + _approximate_noise(w2, FAST)
-            s3 = l3 * inverse + _approximate_noise(w3, FAST)
+            s0 = _approximate_score(l0 * scale, w0, FAST)
+            s1 = _approximate_score(l1 * scale, w1, FAST)
+            s2 = _approximate_score(l2 * scale, w2, FAST)
+            s3 = _approximate_score(l3 * scale, w3, FAST)
             best = tl.max(tl.maximum(tl.maximum(s0, s1), tl.maximum(s2, s3)), 0)
     tl.store(partial_ptr + tl.program_id(0), best)
 
