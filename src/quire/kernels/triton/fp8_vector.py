@@ -82,14 +82,13 @@ def vector_kernel(
         sums = sums + (tl.zeros((BLOCK_K // VECTOR, BLOCK_N), dtype=tl.float32),)
         up_sums = up_sums + (tl.zeros((BLOCK_K // VECTOR, BLOCK_N), dtype=tl.float32),)
         squares = squares + (tl.zeros((BLOCK_K // VECTOR,), dtype=tl.float32),)
-    # One tile of a constant length has no loop.
-    end: tl.constexpr = K if K > BLOCK_K else BLOCK_K
-    for start in range(0, end, BLOCK_K):
+    # Without a loop at run time: float8 values that a loop carries over are taken apart and put together byte by byte.
+    for start in tl.static_range(0, K, BLOCK_K):
         at = start + column
-        if K > BLOCK_K:  # the next tile is asked for before this one is used; behind the last column nothing is read
-            next_w = _load_tile(w_ptr, row, at + BLOCK_K, K, True)
+        if start + BLOCK_K < K:  # the next tile is asked for before this one is used
+            next_w = _load_tile(w_ptr, row, at + BLOCK_K, K, ragged)
             if KIND >= 0:
-                next_up = _load_tile(w_ptr, row + N, at + BLOCK_K, K, True)
+                next_up = _load_tile(w_ptr, row + N, at + BLOCK_K, K, ragged)
         if HAS_NORM:
             norm = tl.load(norm_ptr + at, mask=at < K, other=0.0)
         new_sums = ()
@@ -106,7 +105,7 @@ def vector_kernel(
         sums = new_sums
         if KIND >= 0:
             up_sums = new_up_sums
-        if K > BLOCK_K:
+        if start + BLOCK_K < K:
             w = next_w
             if KIND >= 0:
                 up = next_up
