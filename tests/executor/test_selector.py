@@ -10,6 +10,7 @@ import pytest
 from quire.config import ParallelConfig
 from quire.errors import ConfigError
 from quire.executor import executor_class, make_executor
+from quire.executor.multiproc import MultiprocExecutor
 from quire.executor.uniproc import UniprocExecutor
 from quire.simulator.hash_model import HashExecutor
 
@@ -21,13 +22,23 @@ class OnlyParallel:
     parallel: ParallelConfig
 
 
-def config_with(backend: Any) -> Any:
-    return OnlyParallel(ParallelConfig(distributed_executor_backend=backend))
+def config_with(backend: Any, size: int = 1) -> Any:
+    return OnlyParallel(ParallelConfig(distributed_executor_backend=backend, tensor_parallel_size=size))
 
 
 @pytest.mark.parametrize("backend", [None, "uni"])
 def test_the_default_is_one_worker_in_this_process(backend: str | None) -> None:
     assert executor_class(config_with(backend)) is UniprocExecutor
+
+
+@pytest.mark.parametrize(("backend", "size"), [(None, 2), ("mp", 2), ("mp", 1)])
+def test_more_workers_than_one_get_a_process_each(backend: str | None, size: int) -> None:
+    assert executor_class(config_with(backend, size)) is MultiprocExecutor
+
+
+def test_one_worker_cannot_be_two_ranks() -> None:
+    with pytest.raises(ConfigError, match="'uni' runs one worker, but tensor_parallel_size=2"):
+        executor_class(config_with("uni", 2))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +51,7 @@ def test_a_class_or_its_path_is_taken(backend: Any) -> None:
 @pytest.mark.parametrize(
     ("backend", "message"),
     [
-        ("mp", "not available yet.*leave it out"),
-        ("ray", "not available yet"),
+        ("ray", "not available yet.*leave it out"),
         ("external_launcher", "not available yet"),
         ("threads", "'threads' is unknown: use None"),
         ("no.such:Thing", "cannot be imported"),
@@ -56,5 +66,6 @@ def test_what_cannot_serve_is_refused_with_the_setting_and_a_way_out(backend: An
 
 
 def test_the_interface_and_the_selector_load_no_torch() -> None:
-    code = "import sys, quire.executor, quire.executor.uniproc; sys.exit('torch' in sys.modules)"
+    modules = "quire.executor, quire.executor.uniproc, quire.executor.multiproc, quire.executor.worker_process"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -72,7 +72,7 @@ def test_capabilities_are_known_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+@pytest.mark.parametrize("setting", ["pipeline_parallel_size", "data_parallel_size"])
 def test_more_than_one_device_is_refused_by_name(model: Path, setting: str) -> None:
     with pytest.raises(ConfigError, match=f"{setting}=2"):
         make_config(model, **{setting: 2})

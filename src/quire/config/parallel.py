@@ -6,7 +6,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """Parallel layout. `distributed_executor_backend`: None (in-process), `mp`, `ray`, `external_launcher`, or a class."""
+    """Parallel layout.
+
+    Attributes:
+        distributed_executor_backend: None (in-process for one worker, else `mp`), `uni`, `mp` (a process a device), or a class.
+        rank: which of the workers this is; set by whoever starts them.
+        rendezvous: the address where the workers meet; set with the rank.
+    """
 
     pipeline_parallel_size: int = 1
     tensor_parallel_size: int = 1
@@ -19,6 +25,7 @@ class ParallelConfig:
     ray_workers_use_nsight: bool = False
     placement_group: Any = None
     rank: int = 0
+    rendezvous: str = ""
 
     @property
     def world_size(self) -> int:

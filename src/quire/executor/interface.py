@@ -4,11 +4,13 @@ Floors: the interface names no torch type, so that the simulator and tests imple
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.request import EngineRequest
 
 
 class Executor(abc.ABC):
@@ -17,7 +19,13 @@ class Executor(abc.ABC):
 
     `execute` and `collect` are split so that planning of step N+1 overlaps execution of step N: `execute` starts a step
     and may return at once; `collect` waits for the oldest one that was started. At most two steps are in flight.
+
+    Attributes:
+        on_failure: called, in any thread, when workers have ended by themselves while nobody waits for them; the next call of
+            any method raises.
     """
+
+    on_failure: Callable[[], None] | None = None
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -41,6 +49,9 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def collect(self) -> ModelRunnerOutput:
         """The result of the oldest step that was started and not yet collected. Blocks."""
+
+    def check_request(self, request: EngineRequest) -> None:
+        """Raises RequestError for a request that the workers cannot be given."""
 
     def idle(self) -> bool:
         """There is nothing to do: prepare for later work, a little at a time (capture a graph). Called with no step in flight,

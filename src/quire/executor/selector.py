@@ -9,9 +9,8 @@ from quire.errors import ConfigError
 from quire.executor.interface import Executor
 
 SETTING = "distributed_executor_backend"
-BUILT_IN = {"uni": "quire.executor.uniproc:UniprocExecutor"}
+BUILT_IN = {"uni": "quire.executor.uniproc:UniprocExecutor", "mp": "quire.executor.multiproc:MultiprocExecutor"}
 NOT_YET = {
-    "mp": "one process a device",
     "ray": "workers as Ray actors",
     "external_launcher": "workers started by torchrun",
 }
@@ -27,24 +26,31 @@ def make_executor(config: EngineConfig) -> Executor:
 
 
 def executor_class(config: EngineConfig) -> type[Executor]:
-    """The class behind the setting: None means this process; a class or its path is taken as it is."""
-    backend = config.parallel.distributed_executor_backend
+    """The class behind the setting: None means this process for one worker, a process each for more; a class or its path is
+    taken as it is."""
+    backend, size = config.parallel.distributed_executor_backend, config.parallel.tensor_parallel_size
     if backend is None:
-        backend = "uni"
+        backend = "uni" if size == 1 else "mp"
+    if backend == "uni" and size > 1:
+        raise ConfigError(
+            f"{SETTING}='uni' runs one worker, but tensor_parallel_size={size} needs as many: leave it out, or use 'mp'",
+            setting=SETTING,
+        )
     if not isinstance(backend, str):
         return _checked(backend, backend)
     if backend in BUILT_IN:
         return _checked(import_class(BUILT_IN[backend], SETTING), backend)
     if backend in NOT_YET:
         raise ConfigError(
-            f"{SETTING}={backend!r} ({NOT_YET[backend]}) is not available yet: leave it out to run the worker in this "
-            "process, or give a class path of your own",
+            f"{SETTING}={backend!r} ({NOT_YET[backend]}) is not available yet: leave it out, or give a class "
+            "path of your own",
             setting=SETTING,
         )
     if "." in backend or ":" in backend:
         return _checked(import_class(backend, SETTING), backend)
     raise ConfigError(
-        f"{SETTING}={backend!r} is unknown: use None or 'uni' (in this process), or a class path", setting=SETTING
+        f"{SETTING}={backend!r} is unknown: use None, 'uni' (in this process), 'mp' (a process a device) or a class path",
+        setting=SETTING,
     )
 
 

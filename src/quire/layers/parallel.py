@@ -42,6 +42,20 @@ class ParallelPlan:
         share, size = self.groups(groups, what), count // groups
         return slice(share.start * size, share.stop * size)
 
+    def columns(self, count: int, groups: int, what: str) -> slice:
+        """As `rows`, for a matrix whose outputs are summed over ranks: nothing may be shared, or it would count twice.
+
+        Raises:
+            ConfigError: fewer groups than ranks, or the share would not be even.
+        """
+        if groups < self.size:
+            raise ConfigError(
+                f"tensor_parallel_size={self.size} does not fit {what}: it has {groups} parts, and each rank needs one of its "
+                "own",
+                setting="tensor_parallel_size",
+            )
+        return self.rows(count, groups, what)
+
     def vocabulary(self, count: int) -> slice:
         """This rank's tokens: equal shares, the last one shorter where the vocabulary does not divide."""
         share = -(-count // self.size)

@@ -15,6 +15,7 @@ from quire.attention.interface import AttentionBackend
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.config.hub import WEIGHT_PATTERNS, resolve_model_path
+from quire.distributed.communicator import Communicator
 from quire.errors import ConfigError
 from quire.layers.parallel import ParallelPlan
 from quire.logger import init_logger
@@ -71,6 +72,7 @@ def load_model(
     max_tokens: int,
     max_logits: int,
     free_bytes: int | None = None,
+    communicator: Communicator | None = None,
 ) -> LoadedModel:
     """Build the model on a device and read its weights.
 
@@ -78,13 +80,14 @@ def load_model(
         platform: its kernels are selected already; says which backends to ask and which type buffers have.
         max_tokens, max_logits: the largest step.
         free_bytes: device memory that weights and buffers may take; what cannot fit is refused before it is read.
+        communicator: this rank's word with the others; None for one rank.
 
     Raises:
         ConfigError: what cannot work, with the setting at fault.
     """
     with STARTUP.phase("model"):
         spec = build_spec(config)
-        model, selection = build_model(config, spec, platform, device, max_tokens, max_logits)
+        model, selection = build_model(config, spec, platform, device, max_tokens, max_logits, communicator)
         if free_bytes is not None:
             check_fit(model, free_bytes)
     with STARTUP.phase("weights") as phase:
@@ -101,6 +104,7 @@ def build_model(
     device: torch.device,
     max_tokens: int,
     max_logits: int,
+    communicator: Communicator | None = None,
 ) -> tuple[Decoder, Selection]:
     """A decoder without weights."""
     dtype = _torch_dtype(config.model.dtype, "dtype")
@@ -123,6 +127,7 @@ def build_model(
         attention_backend=selection.backend(),
         linear_method=linear_method(config.model.quantization, config.model.hf_config, capabilities),
         plan=plan,
+        communicator=communicator,
         deterministic=config.model.deterministic,
     )
     _check_experts(model)

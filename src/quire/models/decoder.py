@@ -98,6 +98,7 @@ class Decoder(CausalLM):
         self._embedding: LinearWeight | None = None
         self._positions: LinearWeight | None = None
         self._lm_head: LinearWeight | None = None
+        self._tied_head: LinearWeight | None = None
         self._final_norm: NormWeight | None = None
         self._layers = self._build_layers()
         self._is_fused = self._can_fuse()
@@ -207,11 +208,40 @@ class Decoder(CausalLM):
         ops.gather_rows(residual_TD, step.logits_index[: step.num_logits], gathered_SD)
         if self._final_norm is not None:
             self._apply_norm(spec.norm, self._final_norm, gathered_SD, gathered_SD, None)
-        head = self._embedding if spec.tied_embeddings else self._lm_head
-        ops.linear(gathered_SD, cast(LinearWeight, head), logits_SV)
+        self._apply_head(gathered_SD, logits_SV)
         if spec.logits_scale != 1.0 or spec.logits_soft_cap > 0:
             ops.scale_and_cap(logits_SV, spec.logits_scale, spec.logits_soft_cap)
         return logits_SV
+
+    def _apply_head(self, gathered_SD: torch.Tensor, logits_SV: torch.Tensor) -> None:
+        """All logits on every rank: each computes those of its tokens, if its head is a part of the whole."""
+        head = self._head()
+        if head.out_features == self.spec.vocab:
+            ops.linear(gathered_SD, head, logits_SV)
+            return
+        shares_RSW = self.workspace.shares(len(logits_SV), self.plan.size)
+        mine_SW = shares_RSW[self.plan.rank]
+        if head.out_features < mine_SW.shape[1]:  # the last rank has fewer tokens, the gather's rows are of one length
+            narrow_SW = self.workspace.narrow_share(len(logits_SV), head.out_features)
+            ops.linear(gathered_SD, head, narrow_SW)
+            mine_SW[:, : head.out_features].copy_(narrow_SW)
+        else:
+            ops.linear(gathered_SD, head, mine_SW)
+        self.communicator.all_gather(mine_SW, shares_RSW)
+        for rank, share_SW in enumerate(shares_RSW):
+            tokens = ParallelPlan(self.plan.size, rank).vocabulary(self.spec.vocab)
+            logits_SV[:, tokens].copy_(share_SW[:, : tokens.stop - tokens.start])
+
+    def _head(self) -> LinearWeight:
+        """The matrix of logits: this rank's rows of it where it has no more, or where they can be had without a copy."""
+        if not self.spec.tied_embeddings:
+            return cast(LinearWeight, self._lm_head)
+        if self._tied_head is None:
+            whole = self._tied_head = cast(LinearWeight, self._embedding)
+            if self.plan.size > 1 and whole.data is not None:
+                rows = self.plan.vocabulary(self.spec.vocab)
+                self._tied_head = LinearWeight(rows.stop - rows.start, whole.in_features, whole.dtype, whole.data[rows])
+        return self._tied_head
 
     def _run_fused(self, layer: DecoderLayer, step: StepInputs, views: TokenViews) -> None:
         """As `_run_sequential` for plain pre-norm layers: norms, activations and residuals are the matrices' own business."""
@@ -370,6 +400,7 @@ class Decoder(CausalLM):
             wide=wide,
             narrow=narrow,
             vocab=self.spec.vocab,
+            ranks=self.plan.size,
             dtype=dtype,
             device=self.device,
         )

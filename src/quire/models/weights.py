@@ -82,7 +82,7 @@ class Module:
     def local_columns(self, plan: ParallelPlan) -> slice:
         """This rank's columns."""
         if self.shard == "columns":
-            return plan.rows(self.columns, self.column_groups, self.name)
+            return plan.columns(self.columns, self.column_groups, self.name)
         return slice(0, self.columns)
 
     def local_shape(self, plan: ParallelPlan) -> tuple[int, int]:
@@ -134,7 +134,7 @@ class Source:
 
 def modules_of(spec: DecoderSpec) -> list[Module]:
     """Every module of the model, embedding first, in the order of computation."""
-    modules = [_embedding(spec, "embedding", spec.vocab, "vocabulary")]
+    modules = [_embedding(spec, "embedding", spec.vocab, "none")]
     if spec.learned_positions is not None:
         positions = spec.learned_positions
         modules.append(_embedding(spec, "positions", positions.count, "none", positions.offset))

@@ -55,6 +55,7 @@ class Workspace:
         wide: int,
         narrow: int,
         vocab: int,
+        ranks: int = 1,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -67,6 +68,9 @@ class Workspace:
         self._wide, self._narrow = buffer(max_tokens * wide), buffer(max_tokens * narrow)
         self._gathered = buffer(max_logits, hidden)
         self._logits = buffer(max_logits, vocab, dtype=torch.float32)
+        self._share = -(-vocab // ranks)
+        num_shares = 0 if ranks == 1 else ranks + (vocab % ranks > 0)
+        self._shares = buffer(num_shares * max_logits * self._share, dtype=torch.float32)
         self._tokens: dict[int, TokenViews] = {}
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._experts: dict[tuple[int, int, int], ExpertScratch] = {}
@@ -74,7 +78,10 @@ class Workspace:
     @property
     def num_bytes(self) -> int:
         """Memory of all buffers."""
-        buffers = (self._residual, self._delta, self._normed, self._wide, self._narrow, self._gathered, self._logits)
+        buffers = (
+            *(self._residual, self._delta, self._normed, self._wide, self._narrow),
+            *(self._gathered, self._logits, self._shares),
+        )
         experts = sum(scratch.num_bytes for scratch in self._experts.values())
         return experts + sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
@@ -111,3 +118,11 @@ class Workspace:
                 self._rows.clear()
             views = self._rows[count] = (self._gathered[:count], self._logits[:count])
         return views
+
+    def shares(self, count: int, ranks: int) -> torch.Tensor:
+        """Each rank's logits [R, S, W], W being a rank's share of the vocabulary, rounded up."""
+        return self._shares[: ranks * count * self._share].view(ranks, count, self._share)
+
+    def narrow_share(self, count: int, columns: int) -> torch.Tensor:
+        """A contiguous [S, columns], less than a share wide, beside `shares`; where shares are not even."""
+        return self._shares[-count * self._share :][: count * columns].view(count, columns)

@@ -301,6 +301,14 @@ class CudaPlatform(Platform):
         return "quire.worker.device_runner:DeviceRunner"
 
     def communicator(self, config: EngineConfig) -> Communicator | None:
-        if config.parallel.tensor_parallel_size == 1:
+        parallel = config.parallel
+        if parallel.tensor_parallel_size == 1:
             return None
-        raise ConfigError("tensor_parallel_size above 1 is not available yet", setting="tensor_parallel_size")
+        from quire.distributed.nccl import NcclGroup
+
+        return NcclGroup(
+            parallel.rank,
+            parallel.tensor_parallel_size,
+            parallel.rendezvous,
+            uses_peer_memory=not parallel.disable_custom_all_reduce,
+        )

@@ -5,6 +5,7 @@ device, where the next step reads it; results are copied to pinned memory behind
 """
 
 import dataclasses
+import threading
 import time
 from collections import deque
 from typing import Any
@@ -15,6 +16,7 @@ from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from quire.distributed.communicator import Communicator
 from quire.errors import EngineError
 from quire.kernels import ops
 from quire.kernels.step_buffers import HEADER
@@ -74,14 +76,16 @@ class PendingStep:
     def result(self) -> ModelRunnerOutput:
         """Wait for the device; the same again when asked again."""
         if self._output is None:
-            self._output = self._fetch()
+            began = time.perf_counter()
+            self._slot.end.wait()
+            self._runner.waited_seconds += time.perf_counter() - began
+            with self._runner.lock:
+                if self._output is None:
+                    self._output = self._fetch()
         return self._output
 
     def _fetch(self) -> ModelRunnerOutput:
         slot, rows_S = self._slot, self._batch.rows_S
-        began = time.perf_counter()
-        slot.end.wait()
-        self._runner.waited_seconds += time.perf_counter() - began
         tokens_S = slot.tokens_array[: len(rows_S)].copy()
         output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S)
         output.step_ms = slot.end.milliseconds_since(slot.begin)
@@ -98,16 +102,27 @@ class PendingStep:
 
 
 class DeviceRunner(Runner):
-    """Owns the model, the rows, the pages and the sampler of one device."""
+    """Owns the model, the rows, the pages and the sampler of one device.
 
-    def __init__(self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime) -> None:
+    Attributes:
+        lock: held while a step is submitted and while a result is taken in, which another thread may do.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        runtime: DeviceRuntime,
+        communicator: Communicator | None = None,
+    ) -> None:
+        self.lock = threading.RLock()
         self._config = config
         self._runtime = runtime
         self._device = runtime.device()
         self._max_rows = config.scheduler.max_num_seqs
         self._max_tokens = -(-max(config.scheduler.max_num_batched_tokens, self._max_rows) // 16) * 16
         free, _ = runtime.memory_info()
-        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows, free)
+        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows, free, communicator)
         self._model = self._loaded.model
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
@@ -183,7 +198,8 @@ class DeviceRunner(Runner):
             EngineError: the device failed; the message has the step's shape.
         """
         try:
-            return self._execute(plan)
+            with self.lock:
+                return self._execute(plan)
         except RuntimeError as error:
             raise EngineError(
                 f"step {plan.step_id} failed on {self._device} ({plan.total_num_tokens} tokens of {len(plan.rows)} "

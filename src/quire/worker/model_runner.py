@@ -14,6 +14,7 @@ from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from quire.distributed.communicator import Communicator
 from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
@@ -31,7 +32,13 @@ logger = init_logger(__name__)
 class ModelRunner(Runner):
     """Owns the model, the rows, the pages and the sampler of one device."""
 
-    def __init__(self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        runtime: DeviceRuntime,
+        communicator: Communicator | None = None,
+    ) -> None:
         self._config = config
         self._runtime = runtime
         self._device = runtime.device()
@@ -39,7 +46,7 @@ class ModelRunner(Runner):
         # Recording tells token rows from logits rows by their number, so the two must differ.
         self._max_tokens = max(config.scheduler.max_num_batched_tokens, self._max_rows + 1)
         free, _ = runtime.memory_info()
-        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows, free)
+        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows, free, communicator)
         self._model = self._loaded.model
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)

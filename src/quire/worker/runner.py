@@ -1,12 +1,15 @@
 """What a worker asks of its model runner; a platform says which one (`Platform.runner_class`)."""
 
 import abc
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.platforms.interface import DeviceRuntime, Platform
+
+if TYPE_CHECKING:
+    from quire.distributed.communicator import Communicator
 
 
 class PendingStep(Protocol):
@@ -27,7 +30,13 @@ class Runner(abc.ABC):
     waited_seconds: float = 0.0
 
     @abc.abstractmethod
-    def __init__(self, config: EngineConfig, platform: Platform, runtime: DeviceRuntime) -> None: ...
+    def __init__(
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        runtime: DeviceRuntime,
+        communicator: "Communicator | None" = None,
+    ) -> None: ...
 
     @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:

@@ -43,6 +43,7 @@ class Worker:
             self.runtime = platform.runtime(config)
         with STARTUP.phase("imports"):
             platform.select_kernels(deterministic=config.model.deterministic)
+        self._communicator = platform.communicator(config)
         self._free_at_start, self._total = self.runtime.memory_info()
         self._runner: Runner | None = None
         self._kv_cache: KVCacheConfig | None = None
@@ -64,7 +65,7 @@ class Worker:
         begin = time.perf_counter()
         with STARTUP.phase("imports"):
             runner_class = import_class(self.platform.runner_class())
-        self._runner = runner_class(self.config, self.platform, self.runtime)
+        self._runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
 
@@ -172,3 +173,5 @@ class Worker:
         """Release everything; may be called twice."""
         self.runtime.close()
         self._runner = None
+        if self._communicator is not None:
+            self._communicator.shutdown()

@@ -1,0 +1,234 @@
+"""One process a device: the executor of tensor parallelism.
+
+Every step is encoded once and read by all ranks from shared memory; rank 0 alone answers with the tokens, since all ranks draw
+the same ones. Everything else is a call that every rank answers. Knows messages; knows nothing of tensors.
+"""
+
+import contextlib
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.config.wire import config_to_plain
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.errors import EngineError, RequestError
+from quire.executor import wire
+from quire.executor.broadcast_ring import RingWriter
+from quire.executor.interface import Executor
+from quire.executor.rank_processes import RankProcesses
+from quire.executor.wire import Answer, Call, End, Problem, Result, Start, Step
+from quire.logger import init_logger
+from quire.request import EngineRequest
+from quire.timeline import STARTUP
+
+logger = init_logger(__name__)
+
+_PATIENCE_S = 5.0
+"""How long an orderly end may take, and how long ranks may be silent after another one's error."""
+
+
+class MultiprocExecutor(Executor):
+    """Runs steps on as many worker processes as the configuration has tensor-parallel ranks.
+
+    Raises:
+        ConfigError: the configuration cannot be sent, or a rank refuses it.
+        EngineError: a rank ended; the message says which, how, and its last words.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._size = config.parallel.tensor_parallel_size
+        start = Start(config_to_plain(config))
+        self._calls = 0
+        self._results: deque[ModelRunnerOutput] = deque()
+        self._in_flight = 0
+        self._send_lock = threading.Lock()
+        self._is_shut_down = False
+        self._ring = RingWriter(self._size)
+        self._processes = RankProcesses(self._size, self._ring, self._tell_of_failure(weakref.ref(self)))
+        # Also for an executor that is dropped without `shutdown`.
+        self._release = weakref.finalize(self, self._processes.end, 0.0)
+        self._rank_of_fd = {rank.answers.descriptor: n for n, rank in enumerate(self._processes.ranks)}
+        self._any_answer = self._poll_for(list(self._rank_of_fd))
+        self._first_answer = self._poll_for([self._processes.ranks[0].answers.descriptor])
+        try:
+            self._send(start)
+            with STARTUP.phase("ranks"):
+                self._call("start")
+        except BaseException:
+            self.shutdown(patience_s=0.0)
+            raise
+        self._processes.forget_meeting_place()
+
+    @staticmethod
+    def _tell_of_failure(executor: "weakref.ref[MultiprocExecutor]") -> Any:
+        def tell() -> None:
+            alive = executor()
+            if alive is not None and alive.on_failure is not None:
+                alive.on_failure()
+
+        return tell
+
+    def _poll_for(self, descriptors: list[int]) -> select.poll:
+        poll = select.poll()
+        for descriptor in (*descriptors, self._processes.failure_fd):
+            poll.register(descriptor, select.POLLIN)
+        return poll
+
+    @property
+    def pids(self) -> list[int]:
+        """The ranks' process ids."""
+        return self._processes.pids
+
+    # Steps.
+
+    def execute(self, step: SchedulerOutput) -> None:
+        self._send(Step(step))
+        self._in_flight += 1
+
+    def collect(self) -> ModelRunnerOutput:
+        if not self._in_flight:
+            raise EngineError("collect() without a step in flight")
+        while not self._results:
+            self._take_in(self._first_answer, None)
+        self._in_flight -= 1
+        return self._results.popleft()
+
+    # Calls.
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        return msgspec.convert(self._call("kv_cache_specs")[0], list[KVCacheSpec])
+
+    def available_kv_bytes(self) -> int:
+        """What the rank with the least has left."""
+        return min(self._call("available_kv_bytes"))
+
+    def initialize(self, kv_cache: KVCacheConfig) -> None:
+        with STARTUP.phase("pages and first steps"):
+            self._call("initialize", [kv_cache])
+
+    def idle(self) -> bool:
+        return any(self._call("idle"))
+
+    def sleep(self, level: int = 1) -> None:
+        self._call("sleep", [level])
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self._call("wake_up", [tags])
+
+    def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        return self._call(method, list(args), kwargs)
+
+    def check_request(self, request: EngineRequest) -> None:
+        params = request.sampling_params
+        if params is not None and params.logits_processors:
+            raise RequestError(
+                "logits_processors are functions and cannot be sent to workers in other processes; give the engine a logits "
+                "processor class by its path",
+                param="logits_processors",
+            )
+
+    def explain(self) -> dict[str, Any]:
+        reports = self._call("explain")
+        ranks = [
+            {"rank": n, "pid": pid, "device": report["device"], "memory": report["memory"]}
+            for n, (pid, report) in enumerate(zip(self.pids, reports, strict=True))
+        ]
+        return {**reports[0], "executor": "mp", "ranks": ranks}
+
+    def _call(self, method: str, args: list[Any] | None = None, kwargs: dict[str, Any] | None = None) -> list[Any]:
+        """Every rank's value.
+
+        Raises:
+            ConfigError, MemoryError, ValueError, EngineError: what a rank raised, rank 0's first.
+        """
+        self._calls += 1
+        self._send(Call(self._calls, method, args or [], kwargs or {}))
+        answers: dict[int, Answer] = {}
+        deadline: float | None = None
+        while len(answers) < self._size:
+            for rank, answer in self._take_in(self._any_answer, deadline):
+                if answer.call_id == self._calls:
+                    answers[rank] = answer
+                    if answer.problem is not None and deadline is None:
+                        deadline = time.monotonic() + _PATIENCE_S
+            if deadline is not None and time.monotonic() > deadline:
+                break
+        for rank, answer in sorted(answers.items()):
+            if answer.problem is not None:
+                raise self._error_of(rank, answer.problem, is_alone=len(answers) < self._size)
+        return [answers[rank].value for rank in range(self._size)]
+
+    def _error_of(self, rank: int, problem: Problem, is_alone: bool) -> Exception:
+        """A rank's error. Where the others wait for it in vain, the engine is of no use any more."""
+        if is_alone:
+            self.shutdown(patience_s=0.0)
+            if problem.kind != "config":
+                return EngineError(f"rank {rank}, while the others waited for it: {problem.message}")
+        return problem.to_error(f"rank {rank}")
+
+    # Messages.
+
+    def _send(self, message: wire.ToWorker) -> None:
+        self._check_alive()
+        try:
+            data = wire.encode(message)
+        except TypeError as error:
+            raise EngineError(f"this cannot be sent to the workers: {error}") from None
+        try:
+            with self._send_lock:
+                self._ring.send(data, give_up=lambda: self._processes.failure is not None)
+        except BrokenPipeError:
+            self._raise_failure()
+
+    def _take_in(self, poll: select.poll, deadline: float | None) -> list[tuple[int, Answer]]:
+        """Wait for messages, at most until the deadline; results are kept, answers returned with their ranks."""
+        self._check_alive()
+        left = None if deadline is None else max(0.0, (deadline - time.monotonic()) * 1000)
+        answers: list[tuple[int, Answer]] = []
+        for descriptor, _ in poll.poll(left):
+            rank = self._rank_of_fd.get(descriptor)
+            data = None if rank is None else self._processes.ranks[rank].answers.read()
+            if rank is None or data is None:
+                self._raise_failure()
+                continue
+            match wire.decode_from_worker(data):
+                case Result(output=output):
+                    self._results.append(output)
+                case Answer() as answer:
+                    answers.append((rank, answer))
+        return answers
+
+    def _check_alive(self) -> None:
+        if self._is_shut_down:
+            raise EngineError("the executor was shut down")
+        if self._processes.failure is not None:
+            raise self._processes.failure
+
+    def _raise_failure(self) -> None:
+        """A rank is gone: the watching thread is about to say why."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._processes.failure is None and time.monotonic() < deadline:
+            select.select([self._processes.failure_fd], [], [], 0.05)
+        raise self._processes.failure or EngineError("a worker process has closed its pipe")
+
+    def shutdown(self, patience_s: float = _PATIENCE_S) -> None:
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        if patience_s > 0 and self._processes.failure is None:
+            with contextlib.suppress(OSError), self._send_lock:
+                self._ring.send(wire.encode(End()), give_up=lambda: True)
+        self._results.clear()
+        self._release.detach()
+        self._processes.end(patience_s if self._processes.failure is None else 0.0)
+

@@ -1,0 +1,230 @@
+"""A worker as a process of its own: the child's side of `MultiprocExecutor`.
+
+The main thread takes messages in order: a step is submitted as soon as it comes, a call is made and answered. A second thread
+waits for the steps' results, in order, so that submitting never waits for an earlier result; rank 0 alone sends them. Last
+words go through a pipe of their own, which closes with the process: however it ends, the parent hears of it. SIGINT and
+SIGTERM are the parent's to handle, and a worker ends with its parent, however that ends.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any, NoReturn
+
+import msgspec
+
+from quire.config import EngineConfig
+from quire.config.kv_spec import KVCacheConfig
+from quire.config.wire import config_from_plain
+from quire.core.output import ModelRunnerOutput
+from quire.env_override import set_default
+from quire.errors import EngineError, QuireError
+from quire.executor import wire
+from quire.executor.broadcast_ring import RingReader
+from quire.executor.pipes import write_message
+from quire.executor.selector import import_class
+from quire.executor.wire import Answer, Call, End, Problem, Result, Start, Step
+from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
+from quire.platforms import current_platform
+from quire.platforms.host import usable_cpus
+from quire.plugins import load_general_plugins
+from quire.worker.runner import PendingStep
+
+logger = init_logger(__name__)
+
+EXIT_FAILED = 1
+EXIT_PARENT_DIED = 3
+MAX_IN_FLIGHT = 2
+"""Steps that an engine has in flight. An older one's result has been read, on rank 0 at least, when a further one comes."""
+SPIN_S = 100e-6
+SPARE_CORES = 4
+"""A worker's threads beside the one that spins, and the engine's."""
+SWITCH_S = 0.5e-3
+"""How long one of the two threads may keep the interpreter from the other."""
+_COLLECT_AFTER = (50_000, 20, 50)
+"""When Python's collector runs."""
+
+
+class _FlyingStep:
+    """A step whose result the second thread fetches."""
+
+    def __init__(self, pending: ModelRunnerOutput | PendingStep) -> None:
+        self._pending = pending
+        self.done = threading.Event()
+
+    def result(self) -> ModelRunnerOutput:
+        """Blocks until the device has come there."""
+        pending = self._pending
+        return pending if isinstance(pending, ModelRunnerOutput) else pending.result()
+
+
+class WorkerProcess:
+    """One rank.
+
+    Args:
+        ring: messages for all ranks.
+        answer_fd: where results and answers go.
+        last_words_fd: where a problem goes that ends this process.
+    """
+
+    def __init__(
+        self, rank: int, size: int, address: str, ring: RingReader, answer_fd: int, last_words_fd: int
+    ) -> None:
+        self._rank, self._size, self._address = rank, size, address
+        self._ring = ring
+        self._answer_fd, self._last_words_fd = answer_fd, last_words_fd
+        self._send_lock = threading.Lock()
+        self._worker: Any = None
+        self._config: EngineConfig | None = None
+        self._in_flight: deque[_FlyingStep] = deque()
+        self._to_fetch: queue.SimpleQueue[_FlyingStep | None] = queue.SimpleQueue()
+
+    def run(self) -> NoReturn:
+        """Serve until told to end. Ends the process without waiting for threads or libraries that may hang."""
+        code = 0
+        try:
+            self._serve()
+        except BaseException as error:
+            code = EXIT_FAILED
+            self._say_last_words(error)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _serve(self) -> None:
+        threading.Thread(target=self._fetch_results, name="results", daemon=True).start()
+        while (data := self._ring.receive()) is not None:
+            match wire.decode_to_worker(data):
+                case Step(plan=plan):
+                    self._submit(plan)
+                case Call() as call:
+                    self._answer(call)
+                case Start(config=config):
+                    self._config = config_from_plain(config)
+                case End():
+                    break
+        self._to_fetch.put(None)
+        if self._worker is not None:
+            self._worker.shutdown()
+
+    # Steps.
+
+    def _submit(self, plan: Any) -> None:
+        in_flight = self._in_flight
+        while in_flight and (len(in_flight) >= MAX_IN_FLIGHT or in_flight[0].done.is_set()):
+            in_flight.popleft().done.wait()  # a row may be somebody else's from this plan on
+        step = _FlyingStep(self._worker.execute(plan))
+        in_flight.append(step)
+        self._to_fetch.put(step)
+
+    def _fetch_results(self) -> None:
+        """The second thread."""
+        try:
+            while (step := self._to_fetch.get()) is not None:
+                output = step.result()
+                step.done.set()
+                if self._rank == 0:
+                    self._send(Result(output))
+        except BaseException as error:
+            self._say_last_words(error)
+            os._exit(EXIT_FAILED)
+
+    # Calls.
+
+    def _answer(self, call: Call) -> None:
+        while self._in_flight:
+            self._in_flight.popleft().done.wait()
+        try:
+            answer = Answer(call.call_id, self._call(call))
+            self._send(answer)
+        except Exception as error:  # the caller's to know
+            if not isinstance(error, QuireError | MemoryError | ValueError):
+                logger.exception("%s failed", call.method)
+            self._send(Answer(call.call_id, problem=wire.problem_of(error, time.monotonic_ns())))
+
+    def _call(self, call: Call) -> Any:
+        if call.method == "start":
+            return self._start()
+        if call.method.startswith("_") or not callable(method := getattr(self._worker, call.method, None)):
+            raise EngineError(f"the worker has no method {call.method!r}")
+        args = call.args
+        if call.method == "initialize":
+            args = [msgspec.convert(args[0], KVCacheConfig)]
+        value = method(*args, **call.kwargs)
+        if call.method == "initialize":
+            gc.collect()
+            gc.freeze()  # what was loaded stays: later collections need not look at it
+        return value
+
+    def _start(self) -> int:
+        """Make the worker and load the model."""
+        assert self._config is not None, "a configuration comes first"
+        mine = dataclasses.replace(self._config.parallel, rank=self._rank, rendezvous=self._address)
+        config = dataclasses.replace(self._config, parallel=mine)
+        trace_this_thread_if_asked(config.instance_id)
+        load_general_plugins("worker")
+        platform = current_platform(config.device.device)
+        platform.begin_start(config)
+        path = config.parallel.worker_cls
+        worker_class: Any = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
+        self._worker = worker_class(config, platform)
+        self._worker.load_model()
+        return os.getpid()
+
+    # Words.
+
+    def _send(self, message: Result | Answer) -> None:
+        data = wire.encode(message)
+        with self._send_lock, contextlib.suppress(BrokenPipeError):
+            write_message(self._answer_fd, data)
+
+    def _say_last_words(self, error: BaseException) -> None:
+        if isinstance(error, QuireError):
+            logger.error("rank %d ends: %s", self._rank, error)
+        else:
+            logger.exception("rank %d ends", self._rank)
+        problem: Problem = wire.problem_of(error, time.monotonic_ns())
+        with contextlib.suppress(OSError):
+            os.write(self._last_words_fd, wire.encode(problem))
+
+
+def _end_with_parent(parent_fd: int) -> None:
+    """Blocks until the parent has died, in whatever way; then this process ends too, in the middle of a step if need be."""
+    while os.read(parent_fd, 1):
+        pass
+    os._exit(EXIT_PARENT_DIED)
+
+
+def _spin_seconds(size: int) -> float:
+    """Spinning pays where every rank has cores to spare."""
+    return SPIN_S if usable_cpus() >= SPARE_CORES * size else 0.0
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Entry of the child process: rank, size, the ranks' meeting place, and five descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())  # the parent held them back until here
+    rank, size, address = int(arguments[0]), int(arguments[1]), arguments[2]
+    memory_fd, ring_fd, answer_fd, last_words_fd, parent_fd = map(int, arguments[3:])
+    for descriptor in (memory_fd, ring_fd, answer_fd, last_words_fd, parent_fd):
+        os.set_inheritable(descriptor, False)
+    threading.Thread(target=_end_with_parent, args=(parent_fd,), name="parent-watch", daemon=True).start()
+    set_process_label(f"rank {rank}")
+    sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(*_COLLECT_AFTER)
+    # The ranks of one host meet on it: nobody else can connect.
+    if sys.platform == "linux":
+        set_default("GLOO_SOCKET_IFNAME", "lo")
+        set_default("NCCL_SOCKET_IFNAME", "lo")
+    set_default("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    ring = RingReader(memory_fd, ring_fd, rank, size, spin_s=_spin_seconds(size))
+    WorkerProcess(rank, size, address, ring, answer_fd, last_words_fd).run()
