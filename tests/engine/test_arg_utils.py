@@ -161,7 +161,7 @@ WRONG = {
     "preemption_mode": ["drop"],
     "enable_chunked_prefill": ["yes", 1],
     "enable_prefix_caching": ["no", 0],
-    "tensor_parallel_size": [0, 2, 1.0],
+    "tensor_parallel_size": [0, 1.0],
     "pipeline_parallel_size": [0, 2],
     "distributed_executor_backend": ["threads", 5],
     "scheduler_cls": ["Scheduler", 5],

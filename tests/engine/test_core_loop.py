@@ -2,11 +2,13 @@
 
 from collections import deque
 
+import pytest
 from tests.engine.builders import make_config, process
 
 from quire.engine.core import EngineCore
-from quire.engine.core_loop import CoreLoop
+from quire.engine.core_loop import CoreLoop, ThreadInbox
 from quire.engine.messages import AddRequests, FrontendMessage, Outputs, Shutdown, Utility, UtilityCall
+from quire.errors import EngineError
 from quire.sampling_params import SamplingParams
 from quire.simulator.hash_model import HashExecutor
 
@@ -36,6 +38,9 @@ class ScriptedInbox:
     def __init__(self, script: list[list[FrontendMessage] | None], calls: list[str]) -> None:
         self._script = deque(script)
         self._calls = calls
+
+    def interrupt(self) -> None:
+        self._calls.append("interrupt")
 
     def receive(self, block: bool) -> list[FrontendMessage]:
         self._calls.append("wait" if block else "look")
@@ -80,3 +85,29 @@ def test_after_work_the_core_asks_again_whether_there_is_something_to_prepare():
 def test_a_sleeping_core_prepares_nothing():
     calls, _ = run([[UtilityCall(1, Utility.SLEEP, [1])]], num_left=5)
     assert calls == ["look", "wait"]
+
+
+class DyingExecutor(PreparingExecutor):
+    """Its workers end while the core waits for messages."""
+
+    def idle(self) -> bool:
+        super().idle()
+        if self.calls.count("idle") > 1:
+            raise EngineError("rank 1 was killed")
+        return False
+
+
+def test_workers_that_die_while_nothing_is_to_do_end_the_loop():
+    config = make_config()
+    executor = DyingExecutor(config, 0, [])
+    core, inbox = EngineCore(config, executor), ThreadInbox()
+    receive = inbox.receive
+
+    def die_and_receive(block: bool) -> list[FrontendMessage]:
+        if block and executor.on_failure is not None:
+            executor.on_failure()
+        return receive(block)
+
+    inbox.receive = die_and_receive  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="rank 1 was killed"):
+        CoreLoop(core, inbox, lambda message: None).run()

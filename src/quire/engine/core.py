@@ -6,7 +6,7 @@ flight, so that planning overlaps execution. Knows nothing of text, users, proce
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire.config import EngineConfig
@@ -112,6 +112,10 @@ class EngineCore:
             self.config.scheduler, self.config.cache, self.kv_cache, max_model_len=self.config.model.max_model_len
         )
 
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Have it called, in any thread, when workers end by themselves while the core does nothing; `idle` then raises."""
+        self._executor.on_failure = callback
+
     # --- requests ---
 
     def add_requests(self, requests: Iterable[EngineRequest]) -> None:
@@ -120,6 +124,7 @@ class EngineCore:
             try:
                 if self._asleep:
                     raise CapacityError("the engine sleeps; wake it up first (wake_up)")
+                self._executor.check_request(request)
                 self._scheduler.add_request(request)
                 self._unfinished.add(request.request_id)
             except QuireError as error:

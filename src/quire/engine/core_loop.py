@@ -37,6 +37,10 @@ class Inbox(Protocol):
         """Every message that has come; with `block`, waits for the first."""
         ...
 
+    def interrupt(self) -> None:
+        """Have a waiting `receive` return, with nothing; from any thread."""
+        ...
+
 
 class ThreadInbox:
     """Messages from other threads of this process, as objects."""
@@ -48,6 +52,10 @@ class ThreadInbox:
     def put(self, message: FrontendMessage) -> None:
         """Hand over a message; from any thread."""
         self._messages.append(message)
+        self._arrived.set()
+
+    def interrupt(self) -> None:
+        """Have a waiting `receive` return; from any thread."""
         self._arrived.set()
 
     def receive(self, block: bool) -> list[FrontendMessage]:
@@ -105,13 +113,14 @@ class CoreLoop:
     def run(self) -> None:
         """Returns after a `Shutdown`; raises what a step raised."""
         core, inbox = self._core, self._inbox
+        core.on_failure(inbox.interrupt)
         could_prepare = True
         while True:
             for message in inbox.receive(block=not could_prepare and not core.has_work()):
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
-            if not core.has_work():
+            if not core.has_work():  # also after an interruption: `idle` says what was wrong
                 could_prepare = core.idle()
             else:
                 could_prepare = True

@@ -50,11 +50,20 @@ class SocketInbox:
         self._decode = frontend_to_core().decode
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
+        self._interrupt_fd, self._interrupt_write_fd = os.pipe()
+        self._poller.register(self._interrupt_fd, zmq.POLLIN)
+
+    def interrupt(self) -> None:
+        """Have a waiting `receive` return; from any thread."""
+        os.write(self._interrupt_write_fd, b"!")
 
     def receive(self, block: bool) -> list[FrontendMessage]:
         """Every message that has come."""
         taken: list[FrontendMessage] = []
-        if self._poller.poll(None if block else 0):
+        ready = dict(self._poller.poll(None if block else 0))
+        if self._interrupt_fd in ready:
+            os.read(self._interrupt_fd, 1)
+        if self._socket in ready:
             while True:
                 try:
                     taken.append(self._decode(self._socket.recv(self._zmq.NOBLOCK)))
