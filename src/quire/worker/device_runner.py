@@ -133,7 +133,7 @@ class DeviceRunner(Runner):
         self._pages: PageStore | None = None
         self._in_flight: deque[PendingStep] = deque(maxlen=2)
         self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
-        self._logits: dict[StepShape, torch.Tensor] = {}
+        self._logits: dict[int, torch.Tensor] = {}
         self._slots: list[_Slot] = []
         self._next_slot = 0
 
@@ -227,7 +227,7 @@ class DeviceRunner(Runner):
         sampled = None
         if count and not shape.samples:
             columns = self._inputs.buffers.columns
-            logits_SV, out_S = self._logits[shape][:count], self._out_S[:count]
+            logits_SV, out_S = self._logits[shape.num_logits][:count], self._out_S[:count]
             sampled = self._sampler.sample(logits_SV, columns, batch.rows_S, batch.positions_S, wanted, out_S)
             ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
         if count:
@@ -259,7 +259,7 @@ class DeviceRunner(Runner):
         self._model.forward(step)
         if not shape.num_logits:
             return
-        logits_SV = self._logits[shape] = self._model.compute_logits(step)
+        logits_SV = self._logits[shape.num_logits] = self._model.compute_logits(step)
         if shape.samples:
             count, columns = shape.num_logits, buffers.columns
             out_S = self._out_S[:count]

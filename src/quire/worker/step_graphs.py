@@ -84,13 +84,15 @@ class StepGraphs:
 
     def mixed_shape(self, tokens: int, requests: int, num_logits: int, max_query_len: int, samples: bool) -> StepShape:
         """Of any other step."""
-        bound = self._requests[bisect.bisect_left(self._requests, requests)]
         if self._is_enabled and self._tokens and tokens <= self._tokens[-1]:
             size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
-            bound = min(bound, size)
+            bound = min(self._requests[bisect.bisect_left(self._requests, requests)], size)
             return StepShape(size, bound, bound, size, samples, True)
         size = min(-(-tokens // EAGER_STEP) * EAGER_STEP, self._max_tokens)
-        return StepShape(size, bound, bound if num_logits else 0, max_query_len, samples and num_logits > 0, False)
+        rows = self._decode_sizes
+        bound = rows[bisect.bisect_left(rows, requests)]
+        logits = rows[bisect.bisect_left(rows, num_logits)] if num_logits else 0
+        return StepShape(size, bound, logits, max_query_len, samples and num_logits > 0, False)
 
     def run(self, shape: StepShape) -> None:
         """Submit a step whose inputs are on the device."""
