@@ -20,6 +20,7 @@ from quire.worker.input_prep import InputPreparation, PreparedBatch
 
 MAX_UPDATES = 1 << 16
 """Page-table entries that a packet may change; what is more goes before it in packets of its own."""
+MAX_KEPT_STEPS = 512
 NUM_PACKETS = 4
 """Host copies: two steps in flight, one in the making, and a spare for table entries that go ahead."""
 
@@ -136,6 +137,8 @@ class DeviceInputs:
         key = (num_tokens, num_requests, num_logits, max_query_len)
         step = self._steps.get(key)
         if step is None:
+            if len(self._steps) >= MAX_KEPT_STEPS:  # eager steps come in every size
+                self._steps.clear()
             step = self._steps[key] = self._build(*key, self._longest)
         return step
 
