@@ -23,8 +23,8 @@ from quire.kernels.triton import activations, linear, linear_configs, linear_dot
 from quire.kernels.triton.linear_configs import DotConfig, GemvConfig
 
 START = time.monotonic()
-BUDGET = float(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1].replace(".", "").isdigit() else 140.0
-ROWS = (1, 32, 16, 64, 2, 4, 8)
+BUDGET = float(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1].replace(".", "").isdigit() else 58.0
+ROWS = (32, 1, 16, 64, 4, 2, 8)
 # name: (outputs, inputs, norm, gated, adds, float32 out)
 SHAPES = {
     "0.6B qkv": (4096, 1024, True, False, False, False),
@@ -48,11 +48,10 @@ def gemv_configs(n: int, k: int, gated: bool, rows: int) -> list[GemvConfig]:
     if rows > 4:
         return []
     found = []
-    for (block_k, num_warps), block_n, early in itertools.product(
-        ((1024, 4), (1024, 2), (2048, 4), (2048, 8), (4096, 8)), (1, 2, 4, 8), (False, True)
-    ):
+    blocks = ((1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8))
+    for (block_k, num_warps), block_n, early in itertools.product(blocks, (1, 2, 4, 8), (False, True)):
         elements = block_n * block_k * (2 if gated else 1) // (num_warps * 32)
-        if block_k < 2 * k and 16 <= elements <= 128 and elements * rows <= 256:
+        if block_k < 2 * k and 32 <= elements <= 64 and elements * rows <= 256 and not (early and rows > 1):
             found.append(GemvConfig(block_n, block_k, num_warps, False, early))
     return found
 
@@ -62,23 +61,22 @@ def dot_configs(n: int, k: int, gated: bool, normed: bool, adds: bool, rows: int
         return []
     block_t, matrix_rows, everything = max(rows, 16), n * (2 if gated else 1), linear_configs.ALL
     is_small = matrix_rows * k <= linear_configs.SMALL_MATRIX
-    blocks = [(64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (128, 128, 3, 8), (128, 128, 4, 8), (128, 64, 6, 8)]
-    if is_small:
-        blocks = [(64, 128, 4, 4), (64, 128, 8, 4), (64, 256, 3, 4), (64, 256, 4, 4), (128, 128, 4, 8)]
+    blocks = [(64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (128, 128, 3, 8), (128, 64, 6, 8)]
     modes = [(0, False), (512, False), (0, True), (512, True)]
     if is_small:
+        blocks = [(64, 128, 4, 4), (64, 256, 3, 4), (64, 256, 4, 4), (64, 512, 2, 8)]
         modes = [(everything, False), (0, True), (everything, True)]
-    splits = ((2, 4, 8) if is_small else (1, 2, 4)) if adds else (1,)
+    splits = ((2, 4) if is_small else (1, 2, 4)) if adds else (1,)
+    norm_modes = {16: (False,), 32: (False, True), 64: (True,)}[block_t] if normed else (False,)
     found = []
-    for (block_n, block_k, stages, num_warps), (prefetch, first), split, norms_first, early in itertools.product(
-        blocks, modes, splits, (False, True) if normed else (False,), (False, True)
+    for (block_n, block_k, stages, num_warps), (prefetch, first), split, norms_first in itertools.product(
+        blocks, modes, splits, norm_modes
     ):
         memory = (block_n * stages + block_t * (2 if first else stages)) * block_k * 2
-        if memory > 220_000 or (early and (block_n, block_k, stages) != (64, 128, 4)):
-            continue
-        found.append(
-            DotConfig(True, block_t, block_n, block_k, split, stages, num_warps, prefetch, first, norms_first, early)
-        )
+        if memory <= 220_000:
+            found.append(
+                DotConfig(True, block_t, block_n, block_k, split, stages, num_warps, prefetch, first, norms_first)
+            )
     return found
 
 
@@ -217,7 +215,7 @@ def sweep(name: str, rows: int, weights: list, results: list) -> None:
     use(None)
     expected = product.result()
     for config in (None, *configs_of(name, rows)):
-        if left() < 12:
+        if left() < 14:
             return
         if config is not None and compiled_as(name, rows, config) not in ready:
             continue
@@ -236,7 +234,7 @@ def chains(best: dict, results: list) -> None:
     for model, layers in (("0.6B", 28), ("8B", 8)):
         names = [f"{model} {part}" for part in ("qkv", "out", "gate_up", "down")]
         weights = {m: make_weights(SHAPES[m][0] * (2 if SHAPES[m][3] else 1), SHAPES[m][1], layers) for m in names}
-        for rows in sorted(ROWS):
+        for rows in ROWS:
             if left() < 3:
                 return
             products = {m: Product(m, rows, *SHAPES[m][:2], weights[m]) for m in names}
@@ -338,48 +336,32 @@ def main() -> None:
     ops.select("cuda")
     results: list[dict] = []
     jobs = [(name, rows, config) for rows in ROWS for name in SHAPES for config in configs_of(name, rows)]
-    errors = compile_all(jobs, BUDGET * 0.5)
+    errors = compile_all(jobs, BUDGET * 0.45)
+    best: dict[tuple, object] = {}
+    text = {str(c): c for _, _, c in jobs}
+    weights = {}
+    for name, (n, k, _, gated, *_) in SHAPES.items():
+        m = n * (2 if gated else 1)
+        weights[name] = make_weights(m, k, max(2, min(56, 400_000_000 // (2 * m * k))))
+    for rows in ROWS:
+        for name in SHAPES:
+            if left() > 14:
+                before = len(results)
+                try:
+                    sweep(name, rows, weights[name], results)
+                except Exception as error:
+                    print(name, rows, str(error)[-200:], flush=True)
+                report(name, rows, results[before:], best, text)
+        with open(out, "w") as file:
+            json.dump({"results": results, "errors": errors}, file)
+    weights.clear()
+    torch.cuda.empty_cache()
+    print(f"{left():.0f} s left", flush=True)
+    chains(best, results)
     try:
         check()
     except Exception as error:
         print("check failed:", str(error)[-500:], flush=True)
-    for model in ("0.6B", "8B"):
-        names = [name for name in SHAPES if name.startswith(model)]
-        weights = {}
-        for name in names:
-            n, k, _, gated, *_ = SHAPES[name]
-            m = n * (2 if gated else 1)
-            weights[name] = make_weights(m, k, max(2, min(56, 400_000_000 // (2 * m * k))))
-        share = left() - 12 if model == "8B" else (left() - 12) * 0.55
-        until = time.monotonic() + share
-        for rows in ROWS:
-            for name in names:
-                if time.monotonic() < until:
-                    try:
-                        sweep(name, rows, weights[name], results)
-                    except Exception as error:
-                        print(name, rows, str(error)[-200:], flush=True)
-        del weights
-        torch.cuda.empty_cache()
-    with open(out, "w") as file:
-        json.dump({"results": results, "errors": errors}, file)
-    best, text = {}, {str(c): c for _, _, c in jobs}
-    for name in SHAPES:
-        n, k, _, gated, *_ = SHAPES[name]
-        print(f"{name}: bytes take {2 * n * (2 if gated else 1) * k / 4.2e6:.1f} µs", flush=True)
-        for rows in sorted(ROWS):
-            entries = [e for e in results if e["shape"] == name and e["rows"] == rows and "us" in e]
-            good = sorted((e for e in entries if e["config"] != "None" and e["error"] < 2e-2), key=lambda e: e["us"])
-            library = [e["us"] for e in entries if e["config"] == "None"]
-            wrong = sum(not e["error"] < 2e-2 for e in entries)
-            if good and library:
-                best[name, rows] = text[good[0]["config"]] if good[0]["us"] < library[0] else None
-                fields = re.sub(r"Config|[a-z_]+=|1073741823|, norms_f", "", good[0]["config"])
-                flag = f" {wrong} WRONG" if wrong else ""
-                if rows in (1, 4, 16, 32, 64):
-                    print(f"  T={rows:3d} {good[0]['us']:7.2f} (cuBLAS {library[0]:7.2f}) {fields}{flag}", flush=True)
-    print(f"{left():.0f} s left", flush=True)
-    chains(best, results)
     with open(out, "w") as file:
         json.dump({"results": results, "errors": errors}, file)
     for error in errors[:3]:
@@ -390,6 +372,24 @@ def main() -> None:
         *(f"{e['shape']} {e['config']} {e['failure'][:200]}" for e in failures[:3]),
         sep="\n",
     )
+
+
+def report(name: str, rows: int, entries: list, best: dict, text: dict) -> None:
+    """The best of a sweep, to the log and to `best`."""
+    n, k, _, gated, *_ = SHAPES[name]
+    entries = [e for e in entries if "us" in e]
+    good = sorted((e for e in entries if e["config"] != "None" and e["error"] < 2e-2), key=lambda e: e["us"])
+    library = [e["us"] for e in entries if e["config"] == "None"]
+    if good and library:
+        best[name, rows] = text[good[0]["config"]] if good[0]["us"] < library[0] else None
+        fields = re.sub(r"Config|[a-z_]+=|1073741824", "", good[0]["config"])
+        wrong = sum(not e["error"] < 2e-2 for e in entries)
+        bytes_us = 2 * n * (2 if gated else 1) * k / 4.2e6
+        print(
+            f"{name} T={rows:3d} {good[0]['us']:7.2f} (cuBLAS {library[0]:7.2f}, bytes {bytes_us:.1f}) {fields}"
+            + (f" {wrong} WRONG" if wrong else ""),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
