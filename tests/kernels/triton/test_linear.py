@@ -144,6 +144,12 @@ def test_an_id_outside_the_table_gives_zeros():
     assert not out_TD.any()
 
 
+def test_rows_that_lie_apart_are_refused():
+    wide_TK, weight = randn(2, 32), matrix(8, 16, torch.float32)
+    with pytest.raises(ValueError, match="lie together"):
+        linear.linear(wide_TK[:, :16], weight, randn(2, 8))
+
+
 def test_no_rows_are_no_work():
     weight, empty_TK = matrix(8, 16, torch.float32), torch.empty(0, 16, device=DEVICE)
     for module in (linear, "invariant"):

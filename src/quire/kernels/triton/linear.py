@@ -43,7 +43,13 @@ def _multiply(
     kind: int = -1,
     add: bool = False,
 ) -> None:
-    """Launch the kernel that the configuration is for."""
+    """Launch the kernel that the configuration is for.
+
+    Raises:
+        ValueError: rows that lie apart.
+    """
+    if not (x_TK.is_contiguous() and out_TN.is_contiguous()):
+        raise ValueError(f"rows must lie together; strides are {x_TK.stride()} and {out_TN.stride()}")
     matrix = _matrix(weight)
     if norm_K is not None and scratch_TK is not None and isinstance(config, DotConfig) and config.norms_first:
         ops.rms_norm(x_TK, norm_K, eps, scratch_TK)
