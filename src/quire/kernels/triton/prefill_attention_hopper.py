@@ -3,9 +3,7 @@
 One warp only loads: pages of keys and values go to shared memory by the copy engine (TMA), a page's tokens of one KV head
 at a time. Two groups of four warps only compute, 64 rows each, and so take turns at the tensor cores: while one is in its
 softmax the other multiplies. Within a group, the scores of the next tile are multiplied before the weights of this one are
-applied (Shah et al., FlashAttention-3). Programs stay and take tile after tile, so that one tile's loads begin before the
-last one's end.
-
+applied (Shah et al., FlashAttention-3).
 Knows nothing of fp8, ALiBi or head sizes other than those in `HEAD_DIMS`; `unavailable` says so.
 
 Legend: T tokens, N query heads, K KV heads, H head size, M rows of a group of warps (tokens times heads of a KV head), S keys
@@ -163,14 +161,10 @@ class Ring:
 def _locate(turn, batch, layer):
     """Where the rows and keys of this program's next tile are.
 
-    Turns go forth and back over the programs, so that who had more in one turn has less in the next.
-
     Request b's tiles begin at query_start[b] // TOKENS + b, which is room enough for all. The last tiles of a request have the
     most keys: they go first.
     """
     tile = turn * gl.num_programs(0) + gl.program_id(0)
-    if turn % 2 == 1:
-        tile = turn * gl.num_programs(0) + gl.num_programs(0) - 1 - gl.program_id(0)
     head = tile // batch.num_blocks
     block = batch.num_blocks - 1 - tile % batch.num_blocks
     layout: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
@@ -524,7 +518,7 @@ def prefill_attention_hopper(
     params: AttentionParams,
     out: torch.Tensor,
     min_query_len: int = 2,
-    persistent: bool = True,
+    persistent: bool = False,
     stages: int | None = None,
 ) -> None:
     """As `prefill_attention`, for what `unavailable` does not refuse."""
