@@ -28,7 +28,7 @@ def test_phases_are_counted_from_the_process_start(clock):
         clock.now += 2.0
     clock.now += 0.25
     assert timeline.ready() == pytest.approx(3.75)
-    assert timeline.line() == "python 0.5 s | imports 2.0 s | ready 3.8 s after the process's start"
+    assert timeline.line() == "python 1.5 s | imports 2.0 s | ready 3.8 s after the process's start"
 
 
 def test_phases_of_one_name_add_up_and_keep_their_note(clock):

@@ -17,6 +17,10 @@ FRESH_PROCESS_S = 30.0
 """An engine that starts in a process younger than this counts from the process's start, a later one from its own."""
 
 
+BEFORE = "python"
+"""What there was before the first phase: the interpreter, and the modules that know of phases."""
+
+
 @dataclasses.dataclass
 class Phase:
     """A stretch of the start. Times are seconds since the origin; `end` is None while it lasts.
@@ -64,7 +68,7 @@ class Timeline:
         self._ready: float | None = None
         self._is_process = True
         if age is not None:
-            self._phases.append(Phase("python", 0.0, age))
+            self._phases.append(Phase(BEFORE, 0.0, age))
 
     def begin_engine(self) -> None:
         """An engine starts. In a process that is older than a start takes, what came before is not part of it."""
@@ -81,6 +85,8 @@ class Timeline:
         entry = Phase(name, self._clock() - self._origin, is_beside=is_beside)
         with self._lock:
             if self._ready is None:
+                if [phase.name for phase in self._phases] == [BEFORE]:
+                    self._phases[0].end = entry.begin
                 self._phases.append(entry)
         try:
             yield entry

@@ -6,20 +6,18 @@ the files concerned were dropped from the page cache.
 
 import ctypes
 import json
-import mmap
 import os
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OUT = Path(os.environ.get("OUT", "/tmp"))
 GB = 1e9
-DEADLINE = time.monotonic() + float(os.environ.get("STARTUP_SECONDS", "85"))
+DEADLINE = time.monotonic() + float(os.environ.get("STARTUP_SECONDS", "78"))
 
 
 # --- in fresh processes ---
@@ -52,10 +50,10 @@ def part_torch() -> dict:
     mark("first kernel (fill)")
     a = torch.empty(256, 256, device="cuda", dtype=torch.bfloat16)
     mark("empty bf16")
-    b = a @ a
+    torch.mm(a, a)
     torch.cuda.synchronize()
     mark("first product (cuBLAS handle)")
-    b = torch.nn.functional.linear(
+    torch.nn.functional.linear(
         torch.empty(2048, 4096, device="cuda", dtype=torch.bfloat16),
         torch.empty(4096, 4096, device="cuda", dtype=torch.bfloat16),
     )
@@ -101,7 +99,8 @@ def part_maps() -> dict:
     torch.cuda.init()
     torch.empty(1, device="cuda")
     ready = time.perf_counter() - begin
-    files = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "/" in line}
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    files = {line.split(maxsplit=5)[5].strip() for line in lines if "/" in line}
     rows = []
     for file in files:
         if not os.path.isfile(file) or file.startswith("/dev"):
@@ -115,141 +114,6 @@ def part_maps() -> dict:
         "import torch": round(imported, 3),
         "with context": round(ready, 3),
     }
-
-
-def part_triton(mode: str = "serial") -> dict:
-    """Compile five kernels; which costs beside."""
-    marks, last = {}, time.perf_counter()
-
-    def mark(name: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        marks[name] = round(now - last, 4)
-        last = now
-
-    import torch
-
-    mark("import torch")
-    import triton
-
-    mark("import triton")
-    sys.path.insert(0, str(HERE))
-    from startup_kernels import attention, norm, product
-
-    mark("import kernels")
-    torch.empty(1, device="cuda")
-    mark("context")
-    from triton.runtime import cache
-
-    if mode == "ours":
-        key = triton.__version__
-        cache.triton_key = lambda: key
-        from quire.kernels.triton import driver
-
-        driver.install()
-        mark("import and install our driver")
-    else:
-        cache.triton_key()
-        mark("triton_key (hashes the installation)")
-        from triton.backends.nvidia.driver import CudaUtils
-
-        CudaUtils()
-        mark("cuda_utils (gcc)")
-    from triton.backends.nvidia.compiler import get_ptxas_version
-
-    get_ptxas_version(90)
-    mark("ptxas --version")
-    x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16)
-    mark("randn")
-    norm[(64,)](x, x, torch.empty_like(x), 1024, 1e-6, BLOCK=1024)
-    torch.cuda.synchronize()
-    mark("norm: compile and run")
-    norm[(64,)](x, x, torch.empty_like(x), 512, 1e-6, BLOCK=512)
-    torch.cuda.synchronize()
-    mark("norm: another block")
-    m = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
-    product[(4,)](m, m, torch.empty_like(m), 256, 256, 256, BM=128, BN=128, BK=64, num_warps=8)
-    torch.cuda.synchronize()
-    mark("product: compile and run")
-    product[(8,)](m, m, torch.empty_like(m), 256, 256, 256, BM=64, BN=128, BK=64, num_warps=4, num_stages=4)
-    torch.cuda.synchronize()
-    mark("product: another block")
-    q = torch.randn(256, 128, device="cuda", dtype=torch.bfloat16)
-    attention[(2,)](q, q, q, torch.empty_like(q), 256, 0.1, BM=128, BN=64, D=128, num_warps=8)
-    torch.cuda.synchronize()
-    mark("attention: compile and run")
-    return marks
-
-
-def _sources(count: int):
-    from startup_kernels import attention, norm, product
-    from triton.compiler import ASTSource
-
-    def source(fn, **constants):
-        types = {"eps": "fp32", "scale": "fp32"}
-        ints = ("width", "M", "N", "K", "length")
-        signature, values = {}, {}
-        for parameter in fn.params:
-            if parameter.is_constexpr:
-                signature[parameter.name] = "constexpr"
-                values[(parameter.num,)] = constants[parameter.name]
-            else:
-                signature[parameter.name] = types.get(parameter.name) or ("i32" if parameter.name in ints else "*bf16")
-        return ASTSource(fn, signature, values, {})
-
-    made = []
-    for i in range(count // 4):
-        made.append((source(norm, BLOCK=64 << (i % 6)), {"num_warps": 4 if i < 6 else 8}))
-        made.append((source(product, BM=64, BN=64 if i % 2 else 128, BK=64), {"num_warps": 4, "num_stages": 2 + i}))
-        made.append((source(product, BM=128, BN=128, BK=64 if i % 2 else 32), {"num_warps": 8, "num_stages": 2 + i}))
-        made.append(
-            (
-                source(attention, BM=64 if i % 2 else 128, BN=64, D=128),
-                {"num_warps": 4 << (i % 2), "num_stages": 2 + i // 2},
-            )
-        )
-    return made
-
-
-def part_parallel(mode: str = "threads", workers: str = "8", count: str = "32") -> dict:
-    """Compile 32 kernels at once: in threads of one process, or in forked children."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import cache
-
-    key = triton.__version__
-    cache.triton_key = lambda: key
-    sys.path.insert(0, str(HERE))
-    jobs = _sources(int(count))
-    target = GPUTarget("cuda", 90, 32)
-    begin = time.perf_counter()
-    number = int(workers)
-    failures = 0
-    if mode == "threads":
-        with ThreadPoolExecutor(number) as pool:
-            for future in [pool.submit(triton.compile, s, target, o) for s, o in jobs]:
-                failures += future.exception() is not None
-    else:
-        children = []
-        for index in range(number):
-            pid = os.fork()
-            if not pid:
-                try:
-                    for s, o in jobs[index::number]:
-                        triton.compile(s, target, o)
-                finally:
-                    os._exit(0)
-            children.append(pid)
-        for pid in children:
-            os.waitpid(pid, 0)
-    elapsed = time.perf_counter() - begin
-    begin = time.perf_counter()
-    for s, o in jobs:
-        try:
-            triton.compile(s, target, o)
-        except Exception:
-            failures += 1
-    return {"seconds": round(elapsed, 3), "again (hits)": round(time.perf_counter() - begin, 3), "failures": failures}
 
 
 def part_launch() -> dict:
@@ -313,110 +177,6 @@ def part_launch() -> dict:
         kernel.device_caches.clear()
     driver.install()
     result["ours"] = run("ours", None)
-    return result
-
-
-def part_device() -> dict:
-    """Dummy weights on the device; copies to it."""
-    import torch
-
-    result: dict = {}
-    device = torch.device("cuda")
-    torch.empty(1, device=device)
-    torch.cuda.synchronize()
-
-    def timed(function, times: int = 2) -> float:
-        best = 1e9
-        for _ in range(times):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            function()
-            torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - begin)
-        return best
-
-    values = (1 << 20) + 7
-    begin = time.perf_counter()
-    noise = torch.randn(values, generator=torch.Generator().manual_seed(0))
-    result["draw 1M on the host, s"] = round(time.perf_counter() - begin, 4)
-    block = noise.to(device, torch.bfloat16)
-    result["repeat to 1 GiB, GB/s"] = round(2 * values * 512 / timed(lambda: block.repeat(512)) / GB)
-    laid = block.repeat(300)
-    pool = torch.empty(8 << 30, dtype=torch.bfloat16, device=device)
-
-    def fill(size: int) -> None:
-        for at in range(0, pool.numel() - size, size):
-            pool[at : at + size].copy_(laid[at % values : at % values + size])
-
-    for size in (1 << 18, 1 << 20, 3 << 19, 1 << 24, 1 << 27):
-        count = (pool.numel() - size) // size
-        seconds = timed(lambda size=size: fill(size), 1)
-        result[f"copies of {size * 2 >> 10} KiB: GB/s, us each"] = (
-            round(2 * pool.numel() / seconds / GB),
-            round(seconds / count * 1e6, 2),
-        )
-    experts = pool[: 128 * 768 * 2048].view(128, 768, 2048)
-    starts = torch.randint(0, values, (128,)).tolist()
-
-    def strided() -> None:
-        for expert, start in enumerate(starts):
-            experts[expert].copy_(laid[start : start + 768 * 2048].view(768, 2048))
-
-    result["128 experts of 3 MiB, us each"] = round(timed(strided) / 128 * 1e6, 2)
-    del pool, laid, experts
-
-    # Host to device.
-    source = torch.empty(256 << 20, dtype=torch.uint8)
-    source.fill_(1)
-    target = torch.empty(256 << 20, dtype=torch.uint8, device=device)
-    result["copy, pageable, GB/s"] = round(source.numel() / timed(lambda: target.copy_(source)) / GB, 1)
-    pinned = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
-    result["copy, pinned, GB/s"] = round(
-        source.numel() / timed(lambda: target.copy_(pinned, non_blocking=True)) / GB, 1
-    )
-    for size in (1 << 20, 8 << 20, 32 << 20):
-
-        def many(size: int = size) -> None:
-            for at in range(0, pinned.numel(), size):
-                target[at : at + size].copy_(pinned[at : at + size], non_blocking=True)
-
-        result[f"copy, pinned, pieces of {size >> 20} MiB, GB/s"] = round(source.numel() / timed(many) / GB, 1)
-    file = Path(tempfile.gettempdir()) / "startup_read_test.bin"
-    begin = time.perf_counter()
-    with open(file, "wb") as stream:
-        for _ in range(8):
-            stream.write(memoryview(source.numpy()))
-    result["write 2 GiB, GB/s"] = round((2 << 30) / (time.perf_counter() - begin) / GB, 2)
-    fd = os.open(file, os.O_RDONLY)
-    view = memoryview(pinned.numpy())
-    for threads in (1, 4, 8, 16):
-        piece = 8 << 20
-
-        def read(at: int) -> None:
-            slot = at % len(view)
-            os.preadv(fd, [view[slot : slot + piece]], at)
-
-        with ThreadPoolExecutor(threads) as pool_of_threads:
-            begin = time.perf_counter()
-            list(pool_of_threads.map(read, range(0, 2 << 30, piece)))
-            result[f"pread to pinned, {threads} threads, GB/s"] = round(
-                (2 << 30) / (time.perf_counter() - begin) / GB, 1
-            )
-    mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    whole = torch.frombuffer(mapped, dtype=torch.uint8) if hasattr(torch, "frombuffer") else None
-    result["copy from a mapping, GB/s"] = round(
-        (256 << 20) / timed(lambda: target.copy_(whole[: 256 << 20]), 1) / GB, 1
-    )
-    result["again"] = round((256 << 20) / timed(lambda: target.copy_(whole[: 256 << 20]), 1) / GB, 1)
-    os.fsync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    result["resident after drop, MB"] = round(resident(str(file)) / 1e6)
-    with ThreadPoolExecutor(8) as pool_of_threads:
-        begin = time.perf_counter()
-        list(pool_of_threads.map(read, range(0, 1 << 30, 8 << 20)))
-        result["pread from the disk, 8 threads, GB/s"] = round((1 << 30) / (time.perf_counter() - begin) / GB, 2)
-    os.close(fd)
-    file.unlink()
     return result
 
 
@@ -662,15 +422,15 @@ def main() -> None:
         "triton": metadata.version("triton"),
         "gcc": shutil.which("gcc"),
         "site": sysconfig.get_paths()["purelib"],
-        "mounts": [
-            line.split()[:3] for line in open("/proc/mounts") if line.split()[1] in ("/", "/tmp", "/usr", "/root")
-        ],
-        "libs": sorted(p.name for p in Path(sysconfig.get_paths()["purelib"]).glob("nvidia*"))[:30],
     }
     caches = {name: tempfile.mkdtemp() for name in MODELS}
 
     def engine(name: str, **settings) -> dict:
-        return child("engine", model_folder(name), json.dumps(settings), our_cache=caches[name])
+        figures = child("engine", model_folder(name), json.dumps(settings), our_cache=caches[name])
+        for file in Path(caches[name]).rglob("lists/*.json"):
+            (OUT / "startup-lists").mkdir(exist_ok=True)
+            (OUT / "startup-lists" / file.name).write_bytes(file.read_bytes())
+        return figures
 
     def without_kernels(name: str) -> dict:
         for pattern in ("*.cubin", "done-*"):
@@ -678,32 +438,44 @@ def main() -> None:
                 file.unlink()
         return engine(name)
 
-    def dropped(name: str, **settings) -> dict:
-        evict("torch", "nvidia", "triton")
-        return engine(name, **settings)
+    def dropped(run, *arguments, **settings) -> dict:
+        evict("torch", "nvidia", "triton", "quire")
+        return run(*arguments, **settings)
 
     def timed_import() -> list[str]:
         got = child("torch", flags=("-X", "importtime"))
         (OUT / "startup-importtime.txt").write_text(got.get("stderr", ""))
         return import_times(got.get("stderr", ""))
 
+    def shipped() -> dict:
+        folder = tempfile.mkdtemp()
+        environment = {**os.environ, "QUIRE_CACHE_ROOT": caches["qwen3-8b"]}
+        command = [sys.executable, "-m", "quire.entrypoints.cli.main", "compile-cache", "--output", folder]
+        begin = time.perf_counter()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        seconds = time.perf_counter() - begin
+        os.environ["QUIRE_KERNEL_CACHE"] = folder
+        try:
+            figures = child("engine", model_folder("qwen3-8b"), our_cache=tempfile.mkdtemp())
+        finally:
+            del os.environ["QUIRE_KERNEL_CACHE"]
+        figures.pop("phases", None)
+        return {"compile-cache, s": round(seconds, 2), "said": (done.stdout + done.stderr)[-400:], "then": figures}
+
     step("0.6B, nothing known, fresh machine", lambda: engine("qwen3-0.6b"))
-    step("0.6B, warm", lambda: engine("qwen3-0.6b"))
     step("0.6B, list but no kernels", lambda: without_kernels("qwen3-0.6b"))
+    step("0.6B, warm", lambda: engine("qwen3-0.6b"))
     step("8B, nothing known", lambda: engine("qwen3-8b"))
-    step("8B, warm", lambda: engine("qwen3-8b"))
+    step("8B, list but no kernels", lambda: without_kernels("qwen3-8b"))
     step("30B-A3B, nothing known", lambda: engine("qwen3-30b-a3b"))
-    step("30B-A3B, warm", lambda: engine("qwen3-30b-a3b"))
-    step("launcher", lambda: child("launch", fresh_cache=tempfile.mkdtemp()))
+    step("30B-A3B, list but no kernels", lambda: without_kernels("qwen3-30b-a3b"))
+    step("0.6B, warm, files dropped", lambda: dropped(engine, "qwen3-0.6b"))
+    step("0.6B, warm, files dropped, no reading ahead", lambda: dropped(engine, "qwen3-0.6b", read_ahead=False))
+    step("0.6B, list but no kernels, files dropped", lambda: dropped(without_kernels, "qwen3-0.6b"))
     step("checkpoint of 8B's shape, 4 layers", lambda: child("checkpoint", "qwen3-8b", "4"))
-    step("0.6B, warm, files dropped", lambda: dropped("qwen3-0.6b"))
-    step("0.6B, warm, files dropped, no reading ahead", lambda: dropped("qwen3-0.6b", read_ahead=False))
+    step("8B, kernels shipped", shipped)
     step("largest imports", timed_import)
-    step("0.6B, warm, again", lambda: engine("qwen3-0.6b"))
-    for name, cache in caches.items():
-        for file in Path(cache).rglob("lists/*.json"):
-            (OUT / "startup-lists").mkdir(exist_ok=True)
-            (OUT / "startup-lists" / f"{name}--{file.name}").write_bytes(file.read_bytes())
+    step("launcher", lambda: child("launch", fresh_cache=tempfile.mkdtemp()))
     (OUT / "startup.json").write_text(json.dumps(report, indent=1, default=str))
     for name, figures in report.items():
         print(f"{name}: {json.dumps(figures, default=str)[:1500]}")

@@ -19,7 +19,7 @@ for line in sys.stdin:
         folder = pathlib.Path(order["folder"]) / variant["kernel"].rpartition(":")[2]
         folder.mkdir(parents=True)
         (folder / f"sm{order['capability']}").touch()
-        print(order["first"] + number, "LookupError: gone" if variant["kernel"].endswith("k2") else "", flush=True)
+        print(order["first"] + number, 0.1, "LookupError: gone" if variant["kernel"].endswith("k2") else "", flush=True)
 """
 
 

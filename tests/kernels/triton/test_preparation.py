@@ -138,7 +138,7 @@ def child(monkeypatch, code):
 def test_who_waits_for_a_kernel_goes_on_when_it_is_there(monkeypatch):
     process = child(
         monkeypatch,
-        "order = json.loads(sys.stdin.readline())\nprint('2 ', flush=True)\nsys.stdin.readline()\nprint('0 ')",
+        "order = json.loads(sys.stdin.readline())\nprint('2 0.5 ', flush=True)\nsys.stdin.readline()\nprint('0 0.1 ')",
     )
     process.add(VARIANTS[:3])
     process.wait_for(VARIANTS[2])
@@ -153,7 +153,7 @@ def test_later_lists_are_numbered_on(monkeypatch):
     process = child(
         monkeypatch,
         "for line in sys.stdin:\n  order = json.loads(line)\n"
-        "  for i, v in enumerate(order['variants']): print(order['first'] + i, 'no ' + v['kernel'], flush=True)",
+        "  for i, v in enumerate(order['variants']): print(order['first'] + i, 0.25, 'no ' + v['kernel'], flush=True)",
     )
     process.add(VARIANTS[:2])
     process.add(VARIANTS[2:])

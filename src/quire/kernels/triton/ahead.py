@@ -56,6 +56,8 @@ class CompilingProcess:
         """Whether the process went on to the end of every list; false only once it has ended before."""
         self.errors: dict[str, str] = {}
         """Why a variant could not be compiled, by its identity."""
+        self.seconds: dict[str, float] = {}
+        """How long a variant took, by its identity."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, json.dumps([path or os.getcwd() for path in sys.path])],
             stdin=subprocess.PIPE,
@@ -109,10 +111,11 @@ class CompilingProcess:
         assert self._process.stdout is not None
         with STARTUP.phase("kernels", is_beside=True) as phase:
             for line in self._process.stdout:
-                number, _, error = line.rstrip("\n").partition(" ")
+                number, seconds, error = line.rstrip("\n").split(" ", 2)
                 name = identity(self._variants[int(number)])
                 with self._changed:
                     self._pending.discard(name)
+                    self.seconds[name] = float(seconds)
                     if error:
                         self.errors[name] = error
                     self._changed.notify_all()

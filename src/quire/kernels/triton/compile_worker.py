@@ -1,7 +1,7 @@
 """The process that `ahead` starts: it imports the kernels once, without torch, and forks children that share a list.
 
-Each line of its input is a list; each line of its output is a number in that list whose kernel is compiled, with an error if
-it could not be. It never touches a GPU. It ends with its input, and its children with it.
+Each line of its input is a list; each line of its output is a number in that list whose kernel is compiled, the seconds that
+it took, and an error if it could not be. It never touches a GPU. It ends with its input, and its children with it.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,17 @@ def _compile_list(order: dict[str, Any], output: int) -> None:
     places.PACKAGES = tuple(order["packages"])
     cache.install(Path(order["folder"]) if order["folder"] else None)
 
-    def report(number: int, error: Exception | None = None) -> None:
+    def report(number: int, seconds: float = 0.0, error: Exception | None = None) -> None:
         text = "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())[:1000]
-        os.write(output, f"{order['first'] + number} {text}\n".encode())
+        os.write(output, f"{order['first'] + number} {seconds:.3f} {text}\n".encode())
 
     def work(number: int) -> None:
+        begin = time.monotonic()
         try:
             variants.compile_variant(order["variants"][number], order["capability"])
-            report(number)
+            report(number, time.monotonic() - begin)
         except Exception as error:
-            report(number, error)
+            report(number, error=error)
 
     found: list[int] = []
     for number, variant in enumerate(order["variants"]):
@@ -65,7 +67,7 @@ def _compile_list(order: dict[str, Any], output: int) -> None:
         except Exception as error:
             if without_torch.remove([package for package in order["packages"] if package != "triton."]):
                 return _compile_list(order, output)
-            report(number, error)
+            report(number, error=error)
     _share(found, order["processes"], work)
     return None
 

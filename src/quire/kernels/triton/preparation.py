@@ -93,6 +93,8 @@ class KernelPreparation:
             errors, is_complete = compiling.errors, compiling.is_idle() and compiling.was_complete
         used = places.merge(self._known, self._rehearsed, self._recorder.variants())
         used = [variant for variant in used if places.identity(variant) not in errors]
+        if compiling is not None:  # the next time the slowest begins first
+            used.sort(key=lambda variant: -compiling.seconds.get(places.identity(variant), 0.0))
         try:
             if used != self._known:
                 places.write_list(places.list_folders()[0] / f"{self.name}.json", used)

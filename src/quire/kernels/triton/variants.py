@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton import places
@@ -22,6 +23,8 @@ from quire.kernels.triton.places import Variant, identity, merge
 
 _DERIVED_OPTIONS = ("extern_libs", "arch", "supported_fp8_dtypes", "backend_name", "warp_size", "instrumentation_mode")
 """Options that follow from the installation and the target."""
+_NAMED = object()
+"""Stands for a compiled kernel that was only named."""
 _ALIGNED = [["tt.divisibility", 16]]
 """What Triton notes of an argument that is a multiple of 16."""
 
@@ -39,17 +42,19 @@ class Recorder:
         self.before: Callable[[Variant], None] = lambda variant: None
         self._variants: dict[str, Variant] = {}
         self._collected: list[Variant] | None = None
+        self._named: list[Any] = []
         self._lock = threading.Lock()
         self._compile = triton.compiler.compile
 
     def compile(self, src: Any, target: Any = None, options: Any = None, **others: Any) -> Any:
-        """Triton's `compile`, which launches call once for each variant; None while variants are only collected."""
+        """Triton's `compile`, which launches call once for each variant; a mere mark while variants are only collected."""
         variant = describe(src, target, options or {})
         if variant is not None:
             collected = self._collected
             if collected is not None:
                 collected.append(variant)
-                return None
+                self._named.append(src.fn)
+                return _NAMED
             self.before(variant)
             with self._lock:
                 self._variants.setdefault(identity(variant), variant)
@@ -72,6 +77,16 @@ class Recorder:
             JITFunction.run = run
             self._collected = None
             collected[:] = merge(collected)
+            self._forget_named()
+
+    def _forget_named(self) -> None:
+        """Triton keeps what it was given in place of a compiled kernel; the next launch must compile."""
+        for kernel in self._named:
+            for caches in kernel.device_caches.values():
+                compiled = caches[0]
+                for key in [key for key, value in compiled.items() if value is _NAMED]:
+                    del compiled[key]
+        self._named.clear()
 
     def variants(self) -> list[Variant]:
         """What was noted, in the order of first use."""
@@ -194,7 +209,8 @@ def source_of(variant: Variant) -> ASTSource:
     types, constants, aligned, names = variant["types"], variant["constants"], variant["aligned"], kernel.arg_names
     if {*types, *constants} != set(names):
         raise LookupError(f"{variant['kernel']} has other parameters now")
-    return ASTSource(
+    make_source = GluonASTSource if kernel.is_gluon() else ASTSource
+    return make_source(
         kernel,
         {name: types.get(name, "constexpr") for name in names},
         {(index,): _decode(constants[name]) for index, name in enumerate(names) if name in constants},
