@@ -34,6 +34,10 @@ def test_pages_that_do_not_fit_are_a_memory_error_and_smaller_ones_may_follow(tm
     assert not worker.runner.has_pages
     worker.initialize(plans[1])
     assert worker.runner.has_pages
+    freed = []
+    monkeypatch.setattr(ModelRunner, "free_pages", lambda self: freed.append(self))
+    worker.initialize(plans[1])
+    assert freed == [worker.runner], "the pages of a first try are given back before the second"
 
 
 def test_a_start_tells_its_phases(tmp_path):

@@ -99,6 +99,8 @@ class Worker:
             MemoryError: the device has no room for so many pages, because somebody else took it since it was measured.
         """
         begin = time.perf_counter()
+        if self.runner.has_pages:  # another rank had no room for as many
+            self.runner.free_pages()
         try:
             with STARTUP.phase("pages and first steps"):
                 self.runner.allocate(kv_cache)
