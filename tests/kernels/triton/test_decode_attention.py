@@ -1,5 +1,7 @@
 """Decode attention against the plain PyTorch reference: every kind of layer, ragged lengths, several programs a head."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from tests.kernels.triton.decode_batches import Batch, make_batch
 
 from quire.kernels.triton import decode_attention
-from quire.kernels.triton.decode_attention import _launch
+from quire.kernels.triton.decode_attention import Shape, _launch
 
 drawn = settings(
     max_examples=12,
@@ -82,18 +84,18 @@ def test_any_layer_and_any_batch(data):
         v_scale=draw(st.sampled_from([1.0, 2.0])),
         seed=draw(st.integers(0, 1000)),
     )
-    assert_equals_the_reference(batch, fused=draw(st.booleans()), tile=draw(st.sampled_from([16, 32])))
+    assert_equals_the_reference(batch, fused=draw(st.booleans()), shape=Shape(draw(st.sampled_from([16, 32]))))
 
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("min_share", [1, 2, 100])
 def test_a_head_is_put_together_from_many_programs(fused, min_share):
     batch = make_batch([300, 16, 17, 1, 129], rotary_dim=16, has_norm=True, has_sinks=True)
-    assert_equals_the_reference(batch, fused, tile=16, min_share=min_share, programs_per_processor=4)
+    assert_equals_the_reference(batch, fused, shape=Shape(16), min_share=min_share)
 
 
 def test_one_long_request_is_shared_by_all_programs():
-    assert_equals_the_reference(make_batch([500], num_kv_heads=1, dtype=torch.float16), False, tile=16)
+    assert_equals_the_reference(make_batch([500], num_kv_heads=1, dtype=torch.float16), False, shape=Shape(16))
 
 
 def test_parts_meet_anew_in_every_launch():
@@ -101,7 +103,17 @@ def test_parts_meet_anew_in_every_launch():
     outs = [batch.new_out() for _ in range(3)]
     for out_TC in outs:
         _launch(
-            batch.qkv_TC, batch.kv_cache, batch.metadata, batch.params, out_TC, False, None, None, None, 0.0, tile=16
+            batch.qkv_TC,
+            batch.kv_cache,
+            batch.metadata,
+            batch.params,
+            out_TC,
+            False,
+            None,
+            None,
+            None,
+            0.0,
+            shape=Shape(16),
         )
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
@@ -109,7 +121,7 @@ def test_parts_meet_anew_in_every_launch():
 
 def test_requests_that_compute_several_tokens_are_left_alone():
     batch = make_batch([40, 70, 33, 5], [1, 6, 1, 5], padding=2)
-    assert_equals_the_reference(batch, fused=False, tile=16)
+    assert_equals_the_reference(batch, fused=False, shape=Shape(16))
 
 
 def test_a_batch_of_nothing_but_padding_writes_nothing():
@@ -135,3 +147,10 @@ def test_the_padded_number_of_requests_holds_them(requests):
     padded = decode_attention.requests_padded(requests)
     assert padded >= requests
     assert padded & (padded - 1) == 0
+
+
+def test_any_head_has_a_shape():
+    for head_dim, group, itemsize in itertools.product((8, 64, 80, 128, 256), (1, 4, 17, 128), (1, 2, 4)):
+        shape = decode_attention.choose_shape(head_dim, group, itemsize)
+        assert shape.tile >= 16
+        assert shape.tile & (shape.tile - 1) == 0

@@ -12,6 +12,7 @@ Legend: B requests, N query heads, K KV heads, G query heads of one KV head, M t
 H head size, S tokens a page, L keys of a tile, I parts of a head that programs left behind.
 """
 
+import dataclasses
 import functools
 
 import torch
@@ -164,14 +165,14 @@ def _find_request(
 @triton.jit
 def _prefetch(
     cache_head, table_row, start, end, page_stride, value_offset,
-    H: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, PAGES: tl.constexpr,
+    H: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Ask for the first pages of a stretch of keys and values to be brought into L2: `PAGES` of each."""
-    TOKENS: tl.constexpr = PAGE if PAGE < TILE else TILE
-    BYTES: tl.constexpr = TOKENS * H * cache_head.dtype.element_ty.primitive_bitwidth // 8
-    i = tl.arange(0, 128)  # One for each thread of four warps.
-    position = start + (i // 2) * TOKENS
-    is_wanted = (position < end) & (i < 2 * PAGES)
+    """Ask for the first `KEYS` keys and values of a stretch to be brought into L2."""
+    CHUNK: tl.constexpr = PAGE if PAGE < TILE else TILE
+    BYTES: tl.constexpr = CHUNK * H * cache_head.dtype.element_ty.primitive_bitwidth // 8
+    i = tl.arange(0, 128)  # Half of them for keys, half for values: 64 chunks at most.
+    position = start + (i // 2) * CHUNK
+    is_wanted = (position < end) & (position < start + KEYS)
     page = tl.load(table_row + position // PAGE, mask=is_wanted, other=0).to(tl.int64)
     address = cache_head + page * page_stride + (position % PAGE) * H + (i % 2) * value_offset
     tl.inline_asm_elementwise(
@@ -246,7 +247,7 @@ def _decode_attention(
                 cos_H, sin_H = load_cos_sin(cos_sin, position, dim_H, pair_H, sign_H, ROTARY_DIM, True)
                 cos_1H, sin_1H = cos_H[None, :], sin_H[None, :]
             if PDL:
-                if EARLY > 0:
+                if EARLY > 0 and share * TILE <= EARLY:
                     begin, end = (first_tile + tile_start) * TILE, tl.minimum((first_tile + tile_end) * TILE, seq_len)
                     _prefetch(cache_head, table_row, begin, end, page_stride, value_offset, H, PAGE, TILE, EARLY)
                 gdc_wait()
@@ -368,13 +369,36 @@ def _decode_attention(
         gdc_launch_dependents()
 
 
-PROGRAMS_PER_PROCESSOR = 2
-"""Programs that a multiprocessor holds at once: their tiles in flight fill its shared memory."""
+EARLY_KEYS = 256
+"""Stretches up to this length are brought into L2 before the projection's output is there."""
 
 
-def tile_length(head_dim: int, itemsize: int) -> int:
-    """Keys of a tile: 16 KiB of keys at most, 64 where heads have 128 values of two bytes."""
-    return max(16, min(64, 16384 // (next_power_of_2(head_dim) * itemsize)))
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How a launch is cut up.
+
+    Attributes:
+        tile: keys of a tile.
+        programs: programs a multiprocessor holds at once; as many are launched, since each takes an equal stretch.
+        max_registers: a thread's, where the compiler's own choice would let fewer programs in.
+    """
+
+    tile: int
+    num_warps: int = 2
+    num_stages: int = 3
+    programs: int = 4
+    max_registers: int | None = None
+
+
+def choose_shape(head_dim: int, group: int, itemsize: int) -> Shape:
+    """Two warps, 8 KiB of keys a tile and four programs a multiprocessor, as measured on an H200 for heads of 128; more
+    warps where many query heads share a KV head."""
+    tile = max(16, min(64, 8192 // (next_power_of_2(head_dim) * itemsize)))
+    if group > 16:
+        return Shape(tile, num_warps=4, programs=2)
+    if itemsize == 1:
+        return Shape(tile, num_warps=4, max_registers=128)
+    return Shape(tile)
 
 
 @functools.cache
@@ -428,13 +452,9 @@ def _launch(
     k_norm_H: torch.Tensor | None,
     eps: float,
     *,
-    tile: int | None = None,
-    num_warps: int = 4,
-    num_stages: int = 3,
-    programs_per_processor: int = PROGRAMS_PER_PROCESSOR,
+    shape: Shape | None = None,
     min_share: int = 1,
-    early: int = 8,
-    max_registers: int | None = None,
+    early_keys: int = EARLY_KEYS,
 ) -> None:
     if not metadata.num_requests:
         return
@@ -442,7 +462,8 @@ def _launch(
     group = params.num_heads // k
     group_pad, head_pad = next_power_of_2(group), max(16, next_power_of_2(h))
     has_norm = q_norm_H is not None and k_norm_H is not None
-    programs = num_processors() * programs_per_processor
+    shape = shape or choose_shape(h, group, kv_cache.dtype.itemsize)
+    programs = num_processors() * shape.programs
     parts_acc, parts_softmax = _parts(qkv_TC.device, programs * 2 * group, h)
     is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     _decode_attention[(programs,)](
@@ -485,10 +506,10 @@ def _launch(
         H=h,
         H_PAD=head_pad,
         PAGE=metadata.block_size,
-        TILE=tile or tile_length(h, kv_cache.dtype.itemsize),
+        TILE=shape.tile,
         B_PAD=requests_padded(metadata.num_requests),
         PARTS=max(1, 4096 // (group_pad * head_pad)),
-        STAGES=num_stages,
+        STAGES=shape.num_stages,
         ROTARY_DIM=rope.rotary_dim if rope is not None else 0,
         INTERLEAVED=rope is not None and rope.interleaved,
         HAS_NORM=has_norm,
@@ -499,9 +520,9 @@ def _launch(
         HAS_SINKS=params.sinks is not None,
         PAIRED=is_fp8,
         FUSED=fused,
-        EARLY=early,
-        num_warps=num_warps,
-        maxnreg=max_registers,
+        EARLY=early_keys,
+        num_warps=shape.num_warps,
+        maxnreg=shape.max_registers,
         **launch_options(),
     )
 
