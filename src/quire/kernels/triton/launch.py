@@ -8,6 +8,8 @@ waits where it first needs that one's results. Rules for a kernel that takes `PD
 - `if PDL: gdc_launch_dependents()` stands as early as the next kernel may take up room beside this one; usually right
   after the wait.
 - Every program of the kernel comes past the wait, also one that has nothing to do.
+- The embedding waits before it lets others start. So what stands before it in a step (lengths, page tables, slots,
+  positions), and pages that earlier steps wrote, are complete for every kernel after it, which may read them before its wait.
 """
 
 import functools
