@@ -15,6 +15,8 @@ from quire.attention.interface import AttentionMetadata
 from quire.attention.selector import BUILT_IN_BACKENDS, select_backend
 from quire.config import HFConfig
 from quire.config.kv_spec import group_layers
+from quire.distributed.communicator import Communicator
+from quire.layers.parallel import ParallelPlan
 from quire.model_loader.loader import check_checkpoint
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.models.decoder import Decoder, attention_requests
@@ -128,8 +130,11 @@ def build_tiny(
     max_tokens: int = 128,
     max_logits: int = 16,
     max_positions: int | None = None,
+    communicator: Communicator | None = None,
 ) -> Decoder:
-    """The checkpoint in a folder as a loaded decoder; kernels are those that `ops.select` chose."""
+    """The checkpoint in a folder as a loaded decoder; kernels are those that `ops.select` chose. With a communicator: its
+    rank's part of it."""
+    plan = ParallelPlan() if communicator is None else ParallelPlan(communicator.size, communicator.rank)
     hf = HFConfig(json.loads((Path(path) / "config.json").read_bytes()))
     spec = ModelRegistry.resolve(hf.architectures).make_spec(hf)
     weight_type = getattr(torch, dtype)
@@ -143,8 +148,10 @@ def build_tiny(
         max_logits=max_logits,
         max_positions=max_positions,
         attention_backend=select_backend(
-            attention_requests(spec, weight_type, block_size), BUILT_IN_BACKENDS
+            attention_requests(spec, weight_type, block_size, plan), BUILT_IN_BACKENDS
         ).backend(),
+        plan=plan,
+        communicator=communicator,
     )
     reader = SafetensorsReader(path)
     check_checkpoint(model, reader.infos)

@@ -1,0 +1,101 @@
+"""Models over several processes that sum through gloo: logprobs and tokens as on one rank, the same bits on every rank."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.distributed import one_rank
+from tests.models.test_parity import SHAPES
+from tests.oracles.tiny_models import make_tiny_model
+
+from quire.kernels import ops
+from quire.platforms.cpu import CpuPlatform
+
+TOLERANCE = 1e-4
+ROOT = Path(__file__).resolve().parents[2]
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama: tied, one KV head for all ranks, a vocabulary that does not divide": (
+        "LlamaForCausalLM", {"num_key_value_heads": 1, "tie_word_embeddings": True, "vocab_size": 387},
+    ),
+    "llama: biases, a head that does not divide": (
+        "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "vocab_size": 387},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "gemma3: two groups of pages": ("Gemma3ForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 9}),
+    "granite": ("GraniteForCausalLM", {}),
+    "qwen3 moe": ("Qwen3MoeForCausalLM", {}),
+    "qwen2 moe: a gated shared expert": ("Qwen2MoeForCausalLM", {}),
+    "phi: both halves on one residual, a head with a bias": ("PhiForCausalLM", {}),
+}  # fmt: skip
+
+
+def run_ranks(size: int, folder: Path, models: dict[str, Path], kernels: str) -> list[Any]:
+    """What every rank wrote."""
+    listing = folder / "models.json"
+    listing.write_text(json.dumps({name: str(path) for name, path in models.items()}))
+    command = [sys.executable, "-m", "tests.distributed.one_rank"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), f"file://{folder}/meet", str(listing), kernels],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    errors = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * size, errors
+    return [np.load(folder / f"rank{rank}.npz") for rank in range(size)]
+
+
+def check(size: int, folder: Path, models: dict[str, tuple[str, dict[str, Any]]], kernels: str) -> None:
+    paths = {
+        name: make_tiny_model(architecture, folder / f"model{number}", tokenizer=False, **overrides)
+        for number, (name, (architecture, overrides)) in enumerate(models.items())
+    }
+    ranks = run_ranks(size, folder, paths, kernels)
+    if kernels == "native":
+        CpuPlatform().select_kernels()
+    else:
+        ops.select("any")
+    for name, path in paths.items():
+        logprobs, tokens = one_rank.compute(path, None)
+        assert ranks[0][f"{name}/tokens"].tolist() == tokens, name
+        np.testing.assert_allclose(ranks[0][f"{name}/logprobs"], logprobs, rtol=0, atol=TOLERANCE, err_msg=name)
+        for rank in ranks[1:]:
+            assert np.array_equal(rank[f"{name}/logprobs"], ranks[0][f"{name}/logprobs"]), name
+
+
+@pytest.fixture(autouse=True)
+def restored_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernels are chosen is the process's state: other rooms' tests get back what they had."""
+    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
+    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
+
+
+def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
+    check(2, tmp_path, MODELS, "native")
+
+
+def divides(architecture: str, overrides: dict[str, Any], size: int) -> bool:
+    """Whether a shape's heads and widths can be shared evenly."""
+    heads = overrides.get("n_head", overrides.get("num_attention_heads", 4))
+    widths = [overrides[key] for key in ("n_inner", "intermediate_size") if overrides.get(key)]
+    return heads % size == 0 and all(width % size == 0 for width in widths)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_architecture_over_two_and_four_ranks(size: int, kernels: str, tmp_path: Path) -> None:
+    models = {name: shape for name, shape in (SHAPES | MODELS).items() if divides(*shape, size)}
+    assert len(models) > 35
+    check(size, tmp_path, models, kernels)

@@ -1,0 +1,74 @@
+"""Workers for tests of the executor with a process a rank: named by class path, made in the child."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+from tests.oracles.async_platform import AsyncCpuPlatform
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.platforms.interface import Platform
+from quire.worker.worker import Worker
+
+
+class TroubledWorker(Worker):
+    """A worker with methods that go wrong on one rank."""
+
+    def kill(self, rank: int) -> int:
+        """End one rank as the kernel would."""
+        if self.config.parallel.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.config.parallel.rank
+
+    def exit(self, rank: int) -> None:
+        """End one rank as an exception that nobody catches would, after the answer."""
+        if self.config.parallel.rank == rank:
+            self.execute = self._fail  # type: ignore[method-assign]
+
+    def _fail(self, step: Any) -> Any:
+        raise RuntimeError("the device caught fire")
+
+    def refuse(self, rank: int) -> str:
+        """An error on one rank."""
+        if self.config.parallel.rank == rank:
+            raise ValueError(f"rank {rank} does not want to")
+        return "done"
+
+    def refuse_while_others_wait(self) -> None:
+        """An error on rank 1 while rank 0 does not come back."""
+        if self.config.parallel.rank == 1:
+            raise RuntimeError("out of luck")
+        time.sleep(600)
+
+    def echo(self, value: Any, *, twice: bool = False) -> Any:
+        """What was sent."""
+        return [value, value] if twice else value
+
+    def threads(self) -> int:
+        """Compute threads of this rank."""
+        return self.runtime.threads  # type: ignore[attr-defined]
+
+    def torch_was_sent(self) -> Any:
+        """Something that is not data."""
+        return sys
+
+
+class RefusingWorker(Worker):
+    """Refuses its configuration on rank 1, before the ranks have met."""
+
+    def __init__(self, config: EngineConfig, platform: Platform) -> None:
+        if config.parallel.rank == 1:
+            raise ConfigError("rank 1 has no room for this dtype", setting="dtype")
+        super().__init__(config, platform)
+
+
+class AsyncWorker(Worker):
+    """A device that works beside the host, made of the CPU."""
+
+    def __init__(self, config: EngineConfig, platform: Platform) -> None:
+        torch.set_num_threads(1)
+        super().__init__(config, AsyncCpuPlatform())
