@@ -187,7 +187,7 @@ def _prefetch(
 
 @triton.jit(do_not_specialize=["num_requests", "window", "min_share", "table_stride"])
 def _decode_attention(
-    qkv, cache, tiles, out, query_start, seq_lens, rows, block_table, positions, slots,
+    qkv, cache, tiles, out, query_start, seq_lens, rows, block_table, slots,
     parts_acc, parts_softmax, arrivals, cos_sin, q_norm, k_norm, sinks, slopes,
     scale, soft_cap, k_scale, v_scale, eps,
     num_requests, window, min_share, qkv_stride, table_stride, page_stride, value_offset, tile_page_stride, tile_value_offset,
@@ -200,6 +200,8 @@ def _decode_attention(
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     m_M, dim_H, offset_L = tl.arange(0, M), tl.arange(0, H_PAD), tl.arange(0, TILE)
     is_head_M, in_head_1H = m_M < G, (dim_H < H)[None, :]
+    g_G = tl.arange(0, G_PAD)
+    mask_GH = (g_G < G)[:, None] & in_head_1H
     partner_H, pair_H, sign_H = rotary_partner(dim_H, ROTARY_DIM, INTERLEAVED)
     W: tl.constexpr = H // 2 if PAIRED else H
     W_PAD: tl.constexpr = H_PAD // 2 if PAIRED else H_PAD
@@ -228,7 +230,9 @@ def _decode_attention(
         b, units_before, seq_len, first, num_tiles = _find_request(
             unit, units_end_B, tiles_B, seq_lens, window, K, TILE, HAS_WINDOW, FUSED
         )
-        token = tl.load(query_start + b).to(tl.int64)
+        token = b.to(tl.int64)
+        if not FUSED:
+            token = tl.load(query_start + b).to(tl.int64)
         table_row = block_table + tl.load(rows + b).to(tl.int64) * table_stride
         kv_head = (unit - units_before) // num_tiles
         head_start = units_before + kv_head * num_tiles
@@ -243,8 +247,7 @@ def _decode_attention(
         if FUSED:
             slot = tl.load(slots + token)
             if HAS_ROPE:
-                position = tl.load(positions + token)
-                cos_H, sin_H = load_cos_sin(cos_sin, position, dim_H, pair_H, sign_H, ROTARY_DIM, True)
+                cos_H, sin_H = load_cos_sin(cos_sin, seq_len - 1, dim_H, pair_H, sign_H, ROTARY_DIM, True)
                 cos_1H, sin_1H = cos_H[None, :], sin_H[None, :]
             if PDL:
                 if EARLY > 0 and share * TILE <= EARLY:
@@ -258,8 +261,8 @@ def _decode_attention(
         query_position = seq_len - 1
         mask_MH = is_head_M[:, None] & in_head_1H
         token_row = qkv + token * qkv_stride
-        q_M1 = token_row + (head_M * H)[:, None]
-        q_MH = tl.load(q_M1 + dim_H[None, :], mask=mask_MH, other=0.0)
+        q_G1 = token_row + ((kv_head * G + g_G) * H)[:, None]
+        q_GH = tl.load(q_G1 + dim_H[None, :], mask=mask_GH, other=0.0)
         slope_M = tl.zeros((M,), tl.float32)
         if HAS_ALIBI:
             slope_M = tl.load(slopes + head_M, mask=is_head_M, other=0.0).to(tl.float32)
@@ -273,9 +276,9 @@ def _decode_attention(
             k_row = token_row + (K * G + kv_head) * H
             k_1H = tl.load(k_row + dim_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
             v_1H = tl.load(k_row + K * H + dim_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
-            q_partner_MH, k_partner_1H = q_MH.to(tl.float32), k_1H
+            q_partner_GH, k_partner_1H = q_GH.to(tl.float32), k_1H
             if HAS_ROPE:
-                q_partner_MH = tl.load(q_M1 + partner_H[None, :], mask=mask_MH, other=0.0).to(tl.float32)
+                q_partner_GH = tl.load(q_G1 + partner_H[None, :], mask=mask_GH, other=0.0).to(tl.float32)
                 k_partner_1H = tl.load(k_row + partner_H[None, :], mask=in_new_1H, other=0.0).to(tl.float32)
             q_weight_1H, q_partner_weight_1H, k_weight_1H, k_partner_weight_1H = 1.0, 1.0, 1.0, 1.0
             if HAS_NORM:
@@ -283,9 +286,9 @@ def _decode_attention(
                 q_partner_weight_1H = tl.load(q_norm + partner_H, mask=dim_H < H)[None, :]
                 k_weight_1H = tl.load(k_norm + dim_H, mask=dim_H < H)[None, :]
                 k_partner_weight_1H = tl.load(k_norm + partner_H, mask=dim_H < H)[None, :]
-            q_MH = norm_and_rotate(
-                q_MH.to(tl.float32), q_partner_MH, q_weight_1H, q_partner_weight_1H, cos_1H, sin_1H, eps, H, HAS_NORM, HAS_ROPE
-            ).to(q_MH.dtype)  # fmt: skip
+            q_GH = norm_and_rotate(
+                q_GH.to(tl.float32), q_partner_GH, q_weight_1H, q_partner_weight_1H, cos_1H, sin_1H, eps, H, HAS_NORM, HAS_ROPE
+            ).to(q_GH.dtype)  # fmt: skip
             k_1H = norm_and_rotate(
                 k_1H, k_partner_1H, k_weight_1H, k_partner_weight_1H, cos_1H, sin_1H, eps, H, HAS_NORM, HAS_ROPE
             )
@@ -294,15 +297,18 @@ def _decode_attention(
             target = cache_head + (slot // PAGE) * page_stride + (slot % PAGE) * H
             tl.store(target + dim_H[None, :], k_1H, mask=in_new_1H & (slot >= 0))
             tl.store(target + value_offset + dim_H[None, :], v_1H, mask=in_new_1H & (slot >= 0))
-            score_M = tl.sum(q_MH.to(tl.float32) * k_1H.to(tl.float32), 1) * (scale * k_scale)
+            score_G = tl.sum(q_GH.to(tl.float32) * k_1H.to(tl.float32), 1) * (scale * k_scale)
             if HAS_CAP:
-                score_M = soft_cap * (1 - 2 / (1 + tl.exp2(score_M * (2 * LOG2E / soft_cap))))
+                score_G = soft_cap * (1 - 2 / (1 + tl.exp2(score_G * (2 * LOG2E / soft_cap))))
+            score_M = tl.reshape(tl.broadcast_to(score_G[None, :], (M // G_PAD, G_PAD)), (M,))
             peak_M = tl.where(is_last, score_M * LOG2E, peak_M)
             sum_M = tl.where(is_last, 1.0, sum_M)
             acc_MH = tl.where(is_last, v_1H.to(tl.float32), acc_MH)
 
         # The tiles. Float8 is read two values at a time, of even and odd places.
         tiles_head = tiles + kv_head * (PAGE * W)
+        # Rows beyond the group's repeat it; nobody reads what becomes of them.
+        q_MH = tl.reshape(tl.broadcast_to(q_GH[None, :, :], (M // G_PAD, G_PAD, H_PAD)), (M, H_PAD))
         q_odd_MW = q_MH
         acc_odd_MW = acc_MH
         tile_scale = scale * k_scale
@@ -358,9 +364,8 @@ def _decode_attention(
                     parts_acc, parts_softmax, first_program, last_program - first_program + 1, kv_head,
                     sinks, v_scale, G, G_PAD, H, H_PAD, PARTS, HAS_SINKS,
                 )  # fmt: skip
-                g_G = tl.arange(0, G_PAD)
                 out_GH = out + token * (K * G * H) + ((kv_head * G + g_G) * H)[:, None] + dim_H[None, :]
-                tl.store(out_GH, done_GH.to(out.dtype.element_ty), mask=(g_G < G)[:, None] & in_head_1H)
+                tl.store(out_GH, done_GH.to(out.dtype.element_ty), mask=mask_GH)
         unit += tile_end - tile_start
     if (
         PDL and FUSED
@@ -475,7 +480,6 @@ def _launch(
         metadata.seq_lens,
         metadata.rows,
         metadata.block_table,
-        metadata.positions,
         metadata.slot_mapping,
         parts_acc,
         parts_softmax,
