@@ -451,19 +451,22 @@ def show_kernels(call: Callable[[], None]) -> None:
     parts = [
         f"{event.key.removesuffix('_kernel')} {event.device_time_total / event.count:.1f}"
         for event in profile.key_averages()
+        if event.key.endswith("_kernel")
     ]
     print("      " + ", ".join(parts))
 
 
 def try_variants(calls: list[Callable[[], None]]) -> None:
-    before = filters.HEAD_WARPS, filters_window.PART, filters_window.PART_WARPS
+    module = filters_window
+    before = module.PART, module.PART_WARPS, module.REGION, sampling_heads.SELECT_WARPS
     try:
-        for head_warps, part, part_warps in ((16, 8192, 8), (8, 4096, 8), (8, 8192, 16), (8, 4096, 4)):
-            filters.HEAD_WARPS, filters_window.PART, filters_window.PART_WARPS = head_warps, part, part_warps
-            report(f"      head warps {head_warps}, part {part} warps {part_warps}", microseconds(calls))
+        for part, part_warps, region, select_warps in ((8192, 16, 2048, 2), (2048, 4, 512, 4), (2048, 8, 512, 1)):
+            module.PART, module.PART_WARPS, module.REGION = part, part_warps, region
+            sampling_heads.SELECT_WARPS = select_warps
+            report(f"      part {part} warps {part_warps}, select warps {select_warps}", microseconds(calls))
             show_kernels(calls[0])
     finally:
-        filters.HEAD_WARPS, filters_window.PART, filters_window.PART_WARPS = before
+        module.PART, module.PART_WARPS, module.REGION, sampling_heads.SELECT_WARPS = before
 
 
 def time_filters() -> None:
@@ -493,7 +496,7 @@ def time_filters() -> None:
                 ]
                 report(f"{name}, {shape}, {rows} rows", microseconds(calls))
                 show_kernels(calls[0])
-                if rows == 256 and name in ("top-k 50 top-p 0.9", "top-p 0.9", "top-k 1000"):
+                if rows == 256 and name in ("top-p 0.9", "top-k 1000"):
                     try_variants(calls)
         logits_SV = logits[0]
         index, tokens = torch.arange(rows, device=DEVICE, dtype=torch.int32), position

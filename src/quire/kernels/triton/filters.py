@@ -120,7 +120,7 @@ def head_thresholds_kernel(
         tl.store(largest_ptr + row, largest)
         tl.store(floor_ptr + row, floor)
         tl.store(total_ptr + row, total)
-        floor_key = tl.maximum(order_key(floor).to(tl.int64), tl.full((), LOWEST_KEY, tl.int64))
+        floor_key = tl.maximum(order_key(floor), LOWEST_KEY)
         has_k = (top_k > 0) & (top_k < vocabulary)
         if has_k | (top_p < 1.0):
             cut = tl.load(cut_ptr + row)
@@ -144,7 +144,7 @@ def head_thresholds_kernel(
                 0.0,
                 total,
             )
-            threshold = key_value(low.to(tl.int32))
+            threshold = key_value(low)
         else:
             threshold = floor
     tl.store(is_open_ptr + row, is_open)

@@ -46,28 +46,28 @@ def solve(
     key_C = order_key(x_C)
     one_C = is_candidate_C.to(tl.float32)
     low = floor_key
-    lowest = tl.min(tl.where(is_candidate_C, key_C, 0x7FFFFFFF), 0).to(tl.int64)
-    high = tl.max(tl.where(is_candidate_C, key_C, -0x80000000), 0).to(tl.int64) + 1
+    lowest = tl.min(tl.where(is_candidate_C, key_C, 0x7FFFFFFF), 0)
+    high = tl.max(tl.where(is_candidate_C, key_C, -0x80000000), 0) + 1
     is_open = tl.where(high > lowest, 0, 1)
-    kth = tl.full((), LOWEST_KEY, tl.int64)
+    kth = tl.full((), LOWEST_KEY, tl.int32)
     binds = has_k
     if has_k:
-        reached = base_count + tl.sum(tl.where(key_C >= low.to(tl.int32), one_C, 0.0), 0)
+        reached = base_count + tl.sum(tl.where(key_C >= low, one_C, 0.0), 0)
         if has_floor & (reached < top_k):
             binds = False
         elif base_count + tl.sum(one_C, 0) >= top_k:
-            kth = search(key_C, one_C, lowest, high, top_k - base_count, 4)
+            kth = search(key_C, is_candidate_C, one_C, lowest, high, top_k - base_count)
         else:
             is_open = 1
     if (top_p < 1.0) & (is_open == 0):
-        weight_C = tl.where(is_candidate_C & (key_C >= low.to(tl.int32)), weigh(x_C, largest, inverse), 0.0)
+        weight_C = tl.where(is_candidate_C & (key_C >= low), weigh(x_C, largest, inverse), 0.0)
         if binds:
-            is_above_C = key_C > kth.to(tl.int32)
+            is_above_C = key_C > kth
             total = tl.sum(tl.where(is_above_C, weight_C, 0.0), 0)
             if kth >= low:
                 # Of the values equal to the k-th only as many as k leaves room for are part of the mass.
                 room = top_k - tl.sum(tl.where(is_above_C, one_C, 0.0), 0)
-                total += room * weigh(key_value(kth.to(tl.int32)), largest, inverse)
+                total += room * weigh(key_value(kth), largest, inverse)
             if base_count > 0:
                 is_open = 1
         elif has_min_p:
@@ -80,8 +80,8 @@ def solve(
         if (needed <= 0.0) & (base_count > 0):
             is_open = 1
         if is_open == 0:
-            if tl.sum(tl.where(key_C >= start.to(tl.int32), weight_C, 0.0), 0) >= needed:
-                low = search(key_C, weight_C, start, high, needed, 4)
+            if tl.sum(tl.where(key_C >= start, weight_C, 0.0), 0) >= needed:
+                low = search(key_C, is_candidate_C, weight_C, start, high, needed)
             elif start > low:
                 is_open = 1
     return is_open, tl.maximum(low, kth)

@@ -1,10 +1,10 @@
-"""Rows whose cut lies deeper than their head: a histogram says where about, and the values there are looked at alone.
+"""Rows whose cut lies deeper than their head: a sample says where about, and the values there are looked at alone.
 
-Bins are equal steps of distance from the largest value. Their counts bound the mass above every bin, from the top and
-from the bottom; so the cut is known to lie within a few bins. Those values (or, where a row's mass has to be summed, all
-from there up) are gathered into one array, where the cut is found exactly. A row that does not fit stays open.
+A few thousand values, spread over the row, tell within a few percent where its cut lies. The values around it (or all from
+the lower bound up, where they are few) are gathered together with the mass above them, and the cut is found exactly among
+them. A row whose sample misled, or whose values do not fit, stays open.
 
-Legend: S rows, V vocabulary, A parts a row, B bins, C candidates, W four figures of a window.
+Legend: S rows, V vocabulary, A parts a row, C candidates, W three figures of a window.
 """
 
 import torch
@@ -12,63 +12,34 @@ import triton
 
 from quire.kernels.triton.filters_solve import solve, weigh
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
-from quire.kernels.triton.sampling_heads import LOWEST_KEY, key_value, order_key
+from quire.kernels.triton.sampling_heads import LOWEST_KEY, key_value, order_key, search
 
-PART = 8192
-BINS = 2048
-CANDIDATES = 16384
+SAMPLE = 4096
+RUN = 64
+"""Neighbours that are sampled together: two lines of memory."""
+PART = 4096
 PART_WARPS = 8
-REACH = tl.constexpr(24.0)
-"""Distance that the bins cover, in units of the temperature (of the logits, where k decides); the last takes the rest."""
-SLACK = tl.constexpr(2e-5)
-"""Share of the mass by which sums of bins may err."""
+REGION = 1024
+"""Candidates that a part may have."""
+CANDIDATES = 16384
+MARGIN = 180
+"""Sampled values that the window holds to either side of the estimated cut, about three of its standard deviations."""
+FULL = tl.constexpr(0.85)
+"""Share of the candidates' room that an estimated number may take."""
 
 
 @triton.jit
-def _bin_of(x, largest, inverse, has_k, BINS: tl.constexpr):
-    """Grows as x falls, whatever the rounding: bins are ranges of the order."""
-    scale = tl.where(has_k, 1.0, inverse) * (BINS / REACH)
-    number = tl.minimum((largest - x) * scale, BINS - 1.0).to(tl.int32)
-    return tl.maximum(tl.minimum(number, BINS - 1), 0)
-
-
-@triton.jit
-def histogram_kernel(
-    logits_ptr,
-    inverse_ptr,
-    top_k_ptr,
-    largest_ptr,
-    is_open_ptr,
-    histogram_ptr,
-    vocabulary,
-    parts,
-    stride,
-    PART: tl.constexpr,
-    BINS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    row = (tl.program_id(0) // parts).to(tl.int64)
-    if tl.load(is_open_ptr + row) != 0:
-        top_k = tl.load(top_k_ptr + row)
-        has_k = (top_k > 0) & (top_k < vocabulary)
-        at = tl.program_id(0) % parts * PART + tl.arange(0, PART)
-        inside = at < vocabulary
-        x = tl.load(logits_ptr + row * stride + at, mask=inside, other=float("-inf"))
-        number = _bin_of(x, tl.load(largest_ptr + row), tl.load(inverse_ptr + row), has_k, BINS)
-        counts = tl.histogram(number, BINS, mask=inside)
-        tl.store(histogram_ptr + tl.program_id(0).to(tl.int64) * BINS + tl.arange(0, BINS), counts)
-
-
-@triton.jit
-def _first_bin(is_it, bins, BINS: tl.constexpr):
-    return tl.min(tl.where(is_it, bins, BINS - 1), 0)
+def _key_of_rank(key, rank, lowest, highest, SAMPLE: tl.constexpr):
+    """The rank-th largest of the sample, from 1; minus infinity's beyond its end."""
+    result = tl.full((), LOWEST_KEY, tl.int32)
+    if rank < SAMPLE:
+        result = search(key, key >= lowest, tl.full((SAMPLE,), 1, tl.int32), lowest, highest, rank)
+    return result
 
 
 @triton.jit
 def window_kernel(
+    logits_ptr,
     inverse_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -77,122 +48,106 @@ def window_kernel(
     floor_ptr,
     total_ptr,
     is_open_ptr,
-    histogram_ptr,
     window_ptr,
-    offset_ptr,
     vocabulary,
-    parts,
-    BINS: tl.constexpr,
+    stride,
+    SAMPLE: tl.constexpr,
+    RUN: tl.constexpr,
     CANDIDATES: tl.constexpr,
+    MARGIN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """window[s] = first and last bin of the candidates, how many values lie above them, how many they are (0: none)."""
+    """window[s] = whether there is one; its candidates' lowest key; the key from which on values lie above them."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    first = 1
-    last = 0
-    base = 0
-    size = 0
+    has_window = 0
     if tl.load(is_open_ptr + row) != 0:
         inverse = tl.load(inverse_ptr + row)
         top_k = tl.load(top_k_ptr + row)
         top_p = tl.load(top_p_ptr + row)
         has_min_p = tl.load(min_p_ptr + row) > 0.0
         has_k = (top_k > 0) & (top_k < vocabulary)
-        largest = tl.load(largest_ptr + row)
-        total = tl.load(total_ptr + row)
-        bins = tl.arange(0, BINS)
-        counts = tl.zeros((BINS,), tl.int32)
-        part = 0
-        while part < parts:
-            counts += tl.load(histogram_ptr + (row * parts + part) * BINS + bins)
-            part += 1
-        upto = tl.cumsum(counts, 0)
-        step = tl.where(has_k, inverse, 1.0) * (REACH / BINS)
-        most = counts.to(tl.float32) * tl.exp(-step * bins)
-        least = tl.where(bins == BINS - 1, 0.0, counts.to(tl.float32) * tl.exp(-step * (bins + 1)))
-        most_upto = tl.cumsum(most, 0)
-        least_upto = tl.cumsum(least, 0)
-        # The mass up to a bin, from above it and as what the bins below it leave of the total.
-        most_upto = tl.minimum(most_upto, total - (tl.sum(least, 0) - least_upto))
-        least_upto = tl.maximum(tl.cumsum(least, 0), total - (tl.sum(most, 0) - tl.cumsum(most, 0)))
-        needed = top_p * total
-        slack = SLACK * total
-        earliest = _first_bin(most_upto + slack >= needed, bins, BINS)
-        last = _first_bin(least_upto - slack >= needed, bins, BINS)
-        floor_bin = _bin_of(tl.load(floor_ptr + row), largest, inverse, has_k, BINS)
-        if has_k:
-            last = _first_bin(upto >= top_k, bins, BINS)
-            if has_min_p:
-                last = tl.minimum(last, floor_bin)
-        elif has_min_p:
-            last = floor_bin
-        first = 0
-        if tl.sum(tl.where(bins <= last, counts, 0), 0) > CANDIDATES:
-            if has_k & (top_p >= 1.0):
-                first = last
-            elif has_k | has_min_p:
-                first = last + 1
+        number = tl.arange(0, SAMPLE)
+        at = number // RUN * (vocabulary // (SAMPLE // RUN)) + number % RUN
+        x = tl.load(logits_ptr + row * stride + at)
+        key = order_key(x)
+        lowest = tl.min(key, 0)
+        highest = tl.max(key, 0) + 1
+        share = SAMPLE / vocabulary.to(tl.float32)
+        low_key = tl.maximum(order_key(tl.load(floor_ptr + row)), LOWEST_KEY)
+        high_key = tl.full((), 0x7FFFFFFF, tl.int32)
+        if has_min_p & (has_k == 0):
+            # The mass is that from the floor on.
+            rank = tl.sum((key >= low_key).to(tl.int32), 0)
+            has_window = (rank < FULL * CANDIDATES * share).to(tl.int32)
+        else:
+            if has_k:
+                rank = (top_k * share).to(tl.int32) + 1
             else:
-                first = earliest
-        base = tl.sum(tl.where(bins < first, counts, 0), 0)
-        size = tl.sum(tl.where((bins >= first) & (bins <= last), counts, 0), 0)
-        if size > CANDIDATES:
-            size = 0
-        begin = 0
-        part = 0
-        while part < parts:
-            tl.store(offset_ptr + row * parts + part, begin)
-            mine = tl.load(histogram_ptr + (row * parts + part) * BINS + bins)
-            begin += tl.sum(tl.where((bins >= first) & (bins <= last), mine, 0), 0)
-            part += 1
-    tl.store(window_ptr + row * 4, first)
-    tl.store(window_ptr + row * 4 + 1, last)
-    tl.store(window_ptr + row * 4 + 2, base)
-    tl.store(window_ptr + row * 4 + 3, size)
+                weight = weigh(x, tl.load(largest_ptr + row), inverse)
+                total = tl.load(total_ptr + row) * share
+                # The smaller of the two masses, above and below the cut, is the better known.
+                needed = tl.where(top_p > 0.5, tl.sum(weight, 0) - (1.0 - top_p) * total, top_p * total)
+                rank = SAMPLE + 0 * top_k
+                if tl.sum(weight, 0) >= needed:
+                    rank = tl.full((), 0, tl.int32)
+                    if needed > 0.0:
+                        cut = search(key, key >= lowest, weight, lowest, highest, needed)
+                        rank = tl.sum((key >= cut).to(tl.int32), 0)
+            few = rank + 4 * tl.sqrt(rank.to(tl.float32)).to(tl.int32) + 16
+            is_whole = few < FULL * CANDIDATES * share
+            if is_whole:
+                has_window = 1
+                low_key = _key_of_rank(key, few, lowest, highest, SAMPLE)
+            elif (top_p >= 1.0) | (has_k == 0):
+                has_window = 1
+                low_key = _key_of_rank(key, rank + MARGIN, lowest, highest, SAMPLE)
+                high_key = _key_of_rank(key, rank - MARGIN, lowest, highest, SAMPLE)
+        tl.store(window_ptr + row * 3 + 1, low_key)
+        tl.store(window_ptr + row * 3 + 2, high_key)
+    tl.store(window_ptr + row * 3, has_window)
 
 
 @triton.jit
 def gather_candidates_kernel(
     logits_ptr,
     inverse_ptr,
-    top_k_ptr,
     largest_ptr,
     window_ptr,
-    offset_ptr,
     candidates_ptr,
+    size_ptr,
+    base_count_ptr,
     base_mass_ptr,
     vocabulary,
     parts,
     stride,
     PART: tl.constexpr,
-    BINS: tl.constexpr,
-    CANDIDATES: tl.constexpr,
+    REGION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The candidates, in the order of the row; of each part, the mass above them."""
+    """Each part's candidates, in the order of the row, and how many values of what mass lie above them."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     row = (tl.program_id(0) // parts).to(tl.int64)
-    if tl.load(window_ptr + row * 4 + 3) > 0:
-        first = tl.load(window_ptr + row * 4)
-        last = tl.load(window_ptr + row * 4 + 1)
-        top_k = tl.load(top_k_ptr + row)
-        has_k = (top_k > 0) & (top_k < vocabulary)
-        largest = tl.load(largest_ptr + row)
-        inverse = tl.load(inverse_ptr + row)
+    if tl.load(window_ptr + row * 3) != 0:
+        low_key = tl.load(window_ptr + row * 3 + 1)
+        high_key = tl.load(window_ptr + row * 3 + 2)
         at = tl.program_id(0) % parts * PART + tl.arange(0, PART)
         inside = at < vocabulary
         x = tl.load(logits_ptr + row * stride + at, mask=inside, other=float("-inf"))
-        number = _bin_of(x, largest, inverse, has_k, BINS)
-        is_one = inside & (number >= first) & (number <= last)
-        place = tl.load(offset_ptr + tl.program_id(0)) + tl.cumsum(is_one.to(tl.int32), 0) - 1
-        tl.store(candidates_ptr + row * CANDIDATES + place, x, mask=is_one)
-        mass = tl.sum(tl.where(inside & (number < first), weigh(x, largest, inverse), 0.0), 0)
-        tl.store(base_mass_ptr + tl.program_id(0), mass)
+        key = order_key(x)
+        is_one = (inside & (key >= low_key) & (key < high_key)).to(tl.int32)
+        place = tl.cumsum(is_one, 0) - 1
+        region = candidates_ptr + tl.program_id(0).to(tl.int64) * REGION
+        tl.store(region + place, x, mask=(is_one != 0) & (place < REGION))
+        tl.store(size_ptr + tl.program_id(0), tl.sum(is_one, 0))
+        is_above = inside & (key >= high_key)
+        tl.store(base_count_ptr + tl.program_id(0), tl.sum(is_above.to(tl.float32), 0))
+        mass = tl.where(is_above, weigh(x, tl.load(largest_ptr + row), tl.load(inverse_ptr + row)), 0.0)
+        tl.store(base_mass_ptr + tl.program_id(0), tl.sum(mass, 0))
 
 
 @triton.jit
@@ -206,13 +161,15 @@ def window_thresholds_kernel(
     total_ptr,
     window_ptr,
     candidates_ptr,
+    size_ptr,
+    base_count_ptr,
     base_mass_ptr,
     is_open_ptr,
     threshold_ptr,
     vocabulary,
     parts,
     PARTS: tl.constexpr,
-    BINS: tl.constexpr,
+    REGION: tl.constexpr,
     CANDIDATES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -221,35 +178,42 @@ def window_thresholds_kernel(
         gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    size = tl.load(window_ptr + row * 4 + 3)
-    if size > 0:
-        inverse = tl.load(inverse_ptr + row)
-        top_k = tl.load(top_k_ptr + row)
-        has_k = (top_k > 0) & (top_k < vocabulary)
-        largest = tl.load(largest_ptr + row)
-        floor = tl.load(floor_ptr + row)
+    if tl.load(window_ptr + row * 3) != 0:
         part = tl.arange(0, PARTS)
-        base_mass = tl.sum(tl.load(base_mass_ptr + row * parts + part, mask=part < parts, other=0.0), 0)
-        place = tl.arange(0, CANDIDATES)
-        x = tl.load(candidates_ptr + row * CANDIDATES + place, mask=place < size, other=float("-inf"))
-        floor_bin = _bin_of(floor, largest, inverse, has_k, BINS)
-        is_open, low = solve(
-            x,
-            place < size,
-            floor_bin <= tl.load(window_ptr + row * 4 + 1),
-            tl.maximum(order_key(floor).to(tl.int64), tl.full((), LOWEST_KEY, tl.int64)),
-            largest,
-            inverse,
-            top_k.to(tl.float32),
-            tl.load(top_p_ptr + row),
-            has_k,
-            tl.load(min_p_ptr + row) > 0.0,
-            tl.load(window_ptr + row * 4 + 2).to(tl.float32),
-            base_mass,
-            tl.load(total_ptr + row),
-        )
-        tl.store(is_open_ptr + row, is_open)
-        tl.store(threshold_ptr + row, key_value(low.to(tl.int32)))
+        sizes = tl.load(size_ptr + row * parts + part, mask=part < parts, other=0)
+        size = tl.sum(sizes, 0)
+        if (size > 0) & (size <= CANDIDATES) & (tl.max(sizes, 0) <= REGION):
+            base_count = tl.sum(tl.load(base_count_ptr + row * parts + part, mask=part < parts, other=0.0), 0)
+            base_mass = tl.sum(tl.load(base_mass_ptr + row * parts + part, mask=part < parts, other=0.0), 0)
+            place = tl.arange(0, CANDIDATES)
+            shift = tl.zeros((CANDIDATES,), tl.int32)
+            begin = 0
+            number = 0
+            while number < parts:
+                shift = tl.where(place >= begin, number * REGION - begin, shift)
+                begin += tl.load(size_ptr + row * parts + number)
+                number += 1
+            at = candidates_ptr + row * parts * REGION + place + shift
+            x = tl.load(at, mask=place < size, other=float("-inf"))
+            top_k = tl.load(top_k_ptr + row)
+            floor_key = tl.maximum(order_key(tl.load(floor_ptr + row)), LOWEST_KEY)
+            is_open, low = solve(
+                x,
+                place < size,
+                floor_key >= tl.load(window_ptr + row * 3 + 1),
+                floor_key,
+                tl.load(largest_ptr + row),
+                tl.load(inverse_ptr + row),
+                top_k.to(tl.float32),
+                tl.load(top_p_ptr + row),
+                (top_k > 0) & (top_k < vocabulary),
+                tl.load(min_p_ptr + row) > 0.0,
+                base_count,
+                base_mass,
+                tl.load(total_ptr + row),
+            )
+            tl.store(is_open_ptr + row, is_open)
+            tl.store(threshold_ptr + row, key_value(low))
 
 
 def solve_open_rows(
@@ -267,28 +231,25 @@ def solve_open_rows(
         columns: inverse temperature, top-k, top-p, min-p.
     """
     rows, vocabulary = logits_SV.shape
+    if vocabulary < SAMPLE:
+        return
     device = logits_SV.device
     parts = triton.cdiv(vocabulary, PART)
-    histogram = torch.empty((rows, parts, BINS), dtype=torch.int32, device=device)
-    window_SW = torch.empty((rows, 4), dtype=torch.int32, device=device)
-    offset_SA = torch.empty((rows, parts), dtype=torch.int32, device=device)
-    base_mass_SA = torch.empty((rows, parts), dtype=torch.float32, device=device)
-    candidates_SC = torch.empty((rows, CANDIDATES), dtype=torch.float32, device=device)
-    inverse_S, top_k_S, _, _ = columns
+    window_SW = torch.empty((rows, 3), dtype=torch.int32, device=device)
+    candidates = torch.empty((rows, parts, REGION), dtype=torch.float32, device=device)
+    size_SA = torch.empty((rows, parts), dtype=torch.int32, device=device)
+    base_2SA = torch.empty((2, rows, parts), dtype=torch.float32, device=device)
+    inverse_S = columns[0]
     stride, options = logits_SV.stride(0), launch_options()
-    histogram_kernel[(rows * parts,)](
-        logits_SV, inverse_S, top_k_S, largest_S, is_open_S, histogram, vocabulary, parts, stride,
-        PART=PART, BINS=BINS, num_warps=PART_WARPS, **options,
-    )  # fmt: skip
     window_kernel[(rows,)](
-        *columns, largest_S, floor_S, total_S, is_open_S, histogram, window_SW, offset_SA, vocabulary, parts,
-        BINS=BINS, CANDIDATES=CANDIDATES, num_warps=4, **options,
+        logits_SV, *columns, largest_S, floor_S, total_S, is_open_S, window_SW, vocabulary, stride,
+        SAMPLE=SAMPLE, RUN=RUN, CANDIDATES=CANDIDATES, MARGIN=MARGIN, num_warps=4, **options,
     )  # fmt: skip
     gather_candidates_kernel[(rows * parts,)](
-        logits_SV, inverse_S, top_k_S, largest_S, window_SW, offset_SA, candidates_SC, base_mass_SA, vocabulary, parts,
-        stride, PART=PART, BINS=BINS, CANDIDATES=CANDIDATES, num_warps=PART_WARPS, **options,
+        logits_SV, inverse_S, largest_S, window_SW, candidates, size_SA, *base_2SA, vocabulary, parts, stride,
+        PART=PART, REGION=REGION, num_warps=PART_WARPS, **options,
     )  # fmt: skip
     window_thresholds_kernel[(rows,)](
-        *columns, largest_S, floor_S, total_S, window_SW, candidates_SC, base_mass_SA, is_open_S, threshold_S,
-        vocabulary, parts, PARTS=next_power_of_2(parts), BINS=BINS, CANDIDATES=CANDIDATES, num_warps=16, **options,
+        *columns, largest_S, floor_S, total_S, window_SW, candidates, size_SA, *base_2SA, is_open_S, threshold_S,
+        vocabulary, parts, PARTS=next_power_of_2(parts), REGION=REGION, CANDIDATES=CANDIDATES, num_warps=16, **options,
     )  # fmt: skip

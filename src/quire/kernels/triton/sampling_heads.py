@@ -19,6 +19,8 @@ TILE = 1024
 HEAD = 64
 """Stretches of a head: 8,192 values, which one program holds in registers."""
 
+SELECT_WARPS = 1
+
 LOWEST_KEY = tl.constexpr(-2139095041)
 """`order_key` of minus infinity."""
 
@@ -37,19 +39,24 @@ def key_value(key):
 
 
 @triton.jit
-def search(key, weight, low, high, needed, WAYS: tl.constexpr):
-    """The largest key in [low, high) at which the weights of it and all above reach `needed`; low if none does.
+def search(key, is_meant, weight, low, high, needed):
+    """The largest key at which the weights of it and all above reach `needed`: one of those meant, in [low, high).
 
-    Every step looks at several keys: what it costs is the way of a sum through the program, not the sum itself."""
-    number = tl.arange(0, WAYS) + 1
-    while high - low > 1:
-        pivots = low + tl.maximum((high - low) * number // (WAYS + 1), 1)
-        is_above = key[None, :] >= pivots.to(tl.int32)[:, None]
-        reaches = tl.sum(tl.where(is_above, weight[None, :], 0), 1) >= needed
-        next_low = tl.max(tl.where(reaches, pivots, low), 0)
-        high = tl.min(tl.where(reaches, high, pivots), 0)
-        low = next_low
-    return low
+    At `low` they must reach it, at `high` not. Ends when one value is left in between. All keys are int32."""
+    inside = is_meant & (key >= low) & (key < high)
+    number = tl.sum(inside.to(tl.int32), 0)
+    while (number > 1) & (low + 1 < high):
+        middle = (low & high) + ((low ^ high) >> 1)
+        is_above = is_meant & (key >= middle)
+        above = tl.sum(tl.where(is_above, weight, 0), 0)
+        between = tl.sum((is_above & (key < high)).to(tl.int32), 0)
+        if above >= needed:
+            low = middle
+            number = between
+        else:
+            high = middle
+            number -= between
+    return tl.max(tl.where(is_meant & (key < high), key, low), 0)
 
 
 @triton.jit
@@ -81,10 +88,11 @@ def select_heads_kernel(
     inside = stretch < num_stretches
     maxima = tl.load(maxima_ptr + row * num_stretches + stretch, mask=inside, other=float("-inf"))
     key = order_key(maxima)
-    low = tl.min(tl.where(inside, key, 0x7FFFFFFF), 0).to(tl.int64)
-    high = tl.max(tl.where(inside, key, -0x80000000), 0).to(tl.int64) + 1
-    # The largest key that at least HEAD maxima reach.
-    low = search(key, inside.to(tl.int32), low, high, HEAD, 8)
+    low = tl.min(tl.where(inside, key, 0x7FFFFFFF), 0)
+    high = tl.max(tl.where(inside, key, -0x80000000), 0) + 1
+    if num_stretches > HEAD:
+        # The largest key that at least HEAD maxima reach.
+        low = search(key, inside, inside.to(tl.int32), low, high, HEAD)
     above = inside & (key > low)
     equal = inside & (key == low)
     if num_stretches <= HEAD:
@@ -101,7 +109,7 @@ def select_heads_kernel(
         cut = low + 1
     if num_stretches <= HEAD:
         cut = low * 0 + LOWEST_KEY
-    tl.store(cut_ptr + row, cut.to(tl.int32))
+    tl.store(cut_ptr + row, cut)
 
 
 def num_stretches_of(vocabulary: int) -> int:
@@ -121,7 +129,7 @@ def select_heads(maxima_SM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         stretches,
         STRETCHES=next_power_of_2(stretches),
         HEAD=HEAD,
-        num_warps=4,
+        num_warps=SELECT_WARPS,
         **launch_options(),
     )
     return heads_SH, cut_S
