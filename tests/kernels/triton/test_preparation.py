@@ -97,6 +97,7 @@ def test_a_list_is_named_after_what_decides_its_kernels(model):
 
     assert name() == name(max_num_seqs=7, seed=3)
     assert name().startswith("Qwen3ForCausalLM-float32-sm90-")
+    assert name() == name(hf_overrides={"num_experts": None})
     assert len({name(), name(dtype="bfloat16"), name(block_size=32), name(hf_overrides={"hidden_size": 128})}) == 4
 
 

@@ -116,7 +116,9 @@ class KernelPreparation:
 def list_name(config: EngineConfig, capability: int) -> str:
     """What starts have in common that need the same kernels, as a file's name."""
     hf_config = config.model.hf_config
-    shape = {field: hf_config.get(field) for field in _SHAPE_FIELDS if field in hf_config}
+    shape = {field: hf_config.get(field) for field in _SHAPE_FIELDS if hf_config.get(field) is not None}
+    if "head_dim" not in shape and {"hidden_size", "num_attention_heads"} <= shape.keys():
+        shape["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
     settings = (
         shape,
         config.model.quantization,
