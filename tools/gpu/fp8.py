@@ -5,6 +5,7 @@ runs them: the matrices of several layers one after another in a CUDA graph, so 
 """
 
 import concurrent.futures
+import itertools
 import json
 import multiprocessing
 import os
@@ -176,6 +177,21 @@ def check(bench: Bench) -> None:
     want, want_scale = reference.quantize(x)
     worst["quantize differing"] = float((q.float() != want.float()).float().mean())
     worst["scales differing"] = float((scale != want_scale).float().mean())
+    for rows, name in itertools.product((1, 2), SHAPES):
+        weight, add = layer[name], name in ("out", "down")
+        x, norm = bench.input(rows, name).float(), bench.norm if not add else None
+        if norm is not None:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * norm
+        y = x @ reference.dequantize(weight).T
+        for tile in (VectorTile(4, 1024, 2, False, True, 8), VectorTile(8, 512, 2, False, True, 8), None):
+            out = torch.zeros(rows, INTERMEDIATE if name == "gate_up" else SHAPES[name][0], device=CUDA)
+            multiply_vectors(
+                bench.input(rows, name), weight, out, norm_D=norm, eps=EPS, add=add, tile=tile,
+                kind="silu" if name == "gate_up" else "",
+            )  # fmt: skip
+            gate, up = y.chunk(2, -1)
+            wanted = torch.nn.functional.silu(gate) * up if name == "gate_up" else y
+            worst[f"exact {name} {rows} {'halves' if tile else 'float'}"] = relative_error(out, wanted)
     RESULTS["check"] = worst
     print("check: " + "; ".join(f"{name} {error:.4f}" for name, error in worst.items()), flush=True)
 
@@ -214,31 +230,49 @@ TILES = (
 TILES += ((128, 256, 8, 3),)
 
 
-def standard_plans() -> Iterator[tuple[str, int, bool, Tile]]:
+def standard_plans() -> Iterator[tuple[str, int, Tile]]:
     """What the operations choose for the numbers of rows that `layers` measures."""
     for rows in (16, 32, 48):
         for name, (n, k) in SHAPES.items():
-            shape = Fp8Weight(n, k, torch.bfloat16, None, scale=torch.empty(0))
-            yield name, rows, True, fp8.tile_of(rows, shape)
-            yield name, rows, False, fp8.plain_tile(rows, shape)
+            yield name, rows, fp8.tile_of(rows, Fp8Weight(n, k, torch.bfloat16, None, scale=torch.empty(0)))
+
+
+VECTORS = {
+    4096: (
+        (4, 4096, 4), (8, 4096, 8), (8, 512, 2), (8, 1024, 4), (8, 2048, 4), (4, 1024, 2), (4, 2048, 4), (16, 512, 2),
+        (16, 1024, 4), (8, 1024, 2), (4, 512, 1), (8, 512, 1), (4, 2048, 2), (16, 2048, 8),
+    ),
+    14336: (
+        (4, 1024, 2), (8, 1024, 4), (8, 512, 2), (8, 2048, 8), (16, 512, 2), (16, 1024, 4), (4, 512, 1), (8, 512, 1),
+        (4, 2048, 4), (8, 2048, 4), (16, 2048, 8), (8, 1024, 2), (4, 2048, 2),
+    ),
+}  # fmt: skip
+FORMS = ((False, 16), (False, 8), (True, 8))
+"""Products in float16 or not, and weights that a thread loads at once."""
 
 
 def vector_plans() -> Iterator[tuple[str, int, VectorTile]]:
     for rows in (1, 2):
         for name, (_, inputs) in SHAPES.items():
             for tile in VECTORS[inputs]:
-                if rows == 1 or tile in TWO_ROWS:
-                    yield name, rows, VectorTile(*tile)
+                for halves, vector in FORMS:
+                    if rows == 1 or (tile[0] <= 8 and vector == 8):
+                        yield name, rows, VectorTile(*tile, False, halves, vector)
 
 
-def row_plans() -> Iterator[tuple[str, int, bool, Tile]]:
-    for rows, quantized in ((1, False), (4, False), (16, False), (16, True), (32, False), (32, True)):
+def row_plans() -> Iterator[tuple[str, int, Tile]]:
+    for rows in (16, 32):
         for name in SHAPES:
-            for block_n, block_k, warps, stages in TILES:
-                if rows == 32 and (block_k == 512 or (block_n, block_k) == (128, 256)):
-                    continue
-                for split in SPLITS[name]:
-                    yield name, rows, quantized, Tile(block_n, block_k, max(16, rows), split, warps, stages)
+            for block_k, split, stages in (
+                (256, 2, 4),
+                (256, 4, 3),
+                (256, 4, 4),
+                (256, 1, 4),
+                (256, 1, 3),
+                (512, 2, 3),
+            ):
+                if (split == 1) == (name == "gate_up"):
+                    yield name, rows, Tile(64, block_k, rows, split, 4, stages)
 
 
 def run_vector(bench: Any, weight: Fp8Weight, name: str, rows: int, tile: VectorTile) -> None:
@@ -249,14 +283,11 @@ def run_vector(bench: Any, weight: Fp8Weight, name: str, rows: int, tile: Vector
     )  # fmt: skip
 
 
-def run_rows(bench: Any, weight: Fp8Weight, name: str, rows: int, quantized: bool, tile: Tile) -> None:
-    add = name in ("out", "down")
-    x = bench.input(rows, name)
-    q, scale = bench.scratch.rows(rows, x.shape[1])
+def run_rows(bench: Any, weight: Fp8Weight, name: str, rows: int, tile: Tile) -> None:
+    q, scale = bench.scratch.rows(rows, SHAPES[name][1])
     multiply_rows(
-        q if quantized else x, weight, bench.output(rows, name, gated=True), bench.scratch, tile,
-        x_scale_T=scale if quantized else None, norm_D=None if quantized or add else bench.norm, eps=EPS,
-        kind="silu" if name == "gate_up" else "", add=add,
+        q, scale, weight, bench.output(rows, name, gated=True), bench.scratch, tile,
+        kind="silu" if name == "gate_up" else "", add=name in ("out", "down"),
     )  # fmt: skip
 
 
@@ -281,7 +312,7 @@ def compile_plan(plan: tuple[Any, ...]) -> str | None:
             )
             _offline = Bench(64, torch.device("meta"))
         weight = _offline.layers[0][plan[0]]
-        (run_vector if len(plan) == 3 else run_rows)(_offline, weight, *plan)
+        (run_vector if isinstance(plan[2], VectorTile) else run_rows)(_offline, weight, *plan)
     except Exception as error:
         return f"{plan}: {type(error).__name__}: {str(error)[:200]}"
     return None
@@ -300,10 +331,11 @@ def sweep_few(bench: Bench) -> None:
         )
         if us:
             found.setdefault(label, []).append((us, tuple(shape)))
-    for plan in row_plans():
-        name, rows, quantized, tile = plan
-        label = f"rows T={rows} {name} {'rounded' if quantized else 'plain'}"
-        us = attempt(f"{label} {tuple(tile)}", lambda p=plan: bench.each(p[0], lambda w: run_rows(bench, w, *p)))
+    for name, rows, tile in row_plans():
+        label = f"rows T={rows} {name}"
+        us = attempt(
+            f"{label} {tuple(tile)}", lambda p=(name, rows, tile): bench.each(p[0], lambda w: run_rows(bench, w, *p))
+        )
         if us:
             found.setdefault(label, []).append((us, tuple(tile)))
     for label, times in found.items():
@@ -403,14 +435,29 @@ def measure() -> None:
 def main() -> None:
     measure()
     torch.cuda.empty_cache()
-    left = DEADLINE - time.monotonic()
-    if left > 15:
-        command = [sys.executable, __file__, "engine", str(left - 3)]
+    for variant in ("as it is", "halves", "prefetch"):
+        left = DEADLINE - time.monotonic()
+        if left < 12:
+            return
+        command = [sys.executable, __file__, "engine", str(left - 3), variant]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=left + 5)
         lines = [line for line in done.stdout.splitlines() if line.startswith("engine")] or done.stdout.splitlines()[
             -12:
         ]
         print("\n".join(lines), flush=True)
+
+
+def vary(variant: str) -> None:
+    """Cut the products of one row in another way."""
+    chosen = fp8_vector.tile_of
+
+    def tile_of(outputs: int, inputs: int, *, gated: bool) -> VectorTile:
+        tile = chosen(outputs, inputs, gated=gated)
+        if variant == "halves":
+            return VectorTile(4 if gated else 8, 1024, 2 if gated else 4, False, True, 8)
+        return tile._replace(prefetch=not gated and outputs < 5000 and inputs < 5000)
+
+    fp8_vector.tile_of = tile_of
 
 
 LLAMA_8B = {
@@ -425,6 +472,9 @@ def engine() -> None:
     """A whole model of 8 billion random parameters in the engine: latency of its first token, and milliseconds a step."""
     from quire import LLM, SamplingParams
 
+    variant = sys.argv[3]
+    if variant != "as it is":
+        vary(variant)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(LLAMA_8B))
         begin = time.monotonic()
@@ -432,17 +482,20 @@ def engine() -> None:
             model=folder, load_format="dummy", quantization="fp8", skip_tokenizer_init=True, max_model_len=2048,
             gpu_memory_utilization=0.5, enable_prefix_caching=False,
         )  # fmt: skip
-        print(f"engine: 8B fp8 ready in {time.monotonic() - begin:.1f} s", flush=True)
-        for batch in (1, 32, 256):
+        print(f"engine {variant}: 8B fp8 ready in {time.monotonic() - begin:.1f} s", flush=True)
+        for batch in (1, 16, 32, 64, 256) if variant == "as it is" else (1,):
             prompts = [{"prompt_token_ids": [(7 * i + j) % 120000 for j in range(128)]} for i in range(batch)]
             times = {}
-            for tokens in (1, 65, 1, 65, 129):
+            for tokens in (1, 65, 1, 129, 65, 129):
                 params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0, detokenize=False)
                 start = time.monotonic()
                 llm.generate(prompts, params, use_tqdm=False)
                 times[tokens] = time.monotonic() - start
             step = (times[129] - times[65]) / 64
-            print(f"engine: batch {batch}: first token {times[1] * 1e3:.1f} ms, {step * 1e3:.3f} ms a step", flush=True)
+            print(
+                f"engine {variant}: batch {batch}: first token {times[1] * 1e3:.1f} ms, {step * 1e3:.3f} ms a step",
+                flush=True,
+            )
             if time.monotonic() > DEADLINE:
                 return
 
@@ -450,21 +503,20 @@ def engine() -> None:
 NONE, ALL = 0, 1 << 20
 REGIMES = {
     "vector": {"VECTOR_ROWS": ALL},
-    "plain": {"VECTOR_ROWS": NONE, "PLAIN_ROWS": ALL},
-    "rounded": {"VECTOR_ROWS": NONE, "PLAIN_ROWS": NONE, "FEW_ROWS": ALL},
-    "cublas": {"VECTOR_ROWS": NONE, "PLAIN_ROWS": NONE, "FEW_ROWS": NONE, "ROWWISE_ROWS": ALL},
-    "rowwise": {"VECTOR_ROWS": NONE, "PLAIN_ROWS": NONE, "FEW_ROWS": NONE, "ROWWISE_ROWS": NONE},
+    "rounded": {"VECTOR_ROWS": NONE, "FEW_ROWS": ALL},
+    "cublas": {"VECTOR_ROWS": NONE, "FEW_ROWS": NONE, "ROWWISE_ROWS": ALL},
+    "rowwise": {"VECTOR_ROWS": NONE, "FEW_ROWS": NONE, "ROWWISE_ROWS": NONE},
 }
 
 
 def layers(bench: Bench) -> None:
     """A layer's four products in each regime, as the operations run them."""
-    for rows in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024):
+    for rows in (1, 2, 8, 16, 32, 40, 48, 64, 128, 256, 384, 512):
         line = []
         for name, regime in REGIMES.items():
             if (name == "vector" and rows > 2) or (name in ("cublas", "rowwise") and rows < 16):
                 continue
-            if (name in ("plain", "rounded") and rows > 128) or (name == "rowwise" and rows < 128):
+            if (name == "rounded" and rows > 64) or (name == "rowwise" and rows < 128):
                 continue
             us = attempt(f"layer {rows} {name}", lambda rows=rows, regime=regime: bench.step(rows, **regime))
             line.append(f"{name} {us or 0:.1f}")

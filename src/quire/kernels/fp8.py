@@ -58,7 +58,6 @@ class Fp8Scratch:
         self._scales = torch.ones(2, max_tokens, dtype=torch.float32, device=device)
         self._quantized = torch.zeros(max_tokens * max_inputs, dtype=FP8, device=device)
         self.partial = torch.zeros(self.PARTIALS, dtype=torch.float32, device=device)
-        self.squares = torch.zeros(self.COUNTERS, dtype=torch.float32, device=device)
         self.counters = torch.zeros(self.COUNTERS, dtype=torch.int32, device=device)
         """Zero between operations."""
         self.one = torch.ones((), dtype=torch.float32, device=device)
@@ -66,7 +65,7 @@ class Fp8Scratch:
     @property
     def num_bytes(self) -> int:
         """Device memory of all of it."""
-        parts = (self._scales, self._quantized, self.one, self.partial, self.squares, self.counters)
+        parts = (self._scales, self._quantized, self.one, self.partial, self.counters)
         return sum(part.numel() * part.element_size() for part in parts)
 
     def rows(self, count: int, inputs: int, second: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,9 +23,7 @@ from quire.kernels.triton.quantize import MAX_BLOCK, quantize_rows
 
 VECTOR_ROWS = 1
 """Up to this many rows go through the ordinary units."""
-PLAIN_ROWS = 16
-"""Up to this many rows every program rounds its input itself."""
-FEW_ROWS = 48
+FEW_ROWS = 32
 """Up to this many rows our matrix kernel is the faster."""
 ROWWISE_ROWS = 512
 """From this many rows on cuBLAS is as fast with a scale a row as with one in all."""
@@ -53,18 +51,15 @@ def _cuda(op: str, *, invariant: bool = True):
 
 
 def tile_of(rows: int, weight: Fp8Weight) -> Tile:
-    """How our matrix kernel cuts a product of some rows: about 200 programs, and as much in flight as has room."""
+    """How our matrix kernel cuts a product of some rows: about two or three programs a multiprocessor, all there at once."""
     outputs, inputs = weight.out_features, weight.in_features
-    block_k, stages = (block_k_of(inputs, 256), 4) if rows <= 32 else (block_k_of(inputs, 128), 6)
     tiles, split = -(-outputs // 64), 1
-    while tiles * split < 160 and inputs // (block_k * split * 2) >= 2 and split < 16:
+    block_k = block_k_of(inputs, 256 if rows <= 32 else 128)
+    while tiles * split < 250 and inputs // (block_k * split * 2) >= 2 and split < 16:
         split *= 2
-    return Tile(64, block_k, block_of(rows), split, 4, stages)
-
-
-def plain_tile(rows: int, weight: Fp8Weight) -> Tile:
-    """How it cuts a product of rows that it rounds itself."""
-    return tile_of(rows, weight)
+    if rows > 32:
+        return Tile(64, block_k, block_of(rows), split, 4, 6)
+    return Tile(64, block_k, block_of(rows), split, 4, 3 if 264 < tiles * split <= 396 else 4)
 
 
 def invariant_tile(weight: Fp8Weight) -> Tile:
@@ -127,9 +122,6 @@ class _Products:
     def _takes_vectors(self, rows: int) -> bool:
         return rows <= VECTOR_ROWS and not self._invariant
 
-    def _takes_plain_rows(self, rows: int, weight: Fp8Weight) -> bool:
-        return rows <= PLAIN_ROWS and weight.input_scale is None and not self._invariant
-
     def _takes_cublas(self, weight: Fp8Weight, rows: int, out: torch.Tensor) -> bool:
         return not self._invariant and _is_for_cublas(weight, rows, out)
 
@@ -138,7 +130,7 @@ class _Products:
         scratch: Fp8Scratch, kind: str = "", add: bool = False,
     ) -> None:  # fmt: skip
         tile = invariant_tile(weight) if self._invariant else tile_of(quantized_TK.shape[0], weight)
-        multiply_rows(quantized_TK, weight, out, scratch, tile, x_scale_T=scale_T, kind=kind, add=add)
+        multiply_rows(quantized_TK, scale_T, weight, out, scratch, tile, kind=kind, add=add)
 
     def _linear(
         self, x: torch.Tensor, norm_D: torch.Tensor | None, eps: float, weight: Fp8Weight, out_TN: torch.Tensor,
@@ -147,9 +139,6 @@ class _Products:
         rows = x.shape[0]
         if self._takes_vectors(rows):
             multiply_vectors(x, weight, out_TN, norm_D=norm_D, eps=eps)
-            return
-        if self._takes_plain_rows(rows, weight):
-            multiply_rows(x, weight, out_TN, scratch, plain_tile(rows, weight), norm_D=norm_D, eps=eps)
             return
         quantized_TK, scale_T = _quantized(x, weight, scratch, norm_D, eps)
         if not self._takes_cublas(weight, rows, out_TN):
@@ -177,10 +166,6 @@ class _Products:
         if self._takes_vectors(rows):
             multiply_vectors(x_TD, weight, out_TI, norm_D=norm_D, eps=eps, kind=kind)
             return
-        if self._takes_plain_rows(rows, weight):
-            tile = plain_tile(rows, weight)
-            multiply_rows(x_TD, weight, out_TI, scratch, tile, norm_D=norm_D, eps=eps, kind=kind)
-            return
         quantized_TK, scale_T = _quantized(x_TD, weight, scratch, norm_D, eps)
         if self._takes_cublas(weight, rows, wide_T2I):
             _cublas(quantized_TK, scale_T, weight, wide_T2I)
@@ -195,8 +180,6 @@ class _Products:
         rows = x_TK.shape[0]
         if self._takes_vectors(rows):
             multiply_vectors(x_TK, weight, residual_TN, add=True)
-        elif self._takes_plain_rows(rows, weight):
-            multiply_rows(x_TK, weight, residual_TN, scratch, plain_tile(rows, weight), add=True)
         else:
             self._add_quantized(*_quantized(x_TK, weight, scratch), weight, residual_TN, delta_TN, scratch)
 

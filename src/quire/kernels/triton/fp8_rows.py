@@ -1,10 +1,8 @@
 """Float8 matrices times a few rows (up to some hundred), on the matrix units.
 
 The weights are the left factor, so that their many rows fill the units' long side and tokens the short one:
-out.T = W @ x.T. Tokens come in float8 with a scale each, or as they are: every program then rounds them as it reads them,
-with a scale for each token and tile of K, and an RMS norm is part of the same pass (its factor is a number a token, applied
-at the end). Where there are fewer tiles than the device has room for, sums over K are split: whoever comes last adds the
-parts up, always in the same order.
+out.T = W @ x.T. Tokens come in float8 with a scale each. Where there are fewer tiles than the device has room for, sums over
+K are split: whoever comes last adds the parts up, always in the same order.
 
 Legend: T rows (tokens), N outputs, K inputs.
 """
@@ -14,14 +12,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from quire.kernels.fp8 import FP8_MAX, FP8_MIN_SCALE, Fp8Scratch, Fp8Weight
+from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
-from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 from quire.kernels.triton.quantize import kind_number
-
-_STEP = tl.constexpr(1.0 / FP8_MAX)
-_MIN_SCALE = tl.constexpr(FP8_MIN_SCALE)
 
 
 class Tile(NamedTuple):
@@ -33,7 +27,6 @@ class Tile(NamedTuple):
     split: int
     warps: int
     stages: int
-    prefetch: bool = False
 
 
 @triton.jit
@@ -48,11 +41,11 @@ def _row_of(pid_n, r, N, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, factor, pid_n, t, w_scale_ptr, bias_ptr, out_ptr, T, N,
+    acc, x_scale_ptr, pid_n, t, w_scale_ptr, bias_ptr, out_ptr, T, N,
     KIND: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Scales, bias, gate or residual; `acc` is [BLOCK_N, BLOCK_T], `factor` a number a token."""
-    acc = acc * factor[None, :]
+    """Scales, bias, gate or residual; `acc` is [BLOCK_N, BLOCK_T]."""
+    acc = acc * tl.load(x_scale_ptr + tl.minimum(t, T - 1))[None, :]
     if KIND < 0:
         n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
         row = tl.minimum(n, N - 1)
@@ -82,21 +75,16 @@ def _finish(
 def _rows_kernel(
     x_ptr,
     x_scale_ptr,
-    norm_ptr,
     w_ptr,
     w_scale_ptr,
     bias_ptr,
     out_ptr,
     partial_ptr,
-    squares_ptr,
     counters_ptr,
     T,
     N,
-    eps,
     K: tl.constexpr,
     KIND: tl.constexpr,
-    IS_QUANTIZED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -104,7 +92,6 @@ def _rows_kernel(
     BLOCK_T: tl.constexpr,
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid_n, pid_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -123,13 +110,8 @@ def _rows_kernel(
     x_base = x_ptr + token[None, :] * K + k[:, None]
     if PDL:
         gdc_launch_dependents()
-        if PREFETCH:
-            each = tl.arange(0, BLOCK_N * LANES) // LANES
-            first = begin * BLOCK_K
-            prefetch_rows(w_ptr, _row_of(pid_n, each, N, KIND, BLOCK_N), K, first, tl.minimum(end * BLOCK_K, K) - first)
         gdc_wait()
     acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    squares = tl.zeros([BLOCK_K, BLOCK_T], tl.float32)
     for step in tl.range(begin, end, num_stages=STAGES):
         start = step * BLOCK_K
         if ragged:
@@ -139,52 +121,26 @@ def _rows_kernel(
         else:
             w = tl.load(w_base + start)
             x = tl.load(x_base + start, mask=is_token[None, :], other=0.0)
-        if IS_QUANTIZED:
-            acc = tl.dot(w, x, acc, max_num_imprecise_acc=BLOCK_K)
-        else:
-            wide = x.to(tl.float32)
-            if HAS_NORM:
-                squares += wide * wide
-                wide *= tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0)[:, None]
-            scale = tl.maximum(tl.max(tl.abs(wide), axis=0) * _STEP, _MIN_SCALE)
-            rounded = (wide * (1.0 / scale)[None, :]).to(tl.float8e4nv)
-            acc += tl.dot(w, rounded) * scale[None, :]
-    total = tl.sum(squares, axis=0)
+        acc = tl.dot(w, x, acc, max_num_imprecise_acc=BLOCK_K)
     if SPLIT > 1:
         tiles = tl.num_programs(0)
         index = pid_t * tiles + pid_n
         within = r[:, None] + tl.arange(0, BLOCK_T)[None, :] * BLOCK_N
         tl.store(partial_ptr + (index * SPLIT + part) * (BLOCK_N * BLOCK_T) + within, acc)
-        lanes = tl.arange(0, BLOCK_T)
-        if HAS_NORM:  # the same from every tile of outputs
-            tl.store(squares_ptr + (pid_t * SPLIT + part) * BLOCK_T + lanes, total)
         tl.debug_barrier()
         arrived = tl.atomic_add(counters_ptr + index, 1, sem="acq_rel")
         if arrived == SPLIT - 1:
             acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-            total = tl.zeros([BLOCK_T], tl.float32)
             for other in tl.static_range(SPLIT):
                 acc += tl.load(
                     partial_ptr + (index * SPLIT + other) * (BLOCK_N * BLOCK_T) + within, cache_modifier=".cg"
                 )
-                if HAS_NORM:
-                    total += tl.load(squares_ptr + (pid_t * SPLIT + other) * BLOCK_T + lanes, cache_modifier=".cg")
             tl.store(counters_ptr + index, 0)
-            if HAS_NORM:
-                factor = tl.rsqrt(total / K + eps)
-            elif IS_QUANTIZED:
-                factor = tl.load(x_scale_ptr + token)
-            else:
-                factor = tl.full([BLOCK_T], 1.0, tl.float32)
-            _finish(acc, factor, pid_n, t, w_scale_ptr, bias_ptr, out_ptr, T, N, KIND, HAS_BIAS, ADD, BLOCK_N, BLOCK_T)
+            _finish(
+                acc, x_scale_ptr, pid_n, t, w_scale_ptr, bias_ptr, out_ptr, T, N, KIND, HAS_BIAS, ADD, BLOCK_N, BLOCK_T
+            )
     else:
-        if HAS_NORM:
-            factor = tl.rsqrt(total / K + eps)
-        elif IS_QUANTIZED:
-            factor = tl.load(x_scale_ptr + token)
-        else:
-            factor = tl.full([BLOCK_T], 1.0, tl.float32)
-        _finish(acc, factor, pid_n, t, w_scale_ptr, bias_ptr, out_ptr, T, N, KIND, HAS_BIAS, ADD, BLOCK_N, BLOCK_T)
+        _finish(acc, x_scale_ptr, pid_n, t, w_scale_ptr, bias_ptr, out_ptr, T, N, KIND, HAS_BIAS, ADD, BLOCK_N, BLOCK_T)
 
 
 def fitting_split(split: int, rows: int, outputs: int, tile: Tile, scratch: Fp8Scratch) -> int:
@@ -198,19 +154,16 @@ def fitting_split(split: int, rows: int, outputs: int, tile: Tile, scratch: Fp8S
 
 def multiply_rows(
     x_TK: torch.Tensor,
+    x_scale_T: torch.Tensor,
     weight: Fp8Weight,
     out: torch.Tensor,
     scratch: Fp8Scratch,
     tile: Tile,
     *,
-    x_scale_T: torch.Tensor | None = None,
-    norm_D: torch.Tensor | None = None,
-    eps: float = 0.0,
     kind: str = "",
     add: bool = False,
 ) -> None:
-    """out = x @ weight.T (+ bias): x in float8 with scales, or as it is, rounded here (with a norm: rms_norm(x)); with a kind
-    gated, with `add` added to what is there."""
+    """out = x @ weight.T (+ bias), with x in float8; with a kind gated, with `add` added to what is there."""
     rows, inputs = x_TK.shape
     outputs = out.shape[1]
     split = fitting_split(tile.split, rows, weight.out_features, tile, scratch)
@@ -218,12 +171,9 @@ def multiply_rows(
     grid = (tiles_n, triton.cdiv(rows, tile.block_t), split)
     options: dict[str, Any] = launch_options()
     _rows_kernel[grid](
-        x_TK, x_scale_T, norm_D, weight.data, weight.scale, weight.bias, out, scratch.partial, scratch.squares,
-        scratch.counters, rows, outputs, eps,
-        K=inputs, KIND=kind_number(kind), IS_QUANTIZED=x_scale_T is not None, HAS_NORM=norm_D is not None,
-        HAS_BIAS=weight.bias is not None, ADD=add, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_T=tile.block_t,
-        SPLIT=split, STAGES=tile.stages,
-        PREFETCH=tile.prefetch and may_prefetch(inputs % tile.block_k or tile.block_k, 1), num_warps=tile.warps, **options,
+        x_TK, x_scale_T, weight.data, weight.scale, weight.bias, out, scratch.partial, scratch.counters, rows, outputs,
+        K=inputs, KIND=kind_number(kind), HAS_BIAS=weight.bias is not None, ADD=add, BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k, BLOCK_T=tile.block_t, SPLIT=split, STAGES=tile.stages, num_warps=tile.warps, **options,
     )  # fmt: skip
 
 
