@@ -10,6 +10,10 @@ from typing import Literal
 import torch
 
 
+MAX_PARTS = 4
+"""Into so many parts the sums of logits may be cut."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Routing:
     """From a token's logits over experts to its experts and their weights.
@@ -56,14 +60,14 @@ class ExpertScratch:
 
     Attributes:
         capacity: tokens it is made for.
-        logits_TE: float32.
+        logits_TE: float32; several parts of the logits, one after another, where they are computed in parts.
+        squares_T: float32; so many parts of each token's sum of squares.
         ids_TK: int32; a token's experts.
         weights_TK: float32; what their outputs are multiplied with.
         activated_PI: model type; P = T * K pairs of a token and one of its experts.
         out_PD: model type; what each pair's expert gives.
         lists_ET: int32; each expert's pairs in any order.
         counts_E: int32; how many those are. Zero between operations: who reads it last clears it.
-        arrived: int32; how many programs that share work have done their part. Zero between operations too.
     """
 
     def __init__(
@@ -81,14 +85,14 @@ class ExpertScratch:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.capacity = capacity
-        self.logits_TE = buffer(capacity, num_experts, dtype=torch.float32)
+        self.logits_TE = buffer(MAX_PARTS * capacity, num_experts, dtype=torch.float32)
+        self.squares_T = buffer(MAX_PARTS * capacity, dtype=torch.float32)
         self.ids_TK = buffer(capacity, top_k, dtype=torch.int32)
         self.weights_TK = buffer(capacity, top_k, dtype=torch.float32)
         self.activated_PI = buffer(capacity * top_k, intermediate, dtype=dtype)
         self.out_PD = buffer(capacity * top_k, hidden, dtype=dtype)
         self.lists_ET = buffer(num_experts, capacity, dtype=torch.int32)
         self.counts_E = buffer(num_experts, dtype=torch.int32)
-        self.arrived = buffer(capacity, dtype=torch.int32)
 
     @property
     def num_bytes(self) -> int:

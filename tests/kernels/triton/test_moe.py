@@ -12,7 +12,7 @@ from quire.kernels import ops, triton
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.reference import moe as reference
 from quire.kernels.triton import moe, moe_configs
-from quire.kernels.triton.moe_configs import ManyConfig, RouterConfig
+from quire.kernels.triton.moe_configs import LogitsConfig, ManyConfig
 from quire.kernels.triton.moe_grouped import GroupedConfig
 
 EPS = 1e-6
@@ -86,7 +86,6 @@ class Case:
             self.bias_E,
         )  # fmt: skip
         assert not scratch.counts_E.any()
-        assert not scratch.arrived.any()
         return x_TD
 
 
@@ -132,7 +131,9 @@ def test_a_normed_mixture_equals_the_reference_and_leaves_padding_alone(name, fu
         assert torch.equal(actual_TD[case.count :], case.x_TD[case.count :])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["one token", "a few tokens, one of them padding", "many tokens, most of them padding", "bfloat16"]
+)
 @pytest.mark.parametrize("function", [moe.moe_experts, moe.invariant_moe_experts])
 def test_experts_by_given_ids_equal_the_reference(name, function):
     case = CASES[name]
@@ -172,7 +173,7 @@ def test_every_way_to_cut_the_work_gives_the_same(swap, walk, split, bulk, monke
     case = Case(50, 45, Routing(6, 2), hidden=96, intermediate=40)
     expected_TD = case.run(reference.norm_moe, case.x_TD, case.scratch())
     grouped = GroupedConfig(swap, walk, 16, 32, 32, 2, 4, bulk)
-    config = ManyConfig(RouterConfig(16, 32, split, 2, 4), grouped, grouped)
+    config = ManyConfig(LogitsConfig(split, 16, 16, 4), grouped, grouped)
     monkeypatch.setattr(moe_configs, "choose", lambda *_: config)
     assert_close(case.run(moe.norm_moe, case.x_TD, case.scratch())[:45], expected_TD[:45])
 

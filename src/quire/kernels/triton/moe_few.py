@@ -1,8 +1,7 @@
 """Mixtures for a few tokens, at the speed at which memory gives the experts' matrices: sums on the ordinary units.
 
 A program has one pair of a token and an expert, or one token, and a few outputs, whose rows it reads once. The choice among
-experts is so little work that every program of the first product makes it for itself: a launch less to wait for. While the
-first product is computed, the second's matrices are on their way to the L2 cache.
+experts is so little work that every program of the first product makes it for itself: a launch less to wait for.
 
 Legend: T tokens, E experts, K experts a token, D hidden, I intermediate; G groups of V values that one thread reads at once.
 """
@@ -13,7 +12,13 @@ import triton
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.triton.activations import KINDS, activate
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
-from quire.kernels.triton.moe_prefetch import prefetch_rows
+from quire.kernels.triton.moe_route import choose, rank_keys, take_best
+
+
+@triton.jit
+def _logits(logits_ptr, num_experts, BLOCK_E: tl.constexpr):
+    expert_E = tl.arange(0, BLOCK_E)
+    return tl.load(logits_ptr + expert_E, mask=expert_E < num_experts, other=float("-inf"))
 
 
 @triton.jit
@@ -27,62 +32,11 @@ def _choose_one(
     BLOCK_E: tl.constexpr,
 ):
     """The expert in a slot."""
-    ranked_E = _ranked(logits_ptr, bias_ptr, num_experts, SIGMOID, HAS_BIAS, BLOCK_E)
-    expert_E = tl.arange(0, BLOCK_E)
-    _, expert = tl.max(ranked_E, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    logits_E = _logits(logits_ptr, num_experts, BLOCK_E)
+    _, expert, keys_E = take_best(rank_keys(logits_E, bias_ptr, num_experts, SIGMOID, HAS_BIAS))
     for _ in range(slot):
-        ranked_E = tl.where(expert_E == expert, float("-inf"), ranked_E)
-        _, expert = tl.max(ranked_E, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        _, expert, keys_E = take_best(keys_E)
     return tl.minimum(expert, num_experts - 1)
-
-
-@triton.jit
-def _weigh_one(
-    logits_ptr,
-    bias_ptr,
-    num_experts,
-    expert,
-    scale,
-    SIGMOID: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RENORMALIZE: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """The weight of a chosen expert."""
-    expert_E = tl.arange(0, BLOCK_E)
-    is_there_E = expert_E < num_experts
-    scores_E = _scores(tl.load(logits_ptr + expert_E, mask=is_there_E, other=float("-inf")), SIGMOID)
-    weight = tl.sum(tl.where(expert_E == expert, scores_E, 0.0), axis=0)
-    if RENORMALIZE:
-        ranked_E = _ranked(logits_ptr, bias_ptr, num_experts, SIGMOID, HAS_BIAS, BLOCK_E)
-        total = 0.0
-        for _ in tl.static_range(K):
-            _, best = tl.max(ranked_E, axis=0, return_indices=True, return_indices_tie_break_left=True)
-            total += tl.sum(tl.where(expert_E == best, scores_E, 0.0), axis=0)
-            ranked_E = tl.where(expert_E == best, float("-inf"), ranked_E)
-        weight /= total
-    return weight * scale
-
-
-@triton.jit
-def _scores(logits_E, SIGMOID: tl.constexpr):
-    if SIGMOID:
-        return 1.0 / (1.0 + tl.exp(-logits_E))
-    else:
-        exponentials_E = tl.exp(logits_E - tl.max(logits_E, axis=0))
-        return exponentials_E / tl.sum(exponentials_E, axis=0)
-
-
-@triton.jit
-def _ranked(logits_ptr, bias_ptr, num_experts, SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_E: tl.constexpr):
-    """What experts are chosen by; minus infinity where there is none."""
-    expert_E = tl.arange(0, BLOCK_E)
-    is_there_E = expert_E < num_experts
-    ranked_E = tl.load(logits_ptr + expert_E, mask=is_there_E, other=float("-inf"))
-    if HAS_BIAS:
-        ranked_E = _scores(ranked_E, SIGMOID) + tl.load(bias_ptr + expert_E, mask=is_there_E, other=float("-inf"))
-    return ranked_E
 
 
 @triton.jit
@@ -90,7 +44,6 @@ def few_gate_up_kernel(
     x_ptr,
     norm_ptr,
     w_ptr,
-    down_ptr,
     logits_ptr,
     bias_ptr,
     num_tokens_ptr,
@@ -107,18 +60,17 @@ def few_gate_up_kernel(
     HAS_BIAS: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     K: tl.constexpr,
+    K_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     VECTOR: tl.constexpr,
     EVEN: tl.constexpr,
-    PIECES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out[pair] = act(gate) * up of x's row. ROUTES: x is normed first, and the pair's expert and weight come from logits and
-    are written down; otherwise they stand in ids. PIECES > 0: each program asks for
-    its share of the expert's other matrix, in as many requests."""
+    are written down; otherwise they stand in ids."""
     pair, block = tl.program_id(1), tl.program_id(0)
     token, slot = pair // K, pair % K
     row_N = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -149,11 +101,6 @@ def few_gate_up_kernel(
             gate = tl.load(gate_rows + at_GV[:, None, :], mask=inside, other=0.0, eviction_policy="evict_first")
             up = tl.load(up_rows + at_GV[:, None, :], mask=inside, other=0.0, eviction_policy="evict_first")
         x_GV = tl.load(x_ptr + token * D + at_GV, mask=at_GV < D, other=0.0).to(tl.float32)
-        if PDL and PIECES > 0:  # noqa: SIM102
-            if start == 0:
-                share = (D * I) // tl.num_programs(0)
-                first = tl.cast(expert, tl.int64) * D * I + tl.cast(block, tl.int64) * share
-                prefetch_rows(down_ptr + first + tl.zeros((1, 1), dtype=tl.int64), share // PIECES, PIECES)
         if ROUTES:
             squares_G += tl.sum(x_GV * x_GV, axis=1)
             x_GV *= tl.load(norm_ptr + at_GV, mask=at_GV < D, other=0.0)
@@ -166,11 +113,20 @@ def few_gate_up_kernel(
         up_N *= inverse
     if ROUTES:  # noqa: SIM102
         if block == 0:
-            weight = _weigh_one(
-                logits, bias_ptr, num_experts, expert, scale, SIGMOID, HAS_BIAS, RENORMALIZE, K, BLOCK_E
+            slot_K = tl.arange(0, K_BLOCK)
+            _, weights_K = choose(
+                _logits(logits, num_experts, BLOCK_E),
+                bias_ptr,
+                num_experts,
+                scale,
+                SIGMOID,
+                HAS_BIAS,
+                RENORMALIZE,
+                K,
+                K_BLOCK,
             )
             tl.store(ids_ptr + pair, expert)
-            tl.store(weights_ptr + pair, weight)
+            tl.store(weights_ptr + pair, tl.sum(tl.where(slot_K == slot, weights_K, 0.0), axis=0))
     y_N = activate(gate_N, KIND) * up_N
     tl.store(out_ptr + pair * I + row_N, y_N.to(out_ptr.dtype.element_ty), mask=inside_N)
 
@@ -229,10 +185,6 @@ def few_down_kernel(
     tl.store(out, y_N.to(out_ptr.dtype.element_ty), mask=inside_N)
 
 
-AHEAD_BYTES = 28 << 20
-"""Matrices asked for ahead: what the L2 cache holds beside those that stream through it (50 MB or more from 9.0 on)."""
-
-
 def fits(experts: ExpertWeights) -> bool:
     """Whether the experts' rows fall into whole vectors."""
     vector = 16 // experts.down_EDI.element_size()
@@ -256,22 +208,15 @@ def launch_few_gate_up(
     block_n: int,
     block_k: int,
     num_warps: int,
-    ahead: bool,
 ) -> None:
     """Activations of every pair, into the scratch; with a routing from the scratch's logits, else for the ids given."""
     weight = experts.gate_up_E2ID
     hidden, width = weight.shape[2], experts.intermediate
     block_k = min(block_k, max(next_power_of_2(hidden), 16))
-    blocks, pairs = cdiv(width, block_n), x_TD.shape[0] * top_k
-    down_bytes = hidden * width * weight.element_size()
-    pieces = num_warps * 32 if ahead and down_bytes * pairs <= AHEAD_BYTES else 0
-    if pieces and down_bytes % (blocks * pieces * 16):
-        pieces = 0
-    few_gate_up_kernel[(blocks, pairs)](
+    few_gate_up_kernel[(cdiv(width, block_n), x_TD.shape[0] * top_k)](
         x_TD,
         weight if norm_D is None else norm_D,
         weight,
-        experts.down_EDI,
         scratch.logits_TE,
         scratch.logits_TE if bias_E is None else bias_E,
         num_tokens,
@@ -288,13 +233,13 @@ def launch_few_gate_up(
         HAS_BIAS=bias_E is not None,
         RENORMALIZE=routing is not None and routing.renormalize,
         K=top_k,
+        K_BLOCK=next_power_of_2(top_k),
         KIND=KINDS.index(kind),
         BLOCK_E=max(next_power_of_2(weight.shape[0]), 16),
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         VECTOR=16 // weight.element_size(),
         EVEN=hidden % block_k == 0 and width % block_n == 0,
-        PIECES=pieces,
         num_warps=num_warps,
         **launch_options(),
     )
