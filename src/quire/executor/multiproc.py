@@ -231,4 +231,3 @@ class MultiprocExecutor(Executor):
         self._results.clear()
         self._release.detach()
         self._processes.end(patience_s if self._processes.failure is None else 0.0)
-

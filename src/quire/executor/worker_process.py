@@ -127,8 +127,12 @@ class WorkerProcess:
 
     def _fetch_results(self) -> None:
         """The second thread."""
+        is_adopted = False
         try:
             while (step := self._to_fetch.get()) is not None:
+                if not is_adopted:
+                    self._worker.adopt_thread()
+                    is_adopted = True
                 output = step.result()
                 step.done.set()
                 if self._rank == 0:

@@ -189,6 +189,11 @@ class CudaRuntime(DeviceRuntime):
         if self._kernels is not None:
             self._kernels.rehearse(launch_all)
 
+    def adopt_thread(self) -> None:
+        import torch
+
+        torch.cuda.set_device(self._device)  # else the thread's first call would make a context on device 0
+
     def started(self) -> None:
         if self._kernels is not None:
             self._kernels.save()

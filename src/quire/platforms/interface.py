@@ -146,6 +146,9 @@ class DeviceRuntime(abc.ABC):
     def rehearse(self, launch_all: Callable[[], Any]) -> None:
         """Prepare every kernel that `launch_all` launches. It is called with launches that do nothing, or not at all."""
 
+    def adopt_thread(self) -> None:
+        """The calling thread is going to wait for this device's events."""
+
     def started(self) -> None:
         """The engine is ready for requests."""
 

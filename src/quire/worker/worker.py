@@ -116,6 +116,10 @@ class Worker:
         """Run one step, or submit it to a device that works beside the host."""
         return self.runner.execute(step)
 
+    def adopt_thread(self) -> None:
+        """The calling thread is going to wait for steps' results."""
+        self.runtime.adopt_thread()
+
     def bandwidth(self) -> float:
         """Bytes a second of the device's own memory, measured now; 0 where the host measures its own."""
         return self.runtime.bandwidth() or 0.0
