@@ -23,9 +23,11 @@ import torch
 
 from quire.kernels.fp8 import FP8, FP8_MAX, Fp8Scratch, Fp8Weight
 from quire.kernels.reference import fp8 as reference
-from quire.kernels.triton import fp8, fp8_rows, fp8_vector
+from quire.kernels.triton import fp8, fp8_rows, fp8_vector, quantize
 from quire.kernels.triton.fp8_rows import Tile, multiply_rows
+from quire.kernels.triton.fp8_scales import apply_scales
 from quire.kernels.triton.fp8_vector import VectorTile, multiply_vectors
+from quire.kernels.triton.launch import launch_options
 from quire.kernels.triton.quantize import quantize_rows
 
 HIDDEN, INTERMEDIATE = 4096, 14336
@@ -405,7 +407,30 @@ def sweep_many(bench: Bench) -> None:
                 lambda: [quantize_rows(w, *q, kind="silu") for _ in range(20)] and None, 20
             ),
         )
-        print(f"quantize T={rows}: norm {norm or 0:.2f} us, gated {gated or 0:.2f} us", flush=True)
+        line = [f"quantize T={rows}: norm {norm or 0:.2f} us, gated {gated or 0:.2f} us; with scales"]
+        for warps in (8, 16, 32):
+
+            def scaled(rows=rows, wide=wide, q=wide_q, warps=warps) -> None:
+                w_scale = bench.layers[0]["gate_up"].scale
+                for _ in range(20):
+                    quantize._quantize_rows[(rows,)](
+                        wide, None, bench.scratch.rows(rows, 1, True)[1], w_scale, None, None, *q, 0.0,
+                        K=INTERMEDIATE, KIND=0, HAS_NORM=False, HAS_SCALES=True, HAS_BIAS=False, IS_STATIC=False,
+                        BLOCK=16384, num_warps=warps, **launch_options(),
+                    )  # fmt: skip
+
+            us = attempt(f"quantize gated scaled {rows} {warps}", lambda run=scaled: time_graph(run, 20))
+            line.append(f"{warps} warps {us or 0:.2f}")
+        for name in ("out", "qkv"):
+            product, x_scale = bench.output(rows, name), bench.scratch.rows(rows, 1, True)[1]
+
+            def scale(name=name, product=product, x_scale=x_scale) -> None:
+                for _ in range(20):
+                    apply_scales(product, x_scale, bench.layers[0][name], product)
+
+            us = attempt(f"scales {name} {rows}", lambda run=scale: time_graph(run, 20))
+            line.append(f"scales of {name} {us or 0:.2f}")
+        print(", ".join(line), flush=True)
 
 
 def measure() -> None:
