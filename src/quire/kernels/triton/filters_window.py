@@ -15,6 +15,7 @@ from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_
 from quire.kernels.triton.sampling_heads import LOWEST_KEY, key_value, order_key, search
 
 SAMPLE = 4096
+"""Values of a sample; twice as many where the vocabulary is so large that its window would not fit the candidates."""
 RUN = 64
 """Neighbours that are sampled together: two lines of memory."""
 PART = 4096
@@ -234,6 +235,7 @@ def solve_open_rows(
     if vocabulary < SAMPLE:
         return
     device = logits_SV.device
+    sample = SAMPLE if 2 * MARGIN * vocabulary <= CANDIDATES * SAMPLE else 2 * SAMPLE
     parts = triton.cdiv(vocabulary, PART)
     window_SW = torch.empty((rows, 3), dtype=torch.int32, device=device)
     candidates = torch.empty((rows, parts, REGION), dtype=torch.float32, device=device)
@@ -243,7 +245,7 @@ def solve_open_rows(
     stride, options = logits_SV.stride(0), launch_options()
     window_kernel[(rows,)](
         logits_SV, *columns, largest_S, floor_S, total_S, is_open_S, window_SW, vocabulary, stride,
-        SAMPLE=SAMPLE, RUN=RUN, CANDIDATES=CANDIDATES, MARGIN=MARGIN, num_warps=4, **options,
+        SAMPLE=sample, RUN=RUN, CANDIDATES=CANDIDATES, MARGIN=MARGIN, num_warps=sample // 1024, **options,
     )  # fmt: skip
     gather_candidates_kernel[(rows * parts,)](
         logits_SV, inverse_S, largest_S, window_SW, candidates, size_SA, *base_2SA, vocabulary, parts, stride,
