@@ -4,6 +4,7 @@ It is told its rank, the group's size, where the ranks meet, and a JSON file wit
 logprobs of every prompt position, and the greedy tokens after it, to `rank<r>.npz` beside that file.
 """
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -22,6 +23,19 @@ CHUNK = 13
 NEW_TOKENS = 5
 
 
+def select_kernels(kernels: str) -> None:
+    """`native`, `reference`, or `fused`: references in the order in which a GPU has layers computed."""
+    if kernels == "native":
+        CpuPlatform().select_kernels()
+        return
+    ops.select("any")
+    if kernels == "fused":
+        for op in ops.COMPOSED:
+            ops._choices[op] = dataclasses.replace(
+                ops._choices[op], chosen=dataclasses.replace(ops._choices[op].chosen, platform="cuda")
+            )
+
+
 def compute(path: Path, communicator: Communicator | None) -> tuple[np.ndarray, list[int]]:
     """Logprobs [tokens, V] of the prompt, in chunks beside another request, and the tokens after it."""
     driver = ModelDriver(build_tiny(path, communicator=communicator))
@@ -35,10 +49,7 @@ def compute(path: Path, communicator: Communicator | None) -> tuple[np.ndarray, 
 
 def main(rank: int, size: int, address: str, models_file: Path, kernels: str) -> None:
     torch.set_num_threads(1)
-    if kernels == "native":
-        CpuPlatform().select_kernels()
-    else:
-        ops.select("any")
+    select_kernels(kernels)
     group = GlooGroup(rank, size, address)
     results: dict[str, np.ndarray] = {}
     for name, path in json.loads(models_file.read_text()).items():

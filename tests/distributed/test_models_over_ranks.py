@@ -13,7 +13,6 @@ from tests.models.test_parity import SHAPES
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire.kernels import ops
-from quire.platforms.cpu import CpuPlatform
 
 TOLERANCE = 1e-4
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,10 +61,7 @@ def check(size: int, folder: Path, models: dict[str, tuple[str, dict[str, Any]]]
         for number, (name, (architecture, overrides)) in enumerate(models.items())
     }
     ranks = run_ranks(size, folder, paths, kernels)
-    if kernels == "native":
-        CpuPlatform().select_kernels()
-    else:
-        ops.select("any")
+    one_rank.select_kernels(kernels)
     for name, path in paths.items():
         logprobs, tokens = one_rank.compute(path, None)
         assert ranks[0][f"{name}/tokens"].tolist() == tokens, name
@@ -85,6 +81,11 @@ def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
     check(2, tmp_path, MODELS, "native")
 
 
+def test_fused_layers_over_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
+    fused = {name: shape for name, shape in MODELS.items() if name.startswith(("llama", "qwen", "mistral"))}
+    check(2, tmp_path, fused, "fused")
+
+
 def divides(architecture: str, overrides: dict[str, Any], size: int) -> bool:
     """Whether a shape's heads and widths can be shared evenly."""
     heads = overrides.get("n_head", overrides.get("num_attention_heads", 4))
@@ -93,7 +94,7 @@ def divides(architecture: str, overrides: dict[str, Any], size: int) -> bool:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("kernels", ["native", "reference", "fused"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_architecture_over_two_and_four_ranks(size: int, kernels: str, tmp_path: Path) -> None:
     models = {name: shape for name, shape in (SHAPES | MODELS).items() if divides(*shape, size)}

@@ -72,3 +72,11 @@ class AsyncWorker(Worker):
     def __init__(self, config: EngineConfig, platform: Platform) -> None:
         torch.set_num_threads(1)
         super().__init__(config, AsyncCpuPlatform())
+
+
+class InterpretedWorker(Worker):
+    """As `AsyncWorker`, with the GPU's kernels in Triton's interpreter."""
+
+    def __init__(self, config: EngineConfig, platform: Platform) -> None:
+        torch.set_num_threads(1)
+        super().__init__(config, AsyncCpuPlatform("cuda"))

@@ -244,7 +244,9 @@ class Decoder(CausalLM):
         return self._tied_head
 
     def _run_fused(self, layer: DecoderLayer, step: StepInputs, views: TokenViews) -> None:
-        """As `_run_sequential` for plain pre-norm layers: norms, activations and residuals are the matrices' own business."""
+        """As `_run_sequential` for plain pre-norm layers: norms, activations and residuals are the matrices' own business.
+
+        Over several ranks the residual itself is summed: rank 0 adds its part to it, the others put theirs in its place."""
         method, linears, eps = self.linear_method, layer.linears, cast(RMSNorm, self.spec.norm).eps
         residual_TD, normed_TD, delta_TD = views.residual_TD, views.normed_TD, views.delta_TD
         params = layer.params
@@ -252,21 +254,42 @@ class Decoder(CausalLM):
         attended_TNH = views.narrow(params.num_heads * params.head_dim)
         method.apply_normed(residual_TD, layer.norms["before_mixer"].weight, eps, linears["qkv"], qkv_TC, normed_TD)
         self._attend(layer, step, qkv_TC, attended_TNH)
-        method.apply_add(attended_TNH, linears["out"], residual_TD, delta_TD)
-        norm_D, width = layer.norms["before_mlp"].weight, layer.mlp.intermediate
+        self._add_to_residual(attended_TNH, linears["out"], views)
+        norm_D, width = layer.norms["before_mlp"].weight, layer.mlp.intermediate // self.plan.size
+        is_first = self.plan.rank == 0
         if layer.mixture is not None:
-            layer.mixture.run_normed(residual_TD, norm_D, eps, step.attention[0].shape, views)
+            if is_first:
+                layer.mixture.run_normed(residual_TD, norm_D, eps, step.attention[0].shape, views)
+            else:
+                ops.rms_norm(residual_TD, norm_D, eps, normed_TD)
+                layer.mixture.run(normed_TD, residual_TD, step.attention[0].shape, views)
+            self.communicator.all_reduce(residual_TD)
             return
         activated_TI = views.narrow(width)
-        if isinstance(layer.mlp, GatedMLP):
+        if isinstance(layer.mlp, GatedMLP) and is_first:
             method.apply_gated_mlp(
                 residual_TD, norm_D, eps, linears["gate_up"], layer.activation, linears["down"], activated_TI, normed_TD,
                 views.wide(2 * width), delta_TD,
             )  # fmt: skip
+            self.communicator.all_reduce(residual_TD)
             return
-        method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
-        ops.activation(activated_TI, layer.activation)
-        method.apply_add(activated_TI, linears["down"], residual_TD, delta_TD)
+        if isinstance(layer.mlp, GatedMLP):
+            method.apply_normed_gated(
+                residual_TD, norm_D, eps, linears["gate_up"], layer.activation, activated_TI, normed_TD,
+                views.wide(2 * width),
+            )  # fmt: skip
+        else:
+            method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
+            ops.activation(activated_TI, layer.activation)
+        self._add_to_residual(activated_TI, linears["down"], views)
+
+    def _add_to_residual(self, x_TK: torch.Tensor, weight: LinearWeight, views: TokenViews) -> None:
+        """residual += x @ weight.T of all ranks together."""
+        if self.plan.rank == 0:
+            self.linear_method.apply_add(x_TK, weight, views.residual_TD, views.delta_TD)
+        else:
+            self.linear_method.apply(x_TK, weight, views.residual_TD)
+        self.communicator.all_reduce(views.residual_TD)
 
     def _run_sequential(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> None:
         """The mixer, then the feed-forward on a residual that has seen the mixer's output."""
@@ -377,12 +400,12 @@ class Decoder(CausalLM):
         return layers
 
     def _can_fuse(self) -> bool:
-        """Plain pre-norm layers on one rank, where the platform has kernels that do more than one thing."""
+        """Plain pre-norm layers, where the platform has kernels that do more than one thing."""
         spec = self.spec
         plain = spec.placement == PRE and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
         if any(isinstance(mlp, MoE) for mlp in spec.mlps()) and not ops.is_native("norm_moe"):
             return False
-        return plain and self.plan.size == 1 and ops.is_native("norm_linear")
+        return plain and ops.is_native("norm_linear")
 
     def _build_workspace(self, max_tokens: int, max_logits: int, dtype: torch.dtype) -> Workspace:
         wide = narrow = 0
