@@ -173,6 +173,23 @@ def test_every_kind_of_model_under_preemption(
         engine.executor.shutdown()
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+def test_the_kernels_of_a_gpu_draw_what_a_cpu_draws(architecture: str, tmp_path: Path) -> None:
+    """In Triton's interpreter: layers are fused there, and the residual itself is summed."""
+    path = make_tiny_model(architecture, tmp_path)
+    lots = [make_request(f"r{n}", prompt(length, n), max_tokens=4) for n, length in enumerate((5, 14))]
+    one = TinyEngine(path).generate(lots)
+    two = TinyEngine(
+        path, tensor_parallel_size=2, worker_cls="tests.executor.rank_workers:InterpretedWorker", max_num_seqs=2,
+        max_num_batched_tokens=32, max_model_len=64, enforce_eager=True,
+    )  # fmt: skip
+    try:
+        assert two.generate(lots) == one
+    finally:
+        two.executor.shutdown()
+
+
 def test_the_offline_engine_takes_the_setting(llama: Path) -> None:
     settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "kv_cache_memory_bytes": 4 << 20}
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
