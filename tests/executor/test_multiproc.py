@@ -115,9 +115,10 @@ def test_a_request_with_functions_is_refused(two: TinyEngine) -> None:
         two.executor.check_request(request)
 
 
-def test_the_pages_sleep_and_wake(llama: Path, two: TinyEngine) -> None:
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_ranks_sleep_and_wake(two: TinyEngine, level: int) -> None:
     expected = two.generate([make_request("r", prompt(9, 3))])
-    two.executor.sleep(1)
+    two.executor.sleep(level)
     two.executor.wake_up()
     two.initialize()
     assert two.generate([make_request("r", prompt(9, 3))]) == expected
