@@ -48,6 +48,15 @@ def test_what_runs_beside_is_told_apart(clock):
     assert [phase.get("beside", False) for phase in timeline.report()["phases"]] == [False, True]
 
 
+def test_what_lasts_has_no_seconds_yet(clock):
+    timeline = Timeline(clock)
+    with timeline.phase("kernels", is_beside=True) as phase:
+        clock.now += 1.0
+        phase.note = "5 compiled"
+        assert timeline.line() == "[kernels … (5 compiled)]"
+    assert timeline.line() == "[kernels 1.0 (5 compiled)]"
+
+
 def test_a_phase_ends_also_when_it_fails(clock):
     timeline = Timeline(clock)
     with pytest.raises(KeyError), timeline.phase("weights"):

@@ -105,15 +105,19 @@ class Timeline:
 
     def line(self) -> str:
         """All of it for a reader: `imports 1.9 s | weights 0.6 (12 GB/s) | … | ready 3.6 s`. Phases in brackets ran
-        beside the others."""
+        beside the others; `…` stands for one that lasts."""
         totals: dict[str, Phase] = {}
         for phase in self.phases():
             total = totals.setdefault(phase.name, Phase(phase.name, 0.0, 0.0, is_beside=phase.is_beside))
-            total.end = (total.end or 0.0) + phase.seconds
+            lasts = phase.end is None or total.end is None
+            total.end = None if lasts else (total.end or 0.0) + phase.seconds
             total.note = phase.note or total.note
         parts: list[str] = []
         for total in totals.values():
-            text = f"{total.name} {total.seconds:.1f} " + (f"({total.note})" if total.note else "s")
+            if total.end is None:
+                text = f"{total.name} …" + (f" ({total.note})" if total.note else "")
+            else:
+                text = f"{total.name} {total.seconds:.1f} " + (f"({total.note})" if total.note else "s")
             parts.append(f"[{text}]" if total.is_beside else text)
         if self._ready is not None:
             parts.append(f"ready {self._ready:.1f} s" + (" after the process's start" if self._is_process else ""))
