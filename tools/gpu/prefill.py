@@ -21,8 +21,9 @@ from quire.kernels.reference.attention import paged_attention as reference
 from quire.kernels.triton.prefill_attention import Tiles, choose_tiles, prefill_attention
 from quire.kernels.triton.prefill_attention_hopper import prefill_attention_hopper, unavailable
 
-DEADLINE = 115.0
-"""Seconds after which nothing new is begun."""
+DEADLINE = 100.0
+CHECK_SECONDS = 40.0
+"""Seconds after which nothing new is begun, and after which checks are given up."""
 DEVICE = torch.device("cuda")
 
 
@@ -143,13 +144,18 @@ def check(name: str, run: Runner, b: Batch, least: int = 1) -> str:
 
 
 def milliseconds(run: Callable[[], None], repeat: int) -> float:
+    """Time on the device of one call, replayed from a graph, so that the host's launches do not count."""
     run()
     torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
     times = []
     for _ in range(repeat):
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         a.record()
-        run()
+        graph.replay()
         b.record()
         torch.cuda.synchronize()
         times.append(a.elapsed_time(b))
@@ -177,9 +183,9 @@ CHECKS: dict[str, dict] = {
     "fp8 pages": {"kv_dtype": torch.float8_e4m3fn, "k_scale": 0.5},
     "sinks": {},
     "alibi": {},
+    "many": {},
 }
 SHAPES: dict[str, tuple[list[tuple[int, int]], int]] = {
-    "16k of 16k": ([(16384, 16384)], 32),
     "16k of 32k": ([(16384, 32768)], 32),
     "16 x 1024": ([(1024, 1024)] * 16, 32),
     "16 x 1024, 16 heads": ([(1024, 1024)] * 16, 16),
@@ -188,18 +194,15 @@ SHAPES: dict[str, tuple[list[tuple[int, int]], int]] = {
     "drawn lengths": ([(n, n) for n in range(40, 1500, 60)], 32),
     "1024+4x512+200 decode": ([(1024, 1024)] + [(512, 2000)] * 4 + [(1, 1000)] * 200, 32),
     "1k of 8k": ([(1024, 8192)], 32),
+    "16k of 16k": ([(16384, 16384)], 32),
     "256 x 5 of 1000": ([(5, 1000)] * 256, 32),
 }
 """Requests and query heads; 8 KV heads of 128."""
-VARIANTS: dict[str, Runner] = {
-    "chosen": chosen,
-    "hopper": hopper(),
-    "hopper not persistent": hopper(persistent=False),
-    "hopper s3": hopper(stages=3),
-    "plain": plain(),
-    "plain 128x64 w4 s2": plain(Tiles(128, 64, 4, 2)),
-    "plain 64x64 w4 s3": plain(Tiles(64, 64, 4, 3)),
+VARIANTS: dict[str, dict[str, Runner]] = {
+    "hopper": {"hopper": hopper()},
+    "plain": {"plain 128x64 w4 s2": plain(Tiles(128, 64, 4, 2)), "plain 64x64 w4 s3": plain(Tiles(64, 64, 4, 3))},
 }
+CHECKED: dict[str, Runner] = {"plain": plain(), "hopper": hopper()}
 
 
 def deterministic(run: Runner, **params: object) -> str:
@@ -277,39 +280,47 @@ def captured(run: Runner) -> str:
 def check_group(names: list[str]) -> None:
     """In a process of its own: a line for each check."""
     for name in names:
-        if name.startswith("deterministic"):
-            window = int(name.split()[-1])
-            answers = [f"{deterministic(run, window=window)}" for run in (plain(), hopper())]
-        elif name == "graph":
-            answers = [captured(run) for run in (plain(), hopper())]
-        else:
-            options = dict(CHECKS[name])
-            if name == "sinks":
-                options["sinks"] = torch.linspace(-2, 3, 32, device=DEVICE)
-            if name == "alibi":
-                options["alibi_slopes"] = torch.logspace(-1, -8, 32, base=2, device=DEVICE)
-            b = make_batch(RAGGED, **options)
-            print(f"check {name:16s} plain {check('plain', plain(), b):20s} hopper ...", flush=True)
-            answers = [check("plain", plain(), b), check("hopper", hopper(), b)]
-        print(f"check {name:16s} plain {answers[0]:20s} hopper {answers[1]}", flush=True)
+        for kind, run in CHECKED.items():
+            if name.startswith("deterministic"):
+                answer = deterministic(run, window=int(name.split()[-1]))
+            elif name == "graph":
+                answer = captured(run)
+            else:
+                options = dict(CHECKS[name])
+                if name == "sinks":
+                    options["sinks"] = torch.linspace(-2, 3, 32, device=DEVICE)
+                if name == "alibi":
+                    options["alibi_slopes"] = torch.logspace(-1, -8, 32, base=2, device=DEVICE)
+                requests = [(3, 50)] * 290 + [(1, 60)] * 20 + [(200, 300)] if name == "many" else RAGGED
+                b = make_batch(requests, **options)
+                answer = check(kind, run, b) + ", again " + check(kind, run, b)
+            print(f"check {name:16s} {kind:8s} {answer}", flush=True)
 
 
-def warm(name: str) -> None:
-    """Compile a variant, so that timing finds it in the cache."""
-    b = make_batch([(40, 40)])
-    VARIANTS[name](b, b.out(), 2)
-    torch.cuda.synchronize()
-
-
-def time_variants(names: list[str]) -> None:
-    """Every shape with every variant: a line of JSON for each."""
+def time_variants(kind: str) -> None:
+    """Every shape with every variant, once the word comes that nobody else is at work."""
+    variants = VARIANTS[kind]
+    small = make_batch([(128, 128)])
+    out = small.out()
+    for name, run in variants.items():
+        try:
+            run(small, out, 2)
+            torch.cuda.synchronize()
+        except Exception as error:
+            print(name, repr(error)[:300], flush=True)
+    sys.stdin.readline()
+    for name, run in variants.items():
+        begin = time.perf_counter()
+        for _ in range(50):
+            run(small, out, 2)
+        print(f"{name}: a launch takes the host {(time.perf_counter() - begin) * 2e4:.0f} us", flush=True)
+        torch.cuda.synchronize()
     for shape, (requests, heads) in SHAPES.items():
         b = make_batch(requests, num_heads=heads)
         out = b.out()
-        for name in names:
+        for name, run in variants.items():
             try:
-                run = VARIANTS[name]
-                ms = milliseconds(lambda run=run, b=b, out=out: run(b, out, 2), 3 if b.flops() > 1e12 else 9)
+                ms = milliseconds(lambda run=run, b=b, out=out: run(b, out, 2), 3 if b.flops() > 1e12 else 7)
                 row = [shape, name, ms * 1e3, b.flops() / ms / 1e9]
             except Exception as error:
                 row = [shape, name, None, repr(error)[:200]]
@@ -320,54 +331,49 @@ def time_variants(names: list[str]) -> None:
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, __file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
-def finish(process: subprocess.Popen[str], seconds: float) -> list[str]:
+def finish(process: subprocess.Popen[str], seconds: float, word: str = "") -> list[str]:
     try:
-        output, _ = process.communicate(timeout=max(1.0, seconds))
+        output, _ = process.communicate(word, timeout=max(1.0, seconds))
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
         output += "\nHUNG or out of time"
+    if process.returncode and "HUNG" not in output:
+        output = "\n".join(output.splitlines()[-3:])
     return output.splitlines()
 
 
 def main() -> None:
     """Checks in processes side by side (compiling takes longest), then timing alone on the device."""
     target = Path(os.environ.get("OUT", ".")) / "prefill.json"
-    data: dict[str, list[str] | list[object]] = {}
+    data: dict[str, list[object]] = {"checks": [], "figures": []}
     begin = time.monotonic()
-    names = [*CHECKS, "deterministic 0", "deterministic 300", "graph"]
-    groups = [names[i::10] for i in range(10)]
-    processes = [start("--check", *group) for group in groups] + [start("--warm", name) for name in VARIANTS]
-    lines: list[str] = []
-    for process in processes:
-        output = finish(process, 62 - (time.monotonic() - begin))
-        kept = [line for line in output if line.startswith(("check", "HUNG")) and "..." not in line]
-        lines += kept
-        if process.returncode or "HUNG or out of time" in kept:
-            lines += output[-3:]
+    timers = {kind: start("--time", kind) for kind in VARIANTS}
+    checkers = [start("--check", name) for name in [*CHECKS, "deterministic 0", "deterministic 300", "graph"]]
+    for process in checkers:
+        lines = finish(process, CHECK_SECONDS - (time.monotonic() - begin))
+        data["checks"] += lines
+        print("\n".join(lines), flush=True)
     print(f"checks took {time.monotonic() - begin:.0f} s", flush=True)
-    figures: dict[str, list[str]] = {}
-    for kind in ("hopper", "chosen", "plain", "torch"):
-        chosen = [name for name in VARIANTS if name.startswith(kind)]
-        seconds = min(24.0, DEADLINE - (time.monotonic() - begin))
-        output = finish(start("--torch") if kind == "torch" else start("--time", *chosen), seconds)
-        for line in output:
+    for kind in ("hopper", "torch", "plain"):
+        process = timers.get(kind) or start("--torch")
+        for line in finish(process, min(20.0, DEADLINE - (time.monotonic() - begin)), "go\n"):
             if line.startswith("figure "):
                 shape, name, us, tflops = json.loads(line[7:])
-                data.setdefault("figures", []).append([shape, name, us, tflops])
-                text = tflops if us is None else f"{us:.0f} us {tflops:.0f}"
-                figures.setdefault(shape, []).append(f"{name}: {text}")
+                data["figures"].append([shape, name, us, tflops])
+                print(f"{shape:24s} {name:24s}", tflops if us is None else f"{us:6.0f} us {tflops:4.0f} TFLOP/s")
             else:
                 print(line)
-    data["checks"] = lines
-    target.write_text(json.dumps(data, indent=1))
-    print("\n".join(lines))
-    for shape, row in figures.items():
-        print(f"{shape} (us, TFLOP/s): " + "; ".join(row))
+        target.write_text(json.dumps(data, indent=1))
+        sys.stdout.flush()
     print(f"triton {triton.__version__}, {torch.cuda.get_device_name()}, {time.monotonic() - begin:.0f} s")
 
 
@@ -375,10 +381,8 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--check", *names]:
             check_group(names)
-        case ["--warm", name]:
-            warm(name)
-        case ["--time", *names]:
-            time_variants(names)
+        case ["--time", kind]:
+            time_variants(kind)
         case ["--torch"]:
             yardsticks()
         case _:

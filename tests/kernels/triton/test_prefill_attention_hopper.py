@@ -1,12 +1,18 @@
-"""Hopper's kernel for prompts: it compiles without a GPU, and agrees with the reference where there is one."""
+"""Hopper's kernel for prompts compiles without a GPU and fits a multiprocessor (`tools/gpu/prefill.py` checks what it
+computes), and says which layers it does not serve."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 pytest.importorskip("triton.experimental.gluon")
+
+from quire.attention.interface import AttentionParams
+from quire.kernels.triton.prefill_attention_hopper import unavailable
 
 COMPILE = """
 import triton
@@ -14,22 +20,27 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from quire.kernels.triton import prefill_attention_hopper as module
 
-kernel = module._prefill_kernel
-pointers = {"qkv": "bf16", "out": "bf16", "query_start": "i32", "seq_lens": "i32", "rows": "i32", "block_table": "i32"}
+kernel = module.prefill_kernel
+integers = ("query_start", "seq_lens", "rows", "block_table", "tickets")
 floats = ("scale", "soft_cap", "v_scale")
 constants = dict(
-    NUM_KV_HEADS=8, GROUP=4, PACK=4, HEAD_DIM=HEAD, PAGE=16, WINDOW=WIN, SOFT_CAP=False, SINKS=False,
-    TILE_S=module.tile_keys(HEAD), STAGES=module.num_stages(HEAD), PDL=True,
+    NUM_KV_HEADS=8, GROUP=4, PACK=4, HEAD_DIM=128, PAGE=16, WINDOW=100, SOFT_CAP=False, SINKS=False,
+    TILE_S=module.tile_keys(128), STAGES=module.num_stages(128), SLOTS=2, COPY_QUERIES=True, PDL=True,
 )
 layout = module.gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+q_layout = module.gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 signature = {}
 for name in kernel.arg_names:
     if name in constants:
         signature[name] = "constexpr"
     elif name == "kv_desc":
         signature[name] = f"tensordesc<bf16[16, 64],{layout!r}>"
-    elif name in pointers or name == "sinks":
-        signature[name] = "*" + pointers.get(name, "bf16")
+    elif name == "q_desc":
+        signature[name] = f"tensordesc<bf16[16, 4, 64],{q_layout!r}>"
+    elif name in integers:
+        signature[name] = "*i32"
+    elif name in ("qkv", "out", "sinks"):
+        signature[name] = "*bf16"
     else:
         signature[name] = "fp32" if name in floats else "i32"
 source = GluonASTSource(kernel, signature, constexprs={(kernel.arg_names.index(k),): v for k, v in constants.items()})
@@ -38,12 +49,33 @@ print(compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
 """
 
 
-@pytest.mark.parametrize(("head_dim", "window"), [(128, 0), (64, 100)])
-def test_it_compiles_for_hopper_and_fits_a_multiprocessor(head_dim: int, window: int) -> None:
+def test_it_compiles_for_hopper_and_fits_a_multiprocessor() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    script = COMPILE.replace("HEAD,", f"{head_dim},").replace("(HEAD)", f"({head_dim})").replace("WIN,", f"{window},")
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     shared, products = map(int, done.stdout.split())
     assert shared <= 227 * 1024
     assert products > 0
+
+
+PARAMS = AttentionParams(num_heads=8, num_kv_heads=2, head_dim=128, scale=0.1)
+
+
+@pytest.mark.parametrize(
+    ("params", "dtype", "kv_dtype", "page_size", "reason"),
+    [
+        ({}, torch.bfloat16, torch.bfloat16, 16, None),
+        ({"window": 64, "soft_cap": 2.0}, torch.float16, torch.float16, 128, None),
+        ({"head_dim": 80}, torch.bfloat16, torch.bfloat16, 16, "head size 80"),
+        ({}, torch.float32, torch.float32, 16, "16-bit"),
+        ({}, torch.bfloat16, torch.float8_e4m3fn, 16, "16-bit"),
+        ({"alibi_slopes": torch.ones(8)}, torch.bfloat16, torch.bfloat16, 16, "ALiBi"),
+        ({}, torch.bfloat16, torch.bfloat16, 48, "pages of 48"),
+    ],
+)
+def test_it_says_which_layers_it_serves(
+    params: dict[str, object], dtype: torch.dtype, kv_dtype: torch.dtype, page_size: int, reason: str | None
+) -> None:
+    layer = dataclasses.replace(PARAMS, **params)  # type: ignore[arg-type]
+    answer = unavailable(torch.empty(1, dtype=dtype), torch.empty(1, dtype=kv_dtype), layer, page_size)
+    assert answer is None if reason is None else answer is not None and reason in answer
