@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from quire.kernels.triton import variants
+
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 KEYS = """
 import importlib, json, sys
@@ -71,3 +73,16 @@ except TypeError:
 print(json.dumps([failed, needy.BITS, without_torch.remove(())]))
 """
     assert run(code) == [stand_in, 16, False]
+
+
+@pytest.mark.parametrize(
+    "name", ["quire.kernels.triton.norms:nothing", "quire.no.such.module:kernel", "quire.envs:VARIABLES"]
+)
+def test_a_kernel_that_is_gone_is_no_reason_to_import_torch(name):
+    with pytest.raises(variants.StaleVariant):
+        variants.find_kernel(name)
+
+
+def test_a_list_names_kernels_of_known_packages_only():
+    with pytest.raises(LookupError, match="os:getcwd is in none of the packages"):
+        variants.find_kernel("os:getcwd")

@@ -65,7 +65,10 @@ def _compile_list(order: dict[str, Any], output: int) -> None:
             variants.source_of(variant).hash()  # imports what the children then share
             found.append(number)
         except Exception as error:
-            if without_torch.remove([package for package in order["packages"] if package != "triton."]):
+            is_stale = isinstance(error, variants.StaleVariant)
+            if not is_stale and without_torch.remove(
+                [package for package in order["packages"] if package != "triton."]
+            ):
                 return _compile_list(order, output)
             report(number, error=error)
     _share(found, order["processes"], work)

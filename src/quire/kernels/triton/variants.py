@@ -29,6 +29,10 @@ _ALIGNED = [["tt.divisibility", 16]]
 """What Triton notes of an argument that is a multiple of 16."""
 
 
+class StaleVariant(LookupError):
+    """A list names a kernel as it was once."""
+
+
 class Recorder:
     """Notes every variant that this process compiles or loads, once.
 
@@ -183,19 +187,26 @@ def find_kernel(name: str) -> JITFunction:
     """The kernel behind `module:name`.
 
     Raises:
-        LookupError: there is none of that name, or not in a package whose kernels a list may name.
+        StaleVariant: there is none of that name.
+        LookupError: it is not in a package whose kernels a list may name.
     """
     module, _, attribute = name.partition(":")
     if not name.startswith(places.PACKAGES):
         raise LookupError(f"{name} is in none of the packages {', '.join(places.PACKAGES)}")
     try:
-        kernel = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise LookupError(f"there is no kernel {name}: {error}") from error
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise StaleVariant(f"there is no kernel {name}: {error}") from error
+    try:
+        kernel = functools.reduce(getattr, attribute.split("."), found)
+    except AttributeError as error:
+        raise StaleVariant(f"there is no kernel {name}: {error}") from error
     while not isinstance(kernel, JITFunction) and hasattr(kernel, "fn"):  # an autotuner around it
         kernel = kernel.fn
     if not isinstance(kernel, JITFunction):
-        raise LookupError(f"{name} is not a kernel")
+        raise StaleVariant(f"{name} is not a kernel")
     return kernel
 
 
@@ -203,12 +214,12 @@ def source_of(variant: Variant) -> ASTSource:
     """What Triton compiles for a variant.
 
     Raises:
-        LookupError: its kernel is not there any more, or has other parameters now.
+        StaleVariant: its kernel is not there any more, or has other parameters now.
     """
     kernel = find_kernel(variant["kernel"])
     types, constants, aligned, names = variant["types"], variant["constants"], variant["aligned"], kernel.arg_names
     if {*types, *constants} != set(names):
-        raise LookupError(f"{variant['kernel']} has other parameters now")
+        raise StaleVariant(f"{variant['kernel']} has other parameters now")
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
     return make_source(
         kernel,
@@ -226,7 +237,7 @@ def compile_variant(variant: Variant, capability: int) -> Any:
     """Compile for a compute capability (90 for 9.0) into the cache, or find it there; no GPU is needed.
 
     Raises:
-        LookupError: its kernel is not there any more.
+        StaleVariant: its kernel is not there any more.
     """
     options = {name: _decode(value) for name, value in variant["options"].items()}
     return triton.compile(source_of(variant), target=GPUTarget("cuda", capability, 32), options=options)
