@@ -165,14 +165,14 @@ def _find_request(
 @triton.jit
 def _prefetch(
     cache_head, table_row, start, end, page_stride, value_offset,
-    H: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
+    H: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Ask for the first `KEYS` keys and values of a stretch to be brought into L2."""
+    """Ask for the keys and values of a short stretch to be brought into L2."""
     CHUNK: tl.constexpr = PAGE if PAGE < TILE else TILE
     BYTES: tl.constexpr = CHUNK * H * cache_head.dtype.element_ty.primitive_bitwidth // 8
     i = tl.arange(0, 128)  # Half of them for keys, half for values: 64 chunks at most.
     position = start + (i // 2) * CHUNK
-    is_wanted = (position < end) & (position < start + KEYS)
+    is_wanted = position < end
     page = tl.load(table_row + position // PAGE, mask=is_wanted, other=0).to(tl.int64)
     address = cache_head + page * page_stride + (position % PAGE) * H + (i % 2) * value_offset
     tl.inline_asm_elementwise(
@@ -185,18 +185,21 @@ def _prefetch(
     )
 
 
-@triton.jit(do_not_specialize=["num_requests", "window", "min_share", "table_stride"])
+@triton.jit(do_not_specialize=["num_requests", "window", "min_share", "early_keys", "table_stride"])
 def _decode_attention(
     qkv, cache, tiles, out, query_start, seq_lens, rows, block_table, slots,
     parts_acc, parts_softmax, arrivals, cos_sin, q_norm, k_norm, sinks, slopes,
     scale, soft_cap, k_scale, v_scale, eps,
-    num_requests, window, min_share, qkv_stride, table_stride, page_stride, value_offset, tile_page_stride, tile_value_offset,
+    num_requests, window, min_share, early_keys, qkv_stride, table_stride,
+    page_stride, value_offset, tile_page_stride, tile_value_offset,
     K: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, M: tl.constexpr, H: tl.constexpr, H_PAD: tl.constexpr,
     PAGE: tl.constexpr, TILE: tl.constexpr, B_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
     ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PAIRED: tl.constexpr, FUSED: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    PAIRED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """One program's stretch of the line: for each head that it touches, the tiles it has of it, then either the head's
+    output or a part of it. `tiles` is the cache again, fp8 as pairs of 16 bits."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     m_M, dim_H, offset_L = tl.arange(0, M), tl.arange(0, H_PAD), tl.arange(0, TILE)
     is_head_M, in_head_1H = m_M < G, (dim_H < H)[None, :]
@@ -250,9 +253,9 @@ def _decode_attention(
                 cos_H, sin_H = load_cos_sin(cos_sin, seq_len - 1, dim_H, pair_H, sign_H, ROTARY_DIM, True)
                 cos_1H, sin_1H = cos_H[None, :], sin_H[None, :]
             if PDL:
-                if EARLY > 0 and share * TILE <= EARLY:
+                if share * TILE <= early_keys:
                     begin, end = (first_tile + tile_start) * TILE, tl.minimum((first_tile + tile_end) * TILE, seq_len)
-                    _prefetch(cache_head, table_row, begin, end, page_stride, value_offset, H, PAGE, TILE, EARLY)
+                    _prefetch(cache_head, table_row, begin, end, page_stride, value_offset, H, PAGE, TILE)
                 gdc_wait()
                 gdc_launch_dependents()
 
@@ -374,8 +377,9 @@ def _decode_attention(
         gdc_launch_dependents()
 
 
-EARLY_KEYS = 256
-"""Stretches up to this length are brought into L2 before the projection's output is there."""
+EARLY_KEYS = 64
+"""Stretches up to this length are brought into L2 before the projection's output is there: those of a step of one or few
+short requests, which wait for little else. Longer ones gain nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -497,6 +501,7 @@ def _launch(
         metadata.num_requests,
         params.window,
         min_share,
+        early_keys,
         qkv_TC.stride(0),
         metadata.block_table.stride(0),
         kv_cache.stride(1),
@@ -524,7 +529,6 @@ def _launch(
         HAS_SINKS=params.sinks is not None,
         PAIRED=is_fp8,
         FUSED=fused,
-        EARLY=early_keys,
         num_warps=shape.num_warps,
         maxnreg=shape.max_registers,
         **launch_options(),
