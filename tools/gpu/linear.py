@@ -62,21 +62,18 @@ def dot_configs(n: int, k: int, gated: bool, normed: bool, adds: bool, rows: int
     block_t, matrix_rows, everything = max(rows, 16), n * (2 if gated else 1), linear_configs.ALL
     is_small = matrix_rows * k <= linear_configs.SMALL_MATRIX
     blocks = [(64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (128, 128, 3, 8), (128, 64, 6, 8)]
-    modes = [(0, False), (512, False), (0, True), (512, True)]
+    prefetches = [0, 512]
     if is_small:
         blocks = [(64, 128, 4, 4), (64, 256, 3, 4), (64, 256, 4, 4), (64, 512, 2, 8)]
-        modes = [(everything, False), (0, True), (everything, True)]
+        prefetches = [0, everything]
     splits = ((2, 4) if is_small else (1, 2, 4)) if adds else (1,)
     norm_modes = {16: (False,), 32: (False, True), 64: (True,)}[block_t] if normed else (False,)
     found = []
-    for (block_n, block_k, stages, num_warps), (prefetch, first), split, norms_first in itertools.product(
-        blocks, modes, splits, norm_modes
+    for (block_n, block_k, stages, num_warps), prefetch, split, norms_first in itertools.product(
+        blocks, prefetches, splits, norm_modes
     ):
-        memory = (block_n * stages + block_t * (2 if first else stages)) * block_k * 2
-        if memory <= 220_000:
-            found.append(
-                DotConfig(True, block_t, block_n, block_k, split, stages, num_warps, prefetch, first, norms_first)
-            )
+        if (block_n + block_t) * stages * block_k * 2 <= 220_000:
+            found.append(DotConfig(True, block_t, block_n, block_k, split, stages, num_warps, prefetch, norms_first))
     return found
 
 

@@ -24,7 +24,7 @@ CONFIGS = [
     DOT,
     dataclasses.replace(DOT, split=3),
     dataclasses.replace(DOT, swap=True, block_n=64, num_warps=4),
-    dataclasses.replace(DOT, swap=True, block_n=64, split=2, num_warps=4, prefetch=64, weights_first=True),
+    dataclasses.replace(DOT, swap=True, block_n=64, split=2, num_warps=4, prefetch=64),
     None,
 ]
 

@@ -65,7 +65,7 @@ def _multiply(
             x_TK, norm_K, eps, matrix, weight.bias, out_TN, kind=kind, add=add,
             swap=config.swap, block_t=config.block_t, block_n=config.block_n, block_k=config.block_k,
             split=config.split, stages=config.stages, num_warps=config.num_warps, prefetch=config.prefetch,
-            weights_first=config.weights_first, early=config.early,
+            early=config.early,
         )  # fmt: skip
 
 

@@ -56,7 +56,6 @@ def dot_kernel(
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN_K: tl.constexpr,
-    WEIGHTS_FIRST: tl.constexpr,
     EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -75,13 +74,11 @@ def dot_kernel(
     if PDL:
         if EARLY:
             gdc_launch_dependents()
-        if PREFETCH > 0:
-            begin = first + ((STAGES - 1) * BLOCK_K if WEIGHTS_FIRST else 0)
-            if begin < last:
+        if PREFETCH > 0:  # noqa: SIM102 (one is known to the compiler, one is not)
+            if first < last:
                 each = _weight_row(block_n, tl.arange(0, BLOCK_N * LANES) // LANES, N, KIND, BLOCK_N)
-                prefetch_rows(w_ptr, each, K, begin, tl.minimum(last - begin, PREFETCH))
-        if not WEIGHTS_FIRST:
-            gdc_wait()
+                prefetch_rows(w_ptr, each, K, first, tl.minimum(last - first, PREFETCH))
+        gdc_wait()
         if not EARLY:
             gdc_launch_dependents()
     # x stands with its columns along the dot's inner side: [K, T] if it is the right operand, [T, K] if the left one.
@@ -107,16 +104,7 @@ def dot_kernel(
             w = tl.load(w_rows + at, eviction_policy="evict_first")
         else:
             w = tl.load(w_rows + at, mask=at < K, other=0.0, eviction_policy="evict_first")
-        if WEIGHTS_FIRST:
-            # Always so; the condition keeps the compiler from asking for x together with the weights, before the wait,
-            # and the other load keeps it from changing x's layout to one that is slow to store.
-            if num_rows > 0:
-                if PDL:
-                    gdc_wait()
-                x = tl.load(x_rows + x_at, mask=x_at < K, other=0.0)
-            else:
-                x = tl.load(x_rows + x_at, mask=x_at < 0, other=0.0)
-        elif EVEN_K:
+        if EVEN_K:
             x = tl.load(x_rows + x_at)
         else:
             x = tl.load(x_rows + x_at, mask=x_at < K, other=0.0)
@@ -235,7 +223,6 @@ def launch_dot(
     stages: int,
     num_warps: int,
     prefetch: int = 0,
-    weights_first: bool = False,
     early: bool = True,
 ) -> None:
     """One product. `kind` is an activation's number for a gated pair (the weight has twice out's columns), or -1."""
@@ -272,7 +259,6 @@ def launch_dot(
         SPLIT=split,
         STAGES=stages,
         EVEN_K=k % block_k == 0,
-        WEIGHTS_FIRST=weights_first,
         EARLY=early,
         num_warps=num_warps,
         **launch_options(),
