@@ -11,8 +11,10 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon")
 
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
 from quire.attention.interface import AttentionParams
-from quire.kernels.triton.prefill_attention_hopper import unavailable
+from quire.kernels.triton.prefill_attention_hopper import QUERY_LAYOUT, _describe, unavailable
 
 COMPILE = """
 import triton
@@ -27,8 +29,7 @@ constants = dict(
     NUM_KV_HEADS=8, GROUP=4, PACK=4, HEAD_DIM=128, PAGE=16, WINDOW=100, SOFT_CAP=False, SINKS=False,
     TILE_S=module.tile_keys(128), STAGES=module.num_stages(128), SLOTS=2, COPY_QUERIES=True, PDL=True,
 )
-layout = module.gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-q_layout = module.gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
+layout, q_layout = module.PAGE_LAYOUT, module.QUERY_LAYOUT
 signature = {}
 for name in kernel.arg_names:
     if name in constants:
@@ -56,6 +57,16 @@ def test_it_compiles_for_hopper_and_fits_a_multiprocessor() -> None:
     shared, products = map(int, done.stdout.split())
     assert shared <= 227 * 1024
     assert products > 0
+
+
+def test_what_the_copy_engine_is_told_equals_what_the_constructor_would_say() -> None:
+    qkv = torch.zeros(8, 12 * 64, dtype=torch.bfloat16)
+    told = _describe(qkv, [8, 12, 64], [768, 64, 1], [4, 4, 64], QUERY_LAYOUT)
+    built = TensorDescriptor(qkv, [8, 12, 64], [768, 64, 1], [4, 4, 64], QUERY_LAYOUT)
+    assert vars(told).keys() == vars(built).keys()
+    assert all(vars(told)[name] is vars(built)[name] for name in ("base", "layout"))
+    assert (told.shape, told.strides, told.block_shape, told.padding) == ([8, 12, 64], [768, 64, 1], [4, 4, 64], "zero")
+    assert built.padding == "zero"
 
 
 PARAMS = AttentionParams(num_heads=8, num_kv_heads=2, head_dim=128, scale=0.1)

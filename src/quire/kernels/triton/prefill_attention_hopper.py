@@ -21,6 +21,8 @@ HEAD_DIMS = (64, 128, 256)
 ROWS = 128
 PANEL = 64
 """Columns of a 16-bit matrix that one row of swizzled shared memory (128 bytes) holds."""
+PAGE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+QUERY_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 
 
 def tile_keys(head_dim: int) -> int:
@@ -52,6 +54,16 @@ def _tickets(device: torch.device) -> torch.Tensor:
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
+def _describe(
+    base: torch.Tensor, shape: list[int], strides: list[int], block: list[int], layout: gl.NVMMASharedLayout
+) -> TensorDescriptor:
+    """What the copy engine knows of a matrix. Not by its constructor, whose checks take longer than a launch."""
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base, descriptor.shape, descriptor.strides = base, shape, strides
+    descriptor.block_shape, descriptor.layout, descriptor.padding = block, layout, "zero"
+    return descriptor
+
+
 def prefill_attention_hopper(
     qkv: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -74,17 +86,18 @@ def prefill_attention_hopper(
         scale = 2.0 * scale / params.soft_cap
     tile_s = tile_keys(params.head_dim)
     piece = min(metadata.block_size, tile_s)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    flat = kv_cache.view(-1, params.head_dim)
+    head_dim = params.head_dim
+    num_rows = kv_cache.numel() // head_dim
+    kv_desc = _describe(kv_cache, [num_rows, head_dim], [head_dim, 1], [piece, PANEL], PAGE_LAYOUT)
     copy_queries = pack & (pack - 1) == 0 and pack <= 64
     q_desc = None
     if copy_queries:
-        heads = qkv.view(qkv.shape[0], -1, params.head_dim)
-        q_layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-        q_desc = TensorDescriptor.from_tensor(heads, [64 // pack, pack, PANEL], q_layout)
+        num_tokens, num_columns = qkv.shape
+        shape, strides = [num_tokens, num_columns // head_dim, head_dim], [qkv.stride(0), head_dim, 1]
+        q_desc = _describe(qkv, shape, strides, [64 // pack, pack, PANEL], QUERY_LAYOUT)
     options: dict[str, Any] = {"num_warps": 4, "maxnreg": 168, **launch_options()}
     prefill_kernel[(min(most, num_processors()),)](
-        TensorDescriptor.from_tensor(flat, [piece, PANEL], layout),
+        kv_desc,
         q_desc,
         qkv,
         out,
@@ -98,7 +111,7 @@ def prefill_attention_hopper(
         qkv.stride(0),
         out.stride(0),
         metadata.block_table.stride(0),
-        flat.shape[0] // 2,
+        num_rows // 2,
         scale,
         soft_cap,
         params.v_scale,
