@@ -154,7 +154,7 @@ WRONG = {
     "kv_cache_memory_bytes": [0, -1, 1.5],
     "num_gpu_blocks_override": [0, 1, "many"],
     "swap_space": [-1, "x", float("inf")],
-    "kv_cache_dtype": ["fp8", 3],
+    "kv_cache_dtype": ["fp8_e5m2", 3],
     "max_num_batched_tokens": [0, -5, 2.5],
     "max_num_seqs": [0, -1, 10**9],
     "scheduling_policy": ["lifo", "priorty", None],
