@@ -184,7 +184,7 @@ def _(rng: random.Random, dtype: torch.dtype) -> Case:
 
 
 def _logits(rng: random.Random) -> torch.Tensor:
-    logits = _normal(rng.choice((1, 5, 33)), rng.choice((384, 5003, 32000)), scale=rng.choice((0.5, 3.0)))
+    logits = _normal(rng.choice((1, 5, 33)), rng.choice((384, 5003, 151936)), scale=rng.choice((0.5, 3.0)))
     logits[:, rng.randrange(300)] = -torch.inf
     return logits
 
