@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 GIB = 1 << 30
 
 
-def imagine_gpu(name: str, capability: tuple[int, int], memory: int, processors: int) -> None:
+def imagine_gpu(name: str, capability: tuple[int, int], memory: int, processors: int, shared: int) -> None:
     """Have everybody who asks see one such GPU."""
     import torch
     import triton
@@ -41,7 +41,12 @@ def imagine_gpu(name: str, capability: tuple[int, int], memory: int, processors:
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     triton.runtime.driver.set_active(
         SimpleNamespace(
-            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+            get_current_target=lambda: target,
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device: 0,
+            utils=SimpleNamespace(
+                get_device_properties=lambda device: {"max_shared_mem": shared, "multiprocessor_count": processors}
+            ),
         )
     )
 
@@ -139,9 +144,10 @@ def main() -> None:
     parser.add_argument("--capability", type=int, default=90)
     parser.add_argument("--memory", type=int, default=140, help="GiB of the GPU")
     parser.add_argument("--processors", type=int, default=132)
+    parser.add_argument("--shared", type=int, default=227, help="KiB of shared memory that a block may have")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an engine argument")
     args = parser.parse_args()
-    imagine_gpu(args.gpu, divmod(args.capability, 10), args.memory * GIB, args.processors)
+    imagine_gpu(args.gpu, divmod(args.capability, 10), args.memory * GIB, args.processors, args.shared << 10)
 
     from quire.engine.arg_utils import EngineArgs
     from quire.kernels.triton import places
