@@ -1,5 +1,6 @@
 """Workers for tests of the executor with a process a rank: named by class path, made in the child."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -43,6 +44,10 @@ class TroubledWorker(Worker):
         if self.config.parallel.rank == 1:
             raise RuntimeError("out of luck")
         time.sleep(600)
+
+    def keep_the_interpreter(self) -> None:
+        """Wait in a library that does not let other threads run."""
+        ctypes.PyDLL(None).sleep(600)
 
     def echo(self, value: Any, *, twice: bool = False) -> Any:
         """What was sent."""

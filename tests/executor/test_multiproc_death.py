@@ -119,7 +119,7 @@ PARENT = """
 import os, sys, time
 from pathlib import Path
 from tests.worker.tiny_engine import TinyEngine, make_request
-engine = TinyEngine(Path(sys.argv[1]), tensor_parallel_size=2)
+engine = TinyEngine(Path(sys.argv[1]), tensor_parallel_size=2, worker_cls="tests.executor.rank_workers:TroubledWorker")
 print(*engine.executor.pids, flush=True)
 if sys.argv[2] == "drop":
     engine.executor.itself = engine
@@ -127,6 +127,8 @@ if sys.argv[2] == "drop":
     import gc
     gc.collect()
     time.sleep(600)
+if sys.argv[2] == "kill in a library":
+    engine.executor.collective_rpc("keep_the_interpreter")
 for number in range(10**6):
     engine.generate([make_request(f"r{number}", [1, 2, 3], max_tokens=100)])
 """
@@ -142,11 +144,14 @@ def start_parent(llama: Path, how: str) -> tuple["subprocess.Popen[str]", list[i
     return parent, [int(pid) for pid in next(lines).split()]
 
 
-@pytest.mark.parametrize("how", ["kill", pytest.param("drop", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "how", ["kill in a library", *(pytest.param(how, marks=pytest.mark.exhaustive) for how in ("kill", "drop"))]
+)
 def test_no_rank_outlives_its_parent_or_a_dropped_executor(llama: Path, how: str) -> None:
     parent, pids = start_parent(llama, how)
     try:
-        if how == "kill":
+        if how != "drop":
+            time.sleep(0.3)  # so that the ranks are in the midst of it
             parent.kill()
         assert [wait_for_end(pid) for pid in pids] == [True, True]
     finally:

@@ -6,10 +6,15 @@ import torch
 
 
 class Communicator(abc.ABC):
-    """The ranks of one tensor-parallel group. Every rank must make the same calls in the same order."""
+    """The ranks of one tensor-parallel group. Every rank must make the same calls in the same order.
+
+    Attributes:
+        is_silent: nothing is sent and tensors stay as they are: for rehearsals, which not every rank needs.
+    """
 
     size: int
     rank: int
+    is_silent: bool = False
 
     @abc.abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> None:

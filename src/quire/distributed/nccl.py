@@ -42,13 +42,14 @@ class NcclGroup(TorchGroup):
         torch.cuda.synchronize(device)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        if self.peer_memory is not None and self.peer_memory.takes(tensor):
+        if self.peer_memory is not None and self.peer_memory.takes(tensor) and not self.is_silent:
             self.peer_memory.all_reduce(tensor)
         else:
             super().all_reduce(tensor)
 
     def all_gather(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        dist.all_gather_into_tensor(out, tensor)
+        if not self.is_silent:
+            dist.all_gather_into_tensor(out, tensor)
 
     def shutdown(self) -> None:
         """Nothing is taken apart: NCCL would wait for the captured graphs that hold its kernels. The process's end frees all."""

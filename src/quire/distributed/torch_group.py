@@ -31,7 +31,8 @@ class TorchGroup(Communicator):
         self._is_open = True
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor)
+        if not self.is_silent:
+            dist.all_reduce(tensor)
 
     def shutdown(self) -> None:
         if self._is_open:

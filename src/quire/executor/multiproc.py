@@ -65,7 +65,6 @@ class MultiprocExecutor(Executor):
         except BaseException:
             self.shutdown(patience_s=0.0)
             raise
-        self._processes.forget_meeting_place()
 
     @staticmethod
     def _tell_of_failure(executor: "weakref.ref[MultiprocExecutor]") -> Any:

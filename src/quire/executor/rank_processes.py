@@ -87,6 +87,7 @@ class RankProcesses:
             for started in self.ranks:
                 started.process.kill()
                 started.process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         finally:
             ring.hand_over()
@@ -122,10 +123,6 @@ class RankProcesses:
             for descriptor in (answers_write, words_write, parent_read):
                 os.close(descriptor)
         return _Rank(process, answers_read, words_read, parent_write)
-
-    def forget_meeting_place(self) -> None:
-        """The ranks have met: their folder is not needed any more."""
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     # Watching.
 
@@ -216,7 +213,7 @@ class RankProcesses:
         for descriptor in (self.failure_fd, self._failure_write_fd, self._stop_fd, self._stop_write_fd):
             os.close(descriptor)
         self._ring.close()
-        self.forget_meeting_place()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _describe_exit(code: int) -> str:

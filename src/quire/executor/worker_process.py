@@ -8,6 +8,7 @@ SIGTERM are the parent's to handle, and a worker ends with its parent, however t
 
 import contextlib
 import dataclasses
+import fcntl
 import gc
 import os
 import queue
@@ -207,6 +208,15 @@ def _end_with_parent(parent_fd: int) -> None:
     os._exit(EXIT_PARENT_DIED)
 
 
+def _be_killed_with_parent(parent_fd: int) -> None:
+    """As `_end_with_parent`, by a signal of the kernel, whose default is to end the process: a library that waits for the
+    other ranks and keeps the interpreter to itself keeps that thread from its work."""
+    if sys.platform == "linux":
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        fcntl.fcntl(parent_fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent_fd, fcntl.F_SETFL, fcntl.fcntl(parent_fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def _spin_seconds(size: int) -> float:
     """Spinning pays where every rank has cores to spare."""
     return SPIN_S if usable_cpus() >= SPARE_CORES * size else 0.0
@@ -222,6 +232,7 @@ def main(arguments: list[str]) -> NoReturn:
     for descriptor in (memory_fd, ring_fd, answer_fd, last_words_fd, parent_fd):
         os.set_inheritable(descriptor, False)
     threading.Thread(target=_end_with_parent, args=(parent_fd,), name="parent-watch", daemon=True).start()
+    _be_killed_with_parent(parent_fd)
     set_process_label(f"rank {rank}")
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*_COLLECT_AFTER)

@@ -16,7 +16,7 @@ from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
-from quire.distributed.communicator import Communicator
+from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import EngineError
 from quire.kernels import ops
 from quire.kernels.step_buffers import HEADER
@@ -116,6 +116,7 @@ class DeviceRunner(Runner):
         communicator: Communicator | None = None,
     ) -> None:
         self.lock = threading.RLock()
+        self._communicator = communicator or SingleRank()
         self._config = config
         self._runtime = runtime
         self._device = runtime.device()
@@ -274,8 +275,13 @@ class DeviceRunner(Runner):
 
     def _compute_all(self) -> None:
         """A step of every size: for a rehearsal, in which kernels are named and not launched."""
-        for shape in self._graphs.shapes():
-            self._compute(shape)
+        ranks = self._communicator
+        ranks.is_silent = True
+        try:
+            for shape in self._graphs.shapes():
+                self._compute(shape)
+        finally:
+            ranks.is_silent = False
         self._logits.clear()
 
     def idle(self) -> bool:
