@@ -25,10 +25,10 @@ from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.ops import LinearWeight
 from quire.kernels.reference import moe as reference
 from quire.kernels.triton import activations, linear, moe, moe_configs, norms  # noqa: F401
-from quire.kernels.triton.moe_configs import FewConfig, LogitsConfig
+from quire.kernels.triton.moe_configs import FewConfig
 from quire.kernels.triton.moe_few import launch_few_down, launch_few_gate_up
 from quire.kernels.triton.moe_grouped import GroupedConfig, launch_combine, launch_grouped
-from quire.kernels.triton.moe_route import launch_choose, launch_lists, launch_logits
+from quire.kernels.triton.moe_route import launch_choose, launch_lists
 
 HIDDEN, EXPERTS, TOP_K, WIDTH, EPS = 2048, 128, 8, 768, 1e-6
 LAYERS, CAPACITY = 8, 16384
@@ -92,13 +92,6 @@ BULK_TILES = [
     GroupedConfig(True, True, 128, 128, 64, 4, 8, True),
     GroupedConfig(True, True, 128, 256, 64, 3, 8, True),
 ]
-ROUTERS = [
-    LogitsConfig(*blocks)
-    for blocks in (
-        (4, 16, 32, 4), (4, 16, 16, 4), (4, 16, 32, 2), (4, 16, 64, 4), (4, 32, 32, 4), (2, 16, 32, 4), (4, 16, 16, 2),
-        (4, 16, 64, 8), (4, 32, 64, 8), (4, 16, 128, 8),
-    )
-]  # fmt: skip
 
 
 def graph_us(function: Callable[[int], None]) -> float:
@@ -191,6 +184,7 @@ class Bench:
                 except Exception as error:
                     self.failures.append(f"T {rows} {name}: {type(error).__name__} {str(error)[:200]}")
                     self.scratch.counts_E.zero_()
+        ops.select("cuda", deterministic=True)  # norms and logits are other operations' work
         whole = self.x_TD[:1000].clone()
         self.mixture(moe.invariant_norm_moe, whole, self.shape(1000), 0)
         for first, last in ((0, 1), (5, 9), (100, 400)):
@@ -198,6 +192,7 @@ class Bench:
             self.mixture(moe.invariant_norm_moe, part, self.shape(last - first), 0)
             if not torch.equal(part, whole[first:last]):
                 self.failures.append(f"invariant: rows {first} to {last} depend on the batch")
+        ops.select("cuda")
         print("\n".join(lines), flush=True)
 
     def limit_us(self, rows: int) -> float:
@@ -264,38 +259,22 @@ class Bench:
         self.sweep("down", rows, configs, down)
         self.scratch.counts_E.zero_()
 
-    def router(self, rows: int, configs: list[LogitsConfig] = ROUTERS) -> None:
+    def router(self, rows: int) -> None:
         num_tokens, scratch = self.shape(rows), self.scratch
-        x_TD, normed_TD = self.x_TD[:rows], self.normed_TD[:rows]
+        x_TD, normed_TD, logits_TE = self.x_TD[:rows], self.normed_TD[:rows], scratch.logits_TE[:rows]
         ids, weights = scratch.ids_TK[:rows], scratch.weights_TK[:rows]
 
         def combine(layer: int) -> None:
             launch_combine(x_TD, num_tokens, scratch, TOP_K, add=True)
 
-        def logits(config: LogitsConfig, layer: int) -> None:
-            launch_logits(
-                x_TD, self.norm_D, cast(torch.Tensor, self.routers[layer].data), num_tokens, scratch, parts=config.parts,
-                block_t=config.block_t, block_e=config.block_e, num_warps=config.num_warps,
-            )  # fmt: skip
-
-        def run(config: LogitsConfig, layer: int) -> None:
-            logits(config, layer)
-            launch_choose(
-                scratch.logits_TE, ROUTING, num_tokens, ids, weights, None, scratch=scratch, parts=config.parts,
-                x_TD=x_TD, norm_D=self.norm_D, eps=EPS, normed_TD=normed_TD,
-            )  # fmt: skip
-            combine(layer)
-
-        def apart(config: str, layer: int) -> None:
+        def run(layer: int) -> None:
             ops.rms_norm(x_TD, self.norm_D, EPS, normed_TD)
-            ops.linear(normed_TD, self.routers[layer], scratch.logits_TE[:rows])
-            launch_choose(scratch.logits_TE[:rows], ROUTING, num_tokens, ids, weights, None, scratch=scratch)
+            ops.linear(normed_TD, self.routers[layer], logits_TE)
+            launch_choose(logits_TE, ROUTING, num_tokens, ids, weights, None, scratch)
             combine(layer)
 
         scratch.out_PD.zero_()
-        self.sweep("logits + choose + combine", rows, configs, run)
-        self.sweep("logits", rows, configs, logits)
-        self.sweep("norm, linear, choose, combine", rows, ["apart"], apart)
+        self.sweep("norm, linear, choose, combine", rows, ["all"], lambda _, layer: run(layer))
         self.sweep("combine", rows, ["combine"], lambda _, layer: combine(layer))
         scratch.counts_E.zero_()
 
@@ -327,8 +306,6 @@ def compile_one(job: tuple[str, Any]) -> str | None:
             _worker.grouped(16, [config])
         elif kind == "few":
             _worker.few(2, [config], [config])
-        elif kind == "router":
-            _worker.router(16, [config])
         else:
             _worker.whole(config)
     except Exception as error:
@@ -365,7 +342,7 @@ def main() -> None:
     jobs: list[tuple[str, Any]] = [("whole", rows) for rows in (1, 8, 256, 512, 2048, 16384)]
     if not arguments.quick:
         jobs += [("grouped", config) for config in WALKS + BULK_WALKS + TILES + BULK_TILES]
-        jobs += [("few", config) for config in GATE_UPS + DOWNS] + [("router", config) for config in ROUTERS]
+        jobs += [("few", config) for config in GATE_UPS + DOWNS]
     failed = compile_all(jobs, 45)
     print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
     bench = Bench()

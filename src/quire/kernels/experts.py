@@ -10,10 +10,6 @@ from typing import Literal
 import torch
 
 
-MAX_PARTS = 4
-"""Into so many parts the sums of logits may be cut."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Routing:
     """From a token's logits over experts to its experts and their weights.
@@ -60,8 +56,7 @@ class ExpertScratch:
 
     Attributes:
         capacity: tokens it is made for.
-        logits_TE: float32; several parts of the logits, one after another, where they are computed in parts.
-        squares_T: float32; so many parts of each token's sum of squares.
+        logits_TE: float32.
         ids_TK: int32; a token's experts.
         weights_TK: float32; what their outputs are multiplied with.
         activated_PI: model type; P = T * K pairs of a token and one of its experts.
@@ -85,8 +80,7 @@ class ExpertScratch:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.capacity = capacity
-        self.logits_TE = buffer(MAX_PARTS * capacity, num_experts, dtype=torch.float32)
-        self.squares_T = buffer(MAX_PARTS * capacity, dtype=torch.float32)
+        self.logits_TE = buffer(capacity, num_experts, dtype=torch.float32)
         self.ids_TK = buffer(capacity, top_k, dtype=torch.int32)
         self.weights_TK = buffer(capacity, top_k, dtype=torch.float32)
         self.activated_PI = buffer(capacity * top_k, intermediate, dtype=dtype)

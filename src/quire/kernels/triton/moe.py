@@ -1,6 +1,6 @@
 """Mixtures of experts on an NVIDIA GPU: sends each mixture to the kernels for its number of tokens.
 
-A few tokens are three launches: logits, both halves of the experts. More are five: logits, the choice with the norm, two
+A few tokens are three launches: logits, both halves of the experts. More are six: norm, logits, the choice, two
 grouped products, and the sum over each token's experts with the residual. The functions named `invariant_…` compute every
 token in one way, whatever the number of tokens.
 """
@@ -15,10 +15,10 @@ from quire.kernels.reference.moe import moe_route as reference_route
 from quire.kernels.registry import kernel
 from quire.kernels.triton import moe_configs
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
-from quire.kernels.triton.moe_configs import Config, FewConfig, LogitsConfig, ManyConfig
+from quire.kernels.triton.moe_configs import Config, FewConfig, ManyConfig
 from quire.kernels.triton.moe_few import fits, launch_few_down, launch_few_gate_up
 from quire.kernels.triton.moe_grouped import launch_combine, launch_grouped
-from quire.kernels.triton.moe_route import launch_choose, launch_lists, launch_logits
+from quire.kernels.triton.moe_route import launch_choose, launch_lists
 
 
 def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int) -> Config:
@@ -165,54 +165,24 @@ def _norm_moe(
 ) -> None:
     rows, top_k = x_TD.shape[0], routing.top_k
     logits_TE, ids_TK, weights_TK = scratch.logits_TE[:rows], scratch.ids_TK[:rows], scratch.weights_TK[:rows]
-    if routing.top_groups < routing.groups:
-        ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
-        ops.linear(scratch_TD, router, logits_TE)
-        reference_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
-        launch_lists(ids_TK, num_tokens, scratch)
-        many = config if isinstance(config, ManyConfig) else _invariant_config(experts)
-        _experts_of_many(many, scratch_TD, experts, top_k, kind, num_tokens, x_TD, scratch, add=True)
-    elif isinstance(config, FewConfig):
+    is_grouped = routing.top_groups < routing.groups
+    if isinstance(config, FewConfig) and not is_grouped:
         ops.norm_linear(x_TD, norm_D, eps, router, logits_TE, scratch_TD)
         launch_few_gate_up(
             x_TD, norm_D, eps, experts, routing, top_k, kind, num_tokens, ids_TK, weights_TK, scratch, bias_E,
             block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
         )  # fmt: skip
         _few_down(config, experts, ids_TK, weights_TK, num_tokens, x_TD, scratch, add=True)
+        return
+    ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+    ops.linear(scratch_TD, router, logits_TE)
+    if is_grouped:
+        reference_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+        launch_lists(ids_TK, num_tokens, scratch)
     else:
-        if config.logits is None:
-            ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
-            ops.linear(scratch_TD, router, logits_TE)
-            launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E, scratch=scratch)
-        else:
-            _choose_normed(config.logits, x_TD, norm_D, eps, router, routing, num_tokens, scratch_TD, scratch, bias_E)
-        _experts_of_many(config, scratch_TD, experts, top_k, kind, num_tokens, x_TD, scratch, add=True)
-
-
-def _choose_normed(
-    config: LogitsConfig,
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
-    eps: float,
-    router: LinearWeight,
-    routing: Routing,
-    num_tokens: torch.Tensor,
-    normed_TD: torch.Tensor,
-    scratch: ExpertScratch,
-    bias_E: torch.Tensor | None,
-) -> None:
-    """Norm, logits, choice and lists."""
-    if router.data is None:
-        raise ValueError("the router was packed by another kernel: choose `norm_moe` and `pack_linear` together")
-    rows = x_TD.shape[0]
-    launch_logits(
-        x_TD, norm_D, router.data, num_tokens, scratch,
-        parts=config.parts, block_t=config.block_t, block_e=config.block_e, num_warps=config.num_warps,
-    )  # fmt: skip
-    launch_choose(
-        scratch.logits_TE, routing, num_tokens, scratch.ids_TK[:rows], scratch.weights_TK[:rows], bias_E,
-        scratch=scratch, parts=config.parts, x_TD=x_TD, norm_D=norm_D, eps=eps, normed_TD=normed_TD,
-    )  # fmt: skip
+        launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E, scratch)
+    many = config if isinstance(config, ManyConfig) else _invariant_config(experts)
+    _experts_of_many(many, scratch_TD, experts, top_k, kind, num_tokens, x_TD, scratch, add=True)
 
 
 @kernel("norm_moe", platform="cuda", priority=10, invariant=False)

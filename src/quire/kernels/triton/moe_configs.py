@@ -11,8 +11,6 @@ from quire.kernels.triton.moe_grouped import GroupedConfig
 
 MAX_FEW_TOKENS = 4
 """Up to here tokens share so few experts that each reads its own."""
-MAX_LOGITS_TOKENS = 768
-"""Up to here logits wait for one another's latency rather than for memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,20 +26,9 @@ class FewConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class LogitsConfig:
-    """Blocks of `logits_kernel`, and into how many parts the sums are cut."""
-
-    parts: int
-    block_t: int
-    block_e: int
-    num_warps: int
-
-
-@dataclasses.dataclass(frozen=True)
 class ManyConfig:
-    """How many tokens are computed. `logits`: None where norm and logits are other kernels' work."""
+    """Blocks of `grouped_kernel` for each of the two products."""
 
-    logits: LogitsConfig | None
     gate_up: GroupedConfig
     down: GroupedConfig
 
@@ -60,39 +47,29 @@ def choose(rows: int, num_experts: int, top_k: int, item_size: int) -> Config:
         return few(item_size)
     if item_size == 4:
         return INVARIANT_FLOAT
-    logits = LOGITS if rows <= MAX_LOGITS_TOKENS else None
     mean = rows * top_k / num_experts
     if mean <= 6:
-        return _both(logits, GroupedConfig(True, True, 16, 128, 128, 3, 4, True))
-    if mean <= 20:
-        return _both(logits, GroupedConfig(True, True, 32, 128, 64, 3, 4, True))
+        return _both(GroupedConfig(True, True, 16, 128, 128, 3, 4, True))
+    if mean <= 24:
+        return _both(GroupedConfig(True, True, 32, 128, 64, 3, 4, True))
     if mean <= 40:
-        return _both(logits, GroupedConfig(False, True, 64, 128, 64, 3, 4))
+        return _both(GroupedConfig(False, True, 64, 128, 64, 3, 4))
     if mean <= 56:
-        return _both(logits, GroupedConfig(True, False, 64, 128, 64, 4, 4))
+        return _both(GroupedConfig(True, False, 64, 128, 64, 4, 4))
     if mean <= 256:
-        return _both(logits, GroupedConfig(False, False, 128, 256, 64, 4, 8, True))
-    return _both(logits, GroupedConfig(False, False, 128, 256, 64, 3, 8, True))
+        return _both(GroupedConfig(False, False, 128, 256, 64, 4, 8, True))
+    return _both(GroupedConfig(False, False, 128, 256, 64, 3, 8, True))
 
 
-def _both(logits: LogitsConfig | None, grouped: GroupedConfig) -> ManyConfig:
-    return ManyConfig(logits, grouped, grouped)
+def _both(grouped: GroupedConfig) -> ManyConfig:
+    return ManyConfig(grouped, grouped)
 
 
 def few(item_size: int) -> FewConfig:
     """The way to compute a few tokens."""
-    return FewConfig(4, 1024 // item_size, 2, 8, 2048 // item_size, 8)
+    return FewConfig(4, 1024 // item_size, 1, 8, 2048 // item_size, 8)
 
 
-LOGITS = LogitsConfig(4, 16, 32, 4)
-INVARIANT = ManyConfig(
-    LOGITS,
-    GroupedConfig(True, True, 64, 128, 64, 4, 4),
-    GroupedConfig(True, True, 64, 128, 64, 4, 4),
-)
-INVARIANT_FLOAT = ManyConfig(
-    LOGITS,
-    GroupedConfig(False, True, 16, 64, 32, 2, 4),
-    GroupedConfig(False, True, 16, 64, 32, 2, 4),
-)
+INVARIANT = _both(GroupedConfig(True, True, 64, 128, 64, 4, 4))
+INVARIANT_FLOAT = _both(GroupedConfig(False, True, 16, 64, 32, 2, 4))
 """The one way in which every token is computed where its bits must not depend on the batch."""

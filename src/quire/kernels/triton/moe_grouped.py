@@ -7,6 +7,7 @@ Legend: P pairs of a token and one of its experts, E experts, K experts a token,
 """
 
 import dataclasses
+import functools
 
 import torch
 import triton
@@ -14,7 +15,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.experts import ExpertScratch
 from quire.kernels.triton.activations import KINDS, activate
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    interpreted,
+    launch_options,
+    next_power_of_2,
+    tl,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +222,22 @@ def combine_kernel(
         tl.store(out, total_D.to(out_ptr.dtype.element_ty), mask=inside_D)
 
 
+@functools.cache
+def _shared_bytes() -> int:
+    """What one program may have of a processor's shared memory."""
+    if interpreted():
+        return 1 << 20
+    utilities = triton.runtime.driver.active.utils
+    return utilities.get_device_properties(torch.cuda.current_device())["max_shared_mem"]
+
+
+@functools.cache
+def _stages(config: GroupedConfig, item_size: int, shared_bytes: int) -> int:
+    """Tiles in flight: the configuration's, or as many as there is room for on a smaller device; at least two."""
+    tile = (config.block_m + config.block_n) * config.block_k * item_size
+    return max(min(config.stages, (shared_bytes - 1024) // tile), 2)
+
+
 def _describe(w_END: torch.Tensor, config: GroupedConfig, is_pair: bool) -> TensorDescriptor:
     """All experts' rows under one another, for bulk copies."""
     rows = config.block_n // 2 if is_pair else config.block_n
@@ -263,7 +288,7 @@ def launch_grouped(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         BLOCK_E=next_power_of_2(num_experts),
-        STAGES=config.stages,
+        STAGES=_stages(config, w_END.element_size(), _shared_bytes()),
         EVEN_K=width % config.block_k == 0,
         BULK=config.bulk,
         num_warps=config.num_warps,

@@ -1,12 +1,12 @@
-"""Routing on a GPU: from hidden states or logits to each token's experts, and from those to each expert's list of pairs.
+"""Routing on a GPU: from logits to each token's experts, and from those to each expert's list of pairs.
 
-A choice is a chain of steps that wait for one another, so it is cut short: logits come from many small programs at once, then
-one warp a token takes the largest by comparing whole numbers, which it can do in one instruction.
+A choice is a chain of steps that wait for one another, so it is cut short: one warp a token takes the largest by comparing
+whole numbers, which it can do in one instruction.
 
 A list's order is whatever the programs' race gives; nothing that is computed from it depends on the order, since every row of
 a product is a sum by itself. Who reads the lists last clears the counts (`moe_grouped.combine_kernel`).
 
-Legend: T tokens, E experts, K experts a token, D hidden; a pair is token * K + k.
+Legend: T tokens, E experts, K experts a token; a pair is token * K + k.
 """
 
 import torch
@@ -18,8 +18,8 @@ from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, l
 
 @triton.jit
 def _sortable(x):
-    """Float32 as int32 in the same order; its own inverse, and never the smallest int32."""
-    bits = x.to(tl.int32, bitcast=True)
+    """Float32 as int32 in the same order, both zeros the same; never the smallest int32."""
+    bits = tl.where(x == 0.0, 0, x.to(tl.int32, bitcast=True))
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
 
@@ -124,87 +124,18 @@ def lists_kernel(
     _append(tl.load(ids_ptr + pair, mask=inside, other=0), pair, inside, counts_ptr, lists_ptr, capacity)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def logits_kernel(
-    x_ptr,
-    norm_ptr,
-    router_ptr,
-    num_tokens_ptr,
-    logits_ptr,
-    squares_ptr,
-    num_rows,
-    num_experts,
-    D,
-    WIDE: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    PARTS: tl.constexpr,
-    ONCE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """logits[part] [T, E] = (x * norm) @ router.T over the part's columns, squares[part] [T] = the sum of x's squares there:
-    what the norm divides by is known only when the parts are added. ONCE: a part is one block of columns. WIDE: the product
-    is in float32, for types whose range x * norm would leave."""
-    first_T, block_e, part = tl.program_id(0) * BLOCK_T, tl.program_id(1), tl.program_id(2)
-    expert_E = block_e * BLOCK_E + tl.arange(0, BLOCK_E)
-    column_D = tl.arange(0, BLOCK_D)
-    router_rows = router_ptr + tl.minimum(expert_E, num_experts - 1).to(tl.int64)[:, None] * D
-    length = tl.cdiv(tl.cdiv(D, BLOCK_D), PARTS) * BLOCK_D
-    first_D = part * length
-    last_D = tl.minimum(first_D + length, D)
-    if ONCE:
-        router_ED = tl.load(router_rows + (first_D + column_D)[None, :])
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    if first_T >= tl.load(num_tokens_ptr):
-        return
-    token_T = first_T + tl.arange(0, BLOCK_T)
-    x_rows = x_ptr + tl.minimum(token_T, num_rows - 1).to(tl.int64)[:, None] * D
-    squares_TD = tl.zeros((BLOCK_T, BLOCK_D), dtype=tl.float32)
-    logits_TE = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.float32)
-    for start in range(first_D, last_D, BLOCK_D):
-        at_D = start + column_D
-        inside_D = at_D < D
-        x_TD = tl.load(x_rows + at_D[None, :], mask=inside_D[None, :], other=0.0).to(tl.float32)
-        if not ONCE:
-            router_ED = tl.load(router_rows + at_D[None, :], mask=inside_D[None, :], other=0.0)
-        squares_TD += x_TD * x_TD
-        x_TD *= tl.load(norm_ptr + at_D, mask=inside_D, other=0.0)[None, :]
-        if WIDE:
-            logits_TE = tl.dot(x_TD, tl.trans(router_ED.to(tl.float32)), logits_TE, input_precision="ieee")
-        else:
-            logits_TE = tl.dot(x_TD.to(router_ED.dtype), tl.trans(router_ED), logits_TE, input_precision="ieee")
-    row_T = part * num_rows + token_T
-    inside_T = token_T < num_rows
-    out = logits_ptr + row_T.to(tl.int64)[:, None] * num_experts + expert_E[None, :]
-    tl.store(out, logits_TE, mask=inside_T[:, None] & (expert_E < num_experts)[None, :])
-    if block_e == 0:
-        tl.store(squares_ptr + row_T, tl.sum(squares_TD, axis=1), mask=inside_T)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def choose_kernel(
     logits_ptr,
-    squares_ptr,
-    x_ptr,
-    norm_ptr,
     bias_ptr,
     num_tokens_ptr,
-    normed_ptr,
     ids_ptr,
     weights_ptr,
     counts_ptr,
     lists_ptr,
-    num_rows,
     num_experts,
-    D,
     capacity,
-    eps,
     scale,
-    PARTS: tl.constexpr,
-    NORMED: tl.constexpr,
     LISTS: tl.constexpr,
     SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -212,11 +143,9 @@ def choose_kernel(
     K: tl.constexpr,
     K_BLOCK: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One token: its parts of logits added, ids and weights, with LISTS its pairs in the experts' lists. NORMED: parts are as
-    `logits_kernel` leaves them, and normed = rms_norm(x) is written too."""
+    """One token's ids and weights; with LISTS its pairs in the experts' lists too."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -224,32 +153,14 @@ def choose_kernel(
     if token >= tl.load(num_tokens_ptr):
         return
     expert_E, slot_K = tl.arange(0, BLOCK_E), tl.arange(0, K_BLOCK)
-    is_there_E = expert_E < num_experts
-    logits_E = tl.zeros((BLOCK_E,), dtype=tl.float32)
-    for part in tl.static_range(PARTS):
-        row = (part * num_rows + token).to(tl.int64) * num_experts
-        logits_E += tl.load(logits_ptr + row + expert_E, mask=is_there_E, other=0.0).to(tl.float32)
-    if NORMED:
-        squares = 0.0
-        for part in tl.static_range(PARTS):
-            squares += tl.load(squares_ptr + part * num_rows + token)
-        inverse = tl.rsqrt(squares / D + eps)
-        logits_E *= inverse
-    logits_E = tl.where(is_there_E, logits_E, float("-inf"))
+    row = logits_ptr + token.to(tl.int64) * num_experts
+    logits_E = tl.load(row + expert_E, mask=expert_E < num_experts, other=float("-inf")).to(tl.float32)
     ids_K, weights_K = choose(logits_E, bias_ptr, num_experts, scale, SIGMOID, HAS_BIAS, RENORMALIZE, K, K_BLOCK)
     pair_K = token * K + slot_K
     tl.store(ids_ptr + pair_K, ids_K, mask=slot_K < K)
     tl.store(weights_ptr + pair_K, weights_K, mask=slot_K < K)
     if LISTS:
         _append(ids_K, pair_K, slot_K < K, counts_ptr, lists_ptr, capacity)
-    if NORMED:
-        for start in range(0, D, BLOCK_D):
-            at_D = start + tl.arange(0, BLOCK_D)
-            inside_D = at_D < D
-            row_D = token.to(tl.int64) * D + at_D
-            x_D = tl.load(x_ptr + row_D, mask=inside_D, other=0.0).to(tl.float32)
-            x_D *= inverse * tl.load(norm_ptr + at_D, mask=inside_D, other=0.0)
-            tl.store(normed_ptr + row_D, x_D.to(normed_ptr.dtype.element_ty), mask=inside_D)
 
 
 def launch_lists(ids_TK: torch.Tensor, num_tokens: torch.Tensor, scratch: ExpertScratch) -> None:
@@ -262,43 +173,6 @@ def launch_lists(ids_TK: torch.Tensor, num_tokens: torch.Tensor, scratch: Expert
     )  # fmt: skip
 
 
-def launch_logits(
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
-    router_ED: torch.Tensor,
-    num_tokens: torch.Tensor,
-    scratch: ExpertScratch,
-    *,
-    parts: int,
-    block_t: int,
-    block_e: int,
-    num_warps: int,
-) -> None:
-    """Parts of logits and of squares, for `launch_choose` to add up."""
-    rows, hidden = x_TD.shape
-    num_experts = router_ED.shape[0]
-    block_d = min(next_power_of_2(cdiv(hidden, parts)), 512)
-    logits_kernel[(cdiv(rows, block_t), cdiv(num_experts, block_e), parts)](
-        x_TD,
-        norm_D,
-        router_ED,
-        num_tokens,
-        scratch.logits_TE,
-        scratch.squares_T,
-        rows,
-        num_experts,
-        hidden,
-        WIDE=torch.float16 in (x_TD.dtype, router_ED.dtype),
-        BLOCK_T=block_t,
-        BLOCK_E=block_e,
-        BLOCK_D=block_d,
-        PARTS=parts,
-        ONCE=hidden == block_d * parts,
-        num_warps=num_warps,
-        **launch_options(),
-    )
-
-
 def launch_choose(
     logits_TE: torch.Tensor,
     routing: Routing,
@@ -306,43 +180,21 @@ def launch_choose(
     ids_TK: torch.Tensor,
     weights_TK: torch.Tensor,
     bias_E: torch.Tensor | None,
-    *,
     scratch: ExpertScratch | None = None,
-    parts: int = 1,
-    x_TD: torch.Tensor | None = None,
-    norm_D: torch.Tensor | None = None,
-    eps: float = 0.0,
-    normed_TD: torch.Tensor | None = None,
 ) -> None:
-    """Ids and weights of every token.
-
-    Args:
-        logits_TE: whole ones, or with `x_TD` the parts that `launch_logits` left.
-        scratch: its lists are filled too, if it is given.
-        x_TD: is normed into normed_TD, by norm_D and eps.
-    """
-    rows, num_experts = ids_TK.shape[0], routing.num_experts
-    hidden = 1 if x_TD is None else x_TD.shape[1]
+    """Ids and weights of every token; the scratch's lists too, if it is given."""
+    rows, num_experts = logits_TE.shape
     choose_kernel[(rows,)](
         logits_TE,
-        logits_TE if scratch is None else scratch.squares_T,
-        logits_TE if x_TD is None else x_TD,
-        logits_TE if norm_D is None else norm_D,
         logits_TE if bias_E is None else bias_E,
         num_tokens,
-        logits_TE if normed_TD is None else normed_TD,
         ids_TK,
         weights_TK,
         ids_TK if scratch is None else scratch.counts_E,
         ids_TK if scratch is None else scratch.lists_ET,
-        rows,
         num_experts,
-        hidden,
         0 if scratch is None else scratch.capacity,
-        eps,
         routing.scale,
-        PARTS=parts,
-        NORMED=x_TD is not None,
         LISTS=scratch is not None,
         SIGMOID=routing.scoring == "sigmoid",
         HAS_BIAS=bias_E is not None,
@@ -350,7 +202,6 @@ def launch_choose(
         K=routing.top_k,
         K_BLOCK=next_power_of_2(routing.top_k),
         BLOCK_E=max(next_power_of_2(num_experts), 32),
-        BLOCK_D=min(next_power_of_2(hidden), 2048),
         num_warps=1,
         **launch_options(),
     )
