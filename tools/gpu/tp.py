@@ -3,6 +3,7 @@
 Every part has a process of its own. Prints a table last and writes $OUT/tp.json. `TP_SECONDS` bounds all of it.
 """
 
+import faulthandler
 import hashlib
 import json
 import os
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 OUT = Path(os.environ.get("OUT", "/tmp"))
-DEADLINE = time.monotonic() + float(os.environ.get("TP_SECONDS", "112"))
+DEADLINE = time.monotonic() + float(os.environ.get("TP_SECONDS", "76"))
 LARGE = os.environ.get("TP_MODEL", ".bench/models/llama-3.1-8b")
 SIZES = [1 << n for n in range(12, 25)]
 """Bytes of a sum: a token of 4,096 bfloat16 values is 8 KiB."""
-BATCHES = (1, 32, 256)
+BATCHES = tuple(map(int, os.environ.get("TP_BATCHES", "1,32").split(",")))
 CALLS = 20
 """Sums in one captured graph."""
 TINY = {
@@ -43,7 +44,26 @@ def __getattr__(name: str) -> Any:
     from quire.worker.worker import Worker
 
     class BenchWorker(Worker):
-        """A worker that measures its communicator."""
+        """A worker that measures its communicator. A rank that hangs shows where, after `TP_STACKS` seconds."""
+
+        def __init__(self, config: Any, platform: Any) -> None:
+            faulthandler.dump_traceback_later(float(os.environ.get("TP_STACKS", "15")))
+            say(f"MARK rank {config.parallel.rank} begins {time.time() % 1000:.1f}")
+            super().__init__(config, platform)
+            say(f"MARK rank {config.parallel.rank} has met the others {time.time() % 1000:.1f}")
+            self._bench_peer: PeerMemory | None = None
+            if os.environ.get("TP_SUMS"):
+                try:
+                    self._bench_peer = PeerMemory(self._communicator.size, self.runtime.device(), max(SIZES))
+                except RuntimeError as error:
+                    say(f"no peer memory: {error}")
+
+        def initialize(self, kv_cache: Any) -> None:
+            """As ever, with a line before and after."""
+            rank = self.config.parallel.rank
+            say(f"MARK rank {rank} allocates {time.time() % 1000:.1f}")
+            super().initialize(kv_cache)
+            say(f"MARK rank {rank} is ready {time.time() % 1000:.1f}")
 
         def peer_bytes(self) -> int:
             """Up to how many bytes one kernel sums; 0: NCCL does all."""
@@ -66,11 +86,7 @@ def __getattr__(name: str) -> Any:
         def time_sums(self, sizes: list[int]) -> dict[str, Any]:
             """Microseconds a sum, by size and way, of captured graphs."""
             device = self.runtime.device()
-            try:
-                peer = PeerMemory(self._communicator.size, device, max(sizes))
-            except RuntimeError as error:
-                print(f"no peer memory: {error}")
-                peer = None
+            peer = self._bench_peer
             table: dict[str, Any] = {}
             for size in sizes:
                 x = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
@@ -152,9 +168,14 @@ def make_llm(model: str, size: int, **settings: Any) -> Any:
     )
 
 
+def say(line: str) -> None:
+    """A line in one piece: several processes write to one file."""
+    os.write(1, (line + "\n").encode())
+
+
 def report(**figures: Any) -> None:
     """One line of JSON for the process that started this part."""
-    print("REPORT " + json.dumps(figures), flush=True)
+    say("REPORT " + json.dumps(figures))
 
 
 # --- in processes of their own ---
@@ -241,7 +262,7 @@ def part_large(size: int, way: str) -> None:
         for _ in range(2):
             run(batch, 6)
         first = min(run(batch, 1) for _ in range(2))
-        whole = min(run(batch, 256) for _ in range(2 if batch < 256 else 1))
+        whole = min(run(batch, 256) for _ in range(2 if batch == 1 else 1))
         figures[f"batch {batch}"] = {
             "first_ms": round(first * 1e3, 2), "step_ms": round((whole - first) / 255 * 1e3, 3), "whole_s": round(whole, 3),
             "tokens": digests[batch],
@@ -259,30 +280,43 @@ def part_large(size: int, way: str) -> None:
 # --- all of them ---
 
 
-def run_part(arguments: list[str], figures: dict[str, Any], most: float) -> None:
-    """A part in its process; what it reports is kept, also when it does not come to its end."""
+def run_part(arguments: list[str], figures: dict[str, Any], most: float, **environment: str) -> None:
+    """A part in a session of its own, which is killed whole at its limit; what it reports is printed and kept as it comes."""
     left = min(most, DEADLINE - time.monotonic())
     label = " ".join(arguments)
-    if left < 8:
+    if left < 9:
         figures.setdefault("left out", []).append(label)
         return
-    process = subprocess.Popen(
-        [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    killer = __import__("threading").Timer(left, process.kill)
-    killer.start()
-    lines: list[str] = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("REPORT "):
-            figures.update(json.loads(line[7:]))
-        else:
-            lines.append(line)
-    code = process.wait()
-    killer.cancel()
-    print(f"--- {label}: code {code}")
+    began = time.monotonic()
+    log = OUT / f"tp-{'-'.join(arguments)}.txt"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, __file__, *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "TP_STACKS": str(max(3.0, left - 4)), **environment},
+        )
+        code: int | None = None
+        seen = 0
+        while code is None:
+            time.sleep(0.2)
+            code = process.poll()
+            if code is None and time.monotonic() - began > left:
+                os.killpg(process.pid, signal.SIGKILL)
+                code = process.wait()
+            lines = log.read_text(errors="replace").split("\n")[:-1]  # whole ones
+            for line in lines[seen:]:
+                if line.startswith("REPORT "):
+                    figures.update(json.loads(line[7:]))
+                if line.startswith(("REPORT ", "MARK ")):
+                    print(line[:1500], flush=True)
+            seen = len(lines)
+    (OUT / "tp.json").write_text(json.dumps({"benchmark": "tp", **figures}, indent=2) + "\n", encoding="utf-8")
+    print(f"--- {label}: code {code} after {time.monotonic() - began:.1f} s", flush=True)
     noise = lines if code else [line for line in lines if "sums" in line or "WARNING" in line]
-    print("".join(noise[-25:]), end="", flush=True)
+    shown = [line[:220] for line in noise if not line.startswith(("REPORT", "MARK"))]
+    print("\n".join(shown[-90:]), flush=True)
 
 
 def print_table(figures: dict[str, Any]) -> None:
@@ -307,6 +341,7 @@ def print_table(figures: dict[str, Any]) -> None:
 
 def main() -> int:
     if len(sys.argv) > 1:
+        faulthandler.dump_traceback_later(float(os.environ.get("TP_STACKS", "15")) - 1)
         try:
             if sys.argv[1] == "tiny":
                 part_tiny()
@@ -317,11 +352,10 @@ def main() -> int:
             return 1
         return 0
     figures: dict[str, Any] = {}
-    run_part(["tiny"], figures, 45)
-    run_part(["large", "2", "one-shot"], figures, 45)
-    run_part(["large", "2", "nccl"], figures, 40)
+    run_part(["tiny"], figures, 24, TP_SUMS="1")
+    run_part(["large", "2", "nccl"], figures, 24)
+    run_part(["large", "2", "one-shot"], figures, 30)
     run_part(["large", "1"], figures, 40)
-    (OUT / "tp.json").write_text(json.dumps({"benchmark": "tp", **figures}, indent=2) + "\n", encoding="utf-8")
     print_table(figures)
     return 0
 
