@@ -14,7 +14,12 @@ from quire.kernels.triton.linear_configs import DotConfig, GemvConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-ops.select("cuda")
+
+
+@pytest.fixture(autouse=True)
+def cuda_kernels() -> None:
+    ops.select("cuda")  # other tests choose others
+
 
 GEMV = GemvConfig(4, 64, 1)
 DOT = DotConfig(False, 16, 16, 32, 1, 2, 1)
