@@ -68,7 +68,7 @@ ASYNCHRONOUS = (
 """Operations that only devices need which work beside the host."""
 
 MIXTURE = ("moe_route", "moe_experts", "sigmoid_gate")
-"""Operations of mixtures of experts. A CPU computes them with PyTorch, which cannot be recorded: such models run eagerly there."""
+"""Operations of mixtures of experts. A CPU computes them with PyTorch, which cannot be recorded: such steps run eagerly there."""
 
 _chosen: dict[str, Callable[..., Any]] = {}
 _choices: dict[str, registry.Choice] = {}
@@ -268,9 +268,7 @@ def norm_moe(
     bias_E: torch.Tensor | None = None,
 ) -> None:
     """y = rms_norm(x), routed by y @ router.T, then x += the mixture of y's experts. scratch_TD may be overwritten."""
-    _chosen["norm_moe"](
-        x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E
-    )
+    _chosen["norm_moe"](x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
 
 
 def sigmoid_gate(x_TI: torch.Tensor, gate_T1: torch.Tensor) -> None:
