@@ -268,10 +268,14 @@ def choose_tiles(head_dim: int, dtype: torch.dtype, max_rows: int | None) -> Til
     return tiles
 
 
+GLUON_RELEASE = "3.6."
+"""Triton's releases whose Gluon the Hopper kernel is written in; others take the portable kernel."""
+
+
 @functools.cache
 def _hopper_kernel() -> ModuleType | None:
-    """The module of Hopper's own kernel, where it can run."""
-    if interpreted() or torch.cuda.get_device_capability()[0] != 9:
+    """The module of Hopper's own kernel, where it can run. Its dialect is still changing between Triton's releases."""
+    if interpreted() or torch.cuda.get_device_capability()[0] != 9 or not triton.__version__.startswith(GLUON_RELEASE):
         return None
     try:
         return importlib.import_module("quire.kernels.triton.prefill_attention_hopper")
