@@ -235,8 +235,7 @@ class SchedulerHarness:
             assert len(table) == len(request.block_ids[0])
             # Pages behind the window may be given up while the step that wrote them is in flight: steps run in order.
             assert NULL_BLOCK not in table[int(batch.computed[row]) // size :]
-            # A page that a step in flight fills may be shared already: it is written before anybody reads it.
-            for block in table[int(batch.computed[row]) // size :]:
+            for block in table[int(batch.collected[row]) // size :]:
                 assert block == NULL_BLOCK or references[block] == 1, f"page {block} is written and shared"
 
     def _check_queue(self) -> None:

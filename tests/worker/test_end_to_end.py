@@ -218,13 +218,3 @@ def test_sleep_gives_memory_back_and_waking_goes_on(llama: Path, level: int) -> 
     engine.executor.wake_up()
     engine.scheduler.reset_prefix_cache()
     assert run(engine, greedy_requests(prompts)) == expected
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_prefix_that_prompts_share_is_computed_once_though_they_arrive_together(llama: Path, depth: int) -> None:
-    common = make_prompts((48,))[0]
-    prompts = [common + own for own in make_prompts((5, 9, 3, 7), seed=1)]
-    engine = TinyEngine(llama, depth=depth, max_num_batched_tokens=256)
-    assert run(engine, greedy_requests(prompts)) == greedy_oracle(llama, prompts)
-    assert engine.steps[0].total_num_tokens == 48 + 5 + 9 + 3 + 7
-    assert [request.num_computed_tokens for request in engine.steps[0].new_requests] == [0, 48, 48, 48]

@@ -1,4 +1,4 @@
-"""Pages that nobody else can find yet: those that collected steps have completed, and those of prompts in flight.
+"""Pages that collected steps have completed and that nobody else can find yet.
 
 Naming a page costs a hash; it need not be done between one step and the next. Knows rows and how far they are computed;
 takes no decisions.
@@ -6,7 +6,6 @@ takes no decisions.
 
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.output import IntArray
-from quire.core.request_state import Request
 from quire.core.running import RunningBatch
 
 
@@ -37,40 +36,3 @@ class PendingPages:
         num_tokens = self._num_tokens.pop(row, 0)
         if num_tokens:
             self._kv.publish(self._batch.request(row), num_tokens)
-
-
-class Beginnings:
-    """Requests whose first chunk is planned and not yet collected, by the tokens of their first page.
-
-    A step writes all of its keys and values before any of its tokens attends, layer by layer, and steps run in order. So
-    what is planned can be shared already: many requests with one long prefix that arrive together compute it once.
-    """
-
-    def __init__(self, kv: KVCacheManager) -> None:
-        self._kv = kv
-        self._in_flight: dict[tuple[int, ...], tuple[Request, int, int]] = {}
-
-    def add(self, request: Request, num_tokens: int, step_id: int) -> None:
-        """The step will have computed the request's first `num_tokens` tokens."""
-        if num_tokens >= self._kv.block_size and request.publishes:
-            self._in_flight[self._first_page(request)] = (request, num_tokens, step_id)
-
-    def publish_like(self, request: Request) -> None:
-        """Let a request find the pages of one in flight that begins as it does."""
-        if self._in_flight and len(request.token_ids) > self._kv.block_size:
-            found = self._in_flight.get(self._first_page(request))
-            # One that has had to give its pages back meanwhile has none to share.
-            if (
-                found is not None
-                and found[0].block_ids
-                and len(found[0].block_ids[0]) * self._kv.block_size >= found[1]
-            ):
-                self._kv.publish(found[0], found[1])
-
-    def collected(self, step_id: int) -> None:
-        """The step, and all before it, were collected: their pages are published as all others are."""
-        if self._in_flight:
-            self._in_flight = {page: entry for page, entry in self._in_flight.items() if entry[2] > step_id}
-
-    def _first_page(self, request: Request) -> tuple[int, ...]:
-        return tuple(request.token_ids[: self._kv.block_size])

@@ -25,7 +25,7 @@ from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, Sched
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.prompt_groups import PromptGroups
-from quire.core.publication import Beginnings, PendingPages
+from quire.core.publication import PendingPages
 from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
@@ -79,7 +79,6 @@ class Scheduler:
         self.kv = KVCacheManager(kv_config, hasher, self._events)
         self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
         self._pages = PendingPages(self.kv, self._batch)
-        self._beginnings = Beginnings(self.kv)
         self._queue = build_request_queue(config.policy, FAIR_QUANTUM)
         self._groups = PromptGroups(self.kv)
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
@@ -357,7 +356,6 @@ class Scheduler:
     def _find_hit(self, request: Request) -> PrefixHit:
         """The longest prefix that is there already: a sibling's pages, or cached ones."""
         shared = self._groups.hit(request)
-        self._beginnings.publish_like(request)
         cached = self.kv.find_prefix(request)
         return shared if shared is not None and shared.num_tokens >= cached.num_tokens else cached
 
@@ -385,7 +383,6 @@ class Scheduler:
         if self.kv.grow(request, request.num_computed_tokens + count) is None:
             raise EngineError(f"{request.request_id} was admitted without room for its pages")
         self._groups.admitted(request)
-        self._beginnings.add(request, request.num_computed_tokens + count, self._next_step_id)
         row = self._batch.add(request)
         self._diff.new_requests.append(
             NewRequestData(
@@ -448,7 +445,6 @@ class Scheduler:
         if not self._flights or self._flights[0].step is not step or output.step_id != step.step_id:
             raise EngineError(f"step {step.step_id} (result of {output.step_id}) is not the oldest one in flight")
         flight = self._flights.popleft()
-        self._beginnings.collected(step.step_id)
         batch = self._batch
         batch.in_flight[step.rows] -= 1
         batch.collected[step.rows] += step.num_scheduled_tokens
