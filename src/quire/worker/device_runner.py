@@ -15,7 +15,7 @@ import torch
 from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
-from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import EngineError
 from quire.kernels import ops
@@ -31,6 +31,7 @@ from quire.worker.input_prep import PreparedBatch
 from quire.worker.page_store import PageStore
 from quire.worker.prompt_logprobs import PromptLogprobs
 from quire.worker.runner import Runner
+from quire.worker.step_diff import apply_diff
 from quire.worker.step_graphs import StepGraphs, StepShape
 
 logger = init_logger(__name__)
@@ -208,7 +209,7 @@ class DeviceRunner(Runner):
             ) from error
 
     def _execute(self, plan: SchedulerOutput) -> "ModelRunnerOutput | PendingStep":
-        self._apply(plan)
+        apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
         if not plan.total_num_tokens:
             nothing = plan.rows[:0]
             return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
@@ -287,35 +288,6 @@ class DeviceRunner(Runner):
     def idle(self) -> bool:
         """Nothing is running: capture a graph; whether there is more to do."""
         return self._pages is not None and self._graphs.capture_next()
-
-    def _apply(self, plan: SchedulerOutput) -> None:
-        """The diff, in the contract's order."""
-        pages = self._pages
-        assert pages is not None, "execute() before initialize()"
-        for row in plan.finished_rows:
-            self._state.remove_row(row)
-            self._sampler.remove_row(row)
-            self._prompt_logprobs.remove_row(row)
-        if plan.swap_outs:
-            pages.swap_out(plan.swap_outs)
-        for request in plan.new_requests:
-            self._add_row(request)
-        for row, group, new_pages in plan.new_blocks:
-            self._state.append_pages(row, group, new_pages)
-        if plan.swap_ins:
-            pages.swap_in(plan.swap_ins)
-        if plan.block_copies:
-            pages.copy(plan.block_copies)
-
-    def _add_row(self, request: NewRequestData) -> None:
-        self._state.add_row(request)
-        params = request.sampling_params
-        if params is None:
-            return
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        self._sampler.add_row(request.row, params, prompt, request.token_ids[request.num_prompt_tokens :], request.seed)
-        if params.prompt_logprobs is not None:
-            self._prompt_logprobs.add_row(request.row)
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""

@@ -13,7 +13,7 @@ import torch
 from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
-from quire.core.output import ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
+from quire.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from quire.distributed.communicator import Communicator
 from quire.logger import init_logger
 from quire.model_loader import load_model
@@ -25,6 +25,7 @@ from quire.worker.input_prep import InputPreparation, PreparedBatch
 from quire.worker.page_store import PageStore
 from quire.worker.prompt_logprobs import PromptLogprobs
 from quire.worker.runner import Runner
+from quire.worker.step_diff import apply_diff
 
 logger = init_logger(__name__)
 
@@ -118,7 +119,7 @@ class ModelRunner(Runner):
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
         begin = time.perf_counter()
-        self._apply(plan)
+        apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
         if not plan.total_num_tokens:
             nothing = plan.rows[:0]
             return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
@@ -135,35 +136,6 @@ class ModelRunner(Runner):
             self._inputs.forget_counts()
         output.step_ms = (time.perf_counter() - begin) * 1e3
         return output
-
-    def _apply(self, plan: SchedulerOutput) -> None:
-        """The diff, in the contract's order."""
-        pages = self._pages
-        assert pages is not None, "execute() before initialize()"
-        for row in plan.finished_rows:
-            self._state.remove_row(row)
-            self._sampler.remove_row(row)
-            self._prompt_logprobs.remove_row(row)
-        if plan.swap_outs:
-            pages.swap_out(plan.swap_outs)
-        for request in plan.new_requests:
-            self._add_row(request)
-        for row, group, new_pages in plan.new_blocks:
-            self._state.append_pages(row, group, new_pages)
-        if plan.swap_ins:
-            pages.swap_in(plan.swap_ins)
-        if plan.block_copies:
-            pages.copy(plan.block_copies)
-
-    def _add_row(self, request: NewRequestData) -> None:
-        self._state.add_row(request)
-        params = request.sampling_params
-        if params is None:
-            return
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        self._sampler.add_row(request.row, params, prompt, request.token_ids[request.num_prompt_tokens :], request.seed)
-        if params.prompt_logprobs is not None:
-            self._prompt_logprobs.add_row(request.row)
 
     def _run_model(self) -> torch.Tensor:
         """The step's logits [S, V]."""

@@ -3,7 +3,6 @@
 Knows its platform and configuration. Leaves steps to the model runner.
 """
 
-import importlib
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import ConfigError, EngineError
+from quire.executor.selector import import_class
 from quire.kernels import ops
 from quire.logger import init_logger
 from quire.platforms.interface import Platform
@@ -22,12 +22,6 @@ from quire.worker.runner import PendingStep, Runner
 
 logger = init_logger(__name__)
 GIB = 1 << 30
-
-
-def import_class(path: str) -> type[Any]:
-    """What `module:attribute` names."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 class Worker:
@@ -64,7 +58,7 @@ class Worker:
         """Build the model and read its weights."""
         begin = time.perf_counter()
         with STARTUP.phase("imports"):
-            runner_class = import_class(self.platform.runner_class())
+            runner_class = import_class(self.platform.runner_class(), "device")
         self._runner = runner_class(self.config, self.platform, self.runtime, self._communicator)
         self._timings["load_s"] = time.perf_counter() - begin
         logger.info("Model loaded in %.2f s", self._timings["load_s"])
