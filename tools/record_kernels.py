@@ -59,7 +59,7 @@ def record(config: Any, memory: int) -> list[dict[str, Any]]:
     from quire.kernels.triton import cache, variants
     from quire.platforms import current_platform
     from quire.platforms.interface import DeviceEvent, DeviceRuntime
-    from quire.worker.worker import import_class
+    from quire.executor.selector import import_class
 
     cache.install()
     recorder = variants.recorder(lambda variant: None)
@@ -103,7 +103,7 @@ def record(config: Any, memory: int) -> list[dict[str, Any]]:
     platform = current_platform("cuda")
     platform.upload_stream = lambda device: None
     platform.select_kernels(deterministic=config.model.deterministic)
-    runner = import_class(platform.runner_class())(config, platform, Runtime())
+    runner = import_class(platform.runner_class(), "device")(config, platform, Runtime())
     specs = runner.kv_cache_specs()
     plan = plan_kv_cache(specs, memory // 2, config.cache, config.scheduler, max_model_len=config.model.max_model_len)
     try:
