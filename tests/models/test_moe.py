@@ -18,9 +18,10 @@ from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.loader import _wanted_rows, check_checkpoint
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.models.decoder import Decoder
+from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
 from quire.models.spec import DecoderSpec, MoE
-from quire.models.weights import modules_of, sources_of
+from quire.models.weights import sources_of
 
 TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
 QWEN3 = "Qwen3MoeForCausalLM"

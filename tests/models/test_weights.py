@@ -11,8 +11,9 @@ from quire.errors import ConfigError
 from quire.layers.linear import UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.models.assembly import Assembler, NormWeight
+from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
-from quire.models.weights import canonical_name, check_names, modules_of, sources_of
+from quire.models.weights import canonical_name, check_names, sources_of
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "GPT2LMHeadModel", "Phi3ForCausalLM", "OPTForCausalLM")
 

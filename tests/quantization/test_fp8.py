@@ -19,8 +19,9 @@ from quire.kernels.reference.fp8 import dequantize
 from quire.layers.parallel import ParallelPlan
 from quire.model_loader import load_model
 from quire.models.assembly import Assembler
+from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
-from quire.models.weights import modules_of, sources_of
+from quire.models.weights import sources_of
 from quire.platforms.cpu import CpuPlatform
 from quire.quantization.fp8 import Fp8Linear, StoredFp8, parse_compressed, parse_fp8
 from quire.quantization.registry import linear_method

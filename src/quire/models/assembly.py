@@ -15,7 +15,8 @@ from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.layers.linear import LinearMethod
 from quire.layers.parallel import ParallelPlan
-from quire.models.weights import Module, Source
+from quire.models.modules import Module
+from quire.models.weights import Source
 
 
 class Sliceable(Protocol):

@@ -28,6 +28,7 @@ from quire.models import weights as weight_table
 from quire.models.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.models.describe import describe_pages, describe_weights
 from quire.models.interface import CausalLM, StepInputs
+from quire.models.modules import modules_of
 from quire.models.rope import Rope
 from quire.models.spec import PRE, Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, MoE, Norm, RMSNorm
 from quire.models.workspace import TokenViews, Workspace
@@ -91,7 +92,7 @@ class Decoder(CausalLM):
         self.attention_backend = attention_backend
         self.linear_method = linear_method or UnquantizedLinear()
         self.max_positions = _check_positions(spec, max_positions)
-        self.modules = weight_table.modules_of(spec)
+        self.modules = modules_of(spec)
         self.sources = weight_table.sources_of(self.modules, spec, self.plan, self.linear_method)
         # Checkpoints were trained with the factor in their own number type (Gemma's square root is not exact in bfloat16).
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))

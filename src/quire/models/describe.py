@@ -7,8 +7,8 @@ import torch
 from quire.config.kv_spec import KVCacheSpec, group_layers
 from quire.layers.linear import LinearMethod
 from quire.layers.parallel import ParallelPlan
+from quire.models.modules import Module
 from quire.models.spec import DecoderSpec, MoE
-from quire.models.weights import Module
 
 
 def describe_weights(
