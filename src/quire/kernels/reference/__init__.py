@@ -11,9 +11,22 @@ from quire.kernels.reference import (
     linear,
     logprobs,
     moe,
+    packed,
     penalties,
     sampling,
     step,
 )
 
-__all__ = ["attention", "elementwise", "filters", "fp8", "linear", "logprobs", "moe", "penalties", "sampling", "step"]
+__all__ = [
+    "attention",
+    "elementwise",
+    "filters",
+    "fp8",
+    "linear",
+    "logprobs",
+    "moe",
+    "packed",
+    "penalties",
+    "sampling",
+    "step",
+]

@@ -1,0 +1,43 @@
+"""Reference operations on packed and int8 weights: values are made whole, products are float32."""
+
+from torch import Tensor
+
+from quire.kernels.packed import INT8_MAX, INT8_MIN_SCALE, Int8Weight, PackedWeight, dequantize
+from quire.kernels.registry import kernel
+
+
+@kernel("pack_codes", platform="any")
+def pack_codes(weight: PackedWeight) -> PackedWeight:
+    return weight
+
+
+@kernel("packed_linear", platform="any")
+def packed_linear(x_TK: Tensor, weight: PackedWeight, out_TN: Tensor) -> None:
+    out = x_TK.float() @ dequantize(weight).T
+    out_TN.copy_(out if weight.bias is None else out + weight.bias)
+
+
+def quantize_rows(x_TK: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(x / scale rounded to whole numbers of at most 127, in float32 [T, K]; scale [T])."""
+    x = x_TK.float()
+    if input_scale is None:
+        scale = (x.abs().amax(-1) / INT8_MAX).clamp(min=INT8_MIN_SCALE)
+    else:
+        scale = input_scale.float().expand(x.shape[0])
+    return (x / scale[:, None]).round().clamp(-INT8_MAX, INT8_MAX), scale
+
+
+@kernel("pack_int8", platform="any")
+def pack_int8(weight: Int8Weight) -> Int8Weight:
+    return weight
+
+
+@kernel("int8_linear", platform="any")
+def int8_linear(x_TK: Tensor, weight: Int8Weight, out_TN: Tensor) -> None:
+    if weight.data is None:
+        raise ValueError("this weight was packed by another kernel: choose `pack_int8` and `int8_linear` together")
+    quantized, scale = quantize_rows(x_TK, weight.input_scale)
+    # Sums of products of whole numbers: exact in float64.
+    sums = (quantized.double() @ weight.data.double().T).float()
+    out = sums * scale[:, None] * weight.scale
+    out_TN.copy_(out if weight.bias is None else out + weight.bias)
