@@ -94,7 +94,7 @@ def test_a_sink_takes_its_share_of_the_softmax(kernels, tiny):
     plain = spec_of(tiny("LlamaForCausalLM"))
     names = plain.weights.but(sinks="self_attn.sinks")
     spec = dataclasses.replace(
-        plain, weights=names, mixer=tuple(dataclasses.replace(mixer, sinks=True) for mixer in plain.mixers())
+        plain, weights=names, mixer=tuple(dataclasses.replace(mixer, sinks=True) for mixer in plain.attentions())
     )
 
     def run(spec: DecoderSpec, sink: float, out_scale: float = 1.0) -> torch.Tensor:

@@ -112,7 +112,7 @@ def test_a_plain_checkpoint_is_rounded_when_it_is_loaded(float8_cpu, llama, tmp_
 def test_rounding_moves_a_weight_by_no_more_than_half_a_step(float8_cpu, llama):
     loaded = load(float8_cpu, llama, quantization="fp8")
     stored = load_file(llama / "model.safetensors")
-    weight = loaded.model._layers[1].linears["down"]
+    weight = loaded.model._layers[1].mlp.linears["down"]
     values = stored["model.layers.1.mlp.down_proj.weight"]
     assert isinstance(weight, Fp8Weight)
     error = (dequantize(weight) - values).abs()
@@ -142,7 +142,7 @@ def test_a_stored_checkpoint_is_worth_its_numbers_times_its_scales(float8_cpu, l
     section = COMPRESSED if by_channel else {"quant_method": "fp8", "activation_scheme": "dynamic"}
     worth = store(llama, tmp_path / "stored", section, by_channel=by_channel, dtype=dtype)
     loaded = load(float8_cpu, tmp_path / "stored")
-    weight = loaded.model._layers[2].linears["qkv"]
+    weight = loaded.model._layers[2].mixers[0].linears["qkv"]
     parts = [worth[f"model.layers.2.self_attn.{part}_proj.weight"] for part in "qkv"]
     assert torch.equal(dequantize(weight), torch.cat(parts))
     assert_close_to_plain(loaded, load(float8_cpu, with_weights(llama, tmp_path / "plain", worth)))

@@ -18,7 +18,7 @@ def cohere(hf: HFConfig) -> DecoderSpec:
     spec = llama(HFConfig({"rms_norm_eps": 0.0, "tie_word_embeddings": True} | hf.to_dict()))
     return dataclasses.replace(
         spec,
-        mixer=tuple(_interleaved(mixer) for mixer in spec.mixers()),
+        mixer=tuple(_interleaved(mixer) for mixer in spec.attentions()),
         norm=LayerNorm(hf.layer_norm_eps, bias=False),
         placement=PARALLEL,
         weights=LLAMA_NAMES.but(drop=("before_mlp",)),
@@ -32,7 +32,7 @@ def cohere2(hf: HFConfig) -> DecoderSpec:
     spec = cohere(hf)
     mixers = (
         mixer if sliding else dataclasses.replace(mixer, window=0, rope=None)
-        for mixer, sliding in zip(spec.mixers(), sliding_layers(hf, every=4), strict=True)
+        for mixer, sliding in zip(spec.attentions(), sliding_layers(hf, every=4), strict=True)
     )
     return dataclasses.replace(spec, mixer=tuple(mixers))
 

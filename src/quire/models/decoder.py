@@ -9,45 +9,54 @@ Legend: T tokens of the step, S positions that need logits, D hidden, V vocabula
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 
-from quire.attention.interface import AttentionBackend, AttentionParams, AttentionRequest
-from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.attention.interface import AttentionBackend, AttentionRequest
+from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
-from quire.layers.activation import kernel_activation
 from quire.layers.linear import LinearMethod, UnquantizedLinear
-from quire.layers.moe import Mixture
 from quire.layers.parallel import ParallelPlan
 from quire.models import weights as weight_table
 from quire.models.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.models.describe import describe_pages, describe_weights
+from quire.models.feed_forward import FeedForwardLayer
 from quire.models.interface import CausalLM, StepInputs
+from quire.models.mixers import LayerContext, MixerLayer, kind_of
 from quire.models.modules import modules_of
-from quire.models.rope import Rope
-from quire.models.spec import PRE, Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, MoE, Norm, RMSNorm
+from quire.models.spec import PRE, DecoderSpec, LayerNorm, MoE, Norm, RMSNorm
 from quire.models.workspace import TokenViews, Workspace
 
 
 @dataclasses.dataclass
 class DecoderLayer:
-    """One layer: its spec on this rank, its weights by name, and what attention needs."""
+    """One layer: its halves and their norms, by place."""
 
-    mixer: Attention
-    mlp: FeedForward
-    params: AttentionParams
-    rope: ops.Rope | None
-    activation: str
+    mixers: list[MixerLayer]
+    mlp: FeedForwardLayer | None
     norms: dict[str, NormWeight] = dataclasses.field(default_factory=dict)
-    linears: dict[str, LinearWeight] = dataclasses.field(default_factory=dict)
-    mixture: Mixture | None = None
-    kv_cache: torch.Tensor | None = None
-    group: int = 0
+
+    @property
+    def linears(self) -> dict[str, LinearWeight]:
+        """The matrices of both halves, by name; experts apart."""
+        halves = [*self.mixers, *([self.mlp] if self.mlp is not None else [])]
+        return {name: weight for half in halves for name, weight in half.linears.items()}
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        """Hand a module's weight to the half that has it."""
+        for mixer in self.mixers:
+            if name in mixer.NAMES:
+                mixer.set_weight(name, weight)
+                return
+        if self.mlp is not None and name in self.mlp.NAMES:
+            self.mlp.set_weight(name, weight)
+        else:
+            self.norms[name] = cast(NormWeight, weight)
 
 
 class Decoder(CausalLM):
@@ -100,11 +109,14 @@ class Decoder(CausalLM):
         self._positions: LinearWeight | None = None
         self._lm_head: LinearWeight | None = None
         self._tied_head: LinearWeight | None = None
+        self._embedding_norm: NormWeight | None = None
         self._final_norm: NormWeight | None = None
-        self._layers = self._build_layers()
+        self._layers = self._build_layers(max_tokens, activation_dtype or dtype)
         self._is_fused = self._can_fuse()
         self.workspace = self._build_workspace(max_tokens, max_logits, activation_dtype or dtype)
-        self._build_mixtures()
+        for layer in self._layers:
+            if layer.mlp is not None:
+                layer.mlp.reserve(self.workspace)
 
     def stored_dtype(self, source: weight_table.Source) -> torch.dtype:
         """The type in which the checkpoint must hold a tensor; for plain types, any of them will do."""
@@ -115,26 +127,21 @@ class Decoder(CausalLM):
     # What the layers need of others.
 
     def attention_requests(self) -> list[AttentionRequest]:
-        """What each layer needs of an attention backend."""
+        """What the layers need of an attention backend."""
         return attention_requests(self.spec, self.kv_dtype, self.block_size, self.plan, self.deterministic)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
-        return [
-            KVCacheSpec(
-                kind=KVKind.SLIDING_WINDOW if layer.mixer.window > 0 else KVKind.FULL,
-                block_size=self.block_size,
-                bytes_per_token=2 * layer.params.num_kv_heads * layer.params.head_dim * self.kv_dtype.itemsize,
-                num_kv_heads=layer.params.num_kv_heads,
-                head_dim=layer.params.head_dim,
-                dtype=str(self.kv_dtype).removeprefix("torch."),
-                window=layer.mixer.window,
-            )
-            for layer in self._layers
-        ]
+        return [spec for mixer in self._mixers() for spec in mixer.kv_cache_specs()]
 
     def bind_kv_cache(self, kv_caches: list[torch.Tensor], group_of_layer: list[int]) -> None:
-        for layer, kv_cache, group in zip(self._layers, kv_caches, group_of_layer, strict=True):
-            layer.kv_cache, layer.group = kv_cache, group
+        start = 0
+        for mixer in self._mixers():
+            end = start + len(mixer.kv_cache_specs())
+            mixer.bind_kv_cache(kv_caches[start:end], group_of_layer[start:end])
+            start = end
+
+    def _mixers(self) -> Iterator[MixerLayer]:
+        return (mixer for layer in self._layers for mixer in layer.mixers)
 
     # Weights.
 
@@ -167,15 +174,7 @@ class Decoder(CausalLM):
     def _set_weight(self, module: str, weight: Weight) -> None:
         if module.startswith("layers."):
             _, index, name = module.split(".")
-            layer = self._layers[int(index)]
-            if layer.mixture is not None and name in layer.mixture.WEIGHTS:
-                layer.mixture.set_weight(name, cast("LinearWeight | torch.Tensor", weight))
-            elif isinstance(weight, NormWeight):
-                layer.norms[name] = weight
-            elif isinstance(weight, LinearWeight):
-                layer.linears[name] = weight
-            else:
-                layer.params = dataclasses.replace(layer.params, **{name: weight})
+            self._layers[int(index)].set_weight(name, weight)
         else:
             setattr(self, f"_{module}", weight)
 
@@ -189,6 +188,9 @@ class Decoder(CausalLM):
         )
         if self._positions is not None:
             ops.add_embedding(step.positions[:count], self._positions, views.residual_TD)
+        if self._embedding_norm is not None:
+            norm = cast(Norm, spec.embedding_norm)
+            self._apply_norm(norm, self._embedding_norm, views.residual_TD, views.residual_TD, None)
         if self._is_fused:
             for layer in self._layers:
                 self._run_fused(layer, step, views)
@@ -196,8 +198,7 @@ class Decoder(CausalLM):
         run_layer = self._run_parallel if spec.placement.parallel else self._run_sequential
         has_delta = False
         for layer in self._layers:
-            run_layer(layer, step, views, has_delta)
-            has_delta = True
+            has_delta = run_layer(layer, step, views, has_delta)
         if has_delta:
             ops.add(views.delta_TD, views.residual_TD, spec.residual_scale)
         return views.residual_TD
@@ -248,67 +249,38 @@ class Decoder(CausalLM):
         """As `_run_sequential` for plain pre-norm layers: norms, activations and residuals are the matrices' own business.
 
         Over several ranks the residual itself is summed: rank 0 adds its part to it, the others put theirs in its place."""
-        method, linears, eps = self.linear_method, layer.linears, cast(RMSNorm, self.spec.norm).eps
-        residual_TD, normed_TD, delta_TD = views.residual_TD, views.normed_TD, views.delta_TD
-        params = layer.params
-        qkv_TC = views.wide((params.num_heads + 2 * params.num_kv_heads) * params.head_dim)
-        attended_TNH = views.narrow(params.num_heads * params.head_dim)
-        method.apply_normed(residual_TD, layer.norms["before_mixer"].weight, eps, linears["qkv"], qkv_TC, normed_TD)
-        self._attend(layer, step, qkv_TC, attended_TNH)
-        self._add_to_residual(attended_TNH, linears["out"], views)
-        norm_D, width = layer.norms["before_mlp"].weight, layer.mlp.intermediate // self.plan.size
-        is_first = self.plan.rank == 0
-        if layer.mixture is not None:
-            if is_first:
-                layer.mixture.run_normed(residual_TD, norm_D, eps, step.attention[0].shape, views)
-            else:
-                ops.rms_norm(residual_TD, norm_D, eps, normed_TD)
-                layer.mixture.run(normed_TD, residual_TD, step.attention[0].shape, views)
-            self.communicator.all_reduce(residual_TD)
-            return
-        activated_TI = views.narrow(width)
-        if isinstance(layer.mlp, GatedMLP) and is_first:
-            method.apply_gated_mlp(
-                residual_TD, norm_D, eps, linears["gate_up"], layer.activation, linears["down"], activated_TI, normed_TD,
-                views.wide(2 * width), delta_TD,
-            )  # fmt: skip
-            self.communicator.all_reduce(residual_TD)
-            return
-        if isinstance(layer.mlp, GatedMLP):
-            method.apply_normed_gated(
-                residual_TD, norm_D, eps, linears["gate_up"], layer.activation, activated_TI, normed_TD,
-                views.wide(2 * width),
-            )  # fmt: skip
-        else:
-            method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
-            ops.activation(activated_TI, layer.activation)
-        self._add_to_residual(activated_TI, linears["down"], views)
+        eps = cast(RMSNorm, self.spec.norm).eps
+        for mixer in layer.mixers:
+            mixer.run_normed(layer.norms["before_mixer"].weight, eps, step, views)
+            self.communicator.all_reduce(views.residual_TD)
+        if layer.mlp is not None:
+            layer.mlp.run_normed(layer.norms["before_mlp"].weight, eps, step, views)
+            self.communicator.all_reduce(views.residual_TD)
 
-    def _add_to_residual(self, x_TK: torch.Tensor, weight: LinearWeight, views: TokenViews) -> None:
-        """residual += x @ weight.T of all ranks together."""
-        if self.plan.rank == 0:
-            self.linear_method.apply_add(x_TK, weight, views.residual_TD, views.delta_TD)
-        else:
-            self.linear_method.apply(x_TK, weight, views.residual_TD)
-        self.communicator.all_reduce(views.residual_TD)
+    def _run_sequential(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> bool:
+        """The mixer, then the feed-forward on a residual that has seen the mixer's output. Returns whether the delta is still
+        to be added to the residual."""
+        if layer.mixers:
+            normed = self._read_residual(layer, "before_mixer", views, has_delta)
+            self._run_mixers(layer, step, views, normed)
+            self._norm_output(layer, "after_mixer", views)
+            has_delta = True
+        if layer.mlp is not None:
+            normed = self._read_residual(layer, "before_mlp", views, has_delta)
+            self._run_mlp(layer.mlp, step, views, normed, views.delta_TD)
+            self._norm_output(layer, "after_mlp", views)
+            has_delta = True
+        return has_delta
 
-    def _run_sequential(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> None:
-        """The mixer, then the feed-forward on a residual that has seen the mixer's output."""
-        normed = self._read_residual(layer, "before_mixer", views, has_delta)
-        self._run_mixer(layer, step, views, normed)
-        self._norm_output(layer, "after_mixer", views)
-        normed = self._read_residual(layer, "before_mlp", views, True)
-        self._run_mlp(layer, step, views, normed, views.delta_TD)
-        self._norm_output(layer, "after_mlp", views)
-
-    def _run_parallel(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> None:
+    def _run_parallel(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> bool:
         """Both halves on the same residual; their outputs are added."""
         normed = self._read_residual(layer, "before_mixer", views, has_delta)
-        self._run_mixer(layer, step, views, normed)
+        self._run_mixers(layer, step, views, normed)
         if "before_mlp" in layer.norms:
             self._apply_norm(self.spec.norm, layer.norms["before_mlp"], views.residual_TD, views.normed_TD, None)
-        self._run_mlp(layer, step, views, normed, views.normed_TD)
+        self._run_mlp(cast(FeedForwardLayer, layer.mlp), step, views, normed, views.normed_TD)
         ops.add(views.normed_TD, views.delta_TD)
+        return True
 
     def _read_residual(self, layer: DecoderLayer, place: str, views: TokenViews, has_delta: bool) -> torch.Tensor:
         """Add the last half's output to the residual, and give what the next half reads."""
@@ -329,44 +301,20 @@ class Decoder(CausalLM):
         if weight is not None:
             self._apply_norm(self.spec.norm, weight, views.delta_TD, views.delta_TD, None)
 
-    def _run_mixer(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor) -> None:
-        params, linears = layer.params, layer.linears
-        qkv_TC = views.wide((params.num_heads + 2 * params.num_kv_heads) * params.head_dim)
-        attended_TNH = views.narrow(params.num_heads * params.head_dim)
-        self.linear_method.apply(x_TD, linears["qkv"], qkv_TC)
-        self._attend(layer, step, qkv_TC, attended_TNH)
-        self.linear_method.apply(attended_TNH, linears["out"], views.delta_TD)
+    def _run_mixers(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor) -> None:
+        """Their sum over mixers and ranks, in the delta."""
+        first, *others = layer.mixers
+        first.run(x_TD, views.delta_TD, step, views)
+        for mixer in others:
+            beside_TD = views.beside_TD
+            mixer.run(x_TD, beside_TD, step, views)
+            ops.add(beside_TD, views.delta_TD)
         self.communicator.all_reduce(views.delta_TD)
 
-    def _attend(self, layer: DecoderLayer, step: StepInputs, qkv_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
-        """Norms of heads, rotation, pages and attention: the backend's business."""
-        metadata, kv_cache = step.attention[layer.group], cast(torch.Tensor, layer.kv_cache)
-        norm = layer.mixer.qk_norm
-        if norm is None:
-            self.attention_backend.attend(qkv_TC, kv_cache, metadata, layer.params, out_TNH, layer.rope)
-        else:
-            q_norm, k_norm = layer.norms["q_norm"].weight, layer.norms["k_norm"].weight
-            self.attention_backend.attend(
-                qkv_TC, kv_cache, metadata, layer.params, out_TNH, layer.rope, q_norm, k_norm, norm.eps
-            )
-
     def _run_mlp(
-        self, layer: DecoderLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor, out_TD: torch.Tensor
+        self, mlp: FeedForwardLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor, out_TD: torch.Tensor
     ) -> None:
-        if layer.mixture is not None:
-            layer.mixture.run(x_TD, out_TD, step.attention[0].shape, views)
-            self.communicator.all_reduce(out_TD)
-            return
-        width = layer.mlp.intermediate // self.plan.size
-        activated_TI = views.narrow(width)
-        if isinstance(layer.mlp, GatedMLP):
-            gate_up = views.wide(2 * width)
-            self.linear_method.apply(x_TD, layer.linears["gate_up"], gate_up)
-            ops.gated_activation(gate_up, layer.activation, activated_TI)
-        else:
-            self.linear_method.apply(x_TD, layer.linears["up"], activated_TI)
-            ops.activation(activated_TI, layer.activation)
-        self.linear_method.apply(activated_TI, layer.linears["down"], out_TD)
+        mlp.run(x_TD, out_TD, step, views)
         self.communicator.all_reduce(out_TD)
 
     def _apply_norm(
@@ -379,26 +327,29 @@ class Decoder(CausalLM):
 
     # Construction.
 
-    def _build_layers(self) -> list[DecoderLayer]:
-        tables: dict[Rope, ops.Rope] = {}
-        layers: list[DecoderLayer] = []
-        requests = self.attention_requests()
-        for mixer, mlp, request in zip(self.spec.mixers(), self.spec.mlps(), requests, strict=True):
-            if mixer.rope is not None and mixer.rope not in tables:
-                cos_sin = mixer.rope.table(self.max_positions).to(self.device)
-                tables[mixer.rope] = ops.Rope(cos_sin, mixer.rope.rotary_dim, mixer.rope.interleaved)
-            params = AttentionParams(
-                num_heads=request.num_heads,
-                num_kv_heads=request.num_kv_heads,
-                head_dim=mixer.head_dim,
-                scale=mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale,
-                window=mixer.window,
-                soft_cap=mixer.soft_cap,
-                deterministic=self.deterministic,
+    def _build_layers(self, max_tokens: int, activation_dtype: torch.dtype) -> list[DecoderLayer]:
+        context = LayerContext(
+            hidden=self.spec.hidden,
+            dtype=self.dtype,
+            activation_dtype=activation_dtype,
+            kv_dtype=self.kv_dtype,
+            block_size=self.block_size,
+            max_tokens=max_tokens,
+            max_positions=self.max_positions,
+            device=self.device,
+            plan=self.plan,
+            communicator=self.communicator,
+            linear_method=self.linear_method,
+            backend=self.attention_backend,
+            deterministic=self.deterministic,
+        )
+        return [
+            DecoderLayer(
+                [kind_of(mixer)(mixer, context) for mixer in self.spec.mixers_of(layer)],
+                None if mlp is None else FeedForwardLayer(mlp, context),
             )
-            rope = None if mixer.rope is None else tables[mixer.rope]
-            layers.append(DecoderLayer(mixer, mlp, params, rope, kernel_activation(mlp.act)))
-        return layers
+            for layer, mlp in enumerate(self.spec.mlps())
+        ]
 
     def _can_fuse(self) -> bool:
         """Plain pre-norm layers, where the platform has kernels that do more than one thing."""
@@ -406,37 +357,26 @@ class Decoder(CausalLM):
         plain = spec.placement == PRE and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
         if any(isinstance(mlp, MoE) for mlp in spec.mlps()) and not ops.is_native("norm_moe"):
             return False
+        if any(len(layer.mixers) > 1 or not all(mixer.can_fuse for mixer in layer.mixers) for layer in self._layers):
+            return False
         return plain and ops.is_native("norm_linear")
 
     def _build_workspace(self, max_tokens: int, max_logits: int, dtype: torch.dtype) -> Workspace:
-        wide = narrow = 0
-        for layer in self._layers:
-            mlp = layer.mlp.shared if isinstance(layer.mlp, MoE) else layer.mlp
-            params, width = layer.params, 0 if mlp is None else mlp.intermediate // self.plan.size
-            qkv = (params.num_heads + 2 * params.num_kv_heads) * params.head_dim
-            wide = max(wide, qkv, 2 * width if isinstance(mlp, GatedMLP) else 0)
-            narrow = max(narrow, params.num_heads * params.head_dim, width)
+        halves = [*self._mixers(), *(layer.mlp for layer in self._layers if layer.mlp is not None)]
+        narrow = max(half.narrow for half in halves)
         self.linear_method.reserve(max_tokens, max(narrow, self.spec.hidden), self.device)
         return Workspace(
             max_tokens=max_tokens,
             max_logits=max_logits,
             hidden=self.spec.hidden,
-            wide=wide,
+            wide=max(half.wide for half in halves),
             narrow=narrow,
+            has_beside=any(len(layer.mixers) > 1 for layer in self._layers),
             vocab=self.spec.vocab,
             ranks=self.plan.size,
             dtype=dtype,
             device=self.device,
         )
-
-    def _build_mixtures(self) -> None:
-        """The mixtures of the layers that have one; those of equal shape share a scratch."""
-        for layer in self._layers:
-            mlp = layer.mlp
-            if isinstance(mlp, MoE):
-                shared = 0 if mlp.shared is None else mlp.shared.intermediate // self.plan.size
-                scratch = self.workspace.experts(mlp.routing, mlp.intermediate // self.plan.size)
-                layer.mixture = Mixture(mlp.routing, layer.activation, shared, self.linear_method, scratch)
 
     def describe(self) -> dict[str, Any]:
         """Numbers for `quire explain`: parameters, bytes, pages, layers."""
@@ -458,25 +398,14 @@ def attention_requests(
     plan: ParallelPlan | None = None,
     deterministic: bool = False,
 ) -> list[AttentionRequest]:
-    """What each layer of a spec needs of an attention backend on one rank."""
+    """What the layers of a spec need of an attention backend on one rank, each kind of layer once."""
     plan = plan or ParallelPlan()
-    requests: list[AttentionRequest] = []
-    for mixer in spec.mixers():
-        heads, kv_heads = plan.groups(mixer.heads, "heads"), plan.groups(mixer.kv_heads, "KV heads")
-        requests.append(
-            AttentionRequest(
-                num_heads=heads.stop - heads.start,
-                num_kv_heads=kv_heads.stop - kv_heads.start,
-                head_dim=mixer.head_dim,
-                kv_dtype=kv_dtype,
-                block_size=block_size,
-                window=mixer.window,
-                soft_cap=mixer.soft_cap,
-                has_sinks=mixer.sinks,
-                deterministic=deterministic,
-            )
-        )
-    return requests
+    mixers = dict.fromkeys(mixer for layer in range(spec.layers) for mixer in spec.mixers_of(layer))
+    return [
+        request
+        for mixer in mixers
+        for request in kind_of(mixer).attention_requests(mixer, kv_dtype, block_size, plan, deterministic)
+    ]
 
 
 def _check_positions(spec: DecoderSpec, max_positions: int | None) -> int:

@@ -26,6 +26,6 @@ def exaone4(hf: HFConfig) -> DecoderSpec:
             window=mixer.window if sliding else 0,
             rope=mixer.rope if sliding or not has_windows else None,
         )
-        for mixer, sliding in zip(spec.mixers(), sliding_layers(hf, every=4), strict=True)
+        for mixer, sliding in zip(spec.attentions(), sliding_layers(hf, every=4), strict=True)
     )
     return dataclasses.replace(spec, mixer=tuple(mixers), placement=POST, weights=EXAONE4_NAMES)

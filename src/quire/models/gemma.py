@@ -46,7 +46,7 @@ def gemma2(hf: HFConfig) -> DecoderSpec:
     """Gemma 2: every second layer sees a window; soft caps on scores and logits."""
     spec = gemma(hf)
     base = dataclasses.replace(
-        spec.mixers()[0], scale=hf.query_pre_attn_scalar**-0.5, soft_cap=hf.get("attn_logit_softcapping", 0.0)
+        spec.attentions()[0], scale=hf.query_pre_attn_scalar**-0.5, soft_cap=hf.get("attn_logit_softcapping", 0.0)
     )
     windows = [hf.sliding_window if sliding else 0 for sliding in sliding_layers(hf, every=2)]
     return dataclasses.replace(
@@ -66,5 +66,5 @@ def gemma3(hf: HFConfig) -> DecoderSpec:
     if "rope_local_base_freq" in hf:
         local = Rope(theta=float(hf.rope_local_base_freq), rotary_dim=hf.head_dim)
     qk_norm = RMSNorm(hf.rms_norm_eps, weight_offset=1.0)
-    mixers = (dataclasses.replace(m, qk_norm=qk_norm, rope=local if m.window else m.rope) for m in spec.mixers())
+    mixers = (dataclasses.replace(m, qk_norm=qk_norm, rope=local if m.window else m.rope) for m in spec.attentions())
     return dataclasses.replace(spec, mixer=tuple(mixers))

@@ -15,7 +15,7 @@ def granite(hf: HFConfig) -> DecoderSpec:
     scale = float(hf.get("attention_multiplier", 1.0))
     return dataclasses.replace(
         spec,
-        mixer=tuple(dataclasses.replace(mixer, scale=scale) for mixer in spec.mixers()),
+        mixer=tuple(dataclasses.replace(mixer, scale=scale) for mixer in spec.attentions()),
         embedding_scale=float(hf.get("embedding_multiplier", 1.0)),
         residual_scale=float(hf.get("residual_multiplier", 1.0)),
         logits_scale=1.0 / float(hf.get("logits_scaling", 1.0)),

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal, cast
 
 from quire.layers.parallel import ParallelPlan
-from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, LayerNorm, MoE, Norm
+from quire.models.spec import DecoderSpec, LayerNorm, Norm
 
 Kind = Literal["linear", "embedding", "norm", "vector", "experts"]
 Shard = Literal["none", "rows", "columns", "vocabulary"]
@@ -92,99 +92,121 @@ class Module:
 
 def modules_of(spec: DecoderSpec) -> list[Module]:
     """Every module of the model, embedding first, in the order of computation."""
-    modules = [_embedding(spec, "embedding", spec.vocab, "none")]
+    model = LayerScope(spec)
+    modules = [model.embedding("embedding", spec.vocab)]
     if spec.learned_positions is not None:
-        positions = spec.learned_positions
-        modules.append(_embedding(spec, "positions", positions.count, "none", positions.offset))
-    for layer, (mixer, mlp) in enumerate(zip(spec.mixers(), spec.mlps(), strict=True)):
-        modules.extend(_layer_modules(spec, layer, mixer, mlp))
+        modules.append(model.embedding("positions", spec.learned_positions.count, spec.learned_positions.offset))
+    if spec.embedding_norm is not None:
+        modules.append(model.norm("embedding_norm", spec.embedding_norm, spec.hidden))
+    for layer in range(spec.layers):
+        modules.extend(_layer_modules(LayerScope(spec, layer)))
     if spec.final_norm:
-        modules.append(_norm(spec, "final_norm", spec.norm, spec.hidden))
+        modules.append(model.norm("final_norm", spec.norm, spec.hidden))
     if not spec.tied_embeddings:
-        modules.append(
-            Module(
-                "lm_head", "linear", _sources(spec, "lm_head"), (Part(spec.vocab, spec.vocab),), spec.hidden,
-                bias=spec.lm_head_bias, shard="vocabulary",
-            )
-        )  # fmt: skip
+        head = (Part(spec.vocab, spec.vocab),)
+        modules.append(model.linear("lm_head", head, bias=spec.lm_head_bias, shard="vocabulary"))
     return modules
 
 
-def _sources(spec: DecoderSpec, name: str, layer: int | None = None) -> tuple[str, ...]:
-    given = spec.weights.modules.get(name)
-    if given is None:
-        raise ValueError(f"the weight table has no {name!r}, which the spec needs")
-    within = "" if layer is None else spec.weights.layer.format(layer=layer)
-    return tuple(within + source for source in ((given,) if isinstance(given, str) else given))
+def _layer_modules(scope: LayerScope) -> Iterator[Module]:
+    """Norms, then the mixers', then the feed-forward's."""
+    from quire.models.feed_forward import FeedForwardLayer
+    from quire.models.mixers import kind_of
+
+    spec, layer = scope.spec, cast(int, scope.layer)
+    mixers, mlp = spec.mixers_of(layer), spec.mlps()[layer]
+    for place in norm_places(spec, layer):
+        yield scope.norm(place, spec.norm, spec.hidden)
+    for mixer in mixers:
+        yield from kind_of(mixer).modules(scope, mixer)
+    if mlp is not None:
+        yield from FeedForwardLayer.modules(scope, mlp)
 
 
-def _embedding(spec: DecoderSpec, name: str, rows: int, shard: Shard, skip_rows: int = 0) -> Module:
-    return Module(
-        name, "embedding", _sources(spec, name), (Part(rows, rows),), spec.hidden, shard=shard, skip_rows=skip_rows
-    )
+def norm_places(spec: DecoderSpec, layer: int) -> list[str]:
+    """Where a layer has norms; a half that it lacks has none."""
+    halves = [name for name, half in (("mixer", spec.mixers_of(layer)), ("mlp", spec.mlps()[layer])) if half]
+    places = ("before_mixer", "after_mixer", "before_mlp", "after_mlp")
+    return [place for place in places if getattr(spec.placement, place) and place.partition("_")[2] in halves]
 
 
-def _norm(spec: DecoderSpec, name: str, norm: Norm, size: int, layer: int | None = None) -> Module:
-    full_name = name if layer is None else f"layers.{layer}.{name}"
-    has_bias = isinstance(norm, LayerNorm) and norm.bias
-    offset = 0.0 if isinstance(norm, LayerNorm) else norm.weight_offset
-    parts = (Part(size, 1),)
-    return Module(full_name, "norm", _sources(spec, name, layer), parts, bias=has_bias, weight_offset=offset)
+@dataclasses.dataclass(frozen=True)
+class LayerScope:
+    """Makes the modules of one layer, or (without a layer) those that stand outside of layers.
 
+    A matrix's parts are its rows, in blocks that are sharded each by themselves; `groups` columns stay together.
+    """
 
-def _layer_modules(spec: DecoderSpec, layer: int, mixer: Attention, mlp: FeedForward) -> Iterator[Module]:
-    def linear(name: str, parts: tuple[Part, ...], columns: int, bias: bool, shard: Shard, groups: int = 1) -> Module:
+    spec: DecoderSpec
+    layer: int | None = None
+
+    @property
+    def hidden(self) -> Part:
+        """Rows of a matrix whose outputs go to the residual."""
+        return Part(self.spec.hidden, 1)
+
+    def linear(
+        self, name: str, parts: tuple[Part, ...], columns: int | None = None, *, bias: bool = False, shard: Shard = "none",
+        groups: int = 1, plain: bool = False,
+    ) -> Module:  # fmt: skip
+        """A matrix with as many columns as the model is wide, unless they are named."""
+        columns, transposed = self.spec.hidden if columns is None else columns, name in self.spec.weights.transposed
         return Module(
-            f"layers.{layer}.{name}", "linear", _sources(spec, name, layer), parts, columns, groups, bias, shard,
-            transposed=name in spec.weights.transposed,
+            self._name(name),
+            "linear",
+            self._sources(name),
+            parts,
+            columns,
+            groups,
+            bias,
+            shard,
+            transposed,
+            plain=plain,
+        )
+
+    def norm(self, name: str, norm: Norm, size: int) -> Module:
+        """A norm over vectors of some size."""
+        has_bias = isinstance(norm, LayerNorm) and norm.bias
+        offset = 0.0 if isinstance(norm, LayerNorm) else norm.weight_offset
+        parts = (Part(size, 1),)
+        return Module(self._name(name), "norm", self._sources(name), parts, bias=has_bias, weight_offset=offset)
+
+    def vector(self, name: str, part: Part, shard: Shard = "none") -> Module:
+        """A bare tensor of one dimension."""
+        return Module(self._name(name), "vector", self._sources(name), (part,), shard=shard)
+
+    def embedding(self, name: str, rows: int, skip_rows: int = 0) -> Module:
+        """A table of rows as wide as the model."""
+        parts = (Part(rows, rows),)
+        return Module(self._name(name), "embedding", self._sources(name), parts, self.spec.hidden, skip_rows=skip_rows)
+
+    def experts(
+        self,
+        name: str,
+        count: int,
+        parts: tuple[Part, ...],
+        columns: int | None = None,
+        *,
+        shard: Shard,
+        groups: int = 1,
+    ) -> Module:
+        """The matrices of all experts under one another."""
+        sources = tuple(source.format(expert=e) for e in range(count) for source in self._sources(name))
+        columns, stacked = self.spec.hidden if columns is None else columns, self.spec.weights.stacked.get(name)
+        return Module(
+            self._name(name), "experts", sources, parts * count, columns, groups, shard=shard, experts=count,
+            stacked="" if stacked is None else self._prefix + stacked,
         )  # fmt: skip
 
-    for place in ("before_mixer", "after_mixer", "before_mlp", "after_mlp"):
-        if getattr(spec.placement, place):
-            yield _norm(spec, place, spec.norm, spec.hidden, layer)
-    q, kv = Part(mixer.heads * mixer.head_dim, mixer.heads), Part(mixer.kv_heads * mixer.head_dim, mixer.kv_heads)
-    yield linear("qkv", (q, kv, kv), spec.hidden, mixer.qkv_bias, "rows")
-    if mixer.qk_norm is not None:
-        yield _norm(spec, "q_norm", mixer.qk_norm, mixer.head_dim, layer)
-        yield _norm(spec, "k_norm", mixer.qk_norm, mixer.head_dim, layer)
-    if mixer.sinks:
-        sinks = (Part(mixer.heads, mixer.heads),)
-        yield Module(f"layers.{layer}.sinks", "vector", _sources(spec, "sinks", layer), sinks, shard="rows")
-    hidden = (Part(spec.hidden, 1),)
-    yield linear("out", hidden, q.rows, mixer.out_bias, "columns", mixer.heads)
-    if isinstance(mlp, MoE):
-        yield from _mixture_modules(spec, layer, mlp)
-        return
-    wide = Part(mlp.intermediate, mlp.intermediate)
-    if isinstance(mlp, GatedMLP):
-        yield linear("gate_up", (wide, wide), spec.hidden, mlp.bias, "rows")
-    else:
-        yield linear("up", (wide,), spec.hidden, mlp.bias, "rows")
-    yield linear("down", hidden, mlp.intermediate, mlp.bias, "columns", mlp.intermediate)
+    @property
+    def _prefix(self) -> str:
+        return "" if self.layer is None else self.spec.weights.layer.format(layer=self.layer)
 
+    def _name(self, name: str) -> str:
+        return name if self.layer is None else f"layers.{self.layer}.{name}"
 
-def _mixture_modules(spec: DecoderSpec, layer: int, mlp: MoE) -> Iterator[Module]:
-    count, wide, hidden = mlp.routing.num_experts, Part(mlp.intermediate, mlp.intermediate), Part(spec.hidden, 1)
-
-    def module(name: str, kind: Kind, parts: tuple[Part, ...], columns: int = 0, **settings: Any) -> Module:
-        return Module(f"layers.{layer}.{name}", kind, _sources(spec, name, layer), parts, columns, **settings)
-
-    def experts(name: str, parts: tuple[Part, ...], columns: int, shard: Shard, groups: int = 1) -> Module:
-        sources = tuple(source.format(expert=e) for e in range(count) for source in _sources(spec, name, layer))
-        stacked = spec.weights.stacked.get(name)
-        return Module(
-            f"layers.{layer}.{name}", "experts", sources, parts * count, columns, groups, shard=shard, experts=count,
-            stacked="" if stacked is None else spec.weights.layer.format(layer=layer) + stacked,
-        )  # fmt: skip
-
-    yield module("router", "linear", (Part(count, 1),), spec.hidden, plain=True)
-    if mlp.bias_correction:
-        yield module("router_bias", "vector", (Part(count, 1),))
-    yield experts("experts_gate_up", (wide, wide), spec.hidden, "rows")
-    yield experts("experts_down", (hidden,), mlp.intermediate, "columns", mlp.intermediate)
-    if mlp.shared is not None:
-        shared = Part(mlp.shared.intermediate, mlp.shared.intermediate)
-        yield module("shared_gate_up", "linear", (shared, shared), spec.hidden, shard="rows")
-        yield module("shared_down", "linear", (hidden,), shared.rows, column_groups=shared.rows, shard="columns")
-        if mlp.shared_gate:
-            yield module("shared_gate", "linear", (Part(1, 1),), spec.hidden, plain=True)
+    def _sources(self, name: str) -> tuple[str, ...]:
+        given = self.spec.weights.modules.get(name)
+        if given is None:
+            raise ValueError(f"the weight table has no {name!r}, which the spec needs")
+        return tuple(self._prefix + source for source in ((given,) if isinstance(given, str) else given))

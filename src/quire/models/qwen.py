@@ -34,7 +34,7 @@ def window_of_layers(hf: HFConfig) -> tuple[int, ...]:
 
 def _with_attention(hf: HFConfig, qkv_bias: bool, qk_norm: RMSNorm | None) -> DecoderSpec:
     spec = llama(hf)
-    (base, *_) = spec.mixers()
+    (base, *_) = spec.attentions()
     mixer: tuple[Attention, ...] = tuple(
         dataclasses.replace(base, window=window, qkv_bias=qkv_bias, qk_norm=qk_norm) for window in window_of_layers(hf)
     )
@@ -65,7 +65,7 @@ def _with_mixtures(hf: HFConfig, dense: DecoderSpec, shared: GatedMLP | None) ->
         shared_gate=shared is not None,
     )
     every, without = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers", [])
-    mlps: tuple[FeedForward, ...] = tuple(
+    mlps: tuple[FeedForward | None, ...] = tuple(
         mixture if layer not in without and (layer + 1) % every == 0 else own for layer, own in enumerate(dense.mlps())
     )
     return dataclasses.replace(dense, mlp=mlps, weights=MIXTURE_NAMES)

@@ -6,7 +6,7 @@ Knows shapes and constants. Knows nothing of tensors' contents, devices, or how 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias, TypeVar
 
 from quire.kernels.experts import Routing
@@ -98,6 +98,13 @@ class MoE:
     shared_gate: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class SideBySide:
+    """Mixers that read the same input; their outputs are added."""
+
+    mixers: tuple[Mixer, ...]
+
+
 Mixer: TypeAlias = Attention
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
@@ -168,8 +175,9 @@ class DecoderSpec:
     """A decoder-only language model.
 
     Attributes:
-        mixer, mlp: one for all layers, or one for each.
+        mixer, mlp: one for all layers, or one for each; None for a layer that lacks this half.
         max_positions: the longest context that the checkpoint was made for.
+        embedding_norm: stands between the embeddings and the first layer.
         embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits.
         logits_soft_cap: logits become cap * tanh(logits / cap); 0 means none.
         final_norm: whether a norm stands before the head.
@@ -178,13 +186,14 @@ class DecoderSpec:
     vocab: int
     hidden: int
     layers: int
-    mixer: Mixer | tuple[Mixer, ...]
-    mlp: FeedForward | tuple[FeedForward, ...]
+    mixer: Mixer | tuple[Mixer | SideBySide | None, ...]
+    mlp: FeedForward | tuple[FeedForward | None, ...]
     norm: Norm
     weights: WeightNames
     max_positions: int
     placement: Placement = PRE
     learned_positions: LearnedPositions | None = None
+    embedding_norm: Norm | None = None
     final_norm: bool = True
     tied_embeddings: bool = False
     lm_head_bias: bool = False
@@ -193,17 +202,42 @@ class DecoderSpec:
     logits_scale: float = 1.0
     logits_soft_cap: float = 0.0
 
-    def mixers(self) -> tuple[Mixer, ...]:
-        """One mixer a layer."""
-        return _each_layer(self.mixer, self.layers, "mixer")
+    def mixers_of(self, layer: int) -> tuple[Mixer, ...]:
+        """The mixers of one layer: one, several side by side, or none."""
+        mixer = _each_layer(self.mixer, self.layers, "mixer")[layer]
+        if isinstance(mixer, SideBySide):
+            return mixer.mixers
+        return () if mixer is None else (mixer,)
 
-    def mlps(self) -> tuple[FeedForward, ...]:
+    def attentions(self) -> tuple[Attention, ...]:
+        """One attention a layer.
+
+        Raises:
+            TypeError: some layer has another mixer.
+        """
+        mixers = _each_layer(self.mixer, self.layers, "mixer")
+        attentions = tuple(mixer for mixer in mixers if isinstance(mixer, Attention))
+        if len(attentions) < len(mixers):
+            raise TypeError("not every layer's mixer is attention")
+        return attentions
+
+    def mlps(self) -> tuple[FeedForward | None, ...]:
         """One feed-forward a layer."""
         return _each_layer(self.mlp, self.layers, "mlp")
 
+    def map_attention(self, change: Callable[[Attention], Attention]) -> DecoderSpec:
+        """A copy in which every attention is changed."""
+
+        def changed(mixer: Mixer | SideBySide | None) -> Mixer | SideBySide | None:
+            if isinstance(mixer, SideBySide):
+                return SideBySide(tuple(change(each) if isinstance(each, Attention) else each for each in mixer.mixers))
+            return change(mixer) if isinstance(mixer, Attention) else mixer
+
+        return dataclasses.replace(self, mixer=tuple(map(changed, _each_layer(self.mixer, self.layers, "mixer"))))
+
     def without_windows(self) -> DecoderSpec:
         """A copy in which every layer sees the whole context."""
-        return dataclasses.replace(self, mixer=tuple(dataclasses.replace(mixer, window=0) for mixer in self.mixers()))
+        return self.map_attention(lambda attention: dataclasses.replace(attention, window=0))
 
 
 def _each_layer(value: T | tuple[T, ...], layers: int, name: str) -> tuple[T, ...]:

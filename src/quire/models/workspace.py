@@ -13,7 +13,8 @@ MAX_CACHED_VIEWS = 512
 
 
 class TokenViews:
-    """The buffers of a step of T tokens. Wide and narrow buffers are shared by a layer's two halves, one after the other."""
+    """The buffers of a step of T tokens; `beside_TD` is for the second of two mixers side by side. Wide and narrow buffers
+    are shared by a layer's two halves, one after the other."""
 
     def __init__(
         self,
@@ -22,8 +23,10 @@ class TokenViews:
         normed_TD: torch.Tensor,
         wide: torch.Tensor,
         narrow: torch.Tensor,
+        beside_TD: torch.Tensor,
     ) -> None:
         self.residual_TD, self.delta_TD, self.normed_TD = residual_TD, delta_TD, normed_TD
+        self.beside_TD = beside_TD
         self._wide, self._narrow, self._tokens = wide, narrow, residual_TD.shape[0]
         self._shaped: dict[tuple[bool, int], torch.Tensor] = {}
 
@@ -54,6 +57,7 @@ class Workspace:
         hidden: int,
         wide: int,
         narrow: int,
+        has_beside: bool = False,
         vocab: int,
         ranks: int = 1,
         dtype: torch.dtype,
@@ -66,6 +70,7 @@ class Workspace:
         self._hidden, self._dtype, self._device = hidden, dtype, device
         self._residual, self._delta, self._normed = (buffer(max_tokens, hidden) for _ in range(3))
         self._wide, self._narrow = buffer(max_tokens * wide), buffer(max_tokens * narrow)
+        self._beside = buffer(max_tokens if has_beside else 0, hidden)
         self._gathered = buffer(max_logits, hidden)
         self._logits = buffer(max_logits, vocab, dtype=torch.float32)
         self._share = -(-vocab // ranks)
@@ -80,7 +85,7 @@ class Workspace:
         """Memory of all buffers."""
         buffers = (
             *(self._residual, self._delta, self._normed, self._wide, self._narrow),
-            *(self._gathered, self._logits, self._shares),
+            *(self._beside, self._gathered, self._logits, self._shares),
         )
         experts = sum(scratch.num_bytes for scratch in self._experts.values())
         return experts + sum(buffer.numel() * buffer.element_size() for buffer in buffers)
@@ -107,7 +112,7 @@ class Workspace:
             if len(self._tokens) >= MAX_CACHED_VIEWS:
                 self._tokens.clear()
             rows = (self._residual[:count], self._delta[:count], self._normed[:count])
-            views = self._tokens[count] = TokenViews(*rows, self._wide, self._narrow)
+            views = self._tokens[count] = TokenViews(*rows, self._wide, self._narrow, self._beside[:count])
         return views
 
     def logits(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:

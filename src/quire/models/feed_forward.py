@@ -1,0 +1,137 @@
+"""The half of a layer that looks at one token at a time: dense, gated, or a mixture of experts.
+
+Legend: T tokens, D hidden, I intermediate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from quire.kernels import ops
+from quire.kernels.ops import LinearWeight
+from quire.layers.activation import kernel_activation
+from quire.layers.moe import Mixture
+from quire.models.interface import StepInputs
+from quire.models.mixers.interface import LayerContext
+from quire.models.modules import LayerScope, Module, Part
+from quire.models.spec import FeedForward, GatedMLP, MoE
+from quire.models.workspace import TokenViews, Workspace
+
+if TYPE_CHECKING:
+    from quire.models.assembly import Weight
+
+
+class FeedForwardLayer:
+    """One feed-forward on this rank.
+
+    Attributes:
+        wide, narrow: columns a token that it needs of the workspace's wide and narrow buffers.
+        mixture: the experts, if it has some.
+    """
+
+    NAMES = frozenset(("gate_up", "up", "down", *Mixture.WEIGHTS))
+
+    def __init__(self, mlp: FeedForward, context: LayerContext) -> None:
+        self.mlp, self.context = mlp, context
+        self.activation = kernel_activation(mlp.act)
+        self.linears: dict[str, LinearWeight] = {}
+        self.mixture: Mixture | None = None
+        dense = mlp.shared if isinstance(mlp, MoE) else mlp
+        self.width = 0 if dense is None else dense.intermediate // context.plan.size
+        self.wide = 2 * self.width if isinstance(dense, GatedMLP) else 0
+        self.narrow = self.width
+
+    @staticmethod
+    def modules(scope: LayerScope, mlp: FeedForward) -> Iterator[Module]:
+        """Its matrices, in the order of computation."""
+        if isinstance(mlp, MoE):
+            yield from _mixture_modules(scope, mlp)
+            return
+        wide = Part(mlp.intermediate, mlp.intermediate)
+        if isinstance(mlp, GatedMLP):
+            yield scope.linear("gate_up", (wide, wide), bias=mlp.bias, shard="rows")
+        else:
+            yield scope.linear("up", (wide,), bias=mlp.bias, shard="rows")
+        yield scope.linear(
+            "down", (scope.hidden,), mlp.intermediate, bias=mlp.bias, shard="columns", groups=mlp.intermediate
+        )
+
+    def reserve(self, workspace: Workspace) -> None:
+        """Make room for experts; mixtures of equal shape share it."""
+        mlp = self.mlp
+        if isinstance(mlp, MoE):
+            scratch = workspace.experts(mlp.routing, mlp.intermediate // self.context.plan.size)
+            self.mixture = Mixture(mlp.routing, self.activation, self.width, self.context.linear_method, scratch)
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        """Take one of its modules' weights."""
+        if self.mixture is not None:
+            self.mixture.set_weight(name, cast("LinearWeight | torch.Tensor", weight))
+        else:
+            self.linears[name] = cast(LinearWeight, weight)
+
+    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
+        """out = this rank's part of the feed-forward of x; `out` may be x unless there are experts."""
+        if self.mixture is not None:
+            self.mixture.run(x_TD, out_TD, step.attention[0].shape, views)
+            return
+        method, activated_TI = self.context.linear_method, views.narrow(self.width)
+        if isinstance(self.mlp, GatedMLP):
+            gate_up_T2I = views.wide(2 * self.width)
+            method.apply(x_TD, self.linears["gate_up"], gate_up_T2I)
+            ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
+        else:
+            method.apply(x_TD, self.linears["up"], activated_TI)
+            ops.activation(activated_TI, self.activation)
+        method.apply(activated_TI, self.linears["down"], out_TD)
+
+    def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
+        """residual += the feed-forward of rms_norm(residual), in fewer passes. Over several ranks rank 0 adds its part to the
+        residual and the others put theirs in its place: the caller sums."""
+        residual_TD, normed_TD, is_first = views.residual_TD, views.normed_TD, self.context.plan.rank == 0
+        method, linears, activated_TI = self.context.linear_method, self.linears, views.narrow(self.width)
+        if self.mixture is not None:
+            if is_first:
+                self.mixture.run_normed(residual_TD, norm_D, eps, step.attention[0].shape, views)
+            else:
+                ops.rms_norm(residual_TD, norm_D, eps, normed_TD)
+                self.mixture.run(normed_TD, residual_TD, step.attention[0].shape, views)
+            return
+        if isinstance(self.mlp, GatedMLP) and is_first:
+            method.apply_gated_mlp(
+                residual_TD, norm_D, eps, linears["gate_up"], self.activation, linears["down"], activated_TI, normed_TD,
+                views.wide(2 * self.width), views.delta_TD,
+            )  # fmt: skip
+            return
+        if isinstance(self.mlp, GatedMLP):
+            method.apply_normed_gated(
+                residual_TD, norm_D, eps, linears["gate_up"], self.activation, activated_TI, normed_TD,
+                views.wide(2 * self.width),
+            )  # fmt: skip
+        else:
+            method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
+            ops.activation(activated_TI, self.activation)
+        if is_first:
+            method.apply_add(activated_TI, linears["down"], residual_TD, views.delta_TD)
+        else:
+            method.apply(activated_TI, linears["down"], residual_TD)
+
+
+def _mixture_modules(scope: LayerScope, mlp: MoE) -> Iterator[Module]:
+    count, wide = mlp.routing.num_experts, Part(mlp.intermediate, mlp.intermediate)
+    yield scope.linear("router", (Part(count, 1),), plain=True)
+    if mlp.bias_correction:
+        yield scope.vector("router_bias", Part(count, 1))
+    yield scope.experts("experts_gate_up", count, (wide, wide), shard="rows")
+    yield scope.experts(
+        "experts_down", count, (scope.hidden,), mlp.intermediate, shard="columns", groups=mlp.intermediate
+    )
+    if mlp.shared is not None:
+        shared = Part(mlp.shared.intermediate, mlp.shared.intermediate)
+        yield scope.linear("shared_gate_up", (shared, shared), shard="rows")
+        yield scope.linear("shared_down", (scope.hidden,), shared.rows, shard="columns", groups=shared.rows)
+        if mlp.shared_gate:
+            yield scope.linear("shared_gate", (Part(1, 1),), plain=True)
