@@ -13,6 +13,7 @@ from quire.kernels.reference import (
     moe,
     packed,
     penalties,
+    recurrent,
     sampling,
     step,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "moe",
     "packed",
     "penalties",
+    "recurrent",
     "sampling",
     "step",
 ]

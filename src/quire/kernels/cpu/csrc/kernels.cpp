@@ -3,6 +3,8 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "recurrent.h"
+#include "recurrent_scan.h"
 #include "rope.h"
 #include "sampling.h"
 #include "team.h"
@@ -55,6 +57,13 @@ static const NamedOperation operations[] = {
     {"argmax", argmax},
     {"rope_and_cache", rope_and_cache},
     {"paged_attention", paged_attention},
+    {"causal_conv", causal_conv},
+    {"selective_scan", selective_scan},
+    {"ssd_scan", ssd_scan},
+    {"gated_delta_rule", gated_delta_rule},
+    {"gated_norm", gated_norm},
+    {"gate", gate},
+    {"scale_columns", scale_columns},
     {"read", read},
     {"nothing", nothing},
     {nullptr, nullptr},

@@ -1,0 +1,228 @@
+"""The operations of `kernels/recurrent.py` on the native library: tensors become pointers, and that is all.
+
+Activations are float32 as everywhere on the CPU; a row's values lie side by side, rows may be columns of a wider matrix.
+The argument structures are field by field those of `csrc/recurrent.h` and `csrc/recurrent_scan.h`.
+"""
+
+import ctypes
+import math
+
+import torch
+
+from quire.attention.interface import AttentionMetadata
+from quire.kernels.cpu.library import library
+from quire.kernels.cpu.operations import PRIORITY, unavailable
+from quire.kernels.recurrent import GATES, DeltaWeights, SsdWeights
+from quire.kernels.registry import kernel
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query_start", "seq_lens", "table_rows", "block_table", "shape")),
+        *((name, ctypes.c_int64) for name in ("block_size", "block_table_stride")),
+    ]
+
+
+def _structure(
+    name: str, pointers: str, longs: str, ints: str = "", floats: str = "", batch: bool = True
+) -> type[ctypes.Structure]:
+    """Fields in the order batch, pointers, 64-bit integers, then 32-bit integers or floats."""
+    kinds = ((pointers, ctypes.c_void_p), (longs, ctypes.c_int64), (ints, ctypes.c_int32), (floats, ctypes.c_float))
+    fields: list[tuple[str, type]] = [("batch", _Batch)] if batch else []
+    fields += [(field, kind) for names, kind in kinds for field in names.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+_Conv = _structure("_Conv", "x weight bias states out", "x_stride page_stride out_stride channels width", ints="gate")
+_Gate = _structure("_Gate", "x gate out", "x_stride gate_stride out_stride channels", ints="kind", batch=False)
+_ScaleColumns = _structure("_ScaleColumns", "x scale", "x_stride channels", batch=False)
+_SelectiveScan = _structure(
+    "_SelectiveScan", "x dt b c a d states out",
+    "x_stride dt_stride b_stride c_stride page_stride out_stride channels state",
+)  # fmt: skip
+_Ssd = _structure(
+    "_Ssd", "x dt b c a d dt_bias states out",
+    "x_stride dt_stride b_stride c_stride page_stride out_stride heads groups head_dim state", floats="dt_min dt_max",
+)  # fmt: skip
+_Delta = _structure(
+    "_Delta", "q k v a b a_weight dt_bias states out",
+    "q_stride k_stride v_stride a_stride b_stride page_stride out_stride heads key_heads head_dim state",
+    floats="beta_scale",
+)  # fmt: skip
+
+
+class _GatedNorm(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "gate", "weight", "out")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "gate_stride", "out_stride", "channels", "group")),
+        ("eps", ctypes.c_float),
+        ("norm_first", ctypes.c_int32),
+    ]
+
+
+def _cpu(op: str):
+    return kernel(op, platform="cpu", priority=PRIORITY, unavailable=unavailable)
+
+
+def _rows(tensor: torch.Tensor, name: str) -> tuple[int, int]:
+    """Where a tensor's rows begin, and how far they are apart."""
+    inner = tensor.shape[1:]
+    is_side_by_side = all(
+        size == 1 or tensor.stride(axis + 1) == math.prod(inner[axis + 1 :]) for axis, size in enumerate(inner)
+    )
+    if tensor.dtype is not torch.float32 or tensor.device.type != "cpu" or not is_side_by_side:
+        raise ValueError(
+            f"{name} must be a CPU tensor of torch.float32 whose rows are contiguous; it is {tensor.dtype} on"
+            f" {tensor.device}, {list(tensor.shape)} with strides {tensor.stride()}"
+        )
+    return tensor.data_ptr(), tensor.stride(0)
+
+
+def _constant(tensor: torch.Tensor | None, name: str) -> int | None:
+    if tensor is None:
+        return None
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous; its strides are {tensor.stride()}")
+    return _rows(tensor, name)[0]
+
+
+def _gate_number(kind: str) -> int:
+    if kind not in GATES:
+        raise ValueError(f"gate {kind!r} is unknown; known are {', '.join(GATES)}")
+    return GATES.index(kind)
+
+
+def _batch(metadata: AttentionMetadata) -> tuple[_Batch, tuple[torch.Tensor, ...]]:
+    tensors = (metadata.query_start, metadata.seq_lens, metadata.rows, metadata.block_table, metadata.shape)
+    pointers = (tensor.data_ptr() for tensor in tensors)
+    return _Batch(*pointers, metadata.block_size, metadata.block_table.stride(0)), tensors
+
+
+def _run(op: str, arguments: ctypes.Structure, rows: int, *tensors: torch.Tensor | None) -> None:
+    lib = library()
+    lib.run(lib.operation(op), arguments, rows, tensors)
+
+
+@_cpu("causal_conv")
+def causal_conv(
+    x_TC: torch.Tensor,
+    weight_WC: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    gate: str,
+    states_PVC: torch.Tensor,
+    metadata: AttentionMetadata,
+    out_TC: torch.Tensor,
+) -> None:
+    (batch, held), (x, x_stride) = _batch(metadata), _rows(x_TC, "x")
+    (states, page_stride), (out, out_stride) = _rows(states_PVC, "states"), _rows(out_TC, "out")
+    width, channels = weight_WC.shape
+    call = _Conv(
+        batch, x, _constant(weight_WC, "weight"), _constant(bias_C, "bias"), states, out, x_stride, page_stride,
+        out_stride, channels, width, _gate_number(gate),
+    )  # fmt: skip
+    _run("causal_conv", call, x_TC.shape[0], x_TC, weight_WC, bias_C, states_PVC, out_TC, *held)
+
+
+@_cpu("selective_scan")
+def selective_scan(
+    x_TC: torch.Tensor,
+    dt_TC: torch.Tensor,
+    b_TS: torch.Tensor,
+    c_TS: torch.Tensor,
+    a_SC: torch.Tensor,
+    d_C: torch.Tensor,
+    states_PSC: torch.Tensor,
+    metadata: AttentionMetadata,
+    out_TC: torch.Tensor,
+) -> None:
+    batch, held = _batch(metadata)
+    tensors = {"x": x_TC, "dt": dt_TC, "b": b_TS, "c": c_TS, "states": states_PSC, "out": out_TC}
+    (x, dt, b, c, states, out), strides = zip(*(_rows(tensor, name) for name, tensor in tensors.items()), strict=True)
+    state, channels = a_SC.shape
+    call = _SelectiveScan(
+        batch, x, dt, b, c, _constant(a_SC, "a"), _constant(d_C, "d"), states, out, *strides, channels, state
+    )  # fmt: skip
+    _run("selective_scan", call, x_TC.shape[0], *tensors.values(), a_SC, d_C, *held)
+
+
+@_cpu("ssd_scan")
+def ssd_scan(
+    x_TNH: torch.Tensor,
+    dt_TN: torch.Tensor,
+    b_TGS: torch.Tensor,
+    c_TGS: torch.Tensor,
+    weights: SsdWeights,
+    states_PNSH: torch.Tensor,
+    metadata: AttentionMetadata,
+    out_TNH: torch.Tensor,
+) -> None:
+    batch, held = _batch(metadata)
+    tensors = {"x": x_TNH, "dt": dt_TN, "b": b_TGS, "c": c_TGS, "states": states_PNSH, "out": out_TNH}
+    (x, dt, b, c, states, out), strides = zip(*(_rows(tensor, name) for name, tensor in tensors.items()), strict=True)
+    constants = (weights.a_N, weights.d_N, weights.dt_bias_N)
+    _, heads, state, head_dim = states_PNSH.shape
+    call = _Ssd(
+        batch, x, dt, b, c, *map(_constant, constants, ("a", "d", "dt_bias")), states, out, *strides, heads,
+        b_TGS.shape[1], head_dim, state, weights.dt_min, weights.dt_max,
+    )  # fmt: skip
+    _run("ssd_scan", call, x_TNH.shape[0], *tensors.values(), *constants, *held)
+
+
+@_cpu("gated_delta_rule")
+def gated_delta_rule(
+    q_TKS: torch.Tensor,
+    k_TKS: torch.Tensor,
+    v_TNH: torch.Tensor,
+    a_TN: torch.Tensor,
+    b_TN: torch.Tensor,
+    weights: DeltaWeights,
+    states_PNSH: torch.Tensor,
+    metadata: AttentionMetadata,
+    out_TNH: torch.Tensor,
+) -> None:
+    batch, held = _batch(metadata)
+    tensors = {"q": q_TKS, "k": k_TKS, "v": v_TNH, "a": a_TN, "b": b_TN, "states": states_PNSH, "out": out_TNH}
+    (q, k, v, a, b, states, out), strides = zip(*(_rows(tensor, name) for name, tensor in tensors.items()), strict=True)
+    constants = (weights.a_N, weights.dt_bias_N)
+    _, heads, state, head_dim = states_PNSH.shape
+    call = _Delta(
+        batch, q, k, v, a, b, *map(_constant, constants, ("a", "dt_bias")), states, out, *strides, heads,
+        k_TKS.shape[1], head_dim, state, weights.beta_scale,
+    )  # fmt: skip
+    _run("gated_delta_rule", call, q_TKS.shape[0], *tensors.values(), *constants, *held)
+
+
+@_cpu("gated_norm")
+def gated_norm(
+    x_TC: torch.Tensor,
+    gate_TC: torch.Tensor,
+    weight_C: torch.Tensor,
+    eps: float,
+    group: int,
+    norm_first: bool,
+    out_TC: torch.Tensor,
+) -> None:
+    (x, x_stride), (gate, gate_stride), (out, out_stride) = (
+        _rows(x_TC, "x"), _rows(gate_TC, "gate"), _rows(out_TC, "out")
+    )  # fmt: skip
+    call = _GatedNorm(
+        x, gate, _constant(weight_C, "weight"), out, x_stride, gate_stride, out_stride, x_TC.shape[1], group, eps,
+        int(norm_first),
+    )  # fmt: skip
+    _run("gated_norm", call, x_TC.shape[0], x_TC, gate_TC, weight_C, out_TC)
+
+
+@_cpu("gate")
+def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Tensor) -> None:
+    (x, x_stride), (by, by_stride), (out, out_stride) = (
+        _rows(x_TC, "x"), _rows(gate_TC, "gate"), _rows(out_TC, "out")
+    )  # fmt: skip
+    call = _Gate(x, by, out, x_stride, by_stride, out_stride, x_TC.shape[1], _gate_number(kind))
+    _run("gate", call, x_TC.shape[0], x_TC, gate_TC, out_TC)
+
+
+@_cpu("scale_columns")
+def scale_columns(x_TC: torch.Tensor, scale_C: torch.Tensor) -> None:
+    x, x_stride = _rows(x_TC, "x")
+    call = _ScaleColumns(x, _constant(scale_C, "scale"), x_stride, x_TC.shape[1])
+    _run("scale_columns", call, x_TC.shape[0], x_TC, scale_C)
