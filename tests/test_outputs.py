@@ -1,5 +1,6 @@
 """What users get back: merging deltas, flat logprobs, reprs, pooled results."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,11 +89,13 @@ def test_a_repr_says_what_there_is_and_leaves_out_what_is_not() -> None:
 
 
 def test_pooled_vectors_become_what_was_asked_for() -> None:
-    assert EmbeddingOutput.from_base(PoolingOutput([1.0, 2.0])).hidden_size == 2
-    assert ClassificationOutput.from_base(PoolingOutput([0.1, 0.9])).num_classes == 2
-    assert ScoringOutput.from_base(PoolingOutput([0.5])).score == 0.5
+    assert EmbeddingOutput.from_base(PoolingOutput(np.array([1.0, 2.0], np.float32))).hidden_size == 2
+    assert ClassificationOutput.from_base(PoolingOutput(np.array([0.1, 0.9], np.float32))).num_classes == 2
+    assert ScoringOutput.from_base(PoolingOutput(np.array([0.5], np.float32))).score == 0.5
     with pytest.raises(ValueError, match="gave 2"):
-        ScoringOutput.from_base(PoolingOutput([0.5, 0.5]))
+        ScoringOutput.from_base(PoolingOutput(np.array([0.5, 0.5], np.float32)))
+    with pytest.raises(ValueError, match=r"an embedding is one vector, but the pooler gave an array of shape \[1, 2\]"):
+        EmbeddingOutput.from_base(PoolingOutput(np.array([[0.5, 0.5]], np.float32)))
 
 
 @pytest.mark.parametrize(

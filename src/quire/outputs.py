@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.logprobs import PromptLogprobs, SampleLogprobs
 
 
@@ -103,9 +106,15 @@ class RequestOutput:
 
 @dataclasses.dataclass(slots=True)
 class PoolingOutput:
-    """What the pooler gave."""
+    """What the pooler gave: float32 [D], or [tokens, D] where every token has a vector or scores of its own."""
 
-    data: list[float]
+    data: npt.NDArray[np.float32]
+
+
+def _vector(pooled: PoolingOutput, what: str) -> list[float]:
+    if pooled.data.ndim != 1:
+        raise ValueError(f"{what} is one vector, but the pooler gave an array of shape {list(pooled.data.shape)}")
+    return pooled.data.tolist()
 
 
 @dataclasses.dataclass(slots=True)
@@ -117,7 +126,7 @@ class EmbeddingOutput:
     @classmethod
     def from_base(cls, pooled: PoolingOutput) -> Self:
         """The pooler's vector as an embedding."""
-        return cls(pooled.data)
+        return cls(_vector(pooled, "an embedding"))
 
     @property
     def hidden_size(self) -> int:
@@ -134,7 +143,7 @@ class ClassificationOutput:
     @classmethod
     def from_base(cls, pooled: PoolingOutput) -> Self:
         """The pooler's vector as probabilities."""
-        return cls(pooled.data)
+        return cls(_vector(pooled, "a classification"))
 
     @property
     def num_classes(self) -> int:
@@ -155,9 +164,10 @@ class ScoringOutput:
         Raises:
             ValueError: it gave several.
         """
-        if len(pooled.data) != 1:
-            raise ValueError(f"a score is one number, but the pooler gave {len(pooled.data)}")
-        return cls(pooled.data[0])
+        values = _vector(pooled, "a score")
+        if len(values) != 1:
+            raise ValueError(f"a score is one number, but the pooler gave {len(values)}")
+        return cls(values[0])
 
 
 PooledT = TypeVar("PooledT")
@@ -165,15 +175,23 @@ PooledT = TypeVar("PooledT")
 
 @dataclasses.dataclass(slots=True)
 class PoolingRequestOutput(Generic[PooledT]):
-    """A finished pooling request."""
+    """A finished pooling request.
+
+    Attributes:
+        num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+        error: why it failed, where it did; then `outputs` are empty.
+    """
 
     request_id: str
     outputs: PooledT
     prompt_token_ids: list[int]
     finished: bool
     num_cached_tokens: int = 0
+    error: str | None = None
 
 
 EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
 ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
 ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
+AnyOutput = RequestOutput | PoolingRequestOutput[PoolingOutput]
+"""What an engine gives back for a request of either kind."""

@@ -8,6 +8,7 @@ import msgspec
 from quire import param_checks as checks
 
 POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify")
+_MOST = (1 << 31) - 1
 
 
 class PoolingParams(
@@ -16,9 +17,16 @@ class PoolingParams(
     """Pooling parameters of one request.
 
     Attributes:
-        task: `embed`, `classify`, `token_embed` or `token_classify`; None lets the engine choose.
-        dimensions: keep only so many dimensions of an embedding (for models trained so).
-        use_activation: apply the pooler's activation; None means as the model says.
+        task: `embed` (a vector), `classify` (a number a class), `token_embed` or `token_classify` (the same for every
+            token); None lets the engine choose.
+        dimensions: keep only so many dimensions of an embedding, for models that were trained so (matryoshka).
+        use_activation: normalise embeddings, turn scores into probabilities; None means as the model says.
+        truncate_prompt_tokens: keep only so many tokens of a prompt, special ones included; -1 means as many as fit.
+        step_tag_id: give only the positions of this token (process reward models); None means as the model says.
+        returned_token_ids: of a token's numbers, only these columns; None means as the model says.
+        skip_reading_prefix_cache: None lets the engine decide: it reads where the last token alone counts.
+        normalize, activation: other spellings of `use_activation`.
+        token_type_ids: the segment of each prompt token, filled in by the engine for pairs of texts.
 
     Raises:
         RequestError: a value of the wrong type or out of range; `param` names it.
@@ -27,16 +35,33 @@ class PoolingParams(
     task: str | None = None
     dimensions: int | None = None
     use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    normalize: bool | None = None
+    activation: bool | None = None
+    token_type_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in POOLING_TASKS:
             checks.refuse("task", self.task, f"one of {', '.join(POOLING_TASKS)}, or null")
-        if self.dimensions is not None:
-            allowed = "a whole number from 1, or null"
-            self.dimensions = checks.whole("dimensions", self.dimensions, 1, (1 << 31) - 1, allowed)
-        activation: Any = self.use_activation
-        if activation is not None:
-            checks.flag("use_activation", activation)
+        for name in ("use_activation", "normalize", "activation", "skip_reading_prefix_cache"):
+            value: Any = getattr(self, name)
+            if value is not None:
+                checks.flag(name, value)
+        for name in ("normalize", "activation"):
+            if getattr(self, name) is not None:
+                self.use_activation = getattr(self, name)
+                setattr(self, name, None)
+        for name, low in (("dimensions", 1), ("truncate_prompt_tokens", -1), ("step_tag_id", 0)):
+            if getattr(self, name) is not None:
+                number = checks.whole(name, getattr(self, name), low, _MOST, f"a whole number from {low}, or null")
+                setattr(self, name, number)
+        if self.truncate_prompt_tokens == 0:
+            checks.refuse("truncate_prompt_tokens", 0, "a whole number from 1, -1, or null")
+        if self.returned_token_ids is not None:
+            self.returned_token_ids = checks.token_ids("returned_token_ids", self.returned_token_ids, _MOST)
 
     def clone(self) -> Self:
         """A copy."""

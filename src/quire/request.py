@@ -7,6 +7,8 @@ import enum
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
@@ -52,6 +54,27 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     extras: dict[str, Any] = {}
 
 
+class Pooled(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What a pooling request gave: float32 numbers, as their own bytes on every border.
+
+    Attributes:
+        columns: numbers a row; 0 for one vector.
+    """
+
+    data: bytes
+    columns: int = 0
+
+    @classmethod
+    def from_array(cls, values: npt.NDArray[np.float32]) -> "Pooled":
+        """Of a vector, or of rows."""
+        return cls(values.astype(np.float32, copy=False).tobytes(), values.shape[1] if values.ndim == 2 else 0)
+
+    def to_array(self) -> npt.NDArray[np.float32]:
+        """The numbers: [D], or [rows, D]."""
+        values = np.frombuffer(bytearray(self.data), dtype=np.float32)  # a copy that its owner may write to
+        return values.reshape(-1, self.columns) if self.columns else values
+
+
 class Refusal(msgspec.Struct, array_like=True, omit_defaults=True):
     """What kind of error refused a request at the scheduler's door: the client's (`param` names the field) or a lack of
     room (`is_capacity`, with the seconds after which to try again)."""
@@ -76,7 +99,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     prompt_logprob_token_ids: list[list[int]] | None = None
     prompt_logprob_values: list[list[float]] | None = None
     prompt_logprob_ranks: list[int] | None = None
-    pooled: list[float] | None = None
+    pooled: Pooled | None = None
     refusal: Refusal | None = None
 
 

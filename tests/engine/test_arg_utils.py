@@ -176,7 +176,7 @@ WRONG = {
     "cpu_threads": [-1, 1.5],
     "max_step_ms": [-1, "fast"],
     "max_num_waiting": [-1],
-    "runner": ["pooling"],
+    "runner": ["sing"],
     "cpu_offload_gb": [1, -1],
     "enable_expert_parallel": [True],
     "disable_log_stats": [None],

@@ -10,6 +10,7 @@ from tests.engine.builders import make_config
 
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import CapacityError, ConfigError, EngineDeadError, EngineError, RequestError
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.simulator.hash_model import HashExecutor, HashModel
 
@@ -151,9 +152,9 @@ def test_a_bad_request_raises_and_the_engine_goes_on(engine):
     asyncio.run(main())
 
 
-def test_pooling_is_refused_for_now(engine):
-    with pytest.raises(RequestError, match="not supported yet"):
-        asyncio.run(collect(engine.encode([5], None, "r")))
+def test_a_model_that_generates_refuses_to_pool(engine):
+    with pytest.raises(RequestError, match="runner='pooling'"):
+        asyncio.run(collect(engine.encode([5], PoolingParams(), "r")))
 
 
 def test_utilities_answer(engine):

@@ -6,6 +6,7 @@ from quire.config.engine import EngineConfig
 from quire.config.hf_config import HFConfig
 from quire.config.model import ModelConfig
 from quire.config.parallel import ParallelConfig
+from quire.config.pooling import PoolingConfig
 from quire.config.scheduler import SchedulerConfig
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "ModelConfig",
     "ObservabilityConfig",
     "ParallelConfig",
+    "PoolingConfig",
     "SchedulerConfig",
 ]

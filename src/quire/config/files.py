@@ -11,11 +11,11 @@ from quire.config import limits
 from quire.errors import ConfigError
 
 
-def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
-    """A file's JSON object.
+def read_json(path: str, *, setting: str) -> object:
+    """A file's JSON value.
 
     Raises:
-        ConfigError: it cannot be read, is too large, is not JSON, or is not an object.
+        ConfigError: it cannot be read, is too large, or is not JSON.
     """
     try:
         size = os.path.getsize(path)
@@ -24,13 +24,22 @@ def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
                 f"{path!r} has {size} bytes; at most {limits.MAX_CONFIG_FILE_BYTES} are read", setting=setting
             )
         with open(path, encoding="utf-8") as file:
-            content: object = json.load(file)
+            return json.load(file)
     except OSError as error:
         raise ConfigError(f"{path!r} cannot be read: {error.strerror or error}", setting=setting) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path!r} is not valid JSON: {error}", setting=setting) from error
+
+
+def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
+    """A file's JSON object.
+
+    Raises:
+        ConfigError: as `read_json`, or it is not an object.
+    """
+    content = read_json(path, setting=setting)
     if not isinstance(content, dict):
         raise ConfigError(f"{path!r} must hold a JSON object, not {type(content).__name__}", setting=setting)
     return cast("dict[str, Any]", content)

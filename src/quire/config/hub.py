@@ -11,7 +11,10 @@ from typing import Any, cast
 
 from quire.errors import ConfigError
 
-CONFIG_PATTERNS = ("config.json", "generation_config.json")
+CONFIG_PATTERNS = (
+    *("config.json", "generation_config.json"),
+    *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json"),
+)
 TOKENIZER_PATTERNS = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken")
 WEIGHT_PATTERNS = ("*.safetensors", "*.json")
 

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from quire.config.hf_config import HFConfig
+from quire.config.pooling import PoolingConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,9 @@ class ModelConfig:
         default_sampling: sampling defaults from the model's generation config.
         hf_overrides, rope_scaling, rope_theta: what the user asked for; `hf_config` has them in already (an override
             that is a function leaves no other trace).
+        model_impl: who runs the model: its spec (`quire`, or `vllm` as others say), Transformers, or a spec where
+            there is one (`auto`).
+        pooling: what prompts become; None for a model that generates.
     """
 
     model: str
@@ -39,6 +43,7 @@ class ModelConfig:
     code_revision: str | None = None
     tokenizer_revision: str | None = None
     quantization: str | None = None
+    model_impl: Literal["auto", "quire", "vllm", "transformers"] = "auto"
     enforce_eager: bool = False
     deterministic: bool = False
     max_logprobs: int = 20
@@ -56,6 +61,7 @@ class ModelConfig:
     override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float | None = None
+    pooling: PoolingConfig | None = None
 
     @property
     def vocab_size(self) -> int:

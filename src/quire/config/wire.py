@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import types
 import typing
 from typing import Any, cast
 
@@ -57,10 +58,14 @@ def _record_from_plain(record_type: type[Any], values: dict[str, Any]) -> Any:
 
 
 def _from_plain(hint: Any, value: Any) -> Any:
+    if isinstance(hint, types.UnionType):  # a record that may be missing
+        records = [part for part in typing.get_args(hint) if dataclasses.is_dataclass(part)]
+        return _from_plain(records[0], value) if records and value is not None else value
     if hint is HFConfig:
         return HFConfig(value)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _record_from_plain(hint, value)
     if typing.get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(cast("list[Any]", value))
+        entry, *_ = typing.get_args(hint)
+        return tuple(_from_plain(entry, item) for item in cast("list[Any]", value))
     return value

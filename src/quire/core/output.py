@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.pooling_params import PoolingParams
+from quire.request import Pooled
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -105,6 +106,6 @@ class ModelRunnerOutput(msgspec.Struct):
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, TokenLogprobs] = {}
     row_errors: dict[int, str] = {}
-    pooled: dict[int, list[float]] = {}
+    pooled: dict[int, Pooled] = {}
     step_ms: float = 0.0
     extras: dict[str, Any] = {}

@@ -26,6 +26,7 @@ from quire.config import (
 )
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import resolve_config_path, resolve_model_path
+from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import (
     load_hf_config,
     resolve_architecture,
@@ -77,6 +78,7 @@ class EngineArgs:
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float | None = None
     quantization: str | None = None
+    model_impl: str = "auto"
     enforce_eager: bool = False
     deterministic: bool = False
     max_logprobs: int = 20
@@ -89,6 +91,7 @@ class EngineArgs:
     runner: str = "auto"
     convert: str = "auto"
     task: str | None = None
+    pooler_config: dict[str, Any] | None = None
     allowed_local_media_path: str = ""
     enable_sleep_mode: bool = False
 
@@ -236,6 +239,10 @@ def demo_model_path() -> str:
     return str(path)
 
 
+def _is_causal(model: ModelConfig) -> bool:
+    return model.pooling is None or model.pooling.is_causal
+
+
 @dataclasses.dataclass
 class _Resolver:
     """One resolution: wishes, platform and the notes on where derived values came from."""
@@ -257,6 +264,10 @@ class _Resolver:
         )
         generation = load_generation_config(args.generation_config, path)
         name = args.model or DEMO_MODEL
+        architecture = resolve_architecture(hf_config)
+        pooling = self._pooling(path, hf_config, architecture)
+        if pooling is not None:
+            length = limit_length(length, args.max_model_len, pooling, hf_config)
         self.provenance["model.dtype"] = dtype.why
         self.provenance["model.max_model_len"] = length.why
         if args.model is None:
@@ -269,7 +280,7 @@ class _Resolver:
             tokenizer_path=tokenizer_path or "",
             dtype=dtype.value,
             max_model_len=length.value,
-            architecture=resolve_architecture(hf_config),
+            architecture=architecture,
             eos_token_ids=self._eos_token_ids(hf_config, generation),
             default_sampling=default_sampling(generation, args.generation_config, args.override_generation_config),
             tokenizer_mode=args.tokenizer_mode,
@@ -279,6 +290,7 @@ class _Resolver:
             code_revision=args.code_revision,
             tokenizer_revision=args.tokenizer_revision,
             quantization=args.quantization,
+            model_impl=args.model_impl,  # type: ignore[arg-type]  # checked by arg_checks
             enforce_eager=args.enforce_eager,
             deterministic=args.deterministic,
             max_logprobs=args.max_logprobs,
@@ -287,7 +299,7 @@ class _Resolver:
             skip_tokenizer_init=args.skip_tokenizer_init,
             served_model_name=self._served_names(name),
             generation_config=args.generation_config,
-            runner=args.runner,
+            runner="generate" if pooling is None else "pooling",
             convert=args.convert,
             allowed_local_media_path=args.allowed_local_media_path,
             logits_processors=tuple(args.logits_processors or ()),
@@ -296,7 +308,24 @@ class _Resolver:
             override_generation_config=dict(args.override_generation_config),
             rope_scaling=args.rope_scaling,
             rope_theta=args.rope_theta,
+            pooling=pooling,
         )
+
+    def _pooling(self, path: str, hf_config: HFConfig, architecture: str) -> PoolingConfig | None:
+        """How the model pools; None where it generates. `task` is an older spelling of `runner` and `convert`."""
+        args = self.args
+        runner, convert = args.runner, args.convert
+        if args.task not in (None, "auto"):
+            runner = "generate" if args.task == "generate" else "pooling"
+            convert = args.task if args.task in ("embed", "classify", "reward") else convert
+        pooling = resolve_pooling(
+            path, hf_config, architecture, runner=runner, convert=convert, pooler_config=args.pooler_config
+        )
+        if pooling is not None:
+            self.provenance["model.runner"] = (
+                f"{architecture} gives {pooling.tasks[0]}" if runner == "auto" else "as asked"
+            )
+        return pooling
 
     def _model_path(self) -> str:
         args = self.args
@@ -356,7 +385,7 @@ class _Resolver:
             num_gpu_blocks_override=args.num_gpu_blocks_override,
             swap_space=float(args.swap_space),
             cache_dtype=args.kv_cache_dtype,
-            enable_prefix_caching=args.enable_prefix_caching is not False,
+            enable_prefix_caching=args.enable_prefix_caching is not False and _is_causal(model),
             prefix_caching_hash_algo=args.prefix_caching_hash_algo,
             sliding_window=window if isinstance(window, int) and not args.disable_sliding_window else None,
             cpu_offload_gb=float(args.cpu_offload_gb),
@@ -380,7 +409,9 @@ class _Resolver:
 
     def scheduler(self, model: ModelConfig) -> SchedulerConfig:
         args = self.args
-        chunked = args.enable_chunked_prefill is not False
+        chunked = args.enable_chunked_prefill is not False and _is_causal(model)
+        if not _is_causal(model):
+            self.provenance["scheduler.enable_chunked_prefill"] = "every token sees every other: a prompt is one step"
         seqs = self._rows()
         return SchedulerConfig(
             max_num_batched_tokens=self._step_tokens(seqs, model.max_model_len, chunked),
@@ -388,7 +419,7 @@ class _Resolver:
             max_model_len=model.max_model_len,
             policy=args.scheduling_policy,  # type: ignore[arg-type]  # checked by arg_checks
             enable_chunked_prefill=chunked,
-            preemption_mode=self._preemption_mode(),
+            preemption_mode=self._preemption_mode(model),
             num_lookahead_slots=args.num_lookahead_slots,
             delay_factor=float(args.delay_factor),
             async_scheduling=self._async_scheduling(),
@@ -433,8 +464,13 @@ class _Resolver:
         self.provenance["scheduler.max_num_batched_tokens"] = why
         return tokens
 
-    def _preemption_mode(self) -> Any:
+    def _preemption_mode(self, model: ModelConfig) -> Any:
         mode = self.args.preemption_mode
+        if mode == "swap" and model.pooling is not None:
+            raise ConfigError(
+                "preemption_mode='swap' keeps pages, but not what a pooling model has summed up: use 'recompute'",
+                setting="preemption_mode",
+            )
         if mode == "swap":
             swap = self.capabilities.swap
             if not swap.value:

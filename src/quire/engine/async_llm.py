@@ -28,15 +28,17 @@ from quire.engine.messages import (
     UtilityResult,
 )
 from quire.engine.output_processor import OutputProcessor, StatsHook
+from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_state import RequestRecord
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.usage_context import UsageContext
-from quire.errors import ConfigError, EngineDeadError, EngineError, RequestError
+from quire.errors import ConfigError, EngineDeadError, EngineError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.log_stats import StatsLogger
-from quire.outputs import RequestOutput
+from quire.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.tokenizers.interface import Tokenizer
 
@@ -82,6 +84,7 @@ class AsyncLLM:
             self._channel.shutdown()
             raise
         self.input_processor = InputProcessor(config, source, allow_functions=self._channel.shares_memory)
+        self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
 
     @classmethod
     def from_engine_args(
@@ -137,6 +140,12 @@ class AsyncLLM:
                 yield output
 
     async def _generate(self, processed: ProcessedRequest) -> AsyncGenerator[RequestOutput, None]:
+        async with contextlib.aclosing(self._outputs_of(processed)) as outputs:
+            async for output in outputs:
+                if isinstance(output, RequestOutput):
+                    yield output
+
+    async def _outputs_of(self, processed: ProcessedRequest) -> AsyncGenerator[AnyOutput, None]:
         record, event = self._queue(processed)
         try:
             while True:
@@ -218,14 +227,45 @@ class AsyncLLM:
             raise EngineError("a request ended without an output")
         return last
 
-    async def encode(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """Pooling requests are refused for now.
+    async def encode(
+        self,
+        prompt: PromptType | TokenizedPrompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """The one output of a pooling request. Closing the generator aborts it.
 
         Raises:
-            RequestError: always.
+            RequestError: it cannot be served; nothing was queued.
+            CapacityError: the queue is full, or the engine sleeps.
+            EngineDeadError: the core has died.
+            EngineError: its computation failed.
         """
-        raise RequestError("pooling requests (embeddings, classification, scores) are not supported yet", param="task")
-        yield  # makes this an asynchronous generator, as its callers expect
+        self._check_alive()
+        check_lora(lora_request)
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        processor = self.pooling_processor
+        if not isinstance(prompt, TokenizedPrompt):
+            special = add_special_tokens(tokenization_kwargs)
+            if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
+                (prompt,) = await asyncio.to_thread(processor.tokenize_batch, [prompt], special)
+            else:
+                (prompt,) = processor.tokenize_batch([prompt], special)
+        processed = processor.process(
+            request_id, prompt, pooling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
+        )
+        async with contextlib.aclosing(self._outputs_of(processed)) as outputs:
+            async for output in outputs:
+                if isinstance(output, PoolingRequestOutput):
+                    if output.error is not None:
+                        raise EngineError(output.error)
+                    yield output
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests; their generators give a last output with finish reason `abort`. Unknown ids are ignored."""

@@ -18,6 +18,7 @@ from quire.config import EngineConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.inputs import PromptType
+from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams
 from quire.tokenizers.interface import Tokenizer
@@ -33,11 +34,12 @@ _UNSUPPORTED_PROMPT_KEYS = {
 
 @dataclasses.dataclass(slots=True)
 class TokenizedPrompt:
-    """A prompt as token ids, with its text where that is known."""
+    """A prompt as token ids, with its text where that is known; of a pair of texts also each token's segment (0 or 1)."""
 
     token_ids: list[int]
     text: str | None = None
     cache_salt: str | None = None
+    token_type_ids: list[int] | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,7 +48,7 @@ class ProcessedRequest:
 
     request_id: str
     prompt: TokenizedPrompt
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     engine_requests: list[EngineRequest]
     arrival_time: float
     tokenizer: Tokenizer | None
@@ -114,7 +116,7 @@ class InputProcessor:
         texts = {index: text for index, prompt in enumerate(prompts) if (text := _plain_text(prompt)) is not None}
         if len(texts) < 2:
             return [self.tokenize(prompt, add_special_tokens) for prompt in prompts]
-        ids = self._require_tokenizer().encode_batch(list(texts.values()), add_special_tokens)
+        ids = self.require_tokenizer().encode_batch(list(texts.values()), add_special_tokens)
         encoded = dict(zip(texts, ids, strict=True))
         result: list[TokenizedPrompt] = []
         for index, prompt in enumerate(prompts):
@@ -141,9 +143,14 @@ class InputProcessor:
         return TokenizedPrompt(self._encode(text, add_special_tokens), text, salt)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._require_tokenizer().encode(text, add_special_tokens)
+        return self.require_tokenizer().encode(text, add_special_tokens)
 
-    def _require_tokenizer(self) -> Tokenizer:
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer.
+
+        Raises:
+            RequestError: there is none.
+        """
         tokenizer = self._source.get()
         if tokenizer is None:
             raise RequestError(
@@ -209,18 +216,18 @@ class InputProcessor:
             raise RequestError(
                 f"sampling_params must be SamplingParams, not {type(params).__name__}", param="sampling_params"
             )
-        if not 0 < len(request_id) <= limits.MAX_REQUEST_ID_CHARS:
+        if self._model.pooling is not None:
             raise RequestError(
-                f"request_id must have 1 to {limits.MAX_REQUEST_ID_CHARS} characters, not {len(request_id)}",
-                param="request_id",
+                f"{self._model.model!r} runs as a pooling model here ({', '.join(self._model.pooling.tasks)}) and generates "
+                "no text: start the engine with runner='generate', if the checkpoint can",
+                param="model",
             )
+        core_id = self.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         tokenizer = self._source.get()
         token_ids = self._fit_prompt(prompt.token_ids, params)
         params = self._complete_params(params, len(token_ids), tokenizer, is_beam)
         seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed
-        # A core's ids never come again, even if the user's do: late news of an aborted request finds nobody.
-        core_id = f"{request_id}#{next(self._serial):x}"
         engine_requests = [
             EngineRequest(
                 request_id=core_id if params.n == 1 else f"{core_id}.{index}",
@@ -237,6 +244,20 @@ class InputProcessor:
         ]
         kept = prompt if token_ids is prompt.token_ids else dataclasses.replace(prompt, token_ids=token_ids)
         return ProcessedRequest(request_id, kept, params, engine_requests, arrival_time, tokenizer)
+
+    def next_core_id(self, request_id: str) -> str:
+        """A request's id in the core. Those never come again, even if the user's do: late news of an aborted request finds
+        nobody.
+
+        Raises:
+            RequestError: the user's id is empty or too long.
+        """
+        if not 0 < len(request_id) <= limits.MAX_REQUEST_ID_CHARS:
+            raise RequestError(
+                f"request_id must have 1 to {limits.MAX_REQUEST_ID_CHARS} characters, not {len(request_id)}",
+                param="request_id",
+            )
+        return f"{request_id}#{next(self._serial):x}"
 
     def _fit_prompt(self, token_ids: list[int], params: SamplingParams) -> list[int]:
         """The prompt, truncated on the left if that was asked for; it leaves room for at least one token."""

@@ -11,7 +11,9 @@ from quire.engine.core_client import CoreClient, InprocClient, ProcessClient
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.engine.messages import Utility
 from quire.engine.output_processor import OutputProcessor, StatsHook
-from quire.engine.request_state import RequestRecord
+from quire.engine.pooling_processor import PoolingProcessor
+from quire.engine.pooling_record import PoolingRecord
+from quire.engine.request_state import NO_TOKENS, RequestRecord
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError, RequestError
@@ -19,7 +21,8 @@ from quire.executor.interface import Executor
 from quire.inputs import PromptType
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.log_stats import StatsLogger
-from quire.outputs import RequestOutput
+from quire.outputs import AnyOutput
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.timeline import STARTUP
 from quire.tokenizers.interface import Tokenizer
@@ -53,6 +56,7 @@ class LLMEngine:
             raise
         self._tokenizer_source = source
         self.input_processor = InputProcessor(config, source, allow_functions=not multiprocess)
+        self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
         self.metrics: EngineMetrics | None = None
         self._stats_logger: StatsLogger | None = None
         hooks = list(stat_hooks)
@@ -93,7 +97,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptType | TokenizedPrompt,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         *,
         priority: int = 0,
@@ -109,9 +113,14 @@ class LLMEngine:
         check_lora(lora_request)
         if not isinstance(prompt, TokenizedPrompt):
             prompt = self.input_processor.tokenize(prompt, add_special_tokens(tokenization_kwargs))
-        processed = self.input_processor.process(
-            request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
-        )
+        if isinstance(params, PoolingParams):
+            processed = self.pooling_processor.process(
+                request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
+            )
+        else:
+            processed = self.input_processor.process(
+                request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
+            )
         self.add_processed([processed])
 
     def add_processed(self, requests: Sequence[ProcessedRequest]) -> None:
@@ -143,7 +152,7 @@ class LLMEngine:
         """Nobody wants the last outputs of what was aborted."""
         self._aborted.clear()
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[AnyOutput]:
         """Run one step: the outputs of every request that has news.
 
         Raises:
@@ -223,11 +232,12 @@ class LLMEngine:
 
 def make_record(processed: ProcessedRequest) -> RequestRecord:
     """The record of a request that is about to be queued."""
-    return RequestRecord(
+    pools = isinstance(processed.params, PoolingParams)
+    return (PoolingRecord if pools else RequestRecord)(
         request_id=processed.request_id,
         prompt=processed.prompt.text,
         prompt_token_ids=processed.prompt.token_ids,
-        params=processed.params,
+        params=NO_TOKENS if isinstance(processed.params, PoolingParams) else processed.params,
         engine_requests=processed.engine_requests,
         arrival_time=processed.arrival_time,
         tokenizer=processed.tokenizer,

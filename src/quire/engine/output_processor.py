@@ -160,6 +160,8 @@ class OutputProcessor:
         """News that is more than one plain token."""
         if output.num_cached_tokens >= 0 and record.num_cached_tokens is None:
             record.num_cached_tokens = output.num_cached_tokens
+        if output.pooled is not None:
+            record.pooled = output.pooled
         if sequence.index == 0:
             record.append_prompt_logprobs(output)
         sequence.append_logprobs(output)

@@ -13,8 +13,8 @@ import msgspec
 from quire.engine.stop_strings import StopStrings
 from quire.errors import QuireError
 from quire.logprobs import FlatLogprobs, Logprob, LogprobsOnePosition
-from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from quire.request import EngineCoreOutput, EngineRequest
+from quire.outputs import AnyOutput, CompletionOutput, RequestMetrics, RequestOutput
+from quire.request import EngineCoreOutput, EngineRequest, Pooled
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizers.detokenizer import Detokenizer, detokenize, make_detokenizer
 from quire.tokenizers.interface import Tokenizer
@@ -34,6 +34,10 @@ def build_position(
             text = decode(token_id) if decode is not None else None
             position[token_id] = Logprob(values[index], index or rank, text)
     return position
+
+
+NO_TOKENS = SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+"""Parameters of a sequence that gets no tokens: a pooling request's."""
 
 
 class SequenceState:
@@ -72,8 +76,7 @@ class SequenceState:
     )
 
     def __init__(self, request: EngineRequest, index: int, tokenizer: Tokenizer | None) -> None:
-        params = request.sampling_params
-        assert params is not None
+        params = request.sampling_params or NO_TOKENS
         self.core_id = request.request_id
         self.index = index
         self.params: SamplingParams = params
@@ -238,6 +241,7 @@ class RequestRecord:
         error: why it failed, where it did.
         refusal: the error that the core refused it with, where it did: a client's fault, or a lack of room.
         is_touched: has news in the step that is being processed.
+        pooled: what the pooler gave, if it is a pooling request.
     """
 
     request_id: str
@@ -256,6 +260,7 @@ class RequestRecord:
     refusal: QuireError | None = None
     is_touched: bool = False
     prompt_logprobs_sent: bool = False
+    pooled: Pooled | None = None
 
     def __post_init__(self) -> None:
         self.sequences = [
@@ -292,7 +297,7 @@ class RequestRecord:
         for token_ids, values, rank in zip(*columns, strict=True):
             self.prompt_logprobs.append(build_position(token_ids, values, rank, self.tokenizer))
 
-    def build_output(self) -> RequestOutput | None:
+    def build_output(self) -> AnyOutput | None:
         """What there is to tell since the last call; None when that is nothing (or not yet, for `FINAL_ONLY`)."""
         kind = self.params.output_kind
         is_finished = self.num_unfinished == 0

@@ -19,10 +19,12 @@ from quire.engine.usage_context import UsageContext
 from quire.entrypoints.beam_search import BeamSearchOutput, build_output, run_beam_searches
 from quire.entrypoints.conversations import ContentFormat, prepare_conversation, split_conversations
 from quire.entrypoints.interrupts import DeferredInterrupt
+from quire.entrypoints.pooling import PoolingMethods
+from quire.entrypoints.prompts import as_prompts
 from quire.errors import RequestError
 from quire.inputs import PromptType
 from quire.metrics.engine_metrics import EngineMetrics
-from quire.outputs import RequestOutput
+from quire.outputs import AnyOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.tokenizers.chat_template import ChatTemplate
 from quire.tokenizers.interface import Tokenizer
@@ -31,8 +33,8 @@ ParamsPerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Tqdm = bool | Callable[..., Any]
 
 
-class LLM:
-    """A model, ready to generate.
+class LLM(PoolingMethods):
+    """A model, ready to generate, or to embed, classify and score.
 
     Args:
         model: a local folder or a hub id; without one, the built-in demo model.
@@ -65,6 +67,9 @@ class LLM:
     def _start(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
         self._ids = itertools.count()
+
+    def _next_id(self) -> str:
+        return str(next(self._ids))
 
     # --- generating ---
 
@@ -155,7 +160,7 @@ class LLM:
             raise RequestError(f"priority has {len(priorities)} entries for {len(prompts)} prompts", param="priority")
         process = self.llm_engine.input_processor.process
         requests = [
-            process(str(next(self._ids)), prompt, one, priority=rank)
+            process(self._next_id(), prompt, one, priority=rank)
             for prompt, one, rank in zip(prompts, params, priorities, strict=True)
         ]
         return self._run(requests, use_tqdm, pause)
@@ -176,10 +181,10 @@ class LLM:
 
     def _run(
         self, requests: list[ProcessedRequest], use_tqdm: Tqdm = False, pause: CollectorPause | None = None
-    ) -> list[RequestOutput]:
+    ) -> list[Any]:
         """Run requests to their end; Ctrl-C and errors take all of them back. `pause` is settled when all are queued."""
         engine = self.llm_engine
-        finished: dict[str, RequestOutput] = {}
+        finished: dict[str, AnyOutput] = {}
         ids = [request.request_id for request in requests]
         wanted = set(ids)
         progress = _Progress(len(ids), use_tqdm)
@@ -222,7 +227,7 @@ class LLM:
         tokenized = engine.input_processor.tokenize_batch(as_prompts(prompts))
         model = engine.config.model
         searches = [BeamSearch(model, engine.tokenizer, prompt, params) for prompt in tokenized]
-        run_beam_searches(searches, engine.input_processor, self._run, lambda: str(next(self._ids)), concurrency_limit)
+        run_beam_searches(searches, engine.input_processor, self._run, self._next_id, concurrency_limit)
         return [build_output(search, engine.tokenizer) for search in searches]
 
     # --- the rest ---
@@ -296,11 +301,12 @@ class _Progress:
             make = wanted if callable(wanted) else tqdm
             self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True)
 
-    def advance(self, output: RequestOutput) -> None:
+    def advance(self, output: AnyOutput) -> None:
         if self._bar is None:
             return
         self._num_input += len(output.prompt_token_ids or ())
-        self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
+        if isinstance(output, RequestOutput):
+            self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
         elapsed = self._bar.format_dict["elapsed"] if hasattr(self._bar, "format_dict") else 0.0
         if elapsed:
             speed = f"in {self._num_input / elapsed:.1f} tok/s, out {self._num_output / elapsed:.1f} tok/s"
@@ -321,18 +327,3 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY
     return final
-
-
-def as_prompts(prompts: Any) -> list[PromptType]:
-    """One prompt or several, as several. A list of numbers is one prompt of token ids."""
-    if isinstance(prompts, str | dict):
-        return [cast("PromptType", prompts)]
-    try:
-        listed = list(prompts)
-    except TypeError:
-        raise RequestError(
-            f"prompts must be text, token ids, a dict or a list of these, not {type(prompts).__name__}", param="prompt"
-        ) from None
-    if listed and hasattr(listed[0], "__index__"):
-        return [listed]
-    return cast("list[PromptType]", listed)

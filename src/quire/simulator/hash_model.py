@@ -23,6 +23,7 @@ from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
 from quire.core.output import ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
 from quire.errors import EngineError
 from quire.executor.interface import Executor
+from quire.request import Pooled
 from quire.sampling_params import SamplingParams
 
 MASK = (1 << 64) - 1
@@ -327,7 +328,8 @@ class HashExecutor(Executor):
                 result.row_errors[number] = "injected fault"
                 row.token_ids.extend([0] if needs_sample else [])
             elif needs_sample and row.pooling:
-                result.pooled[number] = [(value % 1000) / 1000 for value in attended[number]]
+                numbers = [(value % 1000) / 1000 for value in attended[number]]
+                result.pooled[number] = Pooled.from_array(np.array(numbers, np.float32))
                 row.token_ids.append(0)
             elif needs_sample:
                 rows.append(number)

@@ -190,6 +190,19 @@ class FastTokenizer(Tokenizer):
             raise RequestError(f"a text cannot be tokenized: {error}", param="prompt") from None
         return [encoding.ids for encoding in encodings]
 
+    def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
+        """Two texts as one prompt."""
+        try:
+            parts = [self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError(f"a text cannot be tokenized: {error}", param="prompt") from None
+        if max_length is not None:
+            room = max(0, max_length - self._tokenizer.num_special_tokens_to_add(True))
+            for part, length in zip(parts, _fit_pair(len(parts[0]), len(parts[1]), room), strict=True):
+                part.truncate(length)
+        joined = self._tokenizer.post_process(*parts, add_special_tokens=True)
+        return joined.ids, joined.type_ids
+
     def decode(
         self,
         token_ids: int | Iterable[int],
@@ -248,3 +261,12 @@ class FastTokenizer(Tokenizer):
     def special_ids(self) -> frozenset[int]:
         """Ids that are marked as special."""
         return self._special_ids
+
+
+def _fit_pair(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of two texts after the longer one was cut, token by token, until both fit."""
+    longer, shorter = max(first, second), min(first, second)
+    if longer + shorter > room:
+        longer = max(room - shorter, (room + 1) // 2)
+        shorter = min(shorter, room - longer)
+    return (longer, shorter) if first > second else (shorter, longer)

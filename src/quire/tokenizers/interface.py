@@ -49,6 +49,14 @@ class Tokenizer(abc.ABC):
         """Token ids of several texts, in parallel where the library can."""
 
     @abc.abstractmethod
+    def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
+        """Two texts joined as the model's pairs are, special tokens included: token ids, and each token's segment (0 or 1).
+
+        Args:
+            max_length: drop tokens from the end of the longer text, one at a time, until so many are left.
+        """
+
+    @abc.abstractmethod
     def decode(
         self,
         token_ids: int | Iterable[int],

@@ -53,6 +53,13 @@ class TransformersTokenizer(Tokenizer):
         """Token ids of several texts."""
         return [self.encode(text, add_special_tokens) for text in texts]
 
+    def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
+        """Two texts as one prompt."""
+        joined = self._tokenizer(
+            first, second, truncation=max_length is not None, max_length=max_length, return_token_type_ids=True
+        )
+        return list(joined["input_ids"]), list(joined["token_type_ids"])
+
     def decode(
         self,
         token_ids: int | Iterable[int],

@@ -1,0 +1,383 @@
+"""What a pooling model gives for a prompt, decided once from its files and the user's wishes.
+
+Knows names of architectures, config.json, and the module files that sentence-transformers writes beside it. Knows nothing
+of tensors. Kinds of pooling: `last`, `cls` (the first token), `mean`, `weighted_mean` (weights 1, 2, 3 …), `mean_sqrt` (the
+sum over the square root of the length) and `max`; several are put side by side.
+"""
+
+import dataclasses
+import os
+from typing import Any, Literal, cast
+
+from quire.config.files import read_json, read_json_object, read_json_object_if_there
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+from quire.guards import is_dict, is_sequence
+from quire.platforms.interface import Because
+
+Convert = Literal["embed", "classify", "token_classify", "reward"]
+
+GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+SUFFIXES: dict[str, Convert] = {
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "token_classify",
+    "ForProcessRewardModel": "reward",
+    "ForRewardModel": "reward",
+    "RewardModel": "reward",
+    "ForMaskedLM": "embed",
+    "BidirectionalModel": "embed",
+    "EmbeddingModel": "embed",
+    "TextModel": "embed",
+    "Model": "embed",
+}
+"""How a pooling architecture's name ends, and what it gives. What is before it is its family."""
+ENCODERS = {
+    **dict.fromkeys(
+        ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra", "ModernBert", "New", "GteNew", "Gte"), "cls"
+    ),
+    "NomicBert": "mean",
+}
+"""Families in which every token sees every other, and how their texts are pooled where no file says it."""
+POSITIONS_AFTER_PADDING = ("Roberta", "XLMRoberta", "Camembert")
+"""Families whose table of positions begins behind the padding token's id."""
+KINDS = ("last", "cls", "mean", "weighted_mean", "mean_sqrt", "max")
+_SBERT_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+"""The switches of a Pooling module, in the order in which their vectors are put side by side."""
+_SBERT_NAMES = {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt"}
+_SBERT_FILES = tuple(
+    f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
+)
+_ACTIVATIONS = {"identity": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
+_PROBLEMS = {
+    "regression": "none",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
+_POOLER_KEYS = (
+    *("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", "softmax", "activation"),
+    *("dimensions", "step_tag_id", "returned_token_ids"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseConfig:
+    """A Dense module of sentence-transformers: `act(x @ weight.T + bias)` on the pooled vector. `folder` is relative to the
+    checkpoint's."""
+
+    folder: str
+    inputs: int
+    outputs: int
+    bias: bool = True
+    activation: str = "identity"
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolingConfig:
+    """What is made of the last hidden states.
+
+    Attributes:
+        convert: what the model is used as.
+        family: the architecture's name without its ending (`Qwen2` of `Qwen2ForSequenceClassification`).
+        tasks: what requests may ask for, the default first.
+        kinds: how a sequence becomes a vector.
+        activation: `normalize`, `softmax`, `sigmoid` or `none`.
+        is_causal: a token sees only those before it; else a prompt is computed whole in one step.
+        num_labels: numbers of a classifier; 0 for embeddings.
+        dense: matrices between the pooled vector and the embedding.
+        dimensions: the embedding's length where a request names none; 0 means all.
+        matryoshka: the lengths that a request may ask for; (0,) means any, () means none.
+        step_tag_id, returned_token_ids: defaults of requests.
+        max_length: tokens a prompt may have, by sentence-transformers' file; 0 where it says nothing.
+        lower_case: texts are lower-cased before they are tokenized.
+        prompts: what stands before a text, by the prompt's name.
+    """
+
+    convert: Convert
+    family: str
+    tasks: tuple[str, ...]
+    kinds: tuple[str, ...] = ("last",)
+    activation: str = "normalize"
+    is_causal: bool = True
+    num_labels: int = 0
+    dense: tuple[DenseConfig, ...] = ()
+    dimensions: int = 0
+    matryoshka: tuple[int, ...] = ()
+    step_tag_id: int | None = None
+    returned_token_ids: tuple[int, ...] = ()
+    max_length: int = 0
+    lower_case: bool = False
+    prompts: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it gives embeddings rather than scores."""
+        return self.convert == "embed"
+
+    def reads_prefixes(self, task: str) -> bool:
+        """Whether a prompt's result follows from its last token alone, so that pages of an equal prefix will do."""
+        return self.is_causal and self.kinds == ("last",) and not task.startswith("token_")
+
+
+def split_architecture(architecture: str) -> tuple[str, Convert | None]:
+    """The family's name, and what the architecture gives by itself; None for one that generates."""
+    for suffix in GENERATIVE:
+        if architecture.endswith(suffix):
+            return architecture.removesuffix(suffix), None
+    for suffix, convert in SUFFIXES.items():
+        if architecture.endswith(suffix):
+            return architecture.removesuffix(suffix), convert
+    return architecture, None
+
+
+def resolve_pooling(
+    path: str,
+    hf_config: HFConfig,
+    architecture: str,
+    *,
+    runner: str = "auto",
+    convert: str = "auto",
+    pooler_config: dict[str, Any] | None = None,
+) -> PoolingConfig | None:
+    """How the model pools; None for one that generates.
+
+    Raises:
+        ConfigError: `runner` and `convert` contradict one another or the architecture, or a file cannot be followed.
+    """
+    family, own = split_architecture(architecture)
+    modules = _sbert_modules(path)
+    asked = cast("Convert | None", None if convert in ("auto", "none") else convert)
+    if runner == "generate":
+        _refuse_pooling(architecture, own, asked)
+        return None
+    if runner == "auto" and own is None and asked is None and not (modules and convert == "auto"):
+        if pooler_config:
+            raise ConfigError(
+                f"pooler_config is given, but {architecture} generates: set runner='pooling'", setting="pooler_config"
+            )
+        return None
+    if own is None and convert == "none":
+        raise ConfigError(
+            f"convert='none' leaves {architecture} a model that generates: use convert='embed', 'classify' or 'reward' "
+            "with runner='pooling'",
+            setting="convert",
+        )
+    used = asked or own or "embed"
+    labels = 0 if used == "embed" else _num_labels(hf_config)
+    config = PoolingConfig(
+        convert=used,
+        family=family,
+        tasks=_tasks(used, family),
+        kinds=(_default_kind(used, family, hf_config),),
+        activation=_activation(used, architecture, hf_config, labels),
+        is_causal=_is_causal(architecture, family, hf_config),
+        num_labels=labels,
+        matryoshka=_matryoshka(hf_config),
+    )
+    if used == "embed" and modules:
+        config = _with_modules(config, path, modules)
+    config = dataclasses.replace(config, **_sbert_settings(path))
+    return _with_wishes(config, pooler_config or {})
+
+
+def limit_length(length: Because[int], asked: int | None, pooling: PoolingConfig, hf_config: HFConfig) -> Because[int]:
+    """The longest prompt: as resolved, but within the table of positions and sentence-transformers' own limit."""
+    if pooling.family in POSITIONS_AFTER_PADDING and asked is None:
+        usable = int(hf_config.max_position_embeddings) - int(hf_config.get("pad_token_id", 1)) - 1
+        if usable < length.value:
+            length = Because(usable, "max_position_embeddings in config.json, less those up to the padding token's id")
+    if asked is None and 0 < pooling.max_length < length.value:
+        length = Because(pooling.max_length, "max_seq_length in sentence-transformers' file")
+    return length
+
+
+def _refuse_pooling(architecture: str, own: Convert | None, asked: Convert | None) -> None:
+    if own is not None:
+        raise ConfigError(
+            f"runner='generate': {architecture} has no head that generates; use runner='pooling' or leave it out",
+            setting="runner",
+        )
+    if asked is not None:
+        raise ConfigError(f"convert={asked!r} needs runner='pooling', not 'generate'", setting="convert")
+
+
+def _tasks(convert: Convert, family: str) -> tuple[str, ...]:
+    if convert == "embed":
+        return ("embed", "token_embed")
+    if convert == "classify":
+        return ("classify",) if family in ENCODERS else ("classify", "token_classify")
+    return ("token_classify",)
+
+
+def _default_kind(convert: Convert, family: str, hf_config: HFConfig) -> str:
+    if convert == "classify" and family == "ModernBert":
+        return str(hf_config.get("classifier_pooling", "cls"))
+    if convert == "classify" and family in ENCODERS:
+        return "cls"
+    return ENCODERS.get(family, "last")
+
+
+def _is_causal(architecture: str, family: str, hf_config: HFConfig) -> bool:
+    if family in ENCODERS or "Bidirectional" in architecture:
+        return False
+    return hf_config.get("is_causal") is not False and not hf_config.get("use_bidirectional_attention", False)
+
+
+def _num_labels(hf_config: HFConfig) -> int:
+    """Transformers writes the labels' names, or nothing where there are two."""
+    labels = hf_config.to_dict().get("id2label") or hf_config.to_dict().get("label2id")
+    return int(hf_config.get("num_labels") or (len(labels) if is_dict(labels) else 2))
+
+
+def _activation(convert: Convert, architecture: str, hf_config: HFConfig, num_labels: int) -> str:
+    if convert == "embed":
+        return "normalize"
+    if convert == "reward":
+        return "softmax" if "ProcessReward" in architecture else "none"
+    nested = hf_config.to_dict().get("sentence_transformers")
+    named = (nested.get("activation_fn") if is_dict(nested) else None) or hf_config.get(
+        "sbert_ce_default_activation_function"
+    )
+    if isinstance(named, str):
+        kind = _ACTIVATIONS.get(named.rpartition(".")[2].lower())
+        if kind is None:
+            raise ConfigError(
+                f"config.json names the activation {named!r}; known: {', '.join(_ACTIVATIONS)}", setting="model"
+            )
+        return kind
+    by_problem = _PROBLEMS.get(str(hf_config.get("problem_type", "")))
+    return by_problem or ("sigmoid" if num_labels == 1 else "softmax")
+
+
+def _matryoshka(hf_config: HFConfig) -> tuple[int, ...]:
+    dimensions = hf_config.get("matryoshka_dimensions")
+    if is_sequence(dimensions):
+        return tuple(int(dimension) for dimension in dimensions)
+    return (0,) if hf_config.get("is_matryoshka", False) else ()
+
+
+# What sentence-transformers writes.
+
+
+def _sbert_modules(path: str) -> list[tuple[str, str]]:
+    """(class, folder) of each module; empty where there is no modules.json."""
+    name = os.path.join(path, "modules.json")
+    if not os.path.isfile(name):
+        return []
+    modules = read_json(name, setting="model")
+    if not is_sequence(modules) or not all(is_dict(module) for module in modules):
+        raise ConfigError(f"{name!r} must hold a JSON list of objects", setting="model")
+    return [(str(m.get("type", "")).rpartition(".")[2], str(m.get("path", ""))) for m in modules if is_dict(m)]
+
+
+def _with_modules(config: PoolingConfig, path: str, modules: list[tuple[str, str]]) -> PoolingConfig:
+    dense: list[DenseConfig] = []
+    kinds, activation = config.kinds, "none"
+    for kind, folder in modules:
+        if kind == "Pooling":
+            kinds = _sbert_kinds(read_json_object(os.path.join(path, folder, "config.json"), setting="model"))
+        elif kind == "Dense":
+            dense.append(_dense(path, folder))
+        elif kind == "Normalize":
+            activation = "normalize"
+        elif kind not in ("Transformer", "Dropout"):
+            raise ConfigError(
+                f"modules.json has a module of type {kind!r}; known: Transformer, Pooling, Dense, Normalize, Dropout",
+                setting="model",
+            )
+    return dataclasses.replace(config, kinds=kinds, activation=activation, dense=tuple(dense))
+
+
+def _sbert_kinds(values: dict[str, Any]) -> tuple[str, ...]:
+    named = values.get("pooling_mode")
+    names = [named] if isinstance(named, str) else named
+    if is_sequence(names):
+        kinds = tuple(_SBERT_NAMES.get(str(name), str(name)) for name in names)
+    else:
+        kinds = tuple(kind for key, kind in _SBERT_MODES.items() if values.get(key) is True)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        raise ConfigError(
+            f"the Pooling module's config.json asks for {', '.join(unknown) or 'no pooling'}; known: {', '.join(KINDS)}",
+            setting="model",
+        )
+    return kinds
+
+
+def _dense(path: str, folder: str) -> DenseConfig:
+    values = read_json_object(os.path.join(path, folder, "config.json"), setting="model")
+    activation = str(values.get("activation_function", "Identity")).rpartition(".")[2].lower()
+    return DenseConfig(
+        folder, int(values["in_features"]), int(values["out_features"]), bool(values.get("bias", True)), activation
+    )
+
+
+def _sbert_settings(path: str) -> dict[str, Any]:
+    found = [name for name in _SBERT_FILES if os.path.isfile(os.path.join(path, name))]
+    values = read_json_object(os.path.join(path, found[0]), setting="model") if found else {}
+    prompts = read_json_object_if_there(os.path.join(path, "config_sentence_transformers.json"), setting="model")
+    named = prompts.get("prompts")
+    return {
+        "max_length": int(values.get("max_seq_length") or 0),
+        "lower_case": bool(values.get("do_lower_case", False)),
+        "prompts": {str(name): str(text) for name, text in named.items()} if is_dict(named) else {},
+    }
+
+
+# What the user wants otherwise.
+
+
+def _with_wishes(config: PoolingConfig, wishes: dict[str, Any]) -> PoolingConfig:
+    unknown = sorted(set(wishes) - set(_POOLER_KEYS))
+    if unknown:
+        raise ConfigError(
+            f"pooler_config has {', '.join(map(repr, unknown))}; allowed: {', '.join(_POOLER_KEYS)}",
+            setting="pooler_config",
+        )
+    changes: dict[str, Any] = {}
+    kind = wishes.get("seq_pooling_type") or wishes.get("pooling_type")
+    if kind is not None and str(kind).lower() in ("all", "step"):  # older spelling: what every token gives
+        changes["tasks"] = tuple(task for task in config.tasks if task.startswith("token_"))
+    elif kind is not None:
+        changes["kinds"] = (_wished_kind(kind),)
+    tokens = wishes.get("tok_pooling_type")
+    if tokens is not None and str(tokens).lower() not in ("all", "step"):
+        raise _wrong("tok_pooling_type", tokens, "ALL or STEP")
+    for name in ("use_activation", "normalize", "softmax", "activation"):
+        if wishes.get(name) is None:
+            continue
+        if not isinstance(wishes[name], bool):
+            raise _wrong(name, wishes[name], "true or false")
+        usual = "normalize" if config.embeds else "softmax"
+        changes["activation"] = (
+            (config.activation if config.activation != "none" else usual) if wishes[name] else "none"
+        )
+    for name in ("dimensions", "step_tag_id"):
+        value = wishes.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise _wrong(name, value, "a whole number")
+        if value is not None:
+            changes[name] = value
+    columns = wishes.get("returned_token_ids")
+    if columns is not None:
+        if not is_sequence(columns) or not all(isinstance(column, int) and column >= 0 for column in columns):
+            raise _wrong("returned_token_ids", columns, "a list of whole numbers")
+        changes["returned_token_ids"] = tuple(columns)
+    return dataclasses.replace(config, **changes)
+
+
+def _wished_kind(value: object) -> str:
+    name = str(value).lower()
+    if name not in KINDS:
+        raise _wrong("seq_pooling_type", value, f"one of {', '.join(kind.upper() for kind in KINDS)}, ALL or STEP")
+    return name
+
+
+def _wrong(name: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"pooler_config: {name}={value!r} is not valid: it must be {allowed}", setting="pooler_config")

@@ -1,0 +1,219 @@
+"""From what users give to pooling requests: prompts and pairs of texts to token ids, parameters checked against the model.
+
+Queues nothing: a request that is refused here leaves no trace. Knows nothing of how anything is pooled.
+"""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from quire.config import EngineConfig, PoolingConfig
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
+from quire.engine.tokenizer_source import TokenizerSource
+from quire.errors import RequestError
+from quire.inputs import PromptType
+from quire.pooling_params import PoolingParams
+from quire.request import EngineRequest
+from quire.tokenizers.interface import Tokenizer
+
+
+class PoolingProcessor:
+    """Turns users' pooling requests into the core's.
+
+    Args:
+        config: the engine's.
+        tokenizer_source: where the tokenizer comes from.
+        inputs: checks what pooling requests have in common with others.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer_source: TokenizerSource, inputs: InputProcessor) -> None:
+        self._model = config.model
+        self._source = tokenizer_source
+        self._inputs = inputs
+
+    @property
+    def config(self) -> PoolingConfig:
+        """How the model pools.
+
+        Raises:
+            RequestError: it generates.
+        """
+        pooling = self._model.pooling
+        if pooling is None:
+            raise RequestError(
+                f"{self._model.model!r} generates text here and cannot embed, classify or score: start the engine with "
+                "runner='pooling' (and convert='embed' or 'classify')",
+                param="task",
+            )
+        return pooling
+
+    # --- prompts ---
+
+    def tokenize_batch(
+        self, prompts: Sequence[PromptType], add_special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[TokenizedPrompt]:
+        """Several prompts as token ids.
+
+        Args:
+            prompt_name: put this prompt of config_sentence_transformers.json before each text.
+
+        Raises:
+            RequestError: a prompt cannot be served, or there is no prompt of that name.
+        """
+        start = self._start_of(prompt_name)
+        if start or self.config.lower_case:
+            prompts = [self._prepared(prompt, start) for prompt in prompts]
+        return self._inputs.tokenize_batch(prompts, add_special_tokens)
+
+    def _start_of(self, prompt_name: str | None) -> str:
+        prompts = self.config.prompts
+        if prompt_name is None:
+            return ""
+        if prompt_name not in prompts:
+            known = ", ".join(map(repr, prompts)) or "none"
+            raise RequestError(f"prompt_name={prompt_name!r}: the model has {known}", param="prompt_name")
+        return prompts[prompt_name]
+
+    def _prepared(self, prompt: PromptType, start: str) -> PromptType:
+        if isinstance(prompt, str):
+            return start + (prompt.lower() if self.config.lower_case else prompt)
+        if isinstance(prompt, dict) and "prompt_token_ids" not in prompt and "prompt" in prompt:
+            return {**prompt, "prompt": str(self._prepared(prompt["prompt"], start))}
+        return prompt
+
+    def tokenize_pair(self, first: str, second: str, params: PoolingParams) -> TokenizedPrompt:
+        """Two texts as one prompt, as the tokenizer joins pairs; truncated where `params` ask for it.
+
+        Raises:
+            RequestError: there is no tokenizer.
+        """
+        tokenizer = self._inputs.require_tokenizer()
+        if self.config.lower_case:
+            first, second = first.lower(), second.lower()
+        token_ids, types = tokenizer.encode_pair(first, second, self._limit(params))
+        return TokenizedPrompt(token_ids, token_type_ids=types if any(types) else None)
+
+    def _limit(self, params: PoolingParams) -> int | None:
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            return None
+        limit = self._model.max_model_len
+        if keep > limit:
+            raise RequestError(
+                f"truncate_prompt_tokens is {keep}; it may be -1 (as many as fit) or 1 to max_model_len ({limit})",
+                param="truncate_prompt_tokens",
+            )
+        return limit if keep == -1 else keep
+
+    # --- requests ---
+
+    def process(
+        self,
+        request_id: str,
+        prompt: TokenizedPrompt,
+        params: PoolingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> ProcessedRequest:
+        """A request that may be queued. `params` is copied, never changed.
+
+        Raises:
+            RequestError: something about it cannot be served; `param` names it.
+        """
+        if not isinstance(params, PoolingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(
+                f"pooling_params must be PoolingParams, not {type(params).__name__}", param="pooling_params"
+            )
+        core_id = self._inputs.next_core_id(request_id)
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        completed = self._complete(params)
+        token_ids = self._fit(prompt.token_ids, params)
+        if prompt.token_type_ids is not None:
+            completed.token_type_ids = prompt.token_type_ids
+        request = EngineRequest(
+            request_id=core_id,
+            prompt_token_ids=token_ids,
+            pooling_params=completed,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            tenant=tenant,
+        )
+        kept = prompt if token_ids is prompt.token_ids else dataclasses.replace(prompt, token_ids=token_ids)
+        return ProcessedRequest(request_id, kept, completed, [request], arrival_time, None)
+
+    def _fit(self, token_ids: list[int], params: PoolingParams) -> list[int]:
+        """The prompt, shortened at its end if that was asked for; special tokens that close it stay."""
+        limit = self._model.max_model_len
+        keep = self._limit(params)
+        if keep is not None and len(token_ids) > keep:
+            token_ids = _shorten(token_ids, keep, self._source.get())
+        if not token_ids:
+            raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
+        if len(token_ids) > limit:
+            raise RequestError(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {limit}; shorten it, or set "
+                "truncate_prompt_tokens (-1: as many as fit)",
+                param="prompt",
+            )
+        return token_ids
+
+    def _complete(self, given: PoolingParams) -> PoolingParams:
+        """A copy in which everything is decided."""
+        config, params = self.config, copy.copy(given)
+        params.task = params.task or config.tasks[0]
+        if params.task not in config.tasks:
+            raise RequestError(
+                f"task={params.task!r} is not what {self._model.model!r} can do here; allowed: {', '.join(config.tasks)} "
+                f"(it runs as {config.convert!r}; the setting convert changes that)",
+                param="task",
+            )
+        if params.use_activation is None:
+            params.use_activation = config.activation != "none"
+        params.dimensions = self._dimensions(params)
+        if params.step_tag_id is None:
+            params.step_tag_id = config.step_tag_id
+        if params.returned_token_ids is None and config.returned_token_ids:
+            params.returned_token_ids = list(config.returned_token_ids)
+        if params.returned_token_ids is not None and not config.embeds:
+            self._check_columns(params.returned_token_ids)
+        if params.skip_reading_prefix_cache is None or not config.reads_prefixes(params.task):
+            params.skip_reading_prefix_cache = not config.reads_prefixes(params.task)
+        return params
+
+    def _dimensions(self, params: PoolingParams) -> int | None:
+        config, asked = self.config, params.dimensions
+        if asked is None:
+            return config.dimensions or None
+        if not config.embeds:
+            raise RequestError(f"dimensions={asked} is for embeddings; this model classifies", param="dimensions")
+        if not config.matryoshka:
+            raise RequestError(
+                f"dimensions={asked}: {self._model.model!r} does not say that its embeddings may be cut; if they may, start "
+                'the engine with hf_overrides={"is_matryoshka": true}',
+                param="dimensions",
+            )
+        size = config.dense[-1].outputs if config.dense else int(self._model.hf_config.hidden_size)
+        if asked > size or (config.matryoshka != (0,) and asked not in (*config.matryoshka, size)):
+            allowed = f"1 to {size}" if config.matryoshka == (0,) else ", ".join(map(str, config.matryoshka))
+            raise RequestError(f"dimensions={asked} is not one of the model's: {allowed}", param="dimensions")
+        return asked
+
+    def _check_columns(self, columns: list[int]) -> None:
+        wrong = [column for column in columns if column >= self.config.num_labels]
+        if wrong:
+            raise RequestError(
+                f"returned_token_ids has {wrong[0]}, but the model gives {self.config.num_labels} numbers a token",
+                param="returned_token_ids",
+            )
+
+
+def _shorten(token_ids: list[int], keep: int, tokenizer: Tokenizer | None) -> list[int]:
+    special = tokenizer.special_ids if tokenizer is not None else frozenset[int]()
+    closing = 0
+    while closing < min(keep - 1, len(token_ids)) and token_ids[-1 - closing] in special:
+        closing += 1
+    return token_ids[: keep - closing] + (token_ids[-closing:] if closing else [])

@@ -1,0 +1,296 @@
+"""What `LLM` offers over pooling models: embeddings, classes, scores, and the pooler's numbers as they are.
+
+Thin: parameters and prompts are checked by the pooling processor before anything is queued, and the engine does the rest.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
+from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
+from quire.entrypoints.prompts import as_prompts
+from quire.errors import EngineError, RequestError
+from quire.inputs import PromptType
+from quire.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from quire.pooling_params import PoolingParams
+from quire.tokenizers.chat_template import ChatTemplate
+
+PoolingPerPrompt = PoolingParams | Sequence[PoolingParams] | None
+Pooled = PoolingRequestOutput[PoolingOutput]
+OutputT = TypeVar("OutputT")
+
+
+class PoolingMethods:
+    """The pooling half of `LLM`. Every method takes prompts as `generate` does: text, token ids, dicts, or a list of these.
+
+    Each of them raises `RequestError` where the model cannot do what is asked (nothing was queued then), and `EngineError`
+    where a computation failed.
+    """
+
+    llm_engine: LLMEngine
+    _next_id: Callable[[], str]
+    _run: Callable[[list[ProcessedRequest], Any], list[Any]]
+
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingPerPrompt = None,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        prompt_name: str | None = None,
+    ) -> list[Pooled]:
+        """What the pooler gives for each prompt: one vector, or an array with a row for each token.
+
+        Args:
+            pooling_params: for all prompts, or one for each.
+            pooling_task: `embed`, `classify`, `token_embed` or `token_classify`; None takes the model's first.
+            truncate_prompt_tokens: as in `PoolingParams`.
+            prompt_name: put this prompt of config_sentence_transformers.json before each text.
+        """
+        check_lora(lora_request)
+        special = add_special_tokens(tokenization_kwargs)
+        processor = self.llm_engine.pooling_processor
+        tokenized = processor.tokenize_batch(as_prompts(prompts), special, prompt_name)
+        params = _params_per_prompt(pooling_params, len(tokenized), pooling_task, truncate_prompt_tokens)
+        return self._pool(tokenized, params, use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling_params: PoolingPerPrompt = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """An embedding of each prompt; arguments as those of `encode`."""
+        pooled = self.encode(
+            prompts,
+            pooling_params,
+            pooling_task="embed",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            prompt_name=prompt_name,
+        )
+        return [_as(output, EmbeddingOutput.from_base) for output in pooled]
+
+    def classify(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling_params: PoolingPerPrompt = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """A probability for each class, of each prompt; arguments as those of `encode`."""
+        pooled = self.encode(
+            prompts,
+            pooling_params,
+            pooling_task="classify",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        return [_as(output, ClassificationOutput.from_base) for output in pooled]
+
+    def reward(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        /,
+        *,
+        pooling_params: PoolingPerPrompt = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[Pooled]:
+        """A reward model's numbers for each token (or each step) of each prompt; arguments as those of `encode`."""
+        return self.encode(
+            prompts,
+            pooling_params,
+            pooling_task="token_classify",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        pooling_params: PoolingParams | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well each text of `data_1` and its partner in `data_2` match; a single text is paired with every other one.
+
+        A classifier with one label reads both texts as one prompt (a cross-encoder); of an embedding model it is the cosine
+        of the two embeddings.
+
+        Args:
+            chat_template: how a cross-encoder's pair becomes a prompt (roles `query` and `document`); None joins them as
+                the tokenizer joins pairs.
+        """
+        check_lora(lora_request)
+        firsts, seconds = _pairs(data_1, data_2)
+        config = self.llm_engine.pooling_processor.config
+        if config.embeds:
+            return self._score_embeddings(firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm)
+        if config.num_labels != 1 or "classify" not in config.tasks:
+            raise RequestError(
+                f"score needs an embedding model or a classifier with one label; this model runs as {config.convert!r} with "
+                f"{config.num_labels} labels",
+                param="task",
+            )
+        (params,) = _params_per_prompt(pooling_params, 1, "classify", truncate_prompt_tokens)
+        prompts = self._pair_prompts(firsts, seconds, params, chat_template)
+        return [
+            _as(output, ScoringOutput.from_base) for output in self._pool(prompts, [params] * len(prompts), use_tqdm)
+        ]
+
+    def _pair_prompts(
+        self, firsts: list[str], seconds: list[str], params: PoolingParams, chat_template: str | None
+    ) -> list[TokenizedPrompt]:
+        processor = self.llm_engine.pooling_processor
+        pairs = list(zip(firsts, seconds, strict=True))
+        if chat_template is None:
+            return [processor.tokenize_pair(first, second, params) for first, second in pairs]
+        tokenizer = self.llm_engine.get_tokenizer()
+        template = ChatTemplate.choose(tokenizer.template, chat_template)
+        texts = [
+            template.render(
+                [{"role": "query", "content": first}, {"role": "document", "content": second}],
+                tools=None,
+                documents=None,
+                add_generation_prompt=False,
+                continue_final_message=False,
+                variables=dict(tokenizer.special_tokens_map),
+            )
+            for first, second in pairs
+        ]
+        return processor.tokenize_batch(cast("list[PromptType]", texts))
+
+    def _score_embeddings(
+        self,
+        firsts: list[str],
+        seconds: list[str],
+        pooling_params: PoolingParams | None,
+        truncate_prompt_tokens: int | None,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[ScoringRequestOutput]:
+        """Each text is embedded once, however often it is paired."""
+        texts = list(dict.fromkeys([*firsts, *seconds]))
+        embedded = self.encode(
+            cast("list[PromptType]", texts),
+            pooling_params,
+            pooling_task="embed",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+        by_text = dict(zip(texts, embedded, strict=True))
+        pairs = [(by_text[first], by_text[second]) for first, second in zip(firsts, seconds, strict=True)]
+        return [
+            PoolingRequestOutput(
+                request_id=f"{first.request_id}_{second.request_id}",
+                outputs=ScoringOutput(_cosine(first, second)),
+                prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
+                finished=True,
+                num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
+            )
+            for first, second in pairs
+        ]
+
+    def _pool(
+        self, prompts: list[TokenizedPrompt], params: list[PoolingParams], use_tqdm: bool | Callable[..., Any]
+    ) -> list[Pooled]:
+        process = self.llm_engine.pooling_processor.process
+        requests = [process(self._next_id(), prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        outputs: list[Pooled] = self._run(requests, use_tqdm)
+        failed = next((output for output in outputs if output.error is not None), None)
+        if failed is not None:
+            raise EngineError(f"request {failed.request_id} failed: {failed.error}")
+        return outputs
+
+
+def _params_per_prompt(
+    given: PoolingPerPrompt, count: int, task: str | None, truncate: int | None
+) -> list[PoolingParams]:
+    """One for each prompt, with the call's task and truncation."""
+    listed = list(given) if isinstance(given, Sequence) else [given or PoolingParams()] * count
+    if len(listed) != count:
+        raise RequestError(
+            f"pooling_params has {len(listed)} entries for {count} prompts; give one for all, or one for each",
+            param="pooling_params",
+        )
+    return [_with(params, task, truncate) for params in listed]
+
+
+def _with(given: PoolingParams, task: str | None, truncate: int | None) -> PoolingParams:
+    if not isinstance(given, PoolingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RequestError(f"pooling_params must be PoolingParams, not {type(given).__name__}", param="pooling_params")
+    params = copy.copy(given)
+    if task is not None and params.task not in (None, task):
+        raise RequestError(f"pooling_params.task is {params.task!r}, but the call asks for {task!r}", param="task")
+    params.task = task or params.task
+    if truncate is not None:
+        params.truncate_prompt_tokens = PoolingParams(truncate_prompt_tokens=truncate).truncate_prompt_tokens
+    return params
+
+
+def _pairs(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> tuple[list[str], list[str]]:
+    firsts = [data_1] if isinstance(data_1, str) else list(data_1)
+    seconds = [data_2] if isinstance(data_2, str) else list(data_2)
+    for name, texts in (("data_1", firsts), ("data_2", seconds)):
+        if not texts or not all(isinstance(text, str) for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RequestError(f"{name} must be a text, or a list of texts", param=name)
+    if len(firsts) == 1:
+        firsts *= len(seconds)
+    if len(firsts) != len(seconds):
+        raise RequestError(
+            f"data_1 has {len(firsts)} texts and data_2 {len(seconds)}: give one and many, or as many of both",
+            param="data_2",
+        )
+    return firsts, seconds
+
+
+def _as(output: Pooled, convert: Callable[[PoolingOutput], OutputT]) -> PoolingRequestOutput[OutputT]:
+    return PoolingRequestOutput(
+        request_id=output.request_id,
+        outputs=convert(output.outputs),
+        prompt_token_ids=output.prompt_token_ids,
+        finished=output.finished,
+        num_cached_tokens=output.num_cached_tokens,
+    )
+
+
+def _cosine(first: Pooled, second: Pooled) -> float:
+    a, b = first.outputs.data, second.outputs.data
+    length = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
+    return float(a @ b) / length if length else 0.0
