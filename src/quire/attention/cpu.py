@@ -20,6 +20,8 @@ class CpuBackend(PagedBackend):
             return Supports(False, f"{request.num_heads} heads do not share {request.num_kv_heads} KV heads evenly")
         if request.kv_dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return Supports(False, f"pages of {request.kv_dtype} are not float32, float16 or bfloat16")
+        if request.chunk > 0 and not request.causal:
+            return Supports(False, "chunks in a layer that is not causal have no kernel")
         choices = ops.choices()
         for op in NATIVE_OPS:
             choice = choices.get(op)

@@ -61,6 +61,8 @@ class AttentionRequest:
     has_alibi: bool = False
     kind: str = "full"
     deterministic: bool = False
+    causal: bool = True
+    chunk: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +75,19 @@ class Supports:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionParams:
-    """One layer's constants. `window`: a token sees itself and the window - 1 tokens before it; 0 means all.
-    `k_scale`, `v_scale`: pages in fp8 hold keys and values divided by these. `deterministic`: a token's result must be the
-    same to the bit in any batch and any chunking of its prompt."""
+    """One layer's constants.
+
+    Attributes:
+        causal: a token sees itself and those before it; without it every token of its request that is in the pages (an
+            encoder computes a request in one step).
+        window: how far it sees: itself and the window - 1 tokens before it; not causal: window // 2 tokens to either side.
+            0 means all.
+        chunk: it sees only tokens of its own chunk of so many; 0 means all. For causal layers.
+        alibi_slopes: float32 [N]; a score grows by slope * (key's position - query's position).
+        sinks: [N]; one more score of each softmax, whose value is zero.
+        k_scale, v_scale: pages in fp8 hold keys and values divided by these.
+        deterministic: a token's result must be the same to the bit in any batch and any chunking of its prompt.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -88,10 +100,17 @@ class AttentionParams:
     k_scale: float = 1.0
     v_scale: float = 1.0
     deterministic: bool = False
+    causal: bool = True
+    chunk: int = 0
+
+    @property
+    def sight(self) -> int:
+        """How many tokens the last of a request sees at most, itself included, by its window; 0 means all."""
+        return self.window if self.causal or self.window == 0 else self.window // 2 + 1
 
 
 class AttentionBackend(abc.ABC):
-    """Computes causal attention of new tokens over pages. Owns the cache's layout."""
+    """Computes attention of new tokens over pages. Owns the cache's layout."""
 
     name: str
 
@@ -103,6 +122,12 @@ class AttentionBackend(abc.ABC):
     @abc.abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:
         """One layer tensor of `num_blocks` pages, zeroed. Layout: [2, num_blocks, K, block_size, H] for the built-in ones."""
+
+    @abc.abstractmethod
+    def view(self, raw: torch.Tensor, spec: KVCacheSpec) -> torch.Tensor:
+        """A layer's pages within bytes [num_blocks, page bytes] that layers of other kinds share: as `allocate` gives them,
+        but with other strides. A page's bytes may be more than the layer needs. Of `KVKind.MLA` keys and values are the same
+        memory."""
 
     @abc.abstractmethod
     def rope_and_cache(

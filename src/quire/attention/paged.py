@@ -6,26 +6,34 @@ import numpy as np
 import torch
 
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams
-from quire.config.kv_spec import KVCacheSpec
+from quire.config.kv_spec import CACHE_LINE, KVCacheSpec, KVKind
 from quire.kernels import ops
 
-CACHE_LINE = 64
-"""Bytes; pages start at a line's beginning."""
+
+def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. On a CPU they are the host's zero pages: memory is taken where it is used, not gigabytes of it at the start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
 
 
 class PagedBackend(AttentionBackend):
-    """Pages as [2, P, K, S, H]: keys, then values; a page holds S tokens of K heads."""
+    """Pages as [2, P, K, S, H]: keys, then values; a page holds S tokens of K heads. Where layers of other kinds share the
+    memory, a page's keys and values lie side by side, so the first two dimensions have strides of their own."""
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:
         shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        dtype: torch.dtype = getattr(torch, spec.dtype)
-        if device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
-        # The host's zero pages: memory is taken where pages are used, not gigabytes of it at the start.
-        num_bytes = math.prod(shape) * dtype.itemsize
-        raw = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
-        start = -raw.ctypes.data % CACHE_LINE
-        return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
+        return zeroed(shape, getattr(torch, spec.dtype), device)
+
+    def view(self, raw: torch.Tensor, spec: KVCacheSpec) -> torch.Tensor:
+        pages = raw.view(getattr(torch, spec.dtype))
+        head = spec.block_size * spec.head_dim
+        plane = 0 if spec.kind is KVKind.MLA else spec.num_kv_heads * head
+        shape = (2, pages.shape[0], spec.num_kv_heads, spec.block_size, spec.head_dim)
+        return pages.as_strided(shape, (plane, pages.stride(0), head, spec.head_dim, 1))
 
     def rope_and_cache(
         self,

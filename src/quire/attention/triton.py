@@ -90,6 +90,8 @@ def _why_not(request: AttentionRequest) -> str | None:
     if request.kv_dtype not in KV_DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_DTYPES)
         return f"pages of {request.kv_dtype} are none of {names}"
+    if request.chunk > 0 and not request.causal:
+        return "chunks in a layer that is not causal have no kernel"
     if request.kind != "full":
         return f"attention of kind {request.kind!r} has no kernel"
     return None

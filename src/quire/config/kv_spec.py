@@ -7,6 +7,9 @@ import enum
 
 import msgspec
 
+CACHE_LINE = 64
+"""Bytes; pages of different layers begin at a line's beginning."""
+
 
 class KVKind(enum.StrEnum):
     """How a layer uses its cache."""
@@ -63,13 +66,23 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
     num_host_blocks: int = 0
 
     @property
+    def is_uniform(self) -> bool:
+        """Whether all layers keep keys and values, in pages of one size and type; otherwise a tensor's page is bytes, of
+        which each layer uses the first so many."""
+        specs = [group.spec for group in self.groups]
+        alike = {(spec.page_bytes, spec.dtype) for spec in specs}
+        return len(alike) == 1 and not any(spec.kind in (KVKind.MLA, KVKind.RECURRENT) for spec in specs)
+
+    @property
     def num_tensors(self) -> int:
         """Tensors to allocate: as many as the largest group has layers."""
         return max((len(group.layers) for group in self.groups), default=0)
 
     def tensor_page_bytes(self, tensor: int) -> int:
-        """Bytes of one page of a tensor: what the largest of the layers that share it needs."""
-        return max(group.spec.page_bytes for group in self.groups if len(group.layers) > tensor)
+        """Bytes of one page of a tensor: what the largest of the layers that share it needs, in whole lines of a cache where
+        they differ."""
+        most = max(group.spec.page_bytes for group in self.groups if len(group.layers) > tensor)
+        return most if self.is_uniform else -(-most // CACHE_LINE) * CACHE_LINE
 
     @property
     def page_bytes(self) -> int:

@@ -222,7 +222,8 @@ def paged_attention(
     params: AttentionParams,
     out_TNH: torch.Tensor,
 ) -> None:
-    """Causal attention of the queries in `qkv` [T, (N + 2K) * H] over pages, prefill and decode in one call."""
+    """Attention of the queries in the first N * H columns of `qkv` [T, ..] over pages, prefill and decode in one call. The
+    cache is [2, P, K, S, H], whose planes and pages may have any stride: of 0 between planes, keys are values."""
     _chosen["paged_attention"](qkv_TC, kv_cache, metadata, params, out_TNH)
 
 
@@ -239,6 +240,11 @@ def moe_route(
     _chosen["moe_route"](logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
 
 
+def pack_experts(experts: ExpertWeights) -> ExpertWeights:
+    """Prepare experts for `moe_experts`. May drop the original layout: what remains tells shapes and types."""
+    return _chosen["pack_experts"](experts)
+
+
 def moe_experts(
     x_TD: torch.Tensor,
     ids_TK: torch.Tensor,
@@ -250,7 +256,7 @@ def moe_experts(
     scratch: ExpertScratch,
 ) -> None:
     """out[t] = sum over k of weights[t, k] * down(act(gate(x[t])) * up(x[t])) of expert ids[t, k]; `kind` as in
-    `gated_activation`. Of T rows the first num_tokens[0] are the step's. `out` is not `x`."""
+    `gated_activation`, and more as `ExpertWeights` says. Of T rows the first num_tokens[0] are the step's. `out` is not `x`."""
     _chosen["moe_experts"](x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
 
 

@@ -6,37 +6,34 @@ Knows pages and tensors. Knows nothing of requests, or of what a page holds.
 import torch
 
 from quire.attention.interface import AttentionBackend
-from quire.config.kv_spec import KVCacheConfig
-from quire.errors import ConfigError
-
-PAGE_DIMENSION = 1
-"""Where the page id stands in a backend's layout [2, pages, ...]."""
+from quire.attention.paged import zeroed
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
 
 
 class PageStore:
     """`KVCacheConfig.num_tensors` tensors of pages on the device, and as many on the host if pages may be swapped.
 
-    The j-th layer of every group lives in tensor j. Host tensors are touched only where pages are swapped to.
-
-    Raises:
-        ConfigError: groups with pages of different sizes, which cannot share a pool.
+    The j-th layer of every group lives in tensor j. Host tensors are touched only where pages are swapped to. Where all layers
+    are alike a tensor is the backend's own, [2, pages, ...]; otherwise it is bytes, [pages, page bytes], of which attention
+    layers get views and recurrent ones the whole.
     """
 
     def __init__(self, kv_cache: KVCacheConfig, backend: AttentionBackend, device: torch.device) -> None:
-        sizes = {group.spec.page_bytes for group in kv_cache.groups}
-        if len(sizes) > 1:
-            raise ConfigError(
-                f"layers keep pages of {' and '.join(str(size) for size in sorted(sizes))} bytes, which cannot share one "
-                "pool of pages: use a model whose layers keep equally much of each token"
-            )
-        largest = max(kv_cache.groups, key=lambda group: len(group.layers))
-        self.tensors = [backend.allocate(largest.spec, kv_cache.num_blocks, device) for _ in largest.layers]
-        self.host_tensors = [
-            backend.allocate(largest.spec, kv_cache.num_host_blocks, torch.device("cpu"))
-            for _ in (largest.layers if kv_cache.num_host_blocks else ())
-        ]
-        self._largest = largest
         self._kv_cache = kv_cache
+        self._backend = backend
+        self._page_dimension = 1 if kv_cache.is_uniform else 0
+        self.tensors = self._allocate(kv_cache.num_blocks, device)
+        self.host_tensors = self._allocate(kv_cache.num_host_blocks, torch.device("cpu"))
+
+    def _allocate(self, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+        kv_cache = self._kv_cache
+        if num_blocks == 0:
+            return []
+        if kv_cache.is_uniform:
+            spec = kv_cache.groups[0].spec
+            return [self._backend.allocate(spec, num_blocks, device) for _ in range(kv_cache.num_tensors)]
+        sizes = (kv_cache.tensor_page_bytes(tensor) for tensor in range(kv_cache.num_tensors))
+        return [zeroed((num_blocks, size), torch.uint8, device) for size in sizes]
 
     def by_layer(self) -> tuple[list[torch.Tensor], list[int]]:
         """Each layer's pages, and each layer's group."""
@@ -45,15 +42,19 @@ class PageStore:
         group_of_layer = [0] * num_layers
         for number, group in enumerate(self._kv_cache.groups):
             for tensor, layer in zip(self.tensors, group.layers, strict=False):
-                tensors[layer] = self._shaped(tensor, group.spec.num_kv_heads, group.spec.head_dim)
+                tensors[layer] = self._shaped(tensor, group.spec)
                 group_of_layer[layer] = number
         return tensors, group_of_layer
 
-    def _shaped(self, tensor: torch.Tensor, num_kv_heads: int, head_dim: int) -> torch.Tensor:
-        spec = self._largest.spec
-        if (num_kv_heads, head_dim) == (spec.num_kv_heads, spec.head_dim):
+    def _shaped(self, tensor: torch.Tensor, spec: KVCacheSpec) -> torch.Tensor:
+        if spec.kind is KVKind.RECURRENT:
             return tensor
-        return tensor.view(2, tensor.shape[PAGE_DIMENSION], num_kv_heads, -1, head_dim)
+        if not self._kv_cache.is_uniform:
+            return self._backend.view(tensor, spec)
+        first = self._kv_cache.groups[0].spec
+        if (spec.num_kv_heads, spec.head_dim) == (first.num_kv_heads, first.head_dim):
+            return tensor
+        return tensor.view(2, tensor.shape[1], spec.num_kv_heads, -1, spec.head_dim)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """(from, to) within the device."""
@@ -71,12 +72,12 @@ class PageStore:
         """Device bytes of all pages."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    @staticmethod
-    def _move(sources: list[torch.Tensor], targets: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
+    def _move(self, sources: list[torch.Tensor], targets: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
         if not pairs:
             return
+        dimension = self._page_dimension
         source_pages = torch.tensor([pair[0] for pair in pairs])
         target_pages = torch.tensor([pair[1] for pair in pairs])
         for source, target in zip(sources, targets, strict=True):
-            pages = source.index_select(PAGE_DIMENSION, source_pages.to(source.device))
-            target.index_copy_(PAGE_DIMENSION, target_pages.to(target.device), pages.to(target.device))
+            pages = source.index_select(dimension, source_pages.to(source.device))
+            target.index_copy_(dimension, target_pages.to(target.device), pages.to(target.device))

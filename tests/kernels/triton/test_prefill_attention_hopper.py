@@ -82,6 +82,8 @@ PARAMS = AttentionParams(num_heads=8, num_kv_heads=2, head_dim=128, scale=0.1)
         ({}, torch.bfloat16, torch.float8_e4m3fn, 16, "16-bit"),
         ({"alibi_slopes": torch.ones(8)}, torch.bfloat16, torch.bfloat16, 16, "ALiBi"),
         ({}, torch.bfloat16, torch.bfloat16, 48, "pages of 48"),
+        ({"causal": False}, torch.bfloat16, torch.bfloat16, 16, "not causal"),
+        ({"chunk": 64}, torch.bfloat16, torch.bfloat16, 16, "in chunks"),
     ],
 )
 def test_it_says_which_layers_it_serves(
@@ -90,3 +92,8 @@ def test_it_says_which_layers_it_serves(
     layer = dataclasses.replace(PARAMS, **params)  # type: ignore[arg-type]
     answer = unavailable(torch.empty(1, dtype=dtype), torch.empty(1, dtype=kv_dtype), layer, page_size)
     assert answer is None if reason is None else answer is not None and reason in answer
+
+
+def test_pages_that_share_their_memory_are_left_to_the_portable_kernel() -> None:
+    pages = torch.empty(3, 4096, dtype=torch.bfloat16).as_strided((2, 3, 1, 16, 128), (2048, 4096, 2048, 128, 1))
+    assert "share their memory" in str(unavailable(torch.empty(1, dtype=torch.bfloat16), pages, PARAMS, 16))

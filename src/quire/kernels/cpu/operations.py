@@ -43,6 +43,15 @@ def _float(tensor: torch.Tensor | None, name: str) -> int | None:
     return _pointer(tensor, torch.float32, name)
 
 
+def _pages(kv_cache: torch.Tensor) -> tuple[int, int, int]:
+    """The address of pages [2, P, K, S, H], and the strides of planes and pages."""
+    if kv_cache.device.type != "cpu" or not kv_cache[0, 0].is_contiguous():
+        raise ValueError(
+            f"a page must be contiguous and on the CPU; it is on {kv_cache.device}, strides {kv_cache.stride()}"
+        )
+    return kv_cache.data_ptr(), kv_cache.stride(0), kv_cache.stride(1)
+
+
 def _dtype_number(dtype: torch.dtype, what: str) -> int:
     number = DTYPES.get(dtype)
     if number is None:
@@ -197,16 +206,18 @@ def rope_and_cache(
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim is {head_dim}; the CPU kernels take at most {MAX_HEAD_DIM}")
     lib = library()
+    pages, plane_stride, page_stride = _pages(kv_cache)
     cos_sin = None if rope is None else rope.cos_sin
     call = native.RopeArguments(
         _float(qkv_TC, "qkv"),
-        _pointer(kv_cache, kv_cache.dtype, "kv_cache"),
+        pages,
         _pointer(metadata.slot_mapping, torch.int64, "slot_mapping"),
         _pointer(metadata.positions, torch.int32, "positions"),
         _float(cos_sin, "cos_sin"),
         _float(q_norm_H, "q_norm"),
         _float(k_norm_H, "k_norm"),
-        kv_cache.shape[1],
+        plane_stride,
+        page_stride,
         metadata.block_size,
         num_heads,
         num_kv_heads,
@@ -229,9 +240,10 @@ def paged_attention(
     out_TNH: torch.Tensor,
 ) -> None:
     lib = library()
+    pages, plane_stride, page_stride = _pages(kv_cache)
     call = native.AttentionArguments(
         _float(qkv_TC, "qkv"),
-        _pointer(kv_cache, kv_cache.dtype, "kv_cache"),
+        pages,
         _float(out_TNH, "out"),
         _pointer(metadata.query_start, torch.int32, "query_start"),
         _pointer(metadata.seq_lens, torch.int32, "seq_lens"),
@@ -240,13 +252,17 @@ def paged_attention(
         _pointer(metadata.shape, torch.int64, "shape"),
         _float(params.sinks, "sinks"),
         _float(params.alibi_slopes, "alibi_slopes"),
-        kv_cache.shape[1],
+        plane_stride,
+        page_stride,
+        qkv_TC.shape[1],
         metadata.block_size,
         metadata.block_table.stride(0),
         params.num_heads,
         params.num_kv_heads,
         params.head_dim,
         params.window,
+        int(params.causal),
+        params.chunk,
         _dtype_number(kv_cache.dtype, "the KV cache"),
         params.scale,
         params.soft_cap,

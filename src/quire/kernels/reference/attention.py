@@ -55,6 +55,20 @@ def rope_and_cache(
     kv_cache[1, pages, :, offsets] = v[kept].to(kv_cache.dtype)
 
 
+def _hidden(q_position: torch.Tensor, k_position: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+    """Which keys a query does not see."""
+    distance = q_position - k_position
+    if params.causal:
+        hidden = distance < 0
+        if params.window > 0:
+            hidden |= distance >= params.window
+    else:
+        hidden = distance.abs() > (params.window // 2 if params.window > 0 else distance.numel())
+    if params.chunk > 0:
+        hidden |= q_position // params.chunk != k_position // params.chunk
+    return hidden
+
+
 @kernel("paged_attention", platform="any")
 def paged_attention(
     qkv_TC: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, params: AttentionParams, out_TNH: Tensor
@@ -83,15 +97,12 @@ def paged_attention(
         k_position = torch.arange(length, device=q.device)[None, :]
         if params.alibi_slopes is not None:
             scores_NQL = scores_NQL + params.alibi_slopes.float()[:, None, None] * (k_position - q_position)
-        hidden = k_position > q_position
-        if params.window > 0:
-            hidden |= k_position <= q_position - params.window
-        scores_NQL = scores_NQL.masked_fill(hidden, float("-inf"))
+        scores_NQL = scores_NQL.masked_fill(_hidden(q_position, k_position, params), float("-inf"))
         if params.sinks is not None:
             sinks = params.sinks.float()[:, None, None].expand(-1, end - start, 1)
             weights = torch.softmax(torch.cat((scores_NQL, sinks), dim=-1), dim=-1)[..., :-1]
         else:
             weights = torch.softmax(scores_NQL, dim=-1)
         # A hidden position may hold anything (a freed page): its weight is zero, but zero times infinity is not.
-        attended = torch.einsum("nql,lnh->qnh", weights, torch.nan_to_num(v) if params.window > 0 else v)
+        attended = torch.einsum("nql,lnh->qnh", weights, torch.nan_to_num(v) if params.window or params.chunk else v)
         out_TNH[start:end].copy_(attended.reshape(end - start, n * h))

@@ -136,11 +136,13 @@ def _combine(
 
 
 @triton.jit
-def _tiles_of(seq_len, window, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, FUSED: tl.constexpr):
+def _tiles_of(seq_len, window, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNK: tl.constexpr, FUSED: tl.constexpr):
     """The first position that is seen, and the number of tiles from there. A request of length 0 has none."""
     first = tl.zeros_like(seq_len)
     if HAS_WINDOW:
         first = tl.maximum(seq_len - window, 0)
+    if CHUNK > 0:
+        first = tl.maximum(first, (seq_len - 1) // CHUNK * CHUNK)
     num_cached = seq_len
     if FUSED:  # The new token's keys are not in its page yet.
         num_cached = seq_len - 1
@@ -151,14 +153,14 @@ def _tiles_of(seq_len, window, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, FUS
 @triton.jit
 def _find_request(
     unit, units_end_B, tiles_B, seq_lens, window,
-    K: tl.constexpr, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, FUSED: tl.constexpr,
+    K: tl.constexpr, TILE: tl.constexpr, HAS_WINDOW: tl.constexpr, CHUNK: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """Whose tile it is: the request, the units before it, its length, first position and tiles a head."""
     # The number of requests before it and of their tiles, in one reduction.
     before = tl.sum(tl.where(units_end_B <= unit, (tiles_B.to(tl.int64) << 32) + 1, 0), 0)
     b = (before & 0xFFFFFFFF).to(tl.int32)
     seq_len = tl.load(seq_lens + b)
-    first, num_tiles = _tiles_of(seq_len, window, TILE, HAS_WINDOW, FUSED)
+    first, num_tiles = _tiles_of(seq_len, window, TILE, HAS_WINDOW, CHUNK, FUSED)
     return b, (before >> 32).to(tl.int32) * K, seq_len, first, num_tiles
 
 
@@ -196,7 +198,7 @@ def _decode_attention(
     PAGE: tl.constexpr, TILE: tl.constexpr, B_PAD: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
     ROTARY_DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_ALIBI: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PAIRED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr,
+    PAIRED: tl.constexpr, FUSED: tl.constexpr, PDL: tl.constexpr, CHUNK: tl.constexpr = 0,
 ):  # fmt: skip
     """One program's stretch of the line: for each head that it touches, the tiles it has of it, then either the head's
     output or a part of it. `tiles` is the cache again, fp8 as pairs of 16 bits."""
@@ -222,7 +224,7 @@ def _decode_attention(
     token_B = tl.load(query_start + b_B, mask=is_request_B, other=0)
     next_token_B = tl.load(query_start + b_B + 1, mask=is_request_B, other=0)
     len_B = tl.load(seq_lens + b_B, mask=is_request_B & (next_token_B == token_B + 1), other=0)
-    _, tiles_B = _tiles_of(len_B, window, TILE, HAS_WINDOW, FUSED)
+    _, tiles_B = _tiles_of(len_B, window, TILE, HAS_WINDOW, CHUNK, FUSED)
     units_end_B = tl.cumsum(tiles_B, 0) * K
     num_units = tl.sum(tiles_B, 0) * K
     share = tl.maximum((num_units + num_programs - 1) // num_programs, min_share)
@@ -231,7 +233,7 @@ def _decode_attention(
 
     while unit < stretch_end:
         b, units_before, seq_len, first, num_tiles = _find_request(
-            unit, units_end_B, tiles_B, seq_lens, window, K, TILE, HAS_WINDOW, FUSED
+            unit, units_end_B, tiles_B, seq_lens, window, K, TILE, HAS_WINDOW, CHUNK, FUSED
         )
         token = b.to(tl.int64)
         if not FUSED:
@@ -499,7 +501,7 @@ def _launch(
         params.v_scale if is_fp8 else 1.0,
         eps,
         metadata.num_requests,
-        params.window,
+        params.sight,
         min_share,
         early_keys,
         qkv_TC.stride(0),
@@ -529,6 +531,7 @@ def _launch(
         HAS_SINKS=params.sinks is not None,
         PAIRED=is_fp8,
         FUSED=fused,
+        CHUNK=params.chunk,
         num_warps=shape.num_warps,
         maxnreg=shape.max_registers,
         **launch_options(),

@@ -3,7 +3,8 @@
 A program computes one tile of rows of one request: the tokens of the tile times the query heads that share a KV head (so a
 tile of 128 rows is 32 tokens of 4 heads, and little of it is wasted on the causal diagonal). It walks the keys in tiles, in
 order of position: first those that every row sees, then those at an edge (the causal diagonal, a window's beginning), which
-alone are masked. The softmax runs along (Dao et al., FlashAttention-2), in base 2.
+alone are masked. The softmax runs along (Dao et al., FlashAttention-2), in base 2. Without causality there is no diagonal:
+every row sees the request's end.
 
 A row's bits depend on its own query, keys and position alone: tiles of keys begin at multiples of the tile's size, a tile
 that a row does not see changes nothing in it, and whether a tile was masked changes no arithmetic. What may change them is
@@ -62,6 +63,8 @@ def _attend_tiles(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    CHUNK: tl.constexpr,
     MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -101,9 +104,17 @@ def _attend_tiles(
         if ALIBI:
             score_MS += slope_M[:, None] * (k_position_S[None, :] - position_M[:, None])
         if MASKED:
-            visible_MS = (k_position_S[None, :] <= position_M[:, None]) & inside_S[None, :]
-            if WINDOW > 0:
-                visible_MS = visible_MS & (k_position_S[None, :] > position_M[:, None] - WINDOW)
+            if CAUSAL:
+                visible_MS = (k_position_S[None, :] <= position_M[:, None]) & inside_S[None, :]
+                if WINDOW > 0:
+                    visible_MS = visible_MS & (k_position_S[None, :] > position_M[:, None] - WINDOW)
+                if CHUNK > 0:
+                    visible_MS = visible_MS & (k_position_S[None, :] >= (position_M // CHUNK * CHUNK)[:, None])
+            else:
+                visible_MS = inside_S[None, :]
+                if WINDOW > 0:
+                    distance_MS = k_position_S[None, :] - position_M[:, None]
+                    visible_MS = visible_MS & (tl.abs(distance_MS) <= WINDOW // 2)
             score_MS = tl.where(visible_MS, score_MS, float("-inf"))
         if SOFT_CAP or ALIBI:
             new_max_M = tl.maximum(max_M, tl.max(score_MS, 1))
@@ -156,7 +167,11 @@ def _prefill_kernel(
     TILE_M: tl.constexpr,
     TILE_S: tl.constexpr,
     PDL: tl.constexpr,
+    CAUSAL: tl.constexpr = True,
+    CHUNK: tl.constexpr = 0,
+    PAGE_STRIDE: tl.constexpr = 0,
 ):
+    """`PAGE_STRIDE`: from a page to the next, where that is more than a page of keys."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -201,33 +216,47 @@ def _prefill_kernel(
         sum_M = tl.zeros([TILE_M], dtype=tl.float32)
     acc_MD = tl.zeros([TILE_M, BLOCK_D], dtype=tl.float32)
 
-    page_stride = NUM_KV_HEADS * PAGE * HEAD_DIM
+    page_stride = PAGE_STRIDE if PAGE_STRIDE > 0 else NUM_KV_HEADS * PAGE * HEAD_DIM
     k_head = kv_cache + kv_head * (PAGE * HEAD_DIM)
     v_head = k_head + v_offset
     first_visible = 0
     low = 0
+    high = last_position + 1
     full_end = (first_position + 1) // TILE_S * TILE_S
-    if WINDOW > 0:
-        first_visible = tl.maximum(first_position - WINDOW + 1, 0)
+    BEFORE: tl.constexpr = WINDOW - 1 if CAUSAL else WINDOW // 2
+    if not CAUSAL:
+        high = seq_len
+        full_end = seq_len // TILE_S * TILE_S
+        if WINDOW > 0:
+            high = tl.minimum(last_position + BEFORE + 1, seq_len)
+            full_end = tl.minimum(first_position + BEFORE + 1, seq_len) // TILE_S * TILE_S
+    if WINDOW > 0 or CHUNK > 0:
+        last_begin = 0
+        if WINDOW > 0:
+            first_visible = tl.maximum(first_position - BEFORE, 0)
+            last_begin = tl.maximum(last_position - BEFORE, 0)
+        if CHUNK > 0:
+            first_visible = tl.maximum(first_position // CHUNK * CHUNK, first_visible)
+            last_begin = tl.maximum(last_position // CHUNK * CHUNK, last_begin)
         low = first_visible // TILE_S * TILE_S
         full_end = tl.maximum(full_end, low)
-        full_begin = (tl.maximum(last_position - WINDOW + 1, 0) + TILE_S - 1) // TILE_S * TILE_S
+        full_begin = (last_begin + TILE_S - 1) // TILE_S * TILE_S
         full_begin = tl.minimum(full_begin, full_end)
         acc_MD, sum_M, max_M = _attend_tiles(
             acc_MD, sum_M, max_M, q_MD, position_M, slope_M, pages, k_head, v_head, page_stride,
             low, full_begin, first_visible, scale, soft_cap,
-            WINDOW, SOFT_CAP, ALIBI, True, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
+            WINDOW, SOFT_CAP, ALIBI, CAUSAL, CHUNK, True, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
         )  # fmt: skip
         low = full_begin
     acc_MD, sum_M, max_M = _attend_tiles(
         acc_MD, sum_M, max_M, q_MD, position_M, slope_M, pages, k_head, v_head, page_stride,
         low, full_end, first_visible, scale, soft_cap,
-        WINDOW, SOFT_CAP, ALIBI, False, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
+        WINDOW, SOFT_CAP, ALIBI, CAUSAL, CHUNK, False, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
     )  # fmt: skip
     acc_MD, sum_M, max_M = _attend_tiles(
         acc_MD, sum_M, max_M, q_MD, position_M, slope_M, pages, k_head, v_head, page_stride,
-        full_end, last_position + 1, first_visible, scale, soft_cap,
-        WINDOW, SOFT_CAP, ALIBI, True, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
+        full_end, high, first_visible, scale, soft_cap,
+        WINDOW, SOFT_CAP, ALIBI, CAUSAL, CHUNK, True, HEAD_DIM, BLOCK_D, PAGE, TILE_S,
     )  # fmt: skip
 
     result_MD = acc_MD * (v_scale / tl.where(sum_M == 0.0, 1.0, sum_M))[:, None]
@@ -292,11 +321,11 @@ def prefill_attention(
     min_query_len: int = 2,
     tiles: Tiles | None = None,
 ) -> None:
-    """Causal attention over pages of every request with at least `min_query_len` tokens in this step.
+    """Attention over pages of every request with at least `min_query_len` tokens in this step.
 
     Args:
         qkv: [T, (N + 2K) * H]; its first N * H columns are the queries, rotated. Their keys and values are in the pages.
-        kv_cache: [2, pages, K, page size, H].
+        kv_cache: [2, pages, K, page size, H]; planes and pages may have any stride.
         out: [T, N * H]; rows of other requests, and rows beyond the step's tokens, are left as they are.
         tiles: these, instead of what is best here (Hopper's own kernel, or tiles that `choose_tiles` says).
     """
@@ -354,5 +383,8 @@ def prefill_attention(
         SINKS=params.sinks is not None,
         TILE_M=tiles.rows,
         TILE_S=tiles.keys,
+        CAUSAL=params.causal,
+        CHUNK=params.chunk,
+        PAGE_STRIDE=0 if kv_cache.stride(1) == kv_cache[0, 0].numel() else kv_cache.stride(1),
         **options,
     )

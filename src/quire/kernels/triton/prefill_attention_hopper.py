@@ -1,6 +1,6 @@
 """Attention of prompts over pages on Hopper: which layers its kernel serves, and how it is launched.
 
-Knows nothing of fp8, ALiBi or head sizes other than those in `HEAD_DIMS`; `unavailable` says so.
+Knows nothing of fp8, ALiBi, chunks, strided pages or head sizes other than those in `HEAD_DIMS`; `unavailable` says so.
 """
 
 import functools
@@ -43,6 +43,10 @@ def unavailable(qkv: torch.Tensor, kv_cache: torch.Tensor, params: AttentionPara
         return "queries and pages must be of the same 16-bit type"
     if params.alibi_slopes is not None:
         return "ALiBi"
+    if not params.causal or params.chunk > 0:
+        return "attention that is not causal, or in chunks"
+    if not kv_cache.is_contiguous():
+        return "pages that share their memory with layers of another kind"
     if page_size < 16 or page_size & (page_size - 1):
         return f"pages of {page_size} tokens, which is no power of two from 16 on"
     return None

@@ -89,7 +89,7 @@ struct RopeArguments {  // rows: tokens
     const float* cos_sin;
     const float* q_norm;
     const float* k_norm;
-    int64_t num_pages, block_size;
+    int64_t plane_stride, page_stride, block_size;  // strides in elements
     int32_t num_heads, num_kv_heads, head_dim, rotary_dim;
     int32_t interleaved, dtype;
     float eps;
@@ -106,9 +106,9 @@ struct AttentionArguments {  // rows: tokens (unused: the batch is read from the
     const int64_t* shape;  // num_tokens, num_requests, max_query_len, max_seq_len
     const float* sinks;
     const float* alibi_slopes;
-    int64_t num_pages, block_size, block_table_stride;
+    int64_t plane_stride, page_stride, qkv_stride, block_size, block_table_stride;  // strides in elements
     int32_t num_heads, num_kv_heads, head_dim, window;
-    int32_t dtype;
+    int32_t causal, chunk, dtype;
     float scale, soft_cap;
 };
 

@@ -1,9 +1,11 @@
-// Causal attention over pages, prefill and decode alike: online softmax (Milakov and Gimelshein, 2018) over tiles of keys, all
+// Attention over pages, prefill and decode alike: online softmax (Milakov and Gimelshein, 2018) over tiles of keys, all
 // query heads of a key head together, both products through the panel kernel of `micro.h`.
 //
 // A query's result does not depend on its neighbours in the batch, on chunking or on threads: tiles and splits of the keys lie
 // at fixed positions, splits are merged in order whether one thread or several computed them, and masked keys add exactly 0.
 #pragma once
+
+#include <algorithm>
 
 #include "arguments.h"
 #include "elementwise.h"
@@ -207,16 +209,17 @@ class BlockAttention {
         first_token_ = start + first;
         rows_ = (count - first < tokens_ ? count - first : tokens_) * group_;
         position_ = args_.seq_lens[b] - count + first;
-        high_ = position_ + rows_ / group_;
-        low_ = args_.window > 0 && position_ - args_.window + 1 > 0 ? position_ - args_.window + 1 : 0;
+        length_ = args_.seq_lens[b];
+        low_ = first_visible(position_);
+        high_ = end_visible(position_ + rows_ / group_ - 1);
     }
     int64_t first_split() const { return low_ / KEY_SPLIT; }
     int64_t last_split() const { return (high_ - 1) / KEY_SPLIT; }
 
     void load_queries() {
-        const int64_t row_size = (static_cast<int64_t>(args_.num_heads) + 2 * args_.num_kv_heads) * h_;
         for (int64_t r = 0; r < rows_; ++r) {
-            const float* x = args_.qkv + (first_token_ + r / group_) * row_size + (kv_head_ * group_ + r % group_) * h_;
+            const float* x =
+                args_.qkv + (first_token_ + r / group_) * args_.qkv_stride + (kv_head_ * group_ + r % group_) * h_;
             AType* row = queries_ + r * query_stride_;
             float* target = pairs ? scaled_ : reinterpret_cast<float*>(row);
             over_row(0, h_, [&](int64_t i, int n) { put(target + i, take(x + i, n) * args_.scale, n); });
@@ -285,11 +288,22 @@ class BlockAttention {
     }
 
    private:
+    // The keys that the query at `position` sees: from the first to before the end.
+    int64_t first_visible(int64_t position) const {
+        int64_t first = 0;
+        if (args_.window > 0) first = position - (args_.causal ? args_.window - 1 : args_.window / 2);
+        if (args_.chunk > 0) first = std::max(first, position - position % args_.chunk);
+        return std::max<int64_t>(first, 0);
+    }
+    int64_t end_visible(int64_t position) const {
+        if (args_.causal) return position + 1;
+        return args_.window > 0 ? std::min(position + args_.window / 2 + 1, length_) : length_;
+    }
+
     // Rows of keys and values of the sixteen positions from `first`; those outside [begin, end) are rows of zeros.
     void find_rows(int64_t first, int64_t begin, int64_t end, const T* (&keys)[PANEL], const T* (&values)[PANEL]) const {
-        const int64_t size = args_.block_size, page_stride = args_.num_kv_heads * size * h_;
+        const int64_t size = args_.block_size;
         const T* cache = static_cast<const T*>(args_.cache) + kv_head_ * size * h_;
-        const int64_t values_offset = args_.num_pages * page_stride;
         int64_t column = first / size, offset = first % size;
         const T* page = nullptr;
         for (int64_t i = 0; i < PANEL; ++i, ++offset) {
@@ -298,19 +312,19 @@ class BlockAttention {
                 keys[i] = values[i] = zeros_;
                 continue;
             }
-            if (!page) page = cache + table_[column] * page_stride;
+            if (!page) page = cache + table_[column] * args_.page_stride;
             keys[i] = page + offset * h_;
-            values[i] = keys[i] + values_offset;
+            values[i] = keys[i] + args_.plane_stride;
         }
     }
 
     void prefetch_rows(int64_t first) const {
         const int64_t size = args_.block_size, offset = first % size;
         if (first >= high_ || offset + PANEL > size) return;
-        const int64_t page_stride = args_.num_kv_heads * size * h_;
-        const T* keys = static_cast<const T*>(args_.cache) + table_[first / size] * page_stride + (kv_head_ * size + offset) * h_;
+        const T* keys =
+            static_cast<const T*>(args_.cache) + table_[first / size] * args_.page_stride + (kv_head_ * size + offset) * h_;
         const char* lines = reinterpret_cast<const char*>(keys);
-        const char* others = reinterpret_cast<const char*>(keys + args_.num_pages * page_stride);
+        const char* others = reinterpret_cast<const char*>(keys + args_.plane_stride);
         for (int64_t byte = 0; byte < PANEL * h_ * static_cast<int64_t>(sizeof(T)); byte += 64) {
             __builtin_prefetch(lines + byte);
             __builtin_prefetch(others + byte);
@@ -362,8 +376,8 @@ class BlockAttention {
         const int64_t position = position_ + r / group_, head = kv_head_ * group_ + r % group_;
         float* scores = scores_ + r * KEY_TILE;
         // Visible keys of this row: [low, high) within the tile.
-        const int64_t high = position + 1 - base;
-        const int64_t low = args_.window > 0 ? position - args_.window + 1 - base : 0;
+        const int64_t high = end_visible(position) - base;
+        const int64_t low = first_visible(position) - base;
         const bool masked = high < to || low > from;
         const bool shaped = args_.soft_cap > 0 || args_.alibi_slopes;
         vf top = set1(-INFINITY);
@@ -416,7 +430,7 @@ class BlockAttention {
     T* zeros_;
     Softmax own_, merged_;
     const int32_t* table_;
-    int64_t kv_head_, first_token_, rows_, position_, low_, high_;
+    int64_t kv_head_, first_token_, rows_, position_, length_, low_, high_;
 };
 
 // --- sharing the work out -----------------------------------------------------------------------------------------

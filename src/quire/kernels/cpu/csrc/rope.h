@@ -67,7 +67,7 @@ void rope_typed(const RopeArguments& args, int64_t rows, Team& team) {
         if (head < n) continue;
         int64_t slot = args.slot_mapping[t], page = slot / args.block_size, offset = slot % args.block_size;
         int64_t is_value = head >= n + k, kv_head = head - n - (is_value ? k : 0);
-        T* out = cache + (((is_value * args.num_pages + page) * k + kv_head) * args.block_size + offset) * h;
+        T* out = cache + is_value * args.plane_stride + page * args.page_stride + (kv_head * args.block_size + offset) * h;
         int64_t i = 0;
         for (; i + W <= h; i += W) {
             if constexpr (sizeof(T) == 4)
