@@ -210,23 +210,25 @@ def test_native_gates_equal_the_reference(kind, channels):
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("gated", ["norm first", "gate first", "no gate"])
 @pytest.mark.parametrize(("channels", "group"), [(12, 12), (40, 5), (96, 32), (66, 33)])
-def test_native_gated_norms_equal_the_reference(channels, group, norm_first):
+def test_native_gated_norms_equal_the_reference(channels, group, gated):
     wide, weight = torch.randn(5, 2 * channels + 1) * 3, torch.randn(channels)
-    x, by = wide[:, :channels], wide[:, channels : 2 * channels]
+    x, by = wide[:, :channels], None if gated == "no gate" else wide[:, channels : 2 * channels]
+    norm_first = gated == "norm first"
     out, expected = torch.empty(5, channels), torch.empty(5, channels)
     implementation("gated_norm", "cpu")(x, by, weight, 1e-5, group, norm_first, out)
     implementation("gated_norm", "any")(x, by, weight, 1e-5, group, norm_first, expected)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_native_scaled_columns_equal_the_reference():
-    wide, scale = torch.randn(4, 50), torch.randn(37)
-    expected = wide.clone()
-    implementation("scale_columns", "cpu")(wide[:, 5:42], scale)
-    implementation("scale_columns", "any")(expected[:, 5:42], scale)
-    assert torch.equal(wide, expected)
+@pytest.mark.parametrize("scale", [None, torch.linspace(-3, 3, 37)])
+def test_native_scaled_columns_equal_the_reference(scale):
+    x = torch.randn(4, 50)[:, 5:42]
+    out, expected = torch.zeros(4, 40), torch.zeros(4, 40)
+    implementation("scale_columns", "cpu")(x, scale, out[:, :37])
+    implementation("scale_columns", "any")(x, scale, expected[:, :37])
+    assert torch.equal(out, expected)
 
 
 def test_columns_that_do_not_lie_side_by_side_are_refused_by_name():

@@ -105,7 +105,7 @@ def gated_delta_rule(
 
 def gated_norm(
     x_TC: torch.Tensor,
-    gate_TC: torch.Tensor,
+    gate_TC: torch.Tensor | None,
     weight_C: torch.Tensor,
     eps: float,
     group: int,
@@ -113,7 +113,7 @@ def gated_norm(
     out_TC: torch.Tensor,
 ) -> None:
     """RMS norm over each `group` consecutive channels, with a gate: norm(x) * weight * silu(gate) with `norm_first`, else
-    norm(x * silu(gate)) * weight. weight is float32. `out` may be `x`."""
+    norm(x * silu(gate)) * weight; without a gate norm(x) * weight. weight is float32. `out` may be `x`."""
     ops.chosen("gated_norm")(x_TC, gate_TC, weight_C, eps, group, norm_first, out_TC)
 
 
@@ -122,6 +122,6 @@ def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Ten
     ops.chosen("gate")(x_TC, gate_TC, kind, out_TC)
 
 
-def scale_columns(x_TC: torch.Tensor, scale_C: torch.Tensor) -> None:
-    """x *= scale, in place: a float32 factor a column."""
-    ops.chosen("scale_columns")(x_TC, scale_C)
+def scale_columns(x_TC: torch.Tensor, scale_C: torch.Tensor | None, out_TC: torch.Tensor) -> None:
+    """out = x * scale, with a float32 factor a column, or just x. `out` may be `x`."""
+    ops.chosen("scale_columns")(x_TC, scale_C, out_TC)

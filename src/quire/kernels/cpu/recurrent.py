@@ -35,7 +35,7 @@ def _structure(
 
 _Conv = _structure("_Conv", "x weight bias states out", "x_stride page_stride out_stride channels width", ints="gate")
 _Gate = _structure("_Gate", "x gate out", "x_stride gate_stride out_stride channels", ints="kind", batch=False)
-_ScaleColumns = _structure("_ScaleColumns", "x scale", "x_stride channels", batch=False)
+_ScaleColumns = _structure("_ScaleColumns", "x scale out", "x_stride out_stride channels", batch=False)
 _SelectiveScan = _structure(
     "_SelectiveScan", "x dt b c a d states out",
     "x_stride dt_stride b_stride c_stride page_stride out_stride channels state",
@@ -195,16 +195,15 @@ def gated_delta_rule(
 @_cpu("gated_norm")
 def gated_norm(
     x_TC: torch.Tensor,
-    gate_TC: torch.Tensor,
+    gate_TC: torch.Tensor | None,
     weight_C: torch.Tensor,
     eps: float,
     group: int,
     norm_first: bool,
     out_TC: torch.Tensor,
 ) -> None:
-    (x, x_stride), (gate, gate_stride), (out, out_stride) = (
-        _rows(x_TC, "x"), _rows(gate_TC, "gate"), _rows(out_TC, "out")
-    )  # fmt: skip
+    (x, x_stride), (out, out_stride) = _rows(x_TC, "x"), _rows(out_TC, "out")
+    gate, gate_stride = (None, 0) if gate_TC is None else _rows(gate_TC, "gate")
     call = _GatedNorm(
         x, gate, _constant(weight_C, "weight"), out, x_stride, gate_stride, out_stride, x_TC.shape[1], group, eps,
         int(norm_first),
@@ -222,7 +221,7 @@ def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Ten
 
 
 @_cpu("scale_columns")
-def scale_columns(x_TC: torch.Tensor, scale_C: torch.Tensor) -> None:
-    x, x_stride = _rows(x_TC, "x")
-    call = _ScaleColumns(x, _constant(scale_C, "scale"), x_stride, x_TC.shape[1])
-    _run("scale_columns", call, x_TC.shape[0], x_TC, scale_C)
+def scale_columns(x_TC: torch.Tensor, scale_C: torch.Tensor | None, out_TC: torch.Tensor) -> None:
+    (x, x_stride), (out, out_stride) = _rows(x_TC, "x"), _rows(out_TC, "out")
+    call = _ScaleColumns(x, _constant(scale_C, "scale"), out, x_stride, out_stride, x_TC.shape[1])
+    _run("scale_columns", call, x_TC.shape[0], x_TC, scale_C, out_TC)

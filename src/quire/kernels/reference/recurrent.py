@@ -153,9 +153,10 @@ def gated_delta_rule(
 
 @kernel("gated_norm", platform="any")
 def gated_norm(
-    x_TC: Tensor, gate_TC: Tensor, weight_C: Tensor, eps: float, group: int, norm_first: bool, out_TC: Tensor
+    x_TC: Tensor, gate_TC: Tensor | None, weight_C: Tensor, eps: float, group: int, norm_first: bool, out_TC: Tensor
 ) -> None:
-    x, gate = x_TC.float(), silu(gate_TC.float())
+    x = x_TC.float()
+    gate = torch.ones_like(x) if gate_TC is None else silu(gate_TC.float())
     if not norm_first:
         x = x * gate
     grouped = x.unflatten(-1, (-1, group))
@@ -169,5 +170,5 @@ def gate(x_TC: Tensor, gate_TC: Tensor, kind: str, out_TC: Tensor) -> None:
 
 
 @kernel("scale_columns", platform="any")
-def scale_columns(x_TC: Tensor, scale_C: Tensor) -> None:
-    x_TC.copy_(x_TC.float() * scale_C)
+def scale_columns(x_TC: Tensor, scale_C: Tensor | None, out_TC: Tensor) -> None:
+    out_TC.copy_(x_TC if scale_C is None else x_TC.float() * scale_C)

@@ -56,9 +56,10 @@ struct GatedNormArguments {  // rows: tokens
 };
 
 struct ScaleColumnsArguments {  // rows: tokens
-    float* x;
+    const float* x;
     const float* scale;
-    int64_t x_stride, channels;
+    float* out;
+    int64_t x_stride, out_stride, channels;
 };
 
 namespace QUIRE_ISA {
@@ -200,12 +201,12 @@ inline void gated_norm(const void* arguments, int64_t rows, Team& team) {
     for (int64_t item = begin; item < end; ++item) {
         const int64_t row = item / groups, first = item % groups * args.group;
         const float* x = args.x + row * args.x_stride + first;
-        const float* g = args.gate + row * args.gate_stride + first;
+        const float* g = args.gate ? args.gate + row * args.gate_stride + first : nullptr;
         const float* weight = args.weight + first;
         float* out = args.out + row * args.out_stride + first;
         auto value = [&](int64_t i, int n) {
             vf v = take(x + i, n);
-            return args.norm_first ? v : v * activate<kSilu>(take(g + i, n));
+            return args.norm_first || !g ? v : v * activate<kSilu>(take(g + i, n));
         };
         vf squares = zero();
         over_row(0, args.group, [&](int64_t i, int n) {
@@ -215,7 +216,7 @@ inline void gated_norm(const void* arguments, int64_t rows, Team& team) {
         const float scale = 1.f / std::sqrt(sum(squares) / static_cast<float>(args.group) + args.eps);
         over_row(0, args.group, [&](int64_t i, int n) {
             vf v = value(i, n) * scale * take(weight + i, n);
-            put(out + i, args.norm_first ? v * activate<kSilu>(take(g + i, n)) : v, n);
+            put(out + i, args.norm_first && g ? v * activate<kSilu>(take(g + i, n)) : v, n);
         });
     }
 }
@@ -223,8 +224,12 @@ inline void gated_norm(const void* arguments, int64_t rows, Team& team) {
 inline void scale_columns(const void* arguments, int64_t rows, Team& team) {
     const auto& args = *static_cast<const ScaleColumnsArguments*>(arguments);
     over_parts(rows, args.channels, team, [&](int64_t row, int64_t first, int64_t last) {
-        float* x = args.x + row * args.x_stride;
-        over_row(first, last, [&](int64_t i, int n) { put(x + i, take(x + i, n) * take(args.scale + i, n), n); });
+        const float* x = args.x + row * args.x_stride;
+        float* out = args.out + row * args.out_stride;
+        over_row(first, last, [&](int64_t i, int n) {
+            vf v = take(x + i, n);
+            put(out + i, args.scale ? v * take(args.scale + i, n) : v, n);
+        });
     });
 }
 
