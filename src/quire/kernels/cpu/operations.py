@@ -52,6 +52,13 @@ def _pages(kv_cache: torch.Tensor) -> tuple[int, int, int]:
     return kv_cache.data_ptr(), kv_cache.stride(0), kv_cache.stride(1)
 
 
+def _rows(tensor: torch.Tensor, name: str) -> int:
+    """The address of float32 rows, which may lie apart."""
+    if tensor.dtype is not torch.float32 or tensor.stride(1) != 1 or tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be float32 rows on the CPU; it is {tensor.dtype} on {tensor.device}")
+    return tensor.data_ptr()
+
+
 def _dtype_number(dtype: torch.dtype, what: str) -> int:
     number = DTYPES.get(dtype)
     if number is None:
@@ -131,6 +138,8 @@ def _norm(x_TD, weight_D, bias_D, eps: float, out_TD, residual_TD, subtract_mean
         _float(out_TD, "out"),
         _float(residual_TD, "residual"),
         x_TD.shape[-1],
+        1,
+        x_TD.shape[-1],
         eps,
         subtract_mean,
     )
@@ -158,6 +167,16 @@ def layer_norm(
     residual_TD: torch.Tensor | None = None,
 ) -> None:
     _norm(x_TD, weight_D, bias_D, eps, out_TD, residual_TD, 1)
+
+
+@_cpu("head_norm")
+def head_norm(
+    x_TGH: torch.Tensor, weight_GH: torch.Tensor, bias_GH: torch.Tensor | None, eps: float, subtract_mean: bool
+) -> None:
+    lib, x = library(), _rows(x_TGH, "x")
+    weight, bias, (groups, size) = _float(weight_GH, "weight"), _float(bias_GH, "bias"), weight_GH.shape
+    call = native.NormArguments(x, weight, bias, x, None, size, groups, x_TGH.stride(0), eps, int(subtract_mean))
+    lib.run(lib.operation("norm"), call, x_TGH.shape[0], (x_TGH, weight_GH, bias_GH))
 
 
 @_cpu("add")
@@ -209,7 +228,7 @@ def rope_and_cache(
     pages, plane_stride, page_stride = _pages(kv_cache)
     cos_sin = None if rope is None else rope.cos_sin
     call = native.RopeArguments(
-        _float(qkv_TC, "qkv"),
+        _rows(qkv_TC, "qkv"),
         pages,
         _pointer(metadata.slot_mapping, torch.int64, "slot_mapping"),
         _pointer(metadata.positions, torch.int32, "positions"),
@@ -218,6 +237,7 @@ def rope_and_cache(
         _float(k_norm_H, "k_norm"),
         plane_stride,
         page_stride,
+        qkv_TC.stride(0),
         metadata.block_size,
         num_heads,
         num_kv_heads,
@@ -242,7 +262,7 @@ def paged_attention(
     lib = library()
     pages, plane_stride, page_stride = _pages(kv_cache)
     call = native.AttentionArguments(
-        _float(qkv_TC, "qkv"),
+        _rows(qkv_TC, "qkv"),
         pages,
         _float(out_TNH, "out"),
         _pointer(metadata.query_start, torch.int32, "query_start"),
@@ -254,12 +274,13 @@ def paged_attention(
         _float(params.alibi_slopes, "alibi_slopes"),
         plane_stride,
         page_stride,
-        qkv_TC.shape[1],
+        qkv_TC.stride(0),
         metadata.block_size,
         metadata.block_table.stride(0),
         params.num_heads,
         params.num_kv_heads,
         params.head_dim,
+        params.value_dim,
         params.window,
         int(params.causal),
         params.chunk,

@@ -41,6 +41,16 @@ def layer_norm(
     out_TD.copy_(torch.nn.functional.layer_norm(x, x.shape[-1:], weight_D.float(), bias, eps))
 
 
+@kernel("head_norm", platform="any")
+def head_norm(x_TGH: Tensor, weight_GH: Tensor, bias_GH: Tensor | None, eps: float, subtract_mean: bool) -> None:
+    groups, size = weight_GH.shape
+    x = x_TGH.float().reshape(-1, groups, size)
+    if subtract_mean:
+        x = x - x.mean(-1, keepdim=True)
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight_GH
+    x_TGH.copy_((normed if bias_GH is None else normed + bias_GH).view(x_TGH.shape))
+
+
 @kernel("add", platform="any")
 def add(x_TD: Tensor, out_TD: Tensor, scale: float = 1.0) -> None:
     out_TD.add_(x_TD, alpha=scale)

@@ -34,13 +34,13 @@ struct EmbeddingArguments {  // rows: tokens
     int32_t accumulate, dtype;
 };
 
-struct NormArguments {  // rows: tokens
+struct NormArguments {  // rows: tokens; in each `groups` norms of d values, side by side, with weights of their own
     const float* x;
     const float* weight;
     const float* bias;
     float* out;
     float* residual;
-    int64_t d;
+    int64_t d, groups, stride;  // stride in elements: of x and out where there are several groups
     float eps;
     int32_t subtract_mean;
 };
@@ -89,7 +89,7 @@ struct RopeArguments {  // rows: tokens
     const float* cos_sin;
     const float* q_norm;
     const float* k_norm;
-    int64_t plane_stride, page_stride, block_size;  // strides in elements
+    int64_t plane_stride, page_stride, qkv_stride, block_size;  // strides in elements
     int32_t num_heads, num_kv_heads, head_dim, rotary_dim;
     int32_t interleaved, dtype;
     float eps;
@@ -107,7 +107,7 @@ struct AttentionArguments {  // rows: tokens (unused: the batch is read from the
     const float* sinks;
     const float* alibi_slopes;
     int64_t plane_stride, page_stride, qkv_stride, block_size, block_table_stride;  // strides in elements
-    int32_t num_heads, num_kv_heads, head_dim, window;
+    int32_t num_heads, num_kv_heads, head_dim, value_dim, window;
     int32_t causal, chunk, dtype;
     float scale, soft_cap;
 };

@@ -46,10 +46,12 @@ QUIRE_INLINE void over_parts(int64_t rows, int64_t d, Team& team, Body body) {
 inline void norm(const void* arguments, int64_t rows, Team& team) {
     const auto& args = *static_cast<const NormArguments*>(arguments);
     int64_t begin, end;
-    team.share(rows, begin, end);
-    for (int64_t t = begin; t < end; ++t) {
-        const float* x = args.x + t * args.d;
-        float* out = args.out + t * args.d;
+    team.share(rows * args.groups, begin, end);
+    for (int64_t item = begin; item < end; ++item) {
+        int64_t t = item / args.groups, group = item % args.groups * args.d;
+        const float* x = args.x + t * args.stride + group;
+        const float* weight = args.weight + group;
+        float* out = args.out + t * args.stride + group;
         if (args.residual) {
             float* residual = args.residual + t * args.d;
             over_row(0, args.d, [&](int64_t i, int n) { put(residual + i, take(residual + i, n) + take(x + i, n), n); });
@@ -70,8 +72,8 @@ inline void norm(const void* arguments, int64_t rows, Team& team) {
         });
         float scale = 1.f / std::sqrt(sum(squares[0] + squares[1]) / static_cast<float>(args.d) + args.eps);
         over_row(0, args.d, [&](int64_t i, int n) {
-            vf value = (take(x + i, n) - mean) * scale * take(args.weight + i, n);
-            if (args.bias) value = value + take(args.bias + i, n);
+            vf value = (take(x + i, n) - mean) * scale * take(weight + i, n);
+            if (args.bias) value = value + take(args.bias + group + i, n);
             put(out + i, value, n);
         });
     }

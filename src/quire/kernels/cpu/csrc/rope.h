@@ -48,7 +48,7 @@ void rope_typed(const RopeArguments& args, int64_t rows, Team& team) {
     team.share(rows * heads, begin, end);
     for (int64_t item = begin; item < end; ++item) {
         int64_t t = item / heads, head = item % heads;
-        float* x = args.qkv + item * h;
+        float* x = args.qkv + t * args.qkv_stride + head * h;
         if (head >= n) {
             int64_t slot = args.slot_mapping[t];
             if (slot < 0) continue;
