@@ -277,9 +277,9 @@ def norm_moe(
     _chosen["norm_moe"](x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
 
 
-def sigmoid_gate(x_TI: torch.Tensor, gate_T1: torch.Tensor) -> None:
-    """x *= sigmoid(gate), in place: one gate a row."""
-    _chosen["sigmoid_gate"](x_TI, gate_T1)
+def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
+    """x *= sigmoid(gate), in place: one gate a row, or one a value. The gate's rows may lie apart."""
+    _chosen["sigmoid_gate"](x_TI, gate_TG)
 
 
 def gather_rows(x_TD: torch.Tensor, index_S: torch.Tensor, out_SD: torch.Tensor) -> None:

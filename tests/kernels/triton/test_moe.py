@@ -194,12 +194,13 @@ def test_deterministic_selection_takes_the_invariant_way():
     assert ops.choices()["moe_experts"].chosen.function is moe.invariant_moe_experts
 
 
+@pytest.mark.parametrize("gates", [1, 37])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sigmoid_gate_scales_each_row(dtype):
-    x_TI, gate_T1 = torch.randn(5, 37).to(DEVICE, dtype), torch.randn(5, 1).to(DEVICE)
+def test_a_sigmoid_gate_scales_each_row_or_each_value(dtype, gates):
+    x_TI, gate_TG = torch.randn(5, 37).to(DEVICE, dtype), torch.randn(5, 50).to(DEVICE)[:, :gates]
     expected_TI = x_TI.clone()
-    reference.sigmoid_gate(expected_TI, gate_T1)
-    moe.sigmoid_gate(x_TI, gate_T1)
+    reference.sigmoid_gate(expected_TI, gate_TG)
+    moe.sigmoid_gate(x_TI, gate_TG)
     torch.testing.assert_close(x_TI, expected_TI)
 
 

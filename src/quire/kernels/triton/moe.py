@@ -226,24 +226,31 @@ def invariant_norm_moe(
 
 
 @triton.jit
-def sigmoid_gate_kernel(x_ptr, gate_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def sigmoid_gate_kernel(
+    x_ptr, gate_ptr, width, gate_stride, EACH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
     """One row a program."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
-    share = 1.0 / (1.0 + tl.exp(-tl.load(gate_ptr + row).to(tl.float32)))
     column = tl.arange(0, BLOCK)
     at, inside = x_ptr + row * width + column, column < width
+    if EACH:
+        gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside)
+    else:
+        gate = tl.load(gate_ptr + row * gate_stride)
+    share = 1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))
     tl.store(at, (tl.load(at, mask=inside).to(tl.float32) * share).to(x_ptr.dtype.element_ty), mask=inside)
 
 
 @kernel("sigmoid_gate", platform="cuda", priority=10)
-def sigmoid_gate(x_TI: torch.Tensor, gate_T1: torch.Tensor) -> None:
+def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
     """As `ops.sigmoid_gate`."""
     rows, width = x_TI.shape
     if rows:
-        block = next_power_of_2(width)
+        block, is_each = next_power_of_2(width), gate_TG.shape[1] > 1
         sigmoid_gate_kernel[(rows,)](
-            x_TI, gate_T1, width, BLOCK=block, num_warps=min(max(block // 512, 1), 16), **launch_options()
-        )
+            x_TI, gate_TG, width, gate_TG.stride(0), EACH=is_each, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
+            **launch_options(),
+        )  # fmt: skip
