@@ -142,6 +142,9 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
             scale = 0.2
         is_norm_scale = parameter.dim() == 1 and name.endswith("weight") and "Gemma" not in kind
         parameter.copy_(noise * scale + (1.0 if is_norm_scale else 0.0))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
 
 
 @functools.cache

@@ -15,35 +15,65 @@ class Routing:
     """From a token's logits over experts to its experts and their weights.
 
     Scores are softmax or sigmoid of the logits, in float32. The `top_k` largest are chosen (of equals the first); with
-    a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay the scores.
+    a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay the scores. Softmax with
+    `renormalize` is also the softmax over the chosen logits alone.
+
+    `sparsemixer` (https://arxiv.org/abs/2409.12136, as evaluated) chooses by the logits; a choice's weight is its softmax
+    over the experts that no earlier choice took and whose logit l is close to the choice's own c:
+    c - l <= 2 * jitter * max(|l|, c).
 
     Attributes:
         renormalize: a token's weights are divided by their sum.
         groups, top_groups: experts come in equal groups, and only those of the best groups can be chosen. A group is worth
             its largest score, or with a bias the sum of its two largest (score + bias).
         scale: multiplies the weights, last.
+        jitter: of `sparsemixer`.
     """
 
     num_experts: int
     top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     renormalize: bool = True
     groups: int = 1
     top_groups: int = 1
     scale: float = 1.0
+    jitter: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ClampedSwiglu:
+    """GptOss' way from gate and up to the activation: with g = min(gate, limit), g * sigmoid(alpha * g) * (1 + up between
+    -limit and limit)."""
+
+    alpha: float
+    limit: float
 
 
 @dataclasses.dataclass(frozen=True)
 class ExpertWeights:
-    """A layer's experts on one rank.
+    """A layer's experts on one rank. Here E are the rank's own.
 
     Attributes:
         gate_up_E2ID: rows are the gate's, then up's.
         down_EDI: the way back.
+        gate_up_bias_E2I, down_bias_ED: float32, or None.
+        clamp: in place of the activation that an operation is told.
+        scales_input: a token's weight multiplies what its expert reads rather than what it gives.
+        first: the router's number of the first expert here; a token's experts on other ranks add nothing.
     """
 
     gate_up_E2ID: torch.Tensor
     down_EDI: torch.Tensor
+    gate_up_bias_E2I: torch.Tensor | None = None
+    down_bias_ED: torch.Tensor | None = None
+    clamp: ClampedSwiglu | None = None
+    scales_input: bool = False
+    first: int = 0
+
+    @property
+    def count(self) -> int:
+        """E."""
+        return self.down_EDI.shape[0]
 
     @property
     def intermediate(self) -> int:

@@ -5,7 +5,8 @@ ordinary matrices and belong to the `LinearMethod`; routers and gates stay in th
 Legend: T tokens, E experts, K experts a token, D hidden, I intermediate of the shared feed-forward.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -31,19 +32,32 @@ class Mixture:
 
     Args:
         routing: how a token chooses.
+        options: fields of `ExpertWeights` that are no tensors.
+        biased: whether the experts' matrices have biases.
         activation: the kernels' name of the experts' and the shared feed-forward's activation.
         shared: intermediate size of the shared feed-forward on this rank; 0 means none.
         scratch: buffers that all mixtures of a model use in turn.
     """
 
-    WEIGHTS = (
-        "router", "router_bias", "experts_gate_up", "experts_down", "shared_gate_up", "shared_down", "shared_gate",
-    )  # fmt: skip
+    EXPERTS = {
+        "experts_gate_up": "gate_up_E2ID", "experts_down": "down_EDI",
+        "experts_gate_up_bias": "gate_up_bias_E2I", "experts_down_bias": "down_bias_ED",
+    }  # fmt: skip
+    """Names of the experts' weights, and what `ExpertWeights` calls them."""
+    WEIGHTS = ("router", "router_bias", "shared_gate_up", "shared_down", "shared_gate", *EXPERTS)
 
     def __init__(
-        self, routing: Routing, activation: str, shared: int, method: LinearMethod, scratch: ExpertScratch
+        self,
+        routing: Routing,
+        options: Mapping[str, Any],
+        biased: bool,
+        activation: str,
+        shared: int,
+        method: LinearMethod,
+        scratch: ExpertScratch,
     ) -> None:
         self.routing, self.activation, self.shared = routing, activation, shared
+        self._options, self._awaited = options, 4 if biased else 2
         self._method, self._scratch = method, scratch
         self._linears: dict[str, LinearWeight] = {}
         self._tensors: dict[str, torch.Tensor] = {}
@@ -55,8 +69,11 @@ class Mixture:
             self._linears[name] = weight
             return
         self._tensors[name] = weight
-        if "experts_gate_up" in self._tensors and "experts_down" in self._tensors:
-            self._experts = ExpertWeights(self._tensors["experts_gate_up"], self._tensors["experts_down"])
+        there = {field: self._tensors[name] for name, field in self.EXPERTS.items() if name in self._tensors}
+        if name in self.EXPERTS and len(there) == self._awaited:
+            self._experts = ops.pack_experts(ExpertWeights(**there, **self._options))
+            for each in self.EXPERTS:
+                self._tensors.pop(each, None)
 
     def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: Room) -> None:
         """out = the mixture of x, this rank's part of it. `views` has room for the shared feed-forward."""

@@ -11,10 +11,14 @@ class ParallelPlan:
 
     Column-parallel weights (qkv, gate and up) are split by rows, in whole groups (a head's rows stay together);
     row-parallel ones (attention out, down) by columns, and their outputs are summed over ranks.
+
+    Attributes:
+        expert_parallel: experts are not split: each rank has some of them whole.
     """
 
     size: int = 1
     rank: int = 0
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -55,6 +59,21 @@ class ParallelPlan:
                 setting="tensor_parallel_size",
             )
         return self.rows(count, groups, what)
+
+    def experts(self, count: int) -> slice:
+        """The experts of which this rank has a part, or which it has whole: then shares differ by one at most.
+
+        Raises:
+            ConfigError: fewer experts than ranks that share them.
+        """
+        if not self.expert_parallel:
+            return slice(0, count)
+        if count < self.size:
+            raise ConfigError(
+                f"enable_expert_parallel: {count} experts for tensor_parallel_size={self.size}; each rank needs one",
+                setting="enable_expert_parallel",
+            )
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def vocabulary(self, count: int) -> slice:
         """This rank's tokens: equal shares, the last one shorter where the vocabulary does not divide."""

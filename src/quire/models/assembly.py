@@ -94,8 +94,7 @@ class Assembler:
         shape = unfinished.shape[:1] if source.columns is None else unfinished.shape
         for block in source.blocks:
             piece = tensor[source.index(block)]
-            if piece.dim() == 3:  # one expert's part of a tensor of all
-                piece = piece[0]
+            piece = piece[0] if source.is_stack else piece
             piece = piece.t() if module.transposed and piece.dim() == 2 else piece
             is_ready = piece.dtype == dtype and piece.device == self._device and piece.is_contiguous()
             if piece.shape == shape and is_ready:  # the whole module in one piece: no copy
@@ -130,7 +129,7 @@ class Assembler:
     def _dtype_of(self, source: Source) -> torch.dtype:
         if source.module.is_quantizable and source.suffix != "bias":
             return self._method.of_module(source.module.sources).stored_dtype(source.suffix, self._dtype)
-        is_matrix = source.module.kind in ("linear", "embedding", "experts") and source.suffix != "bias"
+        is_matrix = source.module.columns > 0 and source.module.kind != "norm" and source.suffix != "bias"
         return self._dtype if is_matrix else torch.float32
 
     def _finish(self, module: Module, tensors: dict[str, torch.Tensor]) -> Weight:
@@ -138,10 +137,12 @@ class Assembler:
         if module.is_quantizable:
             return self._method.of_module(module.sources).create(tensors, bias, self._dtype)
         if module.kind in ("linear", "embedding"):
-            return ops.pack_linear(tensors["weight"], bias)
+            weight = tensors["weight"]
+            return ops.pack_linear(torch.nn.functional.normalize(weight) if module.normalized else weight, bias)
         if module.kind == "norm":
             weight = tensors["weight"]
             return NormWeight(weight + module.weight_offset if module.weight_offset else weight, bias)
         if module.kind == "experts":
-            return tensors["weight"].unflatten(0, (module.experts, -1))
+            mine = self._plan.experts(module.experts)
+            return tensors["weight"].unflatten(0, (mine.stop - mine.start, -1))
         return tensors["weight"]

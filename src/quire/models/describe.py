@@ -21,7 +21,7 @@ def describe_weights(
         bias = rows if module.has_bias_on(plan) else 0
         parameters += rows * max(columns, 1) + bias
         if module.kind == "experts":
-            idle += rows * columns // module.experts * (module.experts - _active_experts(spec, module))
+            idle += rows * max(columns, 1) * (module.experts - _active_experts(spec, module)) // module.experts
         if module.is_quantizable:
             weight_bytes += method.of_module(module.sources).weight_bytes(rows, columns, dtype)
         else:

@@ -63,11 +63,19 @@ class FeedForwardLayer:
         """Make room for experts; mixtures of equal shape share it."""
         mlp = self.mlp
         if isinstance(mlp, MoE):
-            scratch = workspace.experts(mlp.routing, mlp.intermediate // self.context.plan.size)
-            self.mixture = Mixture(mlp.routing, self.activation, self.width, self.context.linear_method, scratch)
+            plan = self.context.plan
+            scratch = workspace.experts(mlp.routing, mlp.intermediate // (1 if plan.expert_parallel else plan.size))
+            first = plan.experts(mlp.routing.num_experts).start
+            options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
+            self.mixture = Mixture(
+                mlp.routing, options, mlp.experts_bias, self.activation, self.width, self.context.linear_method, scratch
+            )
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""
+        plan = self.context.plan
+        if name == "experts_down_bias" and plan.rank > 0 and not plan.expert_parallel:  # summed over ranks: one adds it
+            weight = torch.zeros_like(cast(torch.Tensor, weight))
         if self.mixture is not None:
             self.mixture.set_weight(name, cast("LinearWeight | torch.Tensor", weight))
         else:
@@ -122,16 +130,20 @@ class FeedForwardLayer:
 
 def _mixture_modules(scope: LayerScope, mlp: MoE) -> Iterator[Module]:
     count, wide = mlp.routing.num_experts, Part(mlp.intermediate, mlp.intermediate)
-    yield scope.linear("router", (Part(count, 1),), plain=True)
+    yield scope.linear("router", (Part(count, 1),), bias=mlp.router_bias, plain=True)
     if mlp.bias_correction:
         yield scope.vector("router_bias", Part(count, 1))
     yield scope.experts("experts_gate_up", count, (wide, wide), shard="rows")
     yield scope.experts(
         "experts_down", count, (scope.hidden,), mlp.intermediate, shard="columns", groups=mlp.intermediate
     )
+    if mlp.experts_bias:
+        yield scope.experts("experts_gate_up_bias", count, (wide, wide), 0, shard="rows")
+        yield scope.experts("experts_down_bias", count, (scope.hidden,), 0, shard="none")
     if mlp.shared is not None:
         shared = Part(mlp.shared.intermediate, mlp.shared.intermediate)
-        yield scope.linear("shared_gate_up", (shared, shared), shard="rows")
-        yield scope.linear("shared_down", (scope.hidden,), shared.rows, shard="columns", groups=shared.rows)
+        bias = mlp.shared.bias
+        yield scope.linear("shared_gate_up", (shared, shared), bias=bias, shard="rows")
+        yield scope.linear("shared_down", (scope.hidden,), shared.rows, bias=bias, shard="columns", groups=shared.rows)
         if mlp.shared_gate:
             yield scope.linear("shared_gate", (Part(1, 1),), plain=True)

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer."""
+"""Mixtral and what has its weight names: Mistral with a mixture of experts in every layer."""
 
 import dataclasses
 
@@ -6,10 +6,11 @@ from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec, MoE
+from quire.models.spec import DecoderSpec, LayerNorm, MoE, RMSNorm
 
 MIXTRAL_NAMES = LLAMA_NAMES.but(
     router="block_sparse_moe.gate",
+    router_bias="block_sparse_moe.e_score_correction_bias",
     experts_gate_up=("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),
     experts_down="block_sparse_moe.experts.{expert}.w2",
 )
@@ -20,3 +21,31 @@ def mixtral(hf: HFConfig) -> DecoderSpec:
     """Mixtral 8x7B and 8x22B."""
     mixture = MoE(Routing(hf.num_local_experts, hf.num_experts_per_tok), hf.intermediate_size, hf.hidden_act)
     return dataclasses.replace(llama(hf), mlp=mixture, weights=MIXTRAL_NAMES)
+
+
+@register("PhimoeForCausalLM", "PhiMoEForCausalLM")
+def phimoe(hf: HFConfig) -> DecoderSpec:
+    """Phi-3.5-MoE: layer norms, biases, and two experts that are chosen one after the other."""
+    routing = Routing(
+        hf.num_local_experts, 2, "sparsemixer", renormalize=False, jitter=float(hf.get("router_jitter_noise", 0.01))
+    )
+    return dataclasses.replace(
+        llama(hf),
+        mlp=MoE(routing, hf.intermediate_size, hf.hidden_act),
+        norm=LayerNorm(hf.rms_norm_eps),
+        lm_head_bias=bool(hf.get("lm_head_bias", False)),
+        weights=MIXTRAL_NAMES,
+    )
+
+
+@register("MiniMaxM2ForCausalLM")
+def minimax_m2(hf: HFConfig) -> DecoderSpec:
+    """MiniMax-M2: norms over all query and all key heads at once, half of each head rotated, a bias on the choice."""
+    rotated = hf.get("rotary_dim", hf.head_dim) / hf.head_dim
+    spec = llama(HFConfig({"partial_rotary_factor": rotated} | hf.to_dict()))
+    routing = Routing(hf.num_local_experts, hf.num_experts_per_tok, "sigmoid")
+    return dataclasses.replace(
+        spec.with_attention(qk_norm=RMSNorm(hf.rms_norm_eps), qk_norm_span="all", window=0),
+        mlp=MoE(routing, hf.intermediate_size, hf.hidden_act, bias_correction=True),
+        weights=MIXTRAL_NAMES,
+    )

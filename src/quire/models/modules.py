@@ -26,18 +26,31 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class Deal:
+    """What one source holds: some of a module's parts, by number, in `groups`: the first group's rows of each part, then the
+    second group's."""
+
+    parts: tuple[int, ...]
+    groups: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
 class Module:
     """One matrix, norm, embedding or vector of the model, before sharding.
 
     Attributes:
         name: ours, e.g. `layers.3.qkv`.
-        sources: the checkpoint's module names, without prefix; one a part, or one for all parts.
+        sources: the checkpoint's module names, without prefix; one a part, or one for all parts, unless `deals` (one a
+            source) say it otherwise.
         columns: of a matrix; 0 for norms and vectors.
         column_groups: groups that stay whole when columns are sharded.
         skip_rows: leading rows of the checkpoint's tensor that are not loaded.
         weight_offset: added to a norm's weight.
         plain: a matrix that stays in the model's own number type in every format (routers).
-        experts: how many experts' matrices stand under one another.
+        experts: how many experts' matrices (or biases, without columns) stand under one another.
+        interleaved: the one source has the parts two by two, a row of one and a row of the other in turn.
+        is_row: a vector that is stored as a matrix of one row.
+        normalized: each row is divided by its length.
         stacked: the name of the one tensor [experts, rows, columns] that may stand in the sources' place.
     """
 
@@ -55,6 +68,10 @@ class Module:
     plain: bool = False
     experts: int = 1
     stacked: str = ""
+    interleaved: bool = False
+    is_row: bool = False
+    deals: tuple[Deal, ...] = ()
+    normalized: bool = False
 
     @property
     def is_quantizable(self) -> bool:
@@ -68,6 +85,12 @@ class Module:
 
     def local_rows(self, plan: ParallelPlan) -> list[slice]:
         """This rank's rows of each part, relative to the part."""
+        if self.kind == "experts" and plan.expert_parallel:
+            mine, each = plan.experts(self.experts), len(self.parts) // self.experts
+            return [
+                slice(0, part.rows if mine.start <= number // each < mine.stop else 0)
+                for number, part in enumerate(self.parts)
+            ]
         if self.shard == "rows":
             return [plan.rows(part.rows, part.groups, self.name) for part in self.parts]
         if self.shard == "vocabulary":
@@ -76,7 +99,7 @@ class Module:
 
     def local_columns(self, plan: ParallelPlan) -> slice:
         """This rank's columns."""
-        if self.shard == "columns":
+        if self.shard == "columns" and not (self.kind == "experts" and plan.expert_parallel):
             return plan.columns(self.columns, self.column_groups, self.name)
         return slice(0, self.columns)
 
@@ -93,18 +116,26 @@ class Module:
 def modules_of(spec: DecoderSpec) -> list[Module]:
     """Every module of the model, embedding first, in the order of computation."""
     model = LayerScope(spec)
-    modules = [model.embedding("embedding", spec.vocab)]
+    width = spec.embedding_width or spec.hidden
+    modules = [model.embedding("embedding", spec.vocab, width)]
+    if spec.embedding_width:
+        modules.append(model.linear("project_in", (model.hidden,), width))
     if spec.learned_positions is not None:
-        modules.append(model.embedding("positions", spec.learned_positions.count, spec.learned_positions.offset))
+        modules.append(
+            model.embedding("positions", spec.learned_positions.count, spec.hidden, spec.learned_positions.offset)
+        )
     if spec.embedding_norm is not None:
         modules.append(model.norm("embedding_norm", spec.embedding_norm, spec.hidden))
     for layer in range(spec.layers):
         modules.extend(_layer_modules(LayerScope(spec, layer)))
-    if spec.final_norm:
+    if spec.final_norm and spec.norm.weight:
         modules.append(model.norm("final_norm", spec.norm, spec.hidden))
+    if spec.embedding_width:
+        modules.append(model.linear("project_out", (Part(width, 1),)))
     if not spec.tied_embeddings:
         head = (Part(spec.vocab, spec.vocab),)
-        modules.append(model.linear("lm_head", head, bias=spec.lm_head_bias, shard="vocabulary"))
+        lm_head = model.linear("lm_head", head, width, bias=spec.lm_head_bias, shard="vocabulary")
+        modules.append(dataclasses.replace(lm_head, normalized=spec.normalized_head))
     return modules
 
 
@@ -115,7 +146,7 @@ def _layer_modules(scope: LayerScope) -> Iterator[Module]:
 
     spec, layer = scope.spec, cast(int, scope.layer)
     mixers, mlp = spec.mixers_of(layer), spec.mlps()[layer]
-    for place in norm_places(spec, layer):
+    for place in norm_places(spec, layer) if spec.norm.weight else ():
         yield scope.norm(place, spec.norm, spec.hidden)
     for mixer in mixers:
         yield from kind_of(mixer).modules(scope, mixer)
@@ -147,7 +178,7 @@ class LayerScope:
 
     def linear(
         self, name: str, parts: tuple[Part, ...], columns: int | None = None, *, bias: bool = False, shard: Shard = "none",
-        groups: int = 1, plain: bool = False,
+        groups: int = 1, plain: bool = False, deals: tuple[Deal, ...] = (),
     ) -> Module:  # fmt: skip
         """A matrix with as many columns as the model is wide, unless they are named."""
         columns, transposed = self.spec.hidden if columns is None else columns, name in self.spec.weights.transposed
@@ -162,23 +193,45 @@ class LayerScope:
             shard,
             transposed,
             plain=plain,
+            deals=deals,
         )
 
-    def norm(self, name: str, norm: Norm, size: int) -> Module:
-        """A norm over vectors of some size."""
-        has_bias = isinstance(norm, LayerNorm) and norm.bias
-        offset = 0.0 if isinstance(norm, LayerNorm) else norm.weight_offset
-        parts = (Part(size, 1),)
-        return Module(self._name(name), "norm", self._sources(name), parts, bias=has_bias, weight_offset=offset)
+    def norm(self, name: str, norm: Norm, size: int, heads: int = 0) -> Module:
+        """A norm over vectors of some size; with heads, one for each: rows of one tensor, or each a tensor of its own."""
+        has_bias, sources, parts, columns = (
+            isinstance(norm, LayerNorm) and norm.bias,
+            self._sources(name),
+            (Part(size, 1),),
+            0,
+        )
+        if heads and "{head}" in sources[0]:
+            sources, parts = tuple(sources[0].format(head=head) for head in range(heads)), parts * heads
+        elif heads:
+            parts, columns = (Part(heads, heads),), size
+        return Module(
+            self._name(name), "norm", sources, parts, columns, bias=has_bias, weight_offset=norm.weight_offset
+        )  # fmt: skip
 
     def vector(self, name: str, part: Part, shard: Shard = "none") -> Module:
         """A bare tensor of one dimension."""
-        return Module(self._name(name), "vector", self._sources(name), (part,), shard=shard)
+        is_row = name in self.spec.weights.row_vectors
+        return Module(self._name(name), "vector", self._sources(name), (part,), shard=shard, is_row=is_row)
 
-    def embedding(self, name: str, rows: int, skip_rows: int = 0) -> Module:
-        """A table of rows as wide as the model."""
+    def embedding(self, name: str, rows: int, width: int, skip_rows: int = 0) -> Module:
+        """A table of rows."""
         parts = (Part(rows, rows),)
-        return Module(self._name(name), "embedding", self._sources(name), parts, self.spec.hidden, skip_rows=skip_rows)
+        return Module(self._name(name), "embedding", self._sources(name), parts, width, skip_rows=skip_rows)
+
+    def deals(self, name: str, parts: int, fused: tuple[int, ...], groups: int) -> tuple[Deal, ...]:
+        """How a module's sources hold its parts: each one, or one source all of them; or one fewer source than parts, of
+        which the one that holds the parts in `fused` has them group by group."""
+        count = len(self._sources(name))
+        if count == 1 and name in self.spec.weights.by_head:
+            return (Deal(tuple(range(parts)), groups),)
+        if count in (1, parts):
+            return ()
+        alone = [Deal((part,)) for part in range(parts) if part not in fused]
+        return tuple(sorted([Deal(fused, groups), *alone], key=lambda deal: deal.parts))
 
     def experts(
         self,
@@ -190,12 +243,19 @@ class LayerScope:
         shard: Shard,
         groups: int = 1,
     ) -> Module:
-        """The matrices of all experts under one another."""
-        sources = tuple(source.format(expert=e) for e in range(count) for source in self._sources(name))
-        columns, stacked = self.spec.hidden if columns is None else columns, self.spec.weights.stacked.get(name)
+        """The matrices of all experts under one another; without columns, their biases."""
+        weights = self.spec.weights
+        columns, stacked = self.spec.hidden if columns is None else columns, weights.stacked.get(name, "")
+        stacked = self._prefix + stacked if stacked else ""
+        if not columns:
+            (stacked,) = sources = self._sources(name)
+        elif stacked and name not in weights.modules:
+            sources = (stacked,)
+        else:
+            sources = tuple(source.format(expert=e) for e in range(count) for source in self._sources(name))
         return Module(
-            self._name(name), "experts", sources, parts * count, columns, groups, shard=shard, experts=count,
-            stacked="" if stacked is None else self._prefix + stacked,
+            self._name(name), "experts", sources, parts * count, columns, groups, shard=shard, experts=count, stacked=stacked,
+            transposed=name in weights.transposed, interleaved=name in weights.interleaved,
         )  # fmt: skip
 
     @property

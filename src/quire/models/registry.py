@@ -16,6 +16,7 @@ SpecFunction = Callable[[HFConfig], DecoderSpec]
 
 BUILT_IN_FAMILIES = (
     "llama", "qwen", "mixtral", "gpt2", "gemma", "phi", "starcoder2", "opt", "granite", "cohere", "exaone4",
+    "granite_moe", "gpt_oss", "glm_moe", "ernie_moe",
 )  # fmt: skip
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from quire.kernels.experts import Routing
+from quire.kernels.experts import ClampedSwiglu, Routing
 from quire.models.rope import Rope
 
 T = TypeVar("T")
@@ -17,18 +17,21 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class RMSNorm:
-    """x / rms(x) * (weight + weight_offset)."""
+    """x / rms(x) * (weight + weight_offset); without a weight just x / rms(x)."""
 
     eps: float
     weight_offset: float = 0.0
+    weight: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerNorm:
-    """(x - mean) / std * weight + bias."""
+    """(x - mean) / std * (weight + weight_offset) + bias; a norm without weight has no bias either."""
 
     eps: float
     bias: bool = True
+    weight_offset: float = 0.0
+    weight: bool = True
 
 
 Norm: TypeAlias = RMSNorm | LayerNorm
@@ -41,10 +44,16 @@ class Attention:
     Attributes:
         rope: None where positions come from elsewhere (learned, or none at all).
         window: a token sees itself and the window - 1 tokens before it; 0 means all.
-        qk_norm: a norm over each query and key head, before rotation.
+        qk_norm: a norm of queries and keys; `qk_norm_span` says of what: each `head` with one weight for all of them, each
+            of the `heads` with a weight of its own, or `all` heads at once.
+        qk_norm_after_rope: the norm (of each `head`) comes after rotation.
         scale: of the scores; None means head_dim ** -0.5.
         soft_cap: scores become cap * tanh(score / cap); 0 means none.
         sinks: one learned score a head that takes part in the softmax and carries no value.
+        clip_qkv: queries, keys and values are kept within plus and minus this; 0 means none.
+        alibi: one slope a head; a score grows by slope * (key's position - query's position).
+        output_gate: what attention gives is multiplied by the sigmoid of as many further columns of the query's matrix.
+        temperature: queries grow with their position.
     """
 
     heads: int
@@ -52,12 +61,27 @@ class Attention:
     head_dim: int
     rope: Rope | None = None
     window: int = 0
-    qk_norm: RMSNorm | None = None
+    qk_norm: Norm | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     scale: float | None = None
     soft_cap: float = 0.0
     sinks: bool = False
+    qk_norm_span: Literal["head", "heads", "all"] = "head"
+    qk_norm_after_rope: bool = False
+    clip_qkv: float = 0.0
+    alibi: tuple[float, ...] = ()
+    output_gate: bool = False
+    temperature: Temperature | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Temperature:
+    """A query at position p is multiplied by 1 + growth * log(1 + floor((p + offset) / length))."""
+
+    growth: float
+    length: int
+    offset: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +108,11 @@ class MoE:
 
     Attributes:
         routing: how many experts there are, and how a token chooses.
-        intermediate: of one expert, a gated feed-forward without biases.
+        intermediate: of one expert, a gated feed-forward.
         bias_correction: the choice (not the weights) adds a learned bias to each expert's score.
+        router_bias, experts_bias: whether the router's and the experts' matrices have biases.
+        clamp: stands in the place of the activation.
+        scales_input: a token's weight multiplies what its expert reads rather than what it gives.
         shared: a feed-forward that every token takes besides.
         shared_gate: the shared output is multiplied by a sigmoid of one more learned score.
     """
@@ -94,6 +121,10 @@ class MoE:
     intermediate: int
     act: str
     bias_correction: bool = False
+    router_bias: bool = False
+    experts_bias: bool = False
+    clamp: ClampedSwiglu | None = None
+    scales_input: bool = False
     shared: GatedMLP | None = None
     shared_gate: bool = False
 
@@ -113,8 +144,9 @@ FeedForward: TypeAlias = GatedMLP | MLP | MoE
 class Placement:
     """Where a layer has norms, and whether its two halves read the same input.
 
-    `before_*` norms the half's input, `after_*` its output before that joins the residual. `parallel`: both halves read
-    the residual as it was before the layer; without `before_mlp` they share the first norm.
+    `before_*` norms the half's input, `after_*` its output before that joins the residual (or, `on_residual`, the residual
+    with that output in it). `parallel`: both halves read the residual as it was before the layer; without `before_mlp` they
+    share the first norm.
     """
 
     before_mixer: bool = True
@@ -122,10 +154,12 @@ class Placement:
     before_mlp: bool = True
     after_mlp: bool = False
     parallel: bool = False
+    on_residual: bool = False
 
 
 PRE = Placement()
 POST = Placement(before_mixer=False, after_mixer=True, before_mlp=False, after_mlp=True)
+RESIDUAL_POST = Placement(before_mixer=False, after_mixer=True, before_mlp=False, after_mlp=True, on_residual=True)
 SANDWICH = Placement(after_mixer=True, after_mlp=True)
 PARALLEL = Placement(before_mlp=False, parallel=True)
 PARALLEL_TWO_NORMS = Placement(parallel=True)
@@ -145,24 +179,32 @@ class WeightNames:
 
     Attributes:
         modules: our name → the checkpoint's module name, or several whose rows are stacked in that order. Ours outside
-            layers: `embedding`, `positions`, `final_norm`, `lm_head`. In a layer: `qkv`, `out`, `q_norm`, `k_norm`,
+            layers: `embedding`, `positions`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k and v; or one
+            each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head's stands alone),
             `sinks`, `gate_up`, `up`, `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`. In a mixture:
-            `router`, `router_bias`, `experts_gate_up` and `experts_down` (with `{expert}` for its number),
-            `shared_gate_up`, `shared_down`, `shared_gate`.
+            `router`, `router_bias` (of the choice), `experts_gate_up` and `experts_down` (with `{expert}` for its number),
+            `experts_gate_up_bias` and `experts_down_bias` ([experts, rows]), `shared_gate_up`, `shared_down`, `shared_gate`.
         prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
         layer: what stands before a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
+        by_head: modules of which a source with several parts (q, k, v) has them head by head: a KV head's queries, its key,
+            its value, then the next one's.
         ignored: patterns (as in shells) of names that carry nothing to load.
-        stacked: for modules whose sources are one an expert: the tensor [experts, rows, columns] that some checkpoints
-            have in their place.
+        stacked: for experts' matrices: the tensor [experts, rows, columns] (or `transposed`) that checkpoints have in the
+            place of one an expert, some of them or, where `modules` has no such name, all of them.
+        interleaved: modules of which a source with two parts (gate and up) has them row by row in turn.
+        row_vectors: vectors that are stored as a matrix of one row.
     """
 
     modules: Mapping[str, str | tuple[str, ...]]
     prefixes: tuple[str, ...] = ("model.", "")
     layer: str = "layers.{layer}."
     transposed: tuple[str, ...] = ()
+    by_head: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
     stacked: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    interleaved: tuple[str, ...] = ()
+    row_vectors: tuple[str, ...] = ()
 
     def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:
         """A copy with some modules named otherwise, and those in `drop` left out."""
@@ -181,6 +223,9 @@ class DecoderSpec:
         embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits.
         logits_soft_cap: logits become cap * tanh(logits / cap); 0 means none.
         final_norm: whether a norm stands before the head.
+        embedding_width: of embeddings and head, where matrices `project_in` and `project_out` stand between them and the
+            layers; 0 means hidden.
+        normalized_head: each row of the head is divided by its length when it is loaded.
     """
 
     vocab: int
@@ -201,6 +246,8 @@ class DecoderSpec:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     logits_soft_cap: float = 0.0
+    embedding_width: int = 0
+    normalized_head: bool = False
 
     def mixers_of(self, layer: int) -> tuple[Mixer, ...]:
         """The mixers of one layer: one, several side by side, or none."""
@@ -235,9 +282,13 @@ class DecoderSpec:
 
         return dataclasses.replace(self, mixer=tuple(map(changed, _each_layer(self.mixer, self.layers, "mixer"))))
 
+    def with_attention(self, **changes: Any) -> DecoderSpec:
+        """A copy in which every attention has these fields."""
+        return self.map_attention(lambda attention: dataclasses.replace(attention, **changes))
+
     def without_windows(self) -> DecoderSpec:
         """A copy in which every layer sees the whole context."""
-        return self.map_attention(lambda attention: dataclasses.replace(attention, window=0))
+        return self.with_attention(window=0)
 
 
 def _each_layer(value: T | tuple[T, ...], layers: int, name: str) -> tuple[T, ...]:

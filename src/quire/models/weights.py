@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
-from quire.models.modules import Module
+from quire.models.modules import Deal, Module
 from quire.models.spec import DecoderSpec
 
 
@@ -42,17 +43,27 @@ class Source:
         """Whether it stands beside a matrix, as one number or one a row."""
         return self.suffix not in ("weight", "bias")
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether it holds several experts' matrices or vectors, as its first dimension says."""
+        return len(self.shape) > (1 if self.columns is None else 2)
+
     def index(self, block: Block) -> tuple[slice, ...]:
         """What to read of the checkpoint's tensor for a block, in the checkpoint's own layout: of a tensor of all experts a
-        piece [1, rows, columns]."""
+        piece of one."""
         if not self.shape:
             return ()
+        first, rows = (), block.rows
+        if self.is_stack:
+            each = self.shape[2 if self.columns is not None and self.module.transposed else 1]
+            expert = rows.start // each
+            first, rows = (
+                (slice(expert, expert + 1),),
+                slice(rows.start - expert * each, rows.stop - expert * each, rows.step),
+            )
         if self.columns is None:
-            return (block.rows,)
-        if len(self.shape) == 3:
-            expert, start = divmod(block.rows.start, self.shape[1])
-            return (slice(expert, expert + 1), slice(start, start + block.rows.stop - block.rows.start), self.columns)
-        return (self.columns, block.rows) if self.module.transposed else (block.rows, self.columns)
+            return (*first, rows)
+        return (*first, self.columns, rows) if self.module.transposed else (*first, rows, self.columns)
 
 
 def sources_of(
@@ -137,7 +148,7 @@ def is_ignored(name: str, spec: DecoderSpec) -> bool:
 
 
 def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod) -> Iterator[Source]:
-    is_stacked = bool(module.stacked) and module.sources == (module.stacked,)
+    is_stacked = module.is_row or (bool(module.stacked) and module.sources == (module.stacked,))
     suffixes = [""] if module.kind == "vector" or is_stacked else ["weight"]
     if module.is_quantizable:
         method = method.of_module(module.sources)
@@ -148,16 +159,16 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
         is_matrix = module.columns > 0 and suffix in ("", "weight")
         columns = module.local_columns(plan) if is_matrix else None
         for source, (shape_rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
-            shape: tuple[int, ...] = (shape_rows, module.columns) if is_matrix else (shape_rows,)
-            if is_stacked:
-                shape = (module.experts, shape_rows // module.experts, module.columns)
+            experts = (module.experts,) if is_stacked else ()
+            each = shape_rows // module.experts if is_stacked else shape_rows
+            shape: tuple[int, ...] = (each, module.columns) if is_matrix else (each,)
             if suffix not in ("", "weight", "bias"):
                 shape = method.scale_shape(suffix, shape_rows)
             yield Source(
                 name=("" if module.name == "lm_head" else prefix) + source + (f".{suffix}" if suffix else ""),
                 module=module,
                 suffix=suffix or "weight",
-                shape=shape[::-1] if module.transposed and is_matrix else shape,
+                shape=(*experts, *(shape[::-1] if module.transposed and is_matrix else shape)),
                 blocks=blocks,
                 columns=columns,
             )
@@ -165,22 +176,39 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
 
 def _blocks(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[Block, ...]]]:
     """For each source: its rows in the checkpoint, and this rank's blocks of them."""
-    blocks: list[tuple[int, Block]] = []
-    at = 0
-    for part, rows in zip(module.parts, module.local_rows(plan), strict=True):
-        blocks.append((part.rows, Block(rows, at)))
+    if module.interleaved:
+        return [_interleaved_blocks(module, plan)]
+    local, skip = module.local_rows(plan), module.skip_rows
+    at = list(itertools.accumulate((rows.stop - rows.start for rows in local), initial=0))
+    every = range(len(module.parts))
+    deals = module.deals or (
+        [Deal((part,)) for part in every] if len(module.sources) == len(every) else [Deal((*every,))]
+    )
+    if len(module.sources) != len(deals):
+        raise ValueError(f"{module.name} has {len(module.sources)} sources for {len(every)} parts")
+    found: list[tuple[int, tuple[Block, ...]]] = []
+    for deal in deals:
+        blocks: list[Block] = []
+        start = skip
+        for group in range(deal.groups):
+            for part in deal.parts:
+                share, mine = module.parts[part].rows // deal.groups, local[part]
+                first, last = max(mine.start, group * share), min(mine.stop, (group + 1) * share)
+                if first < last:
+                    shift = start - group * share
+                    blocks.append(Block(slice(first + shift, last + shift), at[part] + first - mine.start))
+                start += share
+        found.append((start, tuple(blocks)))
+    return found
+
+
+def _interleaved_blocks(module: Module, plan: ParallelPlan) -> tuple[int, tuple[Block, ...]]:
+    """As `_blocks`, of one source in which parts 0 and 1 take turns row by row, then 2 and 3, and so on."""
+    blocks: list[Block] = []
+    start = at = 0
+    for number, (part, rows) in enumerate(zip(module.parts, module.local_rows(plan), strict=True)):
+        if rows.start < rows.stop:
+            blocks.append(Block(slice(start + 2 * rows.start + number % 2, start + 2 * rows.stop, 2), at))
         at += rows.stop - rows.start
-    if len(module.sources) == len(blocks):
-        skip = module.skip_rows
-        return [
-            (rows + skip, (Block(slice(block.rows.start + skip, block.rows.stop + skip), block.at),))
-            for rows, block in blocks
-        ]
-    if len(module.sources) != 1:
-        raise ValueError(f"{module.name} has {len(module.sources)} sources for {len(blocks)} parts")
-    fused: list[Block] = []
-    start = 0
-    for rows, block in blocks:
-        fused.append(Block(slice(start + block.rows.start, start + block.rows.stop), block.at))
-        start += rows
-    return [(start, tuple(fused))]
+        start += number % 2 * 2 * part.rows
+    return start, tuple(blocks)

@@ -23,6 +23,9 @@ def moe_route(
     bias_E: Tensor | None = None,
 ) -> None:
     logits_TE = logits_TE.float()
+    if routing.scoring == "sparsemixer":
+        _sparsemixer(logits_TE, routing, ids_TK, weights_TK)
+        return
     scores_TE = logits_TE.softmax(-1) if routing.scoring == "softmax" else logits_TE.sigmoid()
     ranked_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if routing.top_groups < routing.groups:
@@ -37,6 +40,22 @@ def moe_route(
         weights = weights / weights.sum(-1, keepdim=True)
     ids_TK.copy_(chosen_TK)
     weights_TK.copy_(weights * routing.scale)
+
+
+def _sparsemixer(logits_TE: Tensor, routing: Routing, ids_TK: Tensor, weights_TK: Tensor) -> None:
+    left_TE = logits_TE.clone()
+    for k in range(routing.top_k):
+        best_T1, expert_T1 = left_TE.max(-1, keepdim=True)
+        reach_TE = 2 * routing.jitter * torch.maximum(logits_TE.abs(), best_T1)
+        share_TE = left_TE.masked_fill(best_T1 - logits_TE > reach_TE, float("-inf")).softmax(-1)
+        ids_TK[:, k : k + 1] = expert_T1
+        weights_TK[:, k : k + 1] = share_TE.gather(-1, expert_T1) * routing.scale
+        left_TE.scatter_(-1, expert_T1, float("-inf"))
+
+
+@kernel("pack_experts", platform="any")
+def pack_experts(experts: ExpertWeights) -> ExpertWeights:
+    return experts
 
 
 @kernel("moe_experts", platform="any")
@@ -59,14 +78,32 @@ def _mixture(x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, experts: ExpertWe
     # One expert after another, in the order of their numbers; those that no token chose are not touched.
     pairs = ids_TK.flatten().sort(stable=True)
     hit, counts = pairs.values.unique_consecutive(return_counts=True)
-    for expert, chosen in zip(hit.tolist(), pairs.indices.split(counts.tolist()), strict=True):
+    for number, chosen in zip(hit.tolist(), pairs.indices.split(counts.tolist()), strict=True):
+        expert = number - experts.first
+        if not 0 <= expert < experts.count:
+            continue
         tokens, slots = chosen // ids_TK.shape[1], chosen % ids_TK.shape[1]
-        gate_up = torch.nn.functional.linear(x_TD[tokens].to(dtype), experts.gate_up_E2ID[expert]).float()
-        gate, up = gate_up.chunk(2, dim=-1)
-        activated = (ACTIVATIONS[kind](gate) * up).to(x_TD.dtype).to(dtype)
+        weight, x = weights_TK[tokens, slots, None], x_TD[tokens]
+        if experts.scales_input:
+            x = x.float() * weight
+        gate_up = torch.nn.functional.linear(x.to(dtype), experts.gate_up_E2ID[expert]).float()
+        if experts.gate_up_bias_E2I is not None:
+            gate_up = gate_up + experts.gate_up_bias_E2I[expert]
+        activated = _activate(gate_up, experts, kind).to(x_TD.dtype).to(dtype)
         out = torch.nn.functional.linear(activated, experts.down_EDI[expert]).float()
-        out_TD.index_add_(0, tokens, out * weights_TK[tokens, slots, None])
+        if experts.down_bias_ED is not None:
+            out = out + experts.down_bias_ED[expert]
+        out_TD.index_add_(0, tokens, out if experts.scales_input else out * weight)
     return out_TD
+
+
+def _activate(gate_up: Tensor, experts: ExpertWeights, kind: str) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    if experts.clamp is None:
+        return ACTIVATIONS[kind](gate) * up
+    gate = gate.clamp(max=experts.clamp.limit)
+    up = up.clamp(-experts.clamp.limit, experts.clamp.limit)
+    return gate * torch.sigmoid(experts.clamp.alpha * gate) * (up + 1)
 
 
 @kernel("norm_moe", platform="any")

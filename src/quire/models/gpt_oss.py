@@ -1,0 +1,46 @@
+"""gpt-oss: every other layer sees a window, each head has a sink, and all matrices have biases."""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.kernels.experts import ClampedSwiglu, Routing
+from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.registry import register
+from quire.models.spec import DecoderSpec, MoE
+
+GPT_OSS_NAMES = dataclasses.replace(
+    LLAMA_NAMES.but(
+        sinks="self_attn.sinks",
+        router="mlp.router",
+        experts_gate_up_bias="mlp.experts.gate_up_proj_bias",
+        experts_down_bias="mlp.experts.down_proj_bias",
+    ),
+    stacked={"experts_gate_up": "mlp.experts.gate_up_proj", "experts_down": "mlp.experts.down_proj"},
+    transposed=("experts_gate_up", "experts_down"),
+    interleaved=("experts_gate_up", "experts_gate_up_bias"),
+)
+
+
+@register("GptOssForCausalLM")
+def gpt_oss(hf: HFConfig) -> DecoderSpec:
+    """gpt-oss-20b and gpt-oss-120b."""
+    hf = HFConfig({"attention_bias": True} | hf.to_dict())
+    count, window = hf.num_hidden_layers, hf.get("sliding_window", 0)
+    types = hf.get("layer_types") or [("sliding_attention", "full_attention")[layer % 2] for layer in range(count)]
+    dense = llama(hf)
+    (base, *_) = dense.attentions()
+    return dataclasses.replace(
+        dense,
+        mixer=tuple(
+            dataclasses.replace(base, sinks=True, window=window if kind == "sliding_attention" else 0) for kind in types
+        ),
+        mlp=MoE(
+            Routing(hf.num_local_experts, hf.num_experts_per_tok),
+            hf.intermediate_size,
+            hf.hidden_act,
+            router_bias=True,
+            experts_bias=True,
+            clamp=ClampedSwiglu(float(hf.get("swiglu_alpha", 1.702)), float(hf.get("swiglu_limit", 7.0))),
+        ),
+        weights=GPT_OSS_NAMES,
+    )
