@@ -63,6 +63,7 @@ class AttentionRequest:
     deterministic: bool = False
     causal: bool = True
     chunk: int = 0
+    latent: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +85,8 @@ class AttentionParams:
             0 means all.
         chunk: it sees only tokens of its own chunk of so many; 0 means all. For causal layers.
         alibi_slopes: float32 [N]; a score grows by slope * (key's position - query's position).
+        latent: a value is the first so many columns of its key, and that wide is a head's output; 0 means that values are a
+            plane of the pages.
         sinks: [N]; one more score of each softmax, whose value is zero.
         k_scale, v_scale: pages in fp8 hold keys and values divided by these.
         deterministic: a token's result must be the same to the bit in any batch and any chunking of its prompt.
@@ -102,6 +105,12 @@ class AttentionParams:
     deterministic: bool = False
     causal: bool = True
     chunk: int = 0
+    latent: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a value, and of a head's output."""
+        return self.latent or self.head_dim
 
     @property
     def sight(self) -> int:
@@ -154,7 +163,7 @@ class AttentionBackend(abc.ABC):
         out: torch.Tensor,
     ) -> None:
         """Attention of the step's queries, [T, N * H] in the first columns of `qkv` [T, (N + 2K) * H], over the pages
-        (this step's keys and values are already written there) into `out` [T, N * H]."""
+        (this step's keys and values are already written there) into `out` [T, N * H] (of latent pages: N * latent)."""
 
     def attend(
         self,

@@ -25,6 +25,8 @@ class PagedBackend(AttentionBackend):
     memory, a page's keys and values lie side by side, so the first two dimensions have strides of their own."""
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:
+        if spec.kind is KVKind.MLA:
+            return self.view(zeroed((num_blocks, spec.page_bytes), torch.uint8, device), spec)
         shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
         return zeroed(shape, getattr(torch, spec.dtype), device)
 

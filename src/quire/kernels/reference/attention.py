@@ -104,5 +104,6 @@ def paged_attention(
         else:
             weights = torch.softmax(scores_NQL, dim=-1)
         # A hidden position may hold anything (a freed page): its weight is zero, but zero times infinity is not.
+        v = v[..., : params.value_dim]
         attended = torch.einsum("nql,lnh->qnh", weights, torch.nan_to_num(v) if params.window or params.chunk else v)
-        out_TNH[start:end].copy_(attended.reshape(end - start, n * h))
+        out_TNH[start:end].copy_(attended.flatten(1))

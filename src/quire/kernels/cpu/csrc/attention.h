@@ -162,13 +162,13 @@ class BlockAttention {
     static constexpr bool pairs = converts_a<P>();
 
     BlockAttention(const AttentionArguments& args, Team& team)
-        : args_(args), h_(args.head_dim), group_(args.num_heads / args.num_kv_heads) {
+        : args_(args), h_(args.head_dim), v_(args.value_dim), group_(args.num_heads / args.num_kv_heads) {
         // The more rows, the rarer keys and values are brought into panels; but every thread wants several blocks.
         int64_t block_rows = MOST_BLOCK_ROWS;
         while (block_rows > 32 && args.shape[0] * args.num_heads < 4 * team.size * block_rows) block_rows /= 2;
         tokens_ = group_ >= block_rows ? 1 : block_rows / group_;
         if (tokens_ > args.shape[2]) tokens_ = args.shape[2] > 0 ? args.shape[2] : 1;
-        stride_ = (h_ + PANEL - 1) / PANEL * PANEL;
+        stride_ = (v_ + PANEL - 1) / PANEL * PANEL;
         const int64_t rows = tokens_ * group_, padded = (h_ + 1) / 2 * 2;
         const int64_t values_size = stride_ / PANEL * VALUES_STRIDE;
         // The last term is what rounding up the parts may add.
@@ -281,9 +281,9 @@ class BlockAttention {
                 total = total * scale + exponential_of(sink - top);
             }
             scale = total > 0 ? scale / total : 0.f;
-            float* out = args_.out + ((first_token_ + r / group_) * args_.num_heads + head) * h_;
+            float* out = args_.out + ((first_token_ + r / group_) * args_.num_heads + head) * v_;
             const float* values = merged_.values + r * stride_;
-            over_row(0, h_, [&](int64_t i, int n) { put(out + i, load(values + i) * scale, n); });
+            over_row(0, v_, [&](int64_t i, int n) { put(out + i, load(values + i) * scale, n); });
         }
     }
 
@@ -341,7 +341,7 @@ class BlockAttention {
             prefetch_rows(base + j + 2 * PANEL);
             keys_to_panel(keys, h_, keys_ + j * padded);
             for (int64_t i = 0; i < PANEL; i += 2)
-                values_to_panels(values[i], values[i + 1], h_, values_ + (j + i) * PANEL, VALUES_STRIDE);
+                values_to_panels(values[i], values[i + 1], v_, values_ + (j + i) * PANEL, VALUES_STRIDE);
         }
         MicroCall call{};
         call.a = queries_;
@@ -420,7 +420,7 @@ class BlockAttention {
     }
 
     const AttentionArguments& args_;
-    int64_t h_, group_, tokens_, stride_, query_stride_;
+    int64_t h_, v_, group_, tokens_, stride_, query_stride_;
     AType* queries_;
     float* scaled_;
     float* scores_;

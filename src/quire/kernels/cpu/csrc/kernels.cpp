@@ -2,6 +2,7 @@
 #include "arguments.h"
 #include "attention.h"
 #include "elementwise.h"
+#include "latent.h"
 #include "linear.h"
 #include "recurrent.h"
 #include "recurrent_scan.h"
@@ -57,6 +58,8 @@ static const NamedOperation operations[] = {
     {"argmax", argmax},
     {"rope_and_cache", rope_and_cache},
     {"paged_attention", paged_attention},
+    {"head_linear", head_linear},
+    {"latent_and_cache", latent_and_cache},
     {"causal_conv", causal_conv},
     {"selective_scan", selective_scan},
     {"ssd_scan", ssd_scan},
