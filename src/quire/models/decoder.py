@@ -26,9 +26,9 @@ from quire.models import weights as weight_table
 from quire.models.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.models.describe import describe_pages, describe_weights
 from quire.models.feed_forward import FeedForwardLayer
-from quire.models.interface import CausalLM, StepInputs
+from quire.models.interface import CausalLM, ModelContext, StepInputs
 from quire.models.mixers import LayerContext, MixerLayer, kind_of
-from quire.models.modules import modules_of
+from quire.models.modules import modules_of, norm_places
 from quire.models.spec import PRE, DecoderSpec, LayerNorm, MoE, Norm, RMSNorm
 from quire.models.workspace import TokenViews, Workspace
 
@@ -111,18 +111,45 @@ class Decoder(CausalLM):
         self._tied_head: LinearWeight | None = None
         self._embedding_norm: NormWeight | None = None
         self._final_norm: NormWeight | None = None
+        self._project_in: LinearWeight | None = None
+        self._project_out: LinearWeight | None = None
         self._layers = self._build_layers(max_tokens, activation_dtype or dtype)
+        self._give_weightless_norms()
         self._is_fused = self._can_fuse()
         self.workspace = self._build_workspace(max_tokens, max_logits, activation_dtype or dtype)
         for layer in self._layers:
             if layer.mlp is not None:
                 layer.mlp.reserve(self.workspace)
 
+    @classmethod
+    def from_context(cls, spec: DecoderSpec, context: ModelContext) -> Decoder:
+        """A decoder of some spec, made from what every model is made from."""
+        return cls(
+            spec,
+            dtype=context.dtype,
+            kv_dtype=context.kv_dtype,
+            block_size=context.block_size,
+            max_tokens=context.max_tokens,
+            max_logits=context.max_logits,
+            max_positions=context.max_positions,
+            device=context.device,
+            activation_dtype=context.activation_dtype,
+            attention_backend=context.backend,
+            linear_method=context.linear_method,
+            plan=context.plan,
+            communicator=context.communicator,
+            deterministic=context.deterministic,
+        )
+
     def stored_dtype(self, source: weight_table.Source) -> torch.dtype:
         """The type in which the checkpoint must hold a tensor; for plain types, any of them will do."""
         if not source.module.is_quantizable or source.suffix == "bias":
             return self.dtype
         return self.linear_method.of_module(source.module.sources).stored_dtype(source.suffix, self.dtype)
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self.workspace.num_bytes
 
     # What the layers need of others.
 
@@ -183,9 +210,7 @@ class Decoder(CausalLM):
     def forward(self, step: StepInputs) -> torch.Tensor:
         count, spec = step.num_tokens, self.spec
         views = self.workspace.tokens(count)
-        ops.embedding(
-            step.input_ids[:count], cast(LinearWeight, self._embedding), views.residual_TD, self._embedding_scale
-        )
+        self._embed(step, views)
         if self._positions is not None:
             ops.add_embedding(step.positions[:count], self._positions, views.residual_TD)
         if self._embedding_norm is not None:
@@ -203,6 +228,13 @@ class Decoder(CausalLM):
             ops.add(views.delta_TD, views.residual_TD, spec.residual_scale)
         return views.residual_TD
 
+    def compute_hidden(self, step: StepInputs) -> torch.Tensor:
+        views = self.workspace.tokens(step.num_tokens)
+        if self._final_norm is None:
+            return views.residual_TD
+        self._apply_norm(self.spec.norm, self._final_norm, views.residual_TD, views.normed_TD, None)
+        return views.normed_TD
+
     def compute_logits(self, step: StepInputs) -> torch.Tensor:
         spec = self.spec
         residual_TD = self.workspace.tokens(step.num_tokens).residual_TD
@@ -210,10 +242,26 @@ class Decoder(CausalLM):
         ops.gather_rows(residual_TD, step.logits_index[: step.num_logits], gathered_SD)
         if self._final_norm is not None:
             self._apply_norm(spec.norm, self._final_norm, gathered_SD, gathered_SD, None)
+        if self._project_out is not None:
+            gathered_SD, projected_SD = self.workspace.projected(step.num_logits, spec.embedding_width), gathered_SD
+            ops.linear(projected_SD, self._project_out, gathered_SD)
         self._apply_head(gathered_SD, logits_SV)
         if spec.logits_scale != 1.0 or spec.logits_soft_cap > 0:
             ops.scale_and_cap(logits_SV, spec.logits_scale, spec.logits_soft_cap)
         return logits_SV
+
+    def _embed(self, step: StepInputs, views: TokenViews) -> None:
+        ids_T, table, scale = (
+            step.input_ids[: step.num_tokens],
+            cast(LinearWeight, self._embedding),
+            self._embedding_scale,
+        )
+        if self._project_in is None:
+            ops.embedding(ids_T, table, views.residual_TD, scale)
+        else:
+            embedded = self.workspace.projected(step.num_tokens, self.spec.embedding_width)
+            ops.embedding(ids_T, table, embedded, scale)
+            ops.linear(embedded, self._project_in, views.residual_TD)
 
     def _apply_head(self, gathered_SD: torch.Tensor, logits_SV: torch.Tensor) -> None:
         """All logits on every rank: each computes those of its tokens, if its head is a part of the whole."""
@@ -263,13 +311,11 @@ class Decoder(CausalLM):
         if layer.mixers:
             normed = self._read_residual(layer, "before_mixer", views, has_delta)
             self._run_mixers(layer, step, views, normed)
-            self._norm_output(layer, "after_mixer", views)
-            has_delta = True
+            has_delta = self._norm_output(layer, "after_mixer", views)
         if layer.mlp is not None:
             normed = self._read_residual(layer, "before_mlp", views, has_delta)
             self._run_mlp(layer.mlp, step, views, normed, views.delta_TD)
-            self._norm_output(layer, "after_mlp", views)
-            has_delta = True
+            has_delta = self._norm_output(layer, "after_mlp", views)
         return has_delta
 
     def _run_parallel(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> bool:
@@ -296,10 +342,17 @@ class Decoder(CausalLM):
             self._apply_norm(self.spec.norm, weight, views.residual_TD, views.normed_TD, None)
         return views.normed_TD
 
-    def _norm_output(self, layer: DecoderLayer, place: str, views: TokenViews) -> None:
+    def _norm_output(self, layer: DecoderLayer, place: str, views: TokenViews) -> bool:
+        """Returns whether the delta is still to be added to the residual."""
         weight = layer.norms.get(place)
-        if weight is not None:
+        if weight is None:
+            return True
+        if not self.spec.placement.on_residual:
             self._apply_norm(self.spec.norm, weight, views.delta_TD, views.delta_TD, None)
+            return True
+        ops.add(views.delta_TD, views.residual_TD, self.spec.residual_scale)
+        self._apply_norm(self.spec.norm, weight, views.residual_TD, views.residual_TD, None)
+        return False
 
     def _run_mixers(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor) -> None:
         """Their sum over mixers and ranks, in the delta."""
@@ -351,6 +404,15 @@ class Decoder(CausalLM):
             for layer, mlp in enumerate(self.spec.mlps())
         ]
 
+    def _give_weightless_norms(self) -> None:
+        """Where the checkpoint's norms have no weights: ones."""
+        if self.spec.norm.weight:
+            return
+        ones = NormWeight(torch.ones(self.spec.hidden, device=self.device))
+        self._final_norm = ones if self.spec.final_norm else None
+        for index, layer in enumerate(self._layers):
+            layer.norms = dict.fromkeys(norm_places(self.spec, index), ones)
+
     def _can_fuse(self) -> bool:
         """Plain pre-norm layers, where the platform has kernels that do more than one thing."""
         spec = self.spec
@@ -371,6 +433,7 @@ class Decoder(CausalLM):
             hidden=self.spec.hidden,
             wide=max(half.wide for half in halves),
             narrow=narrow,
+            projected=self.spec.embedding_width,
             has_beside=any(len(layer.mixers) > 1 for layer in self._layers),
             vocab=self.spec.vocab,
             ranks=self.plan.size,

@@ -57,6 +57,7 @@ class Workspace:
         hidden: int,
         wide: int,
         narrow: int,
+        projected: int = 0,
         has_beside: bool = False,
         vocab: int,
         ranks: int = 1,
@@ -71,6 +72,7 @@ class Workspace:
         self._residual, self._delta, self._normed = (buffer(max_tokens, hidden) for _ in range(3))
         self._wide, self._narrow = buffer(max_tokens * wide), buffer(max_tokens * narrow)
         self._beside = buffer(max_tokens if has_beside else 0, hidden)
+        self._projected = buffer(max(max_tokens, max_logits) * projected)
         self._gathered = buffer(max_logits, hidden)
         self._logits = buffer(max_logits, vocab, dtype=torch.float32)
         self._share = -(-vocab // ranks)
@@ -85,7 +87,7 @@ class Workspace:
         """Memory of all buffers."""
         buffers = (
             *(self._residual, self._delta, self._normed, self._wide, self._narrow),
-            *(self._beside, self._gathered, self._logits, self._shares),
+            *(self._beside, self._projected, self._gathered, self._logits, self._shares),
         )
         experts = sum(scratch.num_bytes for scratch in self._experts.values())
         return experts + sum(buffer.numel() * buffer.element_size() for buffer in buffers)
@@ -114,6 +116,10 @@ class Workspace:
             rows = (self._residual[:count], self._delta[:count], self._normed[:count])
             views = self._tokens[count] = TokenViews(*rows, self._wide, self._narrow, self._beside[:count])
         return views
+
+    def projected(self, count: int, columns: int) -> torch.Tensor:
+        """Embeddings, or what the head reads, [count, columns] where these are not as wide as the model."""
+        return self._projected[: count * columns].view(count, columns)
 
     def logits(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(gathered hidden states [S, D], logits [S, V])."""

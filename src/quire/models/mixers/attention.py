@@ -1,25 +1,28 @@
 """Attention over pages as a layer's mixer: one matrix in, the backend's work, one matrix out.
 
-Legend: T tokens, D hidden, N query heads, H head size, C columns of q, k and v together.
+What backends do not know comes before or after them: norms of heads other than RMS with one weight, clipping, gates.
+Legend: T tokens, D hidden, N query heads, K KV heads, H head size, C columns of q, k and v together, G norms side by side.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import ops
+from quire.kernels.head_norm import head_norm
 from quire.layers.parallel import ParallelPlan
+from quire.models.assembly import NormWeight
 from quire.models.interface import StepInputs
 from quire.models.mixers.interface import LayerContext, MixerLayer
 from quire.models.modules import LayerScope, Module, Part
 from quire.models.rope import Rope
-from quire.models.spec import Attention
+from quire.models.spec import Attention, LayerNorm, Norm, RMSNorm, Temperature
 from quire.models.workspace import TokenViews
 
 if TYPE_CHECKING:
@@ -44,20 +47,33 @@ class AttentionLayer(MixerLayer):
             window=mixer.window,
             soft_cap=mixer.soft_cap,
             deterministic=context.deterministic,
+            alibi_slopes=_local_slopes(mixer, context),
         )
         self.rope = None if mixer.rope is None else rotary_table(mixer.rope, context)
-        self.wide = (heads + 2 * kv_heads) * mixer.head_dim
         self.narrow = heads * mixer.head_dim
+        self._columns = (heads + 2 * kv_heads) * mixer.head_dim
+        self.wide = self._columns + (self.narrow if mixer.output_gate else 0)
+        if mixer.qk_norm is not None and not mixer.qk_norm.weight:
+            ones_H = torch.ones(mixer.head_dim, device=context.device)
+            self.norms = {"q_norm": NormWeight(ones_H), "k_norm": NormWeight(ones_H)}
+        self._head_norms: tuple[NormWeight, NormWeight] | None = None
+        self._growth_L = None if mixer.temperature is None else _growth(mixer.temperature, context)
         self._kv_cache: torch.Tensor = torch.empty(0)
         self._group = 0
 
     @staticmethod
     def modules(scope: LayerScope, mixer: Attention) -> Iterator[Module]:
         q, kv = Part(mixer.heads * mixer.head_dim, mixer.heads), Part(mixer.kv_heads * mixer.head_dim, mixer.kv_heads)
-        yield scope.linear("qkv", (q, kv, kv), bias=mixer.qkv_bias, shard="rows")
-        if mixer.qk_norm is not None:
-            yield scope.norm("q_norm", mixer.qk_norm, mixer.head_dim)
-            yield scope.norm("k_norm", mixer.qk_norm, mixer.head_dim)
+        if mixer.output_gate:
+            parts, deals = (q, kv, kv, q), scope.deals("qkv", 4, (0, 3), mixer.heads)
+        else:
+            parts, deals = (q, kv, kv), scope.deals("qkv", 3, (1, 2), mixer.kv_heads)
+        yield scope.linear("qkv", parts, bias=mixer.qkv_bias, shard="rows", deals=deals)
+        if mixer.qk_norm is not None and mixer.qk_norm.weight:
+            for name, heads in (("q_norm", mixer.heads), ("k_norm", mixer.kv_heads)):
+                is_all, is_each = mixer.qk_norm_span == "all", mixer.qk_norm_span == "heads"
+                size = mixer.head_dim * (heads if is_all else 1)
+                yield scope.norm(name, mixer.qk_norm, size, heads if is_each else 0)
         if mixer.sinks:
             yield scope.vector("sinks", Part(mixer.heads, mixer.heads), "rows")
         yield scope.linear("out", (scope.hidden,), q.rows, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
@@ -77,6 +93,7 @@ class AttentionLayer(MixerLayer):
                 window=mixer.window,
                 soft_cap=mixer.soft_cap,
                 has_sinks=mixer.sinks,
+                has_alibi=bool(mixer.alibi),
                 deterministic=deterministic,
             )
         ]
@@ -119,13 +136,86 @@ class AttentionLayer(MixerLayer):
         self.add_to_residual(attended_TNH, self.linears["out"], views)
 
     def _attend(self, step: StepInputs, qkv_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
-        """Norms of heads, rotation, pages and attention: the backend's business."""
-        backend, metadata, norm = self.context.backend, step.attention[self._group], self.mixer.qk_norm
-        if norm is None:
-            backend.attend(qkv_TC, self._kv_cache, metadata, self.params, out_TNH, self.rope)
+        """Norms of heads, rotation, pages and attention: the backend's business, as far as it knows them."""
+        mixer, backend = self.mixer, self.context.backend
+        gate_TNH = qkv_TC[:, self._columns :] if mixer.output_gate else None
+        qkv_TC = qkv_TC if gate_TNH is None else qkv_TC[:, : self._columns]
+        pages = (self._kv_cache, step.attention[self._group], self.params)
+        if mixer.clip_qkv > 0:
+            qkv_TC.clamp_(-mixer.clip_qkv, mixer.clip_qkv)
+        norms = self._norm_heads(qkv_TC)
+        if not mixer.qk_norm_after_rope and self._growth_L is None:
+            backend.attend(qkv_TC, *pages, out_TNH, self.rope, *norms)
         else:
-            q_norm, k_norm = self.norms["q_norm"].weight, self.norms["k_norm"].weight
-            backend.attend(qkv_TC, self._kv_cache, metadata, self.params, out_TNH, self.rope, q_norm, k_norm, norm.eps)
+            backend.rope_and_cache(qkv_TC, *pages, self.rope, *norms)
+            if mixer.qk_norm_after_rope:
+                self._norm(qkv_TC[:, : self.narrow], self._weights_of_heads()[0])
+            if self._growth_L is not None:
+                qkv_TC[:, : self.narrow] *= self._growth_L[step.positions[: len(qkv_TC)]][:, None]
+            backend.forward(qkv_TC, *pages, out_TNH)
+        if gate_TNH is not None:
+            ops.sigmoid_gate(out_TNH, gate_TNH)
+
+    def _norm_heads(self, qkv_TC: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        """What precedes rotation: done here, or weights and epsilon for a backend that does it."""
+        mixer, norm = self.mixer, self.mixer.qk_norm
+        if norm is None:
+            return None, None, 0.0
+        if isinstance(norm, RMSNorm) and mixer.qk_norm_span == "head" and not mixer.qk_norm_after_rope:
+            return self.norms["q_norm"].weight, self.norms["k_norm"].weight, norm.eps
+        q_weight, k_weight = self._weights_of_heads()
+        q_TNH, k_TKH = qkv_TC[:, : self.narrow], qkv_TC[:, self.narrow : (self.narrow + self._columns) // 2]
+        if mixer.qk_norm_span == "all" and self.context.plan.size > 1:
+            self._norm_over_ranks(q_TNH, k_TKH)
+        else:
+            if not mixer.qk_norm_after_rope:
+                self._norm(q_TNH, q_weight)
+            self._norm(k_TKH, k_weight)
+        return None, None, 0.0
+
+    def _norm(self, x: torch.Tensor, weight: NormWeight) -> None:
+        norm = cast(Norm, self.mixer.qk_norm)
+        head_norm(x, weight.weight, weight.bias, norm.eps, isinstance(norm, LayerNorm))
+
+    def _norm_over_ranks(self, q_TNH: torch.Tensor, k_TKH: torch.Tensor) -> None:
+        """One RMS norm over the heads of all ranks. Heads that ranks share count once for each."""
+        plan, eps = self.context.plan, cast(Norm, self.mixer.qk_norm).eps
+        halves = (q_TNH, k_TKH)
+        means_2T = torch.stack([x.float().square().mean(-1) / plan.size for x in halves])
+        self.context.communicator.all_reduce(means_2T)
+        for x, mean_T, weight in zip(halves, means_2T, self._weights_of_heads(), strict=True):
+            x.copy_(x.float() * torch.rsqrt(mean_T + eps)[:, None] * weight.weight)
+
+    def _weights_of_heads(self) -> tuple[NormWeight, NormWeight]:
+        """Weights [G, values] of this rank's query and key heads; G norms side by side.
+
+        An RMS norm and a rotation may change places but for the norm's weight. So where the norm comes second, keys are
+        normed before rotation without their weight, which the queries' takes in: scores see only the product."""
+        if self._head_norms is None:
+            mixer, plan, q_norm, k_norm = self.mixer, self.context.plan, self.norms["q_norm"], self.norms["k_norm"]
+            if mixer.qk_norm_after_rope:
+                stretch = 1.0 if self.rope is None else self.rope.cos_sin[0, 0]
+                q_norm = NormWeight(q_norm.weight * k_norm.weight / stretch)
+                k_norm = NormWeight(torch.ones_like(k_norm.weight))
+            self._head_norms = (
+                _of_heads(q_norm, mixer, plan.groups(mixer.heads, "heads")),
+                _of_heads(k_norm, mixer, plan.groups(mixer.kv_heads, "KV heads")),
+            )
+        return self._head_norms
+
+
+def _of_heads(norm: NormWeight, mixer: Attention, heads: slice) -> NormWeight:
+    """A norm's weight and bias for a slice of heads, as [G, values]."""
+
+    def of_heads(values: torch.Tensor | None) -> torch.Tensor | None:
+        if values is None:
+            return None
+        if mixer.qk_norm_span == "head":
+            return values.expand(heads.stop - heads.start, -1).contiguous()
+        mine_NH = values.view(-1, mixer.head_dim)[heads]
+        return mine_NH.reshape(1, -1) if mixer.qk_norm_span == "all" else mine_NH.contiguous()
+
+    return NormWeight(cast(torch.Tensor, of_heads(norm.weight)), of_heads(norm.bias))
 
 
 def rotary_table(rope: Rope, context: LayerContext) -> ops.Rope:
@@ -139,3 +229,16 @@ def rotary_table(rope: Rope, context: LayerContext) -> ops.Rope:
 def _local_heads(mixer: Attention, plan: ParallelPlan) -> tuple[int, int]:
     heads, kv_heads = plan.groups(mixer.heads, "heads"), plan.groups(mixer.kv_heads, "KV heads")
     return heads.stop - heads.start, kv_heads.stop - kv_heads.start
+
+
+def _local_slopes(mixer: Attention, context: LayerContext) -> torch.Tensor | None:
+    heads = context.plan.groups(mixer.heads, "heads")
+    return torch.tensor(mixer.alibi[heads], dtype=torch.float32, device=context.device) if mixer.alibi else None
+
+
+def _growth(temperature: Temperature, context: LayerContext) -> torch.Tensor | None:
+    """Each position's factor [L] on queries; None where no context is long enough for one."""
+    if context.max_positions + temperature.offset <= temperature.length:
+        return None
+    positions_L = torch.arange(context.max_positions, dtype=torch.float32, device=context.device) + temperature.offset
+    return 1.0 + temperature.growth * torch.log1p(torch.floor(positions_L / temperature.length))
