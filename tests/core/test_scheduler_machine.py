@@ -37,6 +37,7 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
         max_num_seqs=draw(st.sampled_from([1, 3, 6])),
         max_num_batched_tokens=draw(st.sampled_from([2, 7, 40])),
         max_model_len=40,
+        min_common_tokens=draw(st.sampled_from([1, 10, 64])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 5])),
         max_num_partial_prefills=draw(st.sampled_from([0, 0, 1])),
         num_lookahead_slots=draw(st.sampled_from([0, 0, 3])),

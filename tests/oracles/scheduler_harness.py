@@ -54,6 +54,7 @@ class SchedulerHarness:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 32,
         max_model_len: int = 64,
+        min_common_tokens: int = 16,
         **settings: int | float | bool,
     ) -> None:
         self.model = model or HashModel()
@@ -69,7 +70,7 @@ class SchedulerHarness:
             **settings,  # type: ignore[arg-type]
         )
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, enable_kv_events=kv_events)
-        self.scheduler = Scheduler(config, cache, self.kv_config, hash_key=b"test")
+        self.scheduler = Scheduler(config, cache, self.kv_config, hash_key=b"test", min_common_tokens=min_common_tokens)
         self.config = config
         self.depth = depth
         self.expected: dict[str, Expected] = {}
@@ -248,6 +249,11 @@ class SchedulerHarness:
         host = scheduler.kv.host_pool
         assert len(set(swapped)) == len(swapped) == host.num_blocks - host.num_free
         assert {name for name in self.expected if not self._is_done(name)} == set(scheduler._requests)
+        for follower, leader in scheduler._followers._leader_of.items():
+            assert follower.status is RequestStatus.HELD and leader.status is RequestStatus.RUNNING
+            assert leader.rank < follower.rank and follower in scheduler._followers._followers[leader]
+        assert set(scheduler._followers._page_of) == set(scheduler._followers._leader_at.values())
+        assert all(leader.status is RequestStatus.RUNNING for leader in scheduler._followers._page_of)
 
     def check_idle(self) -> None:
         """With no request left, everything is free and nothing remembers anybody."""
@@ -256,4 +262,5 @@ class SchedulerHarness:
         assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
         assert scheduler.kv.host_pool.num_free == scheduler.kv.host_pool.num_blocks
         assert scheduler._waiting_tokens == 0 and not scheduler._leaving and not scheduler._groups._groups
+        assert not len(scheduler._followers) and not scheduler._followers._page_of
         assert all(expected.finish is not None for expected in self.expected.values())

@@ -164,7 +164,8 @@ class KVCacheManager:
         return blocks
 
     def free_behind_window(self, request: Request, num_computed_tokens: int) -> None:
-        """Give back pages that no token from `num_computed_tokens` on can see."""
+        """Give back pages that no token from `num_computed_tokens` on can see. Those of steps in flight are not counted as
+        computed: their pages are published first, so that they can be found again."""
         for group in self._local_groups:
             first_kept = self._rules[group].first_kept_block(num_computed_tokens)
             first_held = request.num_released[group]
@@ -203,6 +204,13 @@ class KVCacheManager:
         """Hash what `publish` will need, ahead of it."""
         if self._hasher is not None and request.publishes:
             self._name_pages(request, len(request.token_ids) // self.block_size)
+
+    def page_name(self, request: Request, index: int) -> bytes:
+        """The name of one of a request's full pages; empty where pages have no names."""
+        if self._hasher is None:
+            return b""
+        self._name_pages(request, index + 1)
+        return request.hashes[index]
 
     def reset_prefix_cache(self) -> None:
         """Forget all published content. Pages in use stay with their owners."""

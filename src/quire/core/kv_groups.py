@@ -23,7 +23,8 @@ class GroupRules(abc.ABC):
 
     @abc.abstractmethod
     def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Most pages that a request of `num_tokens` holds at once, computed at most `max_step_tokens` a step."""
+        """Most pages that a request of `num_tokens` holds at once, computed at most `max_step_tokens` a step. Pages are given
+        back once their step was collected, which may be one step after the next was planned."""
 
     @abc.abstractmethod
     def longest_hit(self, is_cached: Callable[[int], bool], limit: int) -> int:
@@ -55,8 +56,8 @@ class _LocalRules(GroupRules):
     """Every token sees a bounded past."""
 
     def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        # What a step writes, what its first token sees, the lag, and a part page at either end.
-        bounded = (max_step_tokens + self.window) // self.block_size + 4
+        # What two steps write, what their first token sees, the lag, and a part page at either end.
+        bounded = (2 * max_step_tokens + self.window) // self.block_size + 4
         return min(-(-num_tokens // self.block_size), bounded)
 
     def longest_hit(self, is_cached: Callable[[int], bool], limit: int) -> int:

@@ -13,9 +13,9 @@ from quire.request import EngineRequest
 class RequestStatus(enum.IntEnum):
     """Where a request is in its life.
 
-    WAITING: in the queue. HELD: waits for a sibling to compute their common prompt. RUNNING: owns a row and is scheduled.
-    PREEMPTING: gives its row back as soon as no step in flight names it. ENDING: has ended, but a step in flight still
-    names its row. ENDED: owns nothing.
+    WAITING: in the queue. HELD: waits for another to compute what their prompts have in common. RUNNING: owns a row and
+    is scheduled. PREEMPTING: gives its row back as soon as no step in flight names it. ENDING: has ended, but a step in
+    flight still names its row. ENDED: owns nothing.
     """
 
     WAITING = 0
@@ -92,7 +92,9 @@ class Request:
         self.wants_prompt_logprobs = params is not None and params.prompt_logprobs is not None
         self.wants_logprobs = params is not None and params.logprobs is not None
         skips = params is not None and params.skip_reading_prefix_cache
-        self.reads_cache = not skips and not self.wants_prompt_logprobs and source.pooling_params is None
+        if source.pooling_params is not None:  # its frontend knows whether all tokens have to be computed
+            skips = source.pooling_params.skip_reading_prefix_cache is not False
+        self.reads_cache = not skips and not self.wants_prompt_logprobs
         self.publishes = True
         self.status = RequestStatus.WAITING
         self.row = -1

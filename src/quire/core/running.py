@@ -55,9 +55,9 @@ class RunningBatch:
         self._order: IntArray | None = None
 
     @property
-    def has_free_row(self) -> bool:
-        """Whether another request can be given a row."""
-        return bool(self._free_rows)
+    def num_free_rows(self) -> int:
+        """Requests that can be given a row."""
+        return len(self._free_rows)
 
     @property
     def num_active(self) -> int:
@@ -73,6 +73,14 @@ class RunningBatch:
     def lowest_ranked(self) -> Request:
         """The active request that gives way first."""
         return self.request(self._ranked[-1][1])
+
+    def count_partial(self, rows: IntArray, counts: IntArray) -> int:
+        """Active prompts that will not be complete after a step that computes `counts` tokens of `rows`."""
+        order = self.order()
+        complete = int((self.computed[rows] + counts >= self.prefill_end[rows]).sum())
+        decoding = int((self.computed[order] >= self.prefill_end[order]).sum())
+        scheduled_decoding = int((self.computed[rows] >= self.prefill_end[rows]).sum())
+        return len(order) - complete - (decoding - scheduled_decoding)
 
     def request(self, row: int) -> Request:
         """Who owns the row."""

@@ -19,6 +19,7 @@ from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig
 from quire.core.admission import AdmissionDelay, QueueBounds, check_fits, check_settings
 from quire.core.cost_model import CostModel
+from quire.core.followers import MIN_COMMON_TOKENS, Followers
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from quire.core.kv_events import KVEvent, KVEventLog
 from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -34,7 +35,7 @@ from quire.core.step_state import NO_ROWS, PendingDiff, StepInFlight, without_ze
 from quire.core.step_stats import StepStats
 from quire.core.stop import compute_finish
 from quire.errors import EngineError, RequestError
-from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Pooled, SchedulerStats
 
 FAIR_QUANTUM = 512
 """Tokens that a tenant may spend a round under `fair`: a few ordinary prompts."""
@@ -51,6 +52,7 @@ class Scheduler:
         hash_key: the prefix cache's secret; by default drawn anew, so that hashes differ by process.
         cost_model: predicts steps; by default a new one, fitted from measured steps.
         clock: seconds, comparable with `EngineRequest.arrival_time`; read only for `delay_factor`.
+        min_common_tokens: a prompt waits for another that computes at least this much of it.
 
     Raises:
         ConfigError: settings that cannot work together.
@@ -66,6 +68,7 @@ class Scheduler:
         hash_key: bytes | None = None,
         cost_model: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
+        min_common_tokens: int = MIN_COMMON_TOKENS,
     ) -> None:
         self._config = config
         self._max_model_len = max_model_len or config.max_model_len
@@ -81,6 +84,7 @@ class Scheduler:
         self._pages = PendingPages(self.kv, self._batch)
         self._queue = build_request_queue(config.policy, FAIR_QUANTUM)
         self._groups = PromptGroups(self.kv)
+        self._followers = Followers(self.kv, min_common_tokens)
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
         self._bounds = QueueBounds(config, self.cost_model)
         self._delay = AdmissionDelay(config.delay_factor, clock)
@@ -105,8 +109,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, those that wait for a sibling included."""
-        return len(self._queue) + self._groups.num_held
+        """Requests in the queue, and those that wait for another's pages."""
+        return len(self._queue) + self._groups.num_held + len(self._followers)
 
     def has_unfinished(self) -> bool:
         """Whether any request has not ended."""
@@ -161,6 +165,7 @@ class Scheduler:
         """Forget all cached prefixes, for example because the weights have changed. Running requests keep their pages, but
         these will not be found by others."""
         self._groups.drop_references()
+        self._enqueue(*self._followers.leave_all())
         self.kv.reset_prefix_cache()
         for request in self._requests.values():
             request.publishes = not (request.block_ids or request.is_swapped)
@@ -268,7 +273,7 @@ class Scheduler:
         """Make room for `num_tokens`. False where the request has to sit this step out, or gave way itself."""
         row = request.row
         self._pages.publish_row(row)
-        self.kv.free_behind_window(request, int(self._batch.computed[row]))
+        self.kv.free_behind_window(request, int(self._batch.collected[row]))
         while True:
             grown = self.kv.grow(request, num_tokens)
             if grown is not None:
@@ -292,6 +297,7 @@ class Scheduler:
         self._dropped.add(request.row)
         self._batch.deactivate(request)
         request.status = RequestStatus.PREEMPTING
+        self._enqueue(*self._followers.leave(request))
         self._leave(request)
 
     def _admit_waiting(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[list[int], list[int]]:
@@ -300,12 +306,14 @@ class Scheduler:
         new_counts: list[int] = []
         swap_ins_before = len(self._diff.swap_ins)
         max_partial = self._config.max_num_partial_prefills
-        num_partial = self._count_partial(rows, counts) if max_partial > 0 else 0
-        while budget > 0 and self._batch.has_free_row:
+        num_partial = self._batch.count_partial(rows, counts) if max_partial > 0 else 0
+        while budget > 0 and self._batch.num_free_rows > len(self._followers):  # Who follows finds its row free.
             request = self._queue.peek()
             if request is None:
                 break
             count = self._admit(request, budget, may_be_partial=max_partial <= 0 or num_partial < max_partial)
+            if request.status is RequestStatus.HELD:
+                continue
             if count == 0:
                 break
             num_partial += request.num_computed_tokens + count < len(request.token_ids)
@@ -315,17 +323,9 @@ class Scheduler:
         self._saver.release_host_blocks(self._diff.swap_ins[swap_ins_before:])
         return new_rows, new_counts
 
-    def _count_partial(self, rows: IntArray, counts: IntArray) -> int:
-        """Running prompts that will not be complete after this step."""
-        batch = self._batch
-        order = batch.order()
-        complete = int((batch.computed[rows] + counts >= batch.prefill_end[rows]).sum())
-        decoding = int((batch.computed[order] >= batch.prefill_end[order]).sum())
-        scheduled_decoding = int((batch.computed[rows] >= batch.prefill_end[rows]).sum())
-        return len(order) - complete - (decoding - scheduled_decoding)
-
     def _admit(self, request: Request, budget: int, *, may_be_partial: bool) -> int:
-        """Admit one request if it fits. Returns its tokens in this step; 0 where it has to wait on."""
+        """Admit one request if it fits. Returns its tokens in this step; 0 where it has to wait on, in the queue or held
+        back for another's pages."""
         if self._is_blocked(request):
             return 0
         hit = NO_HIT if request.is_swapped else self._find_hit(request)
@@ -344,6 +344,10 @@ class Scheduler:
                 self._blocked = (request, self.kv.pool.num_free)
                 return 0
             return self._admit(request, budget, may_be_partial=may_be_partial)
+        if not request.is_swapped and self._followers.must_follow(request, hit.num_tokens):
+            self._queue.remove(request)
+            request.status = RequestStatus.HELD
+            return 0
         self._start(request, hit, count)
         return count
 
@@ -383,6 +387,7 @@ class Scheduler:
         if self.kv.grow(request, request.num_computed_tokens + count) is None:
             raise EngineError(f"{request.request_id} was admitted without room for its pages")
         self._groups.admitted(request)
+        self._followers.advance(request, request.num_computed_tokens)
         row = self._batch.add(request)
         self._diff.new_requests.append(
             NewRequestData(
@@ -454,8 +459,8 @@ class Scheduler:
         self._fail_rows(flight, output, outputs)
         for row in flight.prefill_rows:
             self._after_prefill(row, output)
-        for row, vector in output.pooled.items():
-            self._finish_pooled(row, vector, outputs)
+        for row, pooled in output.pooled.items():
+            self._finish_pooled(row, pooled, outputs)
         rows, token_ids = output.rows, output.token_ids
         if self._leaving or output.row_errors or output.pooled:
             wanted = batch.accepts[rows]
@@ -493,15 +498,16 @@ class Scheduler:
         self._pages.add(row, collected)
         if row in output.prompt_logprobs:
             keep_prompt_logprobs(request, output.prompt_logprobs[row])
+        if request.status is RequestStatus.RUNNING:
+            self._enqueue(*self._followers.advance(request, collected))
         if collected >= request.num_prompt_tokens and request.source.group_id is not None:
-            for sibling in self._groups.prompt_computed(request):
-                self._enqueue(sibling)
+            self._enqueue(*self._groups.prompt_computed(request))
 
-    def _finish_pooled(self, row: int, vector: list[float], outputs: EngineCoreOutputs) -> None:
+    def _finish_pooled(self, row: int, pooled: Pooled, outputs: EngineCoreOutputs) -> None:
         if self._batch.accepts[row]:
             request = self._batch.request(row)
             result = build_output(request, [])
-            result.finish_reason, result.pooled = FinishReason.STOP, vector
+            result.finish_reason, result.pooled = FinishReason.STOP, pooled
             outputs.outputs.append(result)
             self._end(request)
 
@@ -536,9 +542,10 @@ class Scheduler:
 
     # Ends and releases.
 
-    def _enqueue(self, request: Request) -> None:
-        request.status = RequestStatus.WAITING
-        self._queue.push(request)
+    def _enqueue(self, *requests: Request) -> None:
+        for request in requests:
+            request.status = RequestStatus.WAITING
+            self._queue.push(request)
 
     def _end(self, request: Request) -> None:
         """The request has ended, for whatever reason and wherever it is."""
@@ -556,9 +563,9 @@ class Scheduler:
             self._waiting_tokens -= len(request.token_ids)
             self.kv.free(request)
             request.status = RequestStatus.ENDED
+        self._enqueue(*self._followers.leave(request))
         if request.source.group_id is not None:
-            for sibling in self._groups.ended(request):
-                self._enqueue(sibling)
+            self._enqueue(*self._groups.ended(request))
 
     def _leave(self, request: Request) -> None:
         """Release a row that is no longer scheduled, or wait until the last step in flight that names it is collected."""
