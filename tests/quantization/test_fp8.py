@@ -23,7 +23,8 @@ from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
 from quire.models.weights import sources_of
 from quire.platforms.cpu import CpuPlatform
-from quire.quantization.fp8 import Fp8Linear, StoredFp8, parse_compressed, parse_fp8
+from quire.quantization import compressed, fp8
+from quire.quantization.method import QuantizedLinear
 from quire.quantization.registry import linear_method
 
 TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
@@ -172,13 +173,15 @@ def test_matrices_that_the_checkpoint_left_plain_stay_plain(float8_cpu, llama, t
     assert_close_to_plain(loaded, load(float8_cpu, with_weights(llama, tmp_path / "plain", worth)))
 
 
-def test_a_matrix_half_of_which_is_plain_is_refused(float8_cpu, llama, tmp_path):
+def test_a_matrix_half_of_which_is_plain_is_made_plain(float8_cpu, llama, tmp_path, caplog):
     section = {"quant_method": "fp8", "ignored_layers": ["model.layers.0.self_attn.q_proj"]}
-    store(llama, tmp_path, section, plain=("layers.0.self_attn.q_proj",))
-    with pytest.raises(
-        ConfigError, match=r"q_proj in a plain type, but not all of .*k_proj.* multiplied as one matrix"
-    ):
-        load(float8_cpu, tmp_path)
+    worth = store(llama, tmp_path / "stored", section, plain=("layers.0.self_attn.q_proj",))
+    with caplog.at_level("WARNING", logger="quire"):
+        loaded = load(float8_cpu, tmp_path / "stored")
+    weight = loaded.model._layers[0].mixers[0].linears["qkv"]
+    parts = [worth[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+    assert torch.equal(weight.data, torch.cat(parts))
+    assert "3 matrices that are multiplied together were made plain" in caplog.text
 
 
 def test_scales_of_a_cache_are_passed_over(float8_cpu, llama, tmp_path):
@@ -197,7 +200,7 @@ def test_plain_weights_under_a_float8_description_are_refused(float8_cpu, llama,
     name = "model.layers.1.mlp.up_proj.weight"
     tensors[name] = tensors[name].to(torch.bfloat16)
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"1 weights have another type .*up_proj.weight is BF16.*float8 matrices"):
+    with pytest.raises(ConfigError, match=r"1 weights have another type .*up_proj.weight is BF16, not F8_E4M3.*'fp8'"):
         load(float8_cpu, tmp_path)
 
 
@@ -218,7 +221,7 @@ def test_every_rank_has_its_rows_scales(llama, tmp_path, size):
     hf = HFConfig(json.loads((tmp_path / "config.json").read_bytes()))
     ops.select("any")
     spec = ModelRegistry.resolve(hf.architectures).make_spec(hf)
-    modules, method = modules_of(spec), Fp8Linear(parse_compressed(HFConfig(COMPRESSED)))
+    modules, method = modules_of(spec), QuantizedLinear("fp8", compressed.parse(HFConfig(COMPRESSED)))
     name = "model.layers.0.mlp.down_proj.weight"
     for rank in range(size):
         plan = ParallelPlan(size, rank)
@@ -263,7 +266,7 @@ def test_a_float8_cache_has_one_byte_a_value(float8_cpu, llama, name):
     assert 0 < moved.mean() < 0.15
 
 
-def test_experts_stay_plain_and_stored_ones_are_refused(float8_cpu, tmp_path, caplog):
+def test_experts_stay_plain_and_stored_ones_are_made_plain(float8_cpu, tmp_path, caplog):
     path = make_tiny_model(
         "Qwen3MoeForCausalLM", tmp_path / "plain", head_dim=16, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=32, decoder_sparse_step=1, mlp_only_layers=[], norm_topk_prob=True,
@@ -272,29 +275,36 @@ def test_experts_stay_plain_and_stored_ones_are_refused(float8_cpu, tmp_path, ca
         loaded = load(float8_cpu, path, quantization="fp8")
     assert "Experts stay in the model's own type" in caplog.text
     assert logprobs_of(loaded).isfinite().all()
-    store(path, tmp_path / "stored", {"quant_method": "fp8"})
-    with pytest.raises(ConfigError, match="mixture of experts stored as 'fp8'"):
-        load(float8_cpu, tmp_path / "stored")
+    worth = store(path, tmp_path / "stored", {"quant_method": "fp8"})
+    with caplog.at_level("WARNING", logger="quire"):
+        loaded = load(float8_cpu, tmp_path / "stored")
+    assert "36 matrices of experts or embeddings were made plain" in caplog.text
+    experts = loaded.model._layers[1].mlp.mixture._experts.down_EDI
+    expected = [worth[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] for e in range(4)]
+    assert torch.equal(experts, torch.stack(expected))
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"weight_block_size": [128, 128]}, "a scale a block of"),
+        ({"weight_block_size": [128]}, r"weight_block_size='\[128\] with"),
+        ({"weight_block_size": [128, 128], "activation_scheme": "static"}, "two numbers, with activation_scheme dynamic"),
         ({"activation_scheme": "sometimes"}, "activation_scheme='sometimes'"),
     ],
 )
 def test_other_float8_formats_are_refused(section, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_fp8(HFConfig({"quant_method": "fp8"} | section))
+    with pytest.raises(ConfigError, match=message) as caught:
+        fp8.parse(HFConfig({"quant_method": "fp8"} | section))
+    assert caught.value.setting == "quantization"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda group: group["weights"].update(num_bits=4, type="int"), r"weights=\('int', 4\)"),
-        (lambda group: group["weights"].update(strategy="block"), "weights.strategy='block'"),
-        (lambda group: group.update(input_activations=None), "input_activations=None"),
+        (lambda group: group["weights"].update(num_bits=16), r"weights=\('float', 16\)"),
+        (lambda group: group["weights"].update(strategy="block"), "weights.block_structure=None"),
+        (lambda group: group["weights"].update(strategy="group"), "weights.strategy='group'"),
+        (lambda group: group["input_activations"].update(num_bits=4), r"input_activations=\('float', 4\)"),
         (lambda group: group["input_activations"].update(dynamic=False), "input_activations.strategy='token'"),
     ],
 )
@@ -302,17 +312,9 @@ def test_other_compressed_formats_are_refused(change, message):
     section = json.loads(json.dumps(COMPRESSED))
     change(section["config_groups"]["group_0"])
     with pytest.raises(ConfigError, match=message):
-        parse_compressed(HFConfig(section))
+        compressed.parse(HFConfig(section))
 
 
-def test_what_compressed_checkpoints_say_is_understood():
-    section = json.loads(json.dumps(COMPRESSED))
-    assert parse_compressed(HFConfig(section)) == StoredFp8("channel", False, ("lm_head",))
-    group = section["config_groups"]["group_0"]
-    group["weights"]["strategy"] = "tensor"
-    group["input_activations"].update(dynamic=False, strategy="tensor")
-    assert parse_compressed(HFConfig(section)) == StoredFp8("tensor", True, ("lm_head",))
-    with pytest.raises(ConfigError, match="format='pack-quantized'"):
-        parse_compressed(HFConfig(section | {"format": "pack-quantized"}))
-    with pytest.raises(ConfigError, match="needs a checkpoint that was stored so"):
+def test_compressed_float8_needs_a_checkpoint_that_was_stored_so():
+    with pytest.raises(ConfigError, match="for checkpoints that were stored so; a plain one can be loaded as fp8, int4, int8"):
         linear_method("compressed-tensors", HFConfig({}))

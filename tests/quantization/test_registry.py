@@ -10,13 +10,13 @@ from quire.quantization.registry import linear_method, register_linear_method
 
 
 class Int8(UnquantizedLinear):
-    name = "int8"
+    name = "mine"
 
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch):
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
-    register_linear_method("int8", Int8)
+    register_linear_method("mine", Int8)
 
 
 def checkpoint(method):
@@ -28,28 +28,28 @@ def test_a_plain_checkpoint_is_unquantized():
 
 
 def test_the_checkpoint_says_how_it_is_stored():
-    assert linear_method(None, checkpoint("int8")).name == "int8"
-    assert linear_method("int8", checkpoint("int8")).name == "int8"
+    assert linear_method(None, checkpoint("mine")).name == "mine"
+    assert linear_method("mine", checkpoint("mine")).name == "mine"
 
 
 def test_the_user_may_ask_for_a_format():
-    assert linear_method("int8", HFConfig({})).name == "int8"
+    assert linear_method("mine", HFConfig({})).name == "mine"
 
 
 def test_a_wish_against_the_checkpoint_is_refused():
-    with pytest.raises(ConfigError, match="quantization='int8', but the checkpoint is stored as 'awq'") as caught:
-        linear_method("int8", checkpoint("awq"))
+    with pytest.raises(ConfigError, match="quantization='mine', but the checkpoint is stored as 'awq'") as caught:
+        linear_method("mine", checkpoint("awq"))
     assert caught.value.setting == "quantization"
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match=r"quantization asks for 'int3', which is not supported; supported: .*int8, unquantized"
+        ConfigError, match=r"quantization asks for 'int3', which is not supported; supported: .*int4, int8.*, mine, .*unquantized"
     ):
         linear_method("int3", HFConfig({}))
 
 
 def test_a_second_registration_needs_override():
-    with pytest.raises(ConfigError, match="'int8' is already registered by Int8"):
-        register_linear_method("int8", UnquantizedLinear)
-    register_linear_method("int8", UnquantizedLinear, override=True)
+    with pytest.raises(ConfigError, match="'mine' is already registered by Int8"):
+        register_linear_method("mine", UnquantizedLinear)
+    register_linear_method("mine", UnquantizedLinear, override=True)

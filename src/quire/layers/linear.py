@@ -5,58 +5,100 @@ The layer that owns the weight knows none of it.
 """
 
 import abc
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import torch
 
 from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.platforms.interface import Capabilities
 
+WHOLE = 1 << 62
+"""More rows or columns than any matrix has: one entry stands for all of them."""
 
-class LinearMethod(abc.ABC):
-    """One format of linear weights."""
 
-    name: str
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """One dimension of a tensor in a checkpoint, in terms of the matrix that it belongs to.
 
-    suffixes: tuple[str, ...]
-    """What a checkpoint holds for a matrix besides its bias, e.g. ("weight", "weight_scale")."""
+    Attributes:
+        of: `rows` or `columns` of the matrix; `values`, row by row; `none`: always as long as `entries`.
+        per: so many of them ...
+        entries: ... take so many entries of this dimension.
+    """
 
-    @classmethod
-    def from_config(cls, stored: HFConfig | None) -> "LinearMethod":
-        """The method for a checkpoint that describes itself so (`quantization_config`), or for a plain one (None)."""
-        return cls()
+    of: Literal["rows", "columns", "values", "none"]
+    per: int = 1
+    entries: int = 1
 
-    def unavailable(self, capabilities: Capabilities) -> str | None:
-        """Why a device cannot compute with this format; None if it can."""
-        return None
+    def length(self, shape: tuple[int, int]) -> int:
+        """Entries for a matrix of some shape."""
+        size = {"rows": shape[0], "columns": shape[1], "values": shape[0] * shape[1], "none": 1}[self.of]
+        return -(-size // self.per) * self.entries
 
-    def of_module(self, sources: Sequence[str]) -> "LinearMethod":
-        """The method that creates one matrix, by its checkpoint names without the model's prefix: a checkpoint may have left
-        some in a plain type. This one's `apply` and its like take any of their weights."""
-        return self
+    def part(self, rows: slice, columns: slice, shape: tuple[int, int], name: str) -> slice:
+        """The entries of a part of a matrix of some shape.
 
-    def stored_dtype(self, suffix: str, dtype: torch.dtype) -> torch.dtype:
-        """The type in which `create` wants a tensor of the checkpoint."""
-        return dtype
+        Raises:
+            ConfigError: the part begins or ends within what one entry stands for.
+        """
+        if self.of == "none":
+            return slice(0, self.entries)
+        size, part = (shape[0], rows) if self.of == "rows" else (shape[1], columns)
+        if self.of == "values":
+            if columns != slice(0, shape[1]):
+                raise _badly_cut(name, f"values are stored row by row: columns {columns.start} to {columns.stop}")
+            size, part = shape[0] * shape[1], slice(rows.start * shape[1], rows.stop * shape[1])
+        if self.per >= size:
+            return slice(0, self.entries)
+        if part.step is not None:
+            part, size = slice(part.start, part.stop, part.step), size
+            if self.per > 1 or self.entries > 1:
+                raise _badly_cut(name, f"{self.of} are stored in groups of {self.per}, not one by one: some of them")
+            return part
+        if part.start % self.per or (part.stop % self.per and part.stop != size):
+            raise _badly_cut(name, f"{self.of} are stored in groups of {self.per}: {part.start} to {part.stop} of {size}")
+        return slice(part.start // self.per * self.entries, -(-part.stop // self.per) * self.entries)
 
-    def scale_shape(self, suffix: str, rows: int) -> tuple[int, ...]:
-        """Shape in the checkpoint of what stands beside a matrix of some rows; () is one number. `create` gets float32
-        [rows] of it."""
-        raise ValueError(f"{self.name} has no {suffix!r}")
 
-    def reserve(self, max_tokens: int, max_inputs: int, device: torch.device) -> None:
-        """Allocate what products need besides their operands; called once, before the first."""
+def _badly_cut(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{name} cannot be split so. Its {why} cannot be read by themselves; use another tensor_parallel_size",
+        setting="tensor_parallel_size",
+    )
 
-    @property
-    def scratch_bytes(self) -> int:
-        """Device memory that `reserve` took."""
-        return 0
 
-    @abc.abstractmethod
-    def create(self, tensors: dict[str, torch.Tensor], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
-        """Prepare a weight from this rank's tensors by suffix. The tensors may be dropped or kept."""
+ROWS, COLUMNS = Axis("rows"), Axis("columns")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """One of the tensors that a checkpoint holds for a matrix.
+
+    Attributes:
+        axes: its dimensions (more of length 1 may follow); () is one number, None any shape, read whole.
+        dtypes: it must be of one of these types; None: of any plain floating-point one.
+        optional: a checkpoint may lack it.
+    """
+
+    axes: tuple[Axis, ...] | None = (ROWS, COLUMNS)
+    dtypes: tuple[torch.dtype, ...] | None = None
+    optional: bool = False
+
+
+PLAIN: Mapping[str, Stored] = {"weight": Stored()}
+"""A matrix in a plain floating-point type."""
+
+Decoded: TypeAlias = LinearWeight | torch.Tensor
+"""(Part of) a matrix: as a kernel takes it, or plain [N, K]."""
+
+
+class Products(abc.ABC):
+    """How weights of one type are multiplied."""
 
     @abc.abstractmethod
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
@@ -96,19 +138,9 @@ class LinearMethod(abc.ABC):
         self.apply_normed_gated(residual_TD, norm_D, eps, gate_up, kind, narrow_TI, scratch_TD, scratch_T2I)
         self.apply_add(narrow_TI, down, residual_TD, delta_TD)
 
-    @abc.abstractmethod
-    def weight_bytes(self, out_features: int, in_features: int, dtype: torch.dtype) -> int:
-        """Device memory of one weight."""
 
-
-class UnquantizedLinear(LinearMethod):
-    """Matrices in the model's own type."""
-
-    name = "unquantized"
-    suffixes = ("weight",)
-
-    def create(self, tensors: dict[str, torch.Tensor], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
-        return ops.pack_linear(tensors["weight"].to(dtype), bias_N)
+class PlainProducts(Products):
+    """Products of matrices in the model's own type."""
 
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
         ops.linear(x_TK, weight, out_TN)
@@ -130,5 +162,83 @@ class UnquantizedLinear(LinearMethod):
     ) -> None:
         ops.linear_add(x_TK, weight, residual_TN)
 
-    def weight_bytes(self, out_features: int, in_features: int, dtype: torch.dtype) -> int:
+
+class LinearMethod(Products):
+    """One format of linear weights."""
+
+    name: str
+
+    stores_embeddings = False
+    """Whether `stored` is asked for embeddings too, rather than for layers' matrices, experts and the head."""
+
+    @classmethod
+    def from_config(cls, stored: HFConfig | None) -> "LinearMethod":
+        """The method for a checkpoint that describes itself so (`quantization_config`), or for a plain one (None)."""
+        return cls()
+
+    def on_device(self, capabilities: Capabilities) -> None:
+        """Learn what the device can do.
+
+        Raises:
+            ConfigError: it cannot compute with this format.
+        """
+
+    # What a checkpoint holds, and how a weight is made of it.
+
+    def see_names(self, names: Collection[str]) -> None:
+        """Learn the checkpoint's names, without the model's prefix, before `stored` is asked for what is to be read."""
+
+    def stored(self, source: str) -> Mapping[str, Stored]:
+        """What the checkpoint holds for a matrix (its name without the model's prefix) besides its bias, by suffix."""
+        return PLAIN
+
+    def decode(
+        self, source: str, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Decoded:
+        """Rows and columns of a matrix that is not stored as `PLAIN`.
+
+        Args:
+            tensors: by suffix, the part of each that belongs to these rows and columns.
+            shape: how many rows and columns they are.
+        """
+        raise ValueError(f"{self.name} has no stored form")
+
+    def dense(self, part: Decoded, dtype: torch.dtype) -> torch.Tensor:
+        """What `decode` gave as a plain matrix [N, K]."""
+        raise ValueError(f"{self.name} has no stored form")
+
+    def join(self, parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
+        """One weight of parts that stand under one another."""
+        raise ValueError(f"{self.name} has no stored form")
+
+    @abc.abstractmethod
+    def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
+        """A layer's weight from a plain matrix, which may be dropped or kept."""
+
+    @abc.abstractmethod
+    def weight_bytes(self, sources: Sequence[str], out_features: int, in_features: int, dtype: torch.dtype) -> int:
+        """Device memory of the weight of matrices that stand under one another."""
+
+    def notes(self) -> list[str]:
+        """What a user should know of the weights that were made, a sentence each."""
+        return []
+
+    def reserve(self, max_tokens: int, max_inputs: int, device: torch.device) -> None:
+        """Allocate what products need besides their operands; called once, before the first."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory that `reserve` took."""
+        return 0
+
+
+class UnquantizedLinear(PlainProducts, LinearMethod):
+    """Matrices in the model's own type."""
+
+    name = "unquantized"
+
+    def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
+        return ops.pack_linear(weight_NK.to(dtype), bias_N)
+
+    def weight_bytes(self, sources: Sequence[str], out_features: int, in_features: int, dtype: torch.dtype) -> int:
         return out_features * in_features * dtype.itemsize

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from quire.errors import ConfigError
 from quire.models.assembly import Sliceable
 from quire.models.spec import DecoderSpec
 from quire.models.weights import Source
@@ -45,7 +46,13 @@ def dummy_weights(
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(BLOCK_VALUES, generator=generator)
     on_device = noise.to(device)
-    matrices = [source for source in sources if len(source.shape) > 1 and not source.is_scale]
+    for source in sources:
+        if source.stored.dtypes not in (None, (torch.float8_e4m3fn,)) or source.stored.axes is None:
+            raise ConfigError(
+                f"load_format='dummy' makes no codes such as {source.name}; use a plain config.json with quantization='int4'",
+                setting="load_format",
+            )
+    matrices = [source for source in sources if len(source.shape) > 1 and not _is_scale(source)]
     scales = {source.name: _scale(source, gain) for source in sources}
     largest: dict[float, int] = {}
     for source in matrices:
@@ -54,7 +61,7 @@ def dummy_weights(
     blocks = {std: _lay_out((noise * std).to(dtype).to(device), count) for std, count in largest.items()}
     for source in sources:
         std, mean = scales[source.name]
-        if source.is_scale:
+        if _is_scale(source):
             yield source.name, torch.ones(source.shape, device=device)
         elif len(source.shape) == 1:
             yield source.name, _cut(on_device, source, seed) * std + mean
@@ -62,6 +69,10 @@ def dummy_weights(
             yield source.name, _cut(blocks[std], source, seed)
         else:
             yield source.name, OwnMemory(_cut(blocks[std], source, seed))
+
+
+def _is_scale(source: Source) -> bool:
+    return source.is_decoded and source.suffix != "weight"
 
 
 def _scale(source: Source, logits_std: float) -> tuple[float, float]:

@@ -17,11 +17,12 @@ from quire.config import EngineConfig
 from quire.config.hub import WEIGHT_PATTERNS, resolve_model_path
 from quire.distributed.communicator import Communicator
 from quire.errors import ConfigError
+from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.logger import init_logger
-from quire.model_loader.device_reader import upload_tensors
+from quire.model_loader.device_reader import DTYPES, upload_tensors
 from quire.model_loader.dummy import dummy_weights
-from quire.model_loader.safetensors_reader import FLOAT8, FLOATS, SafetensorsReader, TensorInfo
+from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
 from quire.models.decoder import Decoder, attention_requests
 from quire.models.registry import ModelRegistry
 from quire.models.spec import DecoderSpec
@@ -130,22 +131,14 @@ def build_model(
         communicator=communicator,
         deterministic=config.model.deterministic,
     )
-    _check_experts(model)
+    _warn_of_experts(model, config.model.quantization)
     return model, selection
 
 
-def _check_experts(model: Decoder) -> None:
-    """Formats of matrices say nothing of experts, which are multiplied by kernels of their own."""
+def _warn_of_experts(model: Decoder, asked: str | None) -> None:
     method = model.linear_method
-    if method.name == "unquantized" or not any(module.kind == "experts" for module in model.modules):
-        return
-    if len(method.suffixes) > 1:
-        raise ConfigError(
-            f"the checkpoint is a mixture of experts stored as {method.name!r}, which is not supported: use the plain "
-            f"checkpoint",
-            setting="quantization",
-        )
-    logger.warning("Experts stay in the model's own type: quantization=%r covers the other matrices only", method.name)
+    if asked and any(m.kind == "experts" and method.stored(m.sources[0]) is PLAIN for m in model.modules):
+        logger.warning("Experts stay in the model's own type: quantization=%r covers the other matrices only", asked)
 
 
 def load_weights(model: Decoder, config: EngineConfig, uploads: UploadStream | None = None) -> int:
@@ -173,6 +166,8 @@ def load_weights(model: Decoder, config: EngineConfig, uploads: UploadStream | N
     else:
         model.load_weights(upload_tensors(reader, _wanted_rows(model, reader), uploads, model.device))
     logger.info("Read %.2f GiB of weights from %s", reader.num_bytes / GIB, reader.path)
+    for note in model.linear_method.notes():
+        logger.warning("Of the checkpoint, %s", note)
     return reader.num_bytes
 
 
@@ -182,8 +177,9 @@ def _wanted_rows(model: Decoder, reader: SafetensorsReader) -> dict[str, list[sl
     for name in reader.infos:
         source = model.sources.get(canonical_name(name, model.sources, model.spec))
         if source is not None:
-            has_rows = bool(source.shape)
-            wanted[name] = _merged([source.index(block)[0] for block in source.blocks]) if has_rows else [slice(0, 1)]
+            parts = [source.index(block) for block in source.blocks]
+            length = (*reader.infos[name].shape, 1)[0]
+            wanted[name] = _merged([part[0] for part in parts]) if all(parts) else [slice(0, length)]
     return wanted
 
 
@@ -214,20 +210,29 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
         if source is None:
             num_cache_scales += is_cache_scale(name)
             continue
-        allowed = FLOAT8 if model.stored_dtype(source) == torch.float8_e4m3fn else FLOATS
+        allowed = FLOATS if source.stored.dtypes is None else [_names_of(dtype) for dtype in source.stored.dtypes]
         if info.dtype not in allowed:
-            wrong.append(f"{name} is {info.dtype}")
+            wrong.append(f"{name} is {info.dtype}, not {' or '.join(allowed)}")
     if wrong:
-        found = f"{len(wrong)} weights are not of a plain floating-point type ({', '.join(FLOATS)})"
-        why = "The checkpoint seems quantized, but config.json has no quantization_config"
-        if any(model.stored_dtype(source) == torch.float8_e4m3fn for source in model.sources.values()):
-            found, why = f"{len(wrong)} weights have another type than they should", "config.json says float8 matrices"
-        raise ConfigError(f"{found}: {', '.join(wrong[:5])}. {why}", setting="model")
+        method = model.linear_method
+        why = (
+            "The checkpoint seems quantized, but config.json has no quantization_config"
+            if method.name == UnquantizedLinear.name
+            else f"config.json says that the checkpoint is stored as {method.name!r}"
+        )
+        raise ConfigError(
+            f"{len(wrong)} weights have another type than they should: {', '.join(wrong[:5])}. {why}", setting="model"
+        )
     if num_cache_scales:
         logger.info(
             "The checkpoint's %d scales for keys and values are not used: the cache takes values as they are",
             num_cache_scales,
         )
+
+
+def _names_of(dtype: torch.dtype) -> str:
+    """What safetensors calls a type."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def check_fit(model: Decoder, free_bytes: int) -> None:

@@ -18,7 +18,6 @@ from quire.errors import ConfigError
 INDEX_NAME = "model.safetensors.index.json"
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-FLOAT8 = {"F8_E4M3": "float8_e4m3fn"}
 MAX_HEADER_BYTES = 100 << 20
 SPAN_BYTES = 128 << 20
 """A file is mapped anew after this much of it was read: pages of a mapping count as the process's own memory until it ends."""

@@ -13,10 +13,10 @@ import torch
 
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
-from quire.layers.linear import LinearMethod
+from quire.layers.linear import COLUMNS, ROWS, Decoded, LinearMethod
 from quire.layers.parallel import ParallelPlan
 from quire.models.modules import Module
-from quire.models.weights import Source
+from quire.models.weights import Block, Source
 
 
 class Sliceable(Protocol):
@@ -37,11 +37,24 @@ Weight: TypeAlias = LinearWeight | NormWeight | torch.Tensor
 
 
 @dataclasses.dataclass
+class _Matrix:
+    """A block of a matrix that is stored in a format of its own: its tensors by suffix."""
+
+    source: str
+    at: int
+    shape: tuple[int, int]
+    missing: set[str]
+    tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
 class _Unfinished:
     missing: set[str]
     shape: tuple[int, int]
     tensors: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     staged: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    matrices: dict[tuple[str, int], _Matrix] = dataclasses.field(default_factory=dict)
+    parts: dict[int, Decoded] = dataclasses.field(default_factory=dict)
 
 
 class Assembler:
@@ -66,6 +79,11 @@ class Assembler:
                 unfinished = _Unfinished(set(), source.module.local_shape(plan))
                 self._unfinished[source.module.name] = unfinished
             unfinished.missing.add(source.name)
+            if not source.is_decoded:
+                continue
+            for block in source.blocks:
+                matrix = _Matrix(source.source, block.at, source.part_shape(block), set())
+                unfinished.matrices.setdefault((source.source, block.at), matrix).missing.add(source.suffix)
 
     def missing(self) -> list[str]:
         """Names that have not come yet."""
@@ -76,43 +94,46 @@ class Assembler:
         source = self._sources[name]
         unfinished = self._unfinished[source.module.name]
         unfinished.missing.discard(name)
-        if source.suffix != "bias" or source.module.has_bias_on(self._plan):
-            self._place(source, tensor, unfinished)
+        if source.is_decoded:
+            self._decode(source, tensor, unfinished)
+        elif source.suffix != "bias" or source.module.has_bias_on(self._plan):
+            for block in source.blocks:
+                self._place(source, _piece(source, tensor, block), block.at, unfinished)
         if unfinished.missing:
             return None
         del self._unfinished[source.module.name]
-        weight = self._finish(source.module, unfinished.tensors)
+        weight = self._finish(source.module, unfinished)
         if isinstance(weight, LinearWeight) and weight.data is None:  # packed: nobody holds the plain layout any more
             self._staging.extend(unfinished.staged)
         return source.module, weight
 
-    def _place(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
-        module, dtype, tensors = source.module, self._dtype_of(source), unfinished.tensors
-        if source.is_scale:
-            self._place_scale(source, tensor, unfinished)
-            return
+    def _place(self, source: Source, piece: torch.Tensor, at: int, unfinished: _Unfinished) -> None:
+        """Rows in the module's own type, at their place among the module's."""
+        dtype, tensors = self._dtype_of(source), unfinished.tensors
+        suffix = "bias" if source.suffix == "bias" else "weight"
         shape = unfinished.shape[:1] if source.columns is None else unfinished.shape
-        for block in source.blocks:
-            piece = tensor[source.index(block)]
-            piece = piece[0] if source.is_stack else piece
-            piece = piece.t() if module.transposed and piece.dim() == 2 else piece
-            is_ready = piece.dtype == dtype and piece.device == self._device and piece.is_contiguous()
-            if piece.shape == shape and is_ready:  # the whole module in one piece: no copy
-                tensors[source.suffix] = piece
-                continue
-            if source.suffix not in tensors:
-                tensors[source.suffix] = self._buffer(shape, dtype, unfinished)
-            tensors[source.suffix][block.at : block.at + piece.shape[0]].copy_(piece)
+        is_ready = piece.dtype == dtype and piece.device == self._device and piece.is_contiguous()
+        if piece.shape == shape and is_ready:  # the whole module in one piece: no copy
+            tensors[suffix] = piece
+            return
+        if suffix not in tensors:
+            tensors[suffix] = self._buffer(shape, dtype, unfinished)
+        tensors[suffix][at : at + piece.shape[0]].copy_(piece)
 
-    def _place_scale(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
-        """One number a row, also where the checkpoint has one for all."""
-        rows = unfinished.shape[0]
-        if source.suffix not in unfinished.tensors:
-            unfinished.tensors[source.suffix] = torch.empty(rows, dtype=torch.float32, device=self._device)
-        scale = unfinished.tensors[source.suffix]
+    def _decode(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
+        """Take what belongs to a matrix in a format of its own; the last of its tensors makes it a part of the module."""
         for block in source.blocks:
-            count = block.rows.stop - block.rows.start
-            scale[block.at : block.at + count].copy_(tensor[source.index(block)].reshape(-1))
+            matrix = unfinished.matrices[source.source, block.at]
+            matrix.tensors[source.suffix] = _piece(source, tensor, block).to(self._device)
+            matrix.missing.discard(source.suffix)
+            if matrix.missing:
+                continue
+            del unfinished.matrices[source.source, block.at]
+            part = self._method.decode(matrix.source, matrix.tensors, matrix.shape, self._dtype)
+            if source.module.kind != "linear":
+                self._place(source, self._method.dense(part, self._dtype), block.at, unfinished)
+            else:
+                unfinished.parts[block.at] = part
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype, unfinished: _Unfinished) -> torch.Tensor:
         count = math.prod(shape)
@@ -127,15 +148,19 @@ class Assembler:
         return flat[:count].view(shape)
 
     def _dtype_of(self, source: Source) -> torch.dtype:
-        if source.module.is_quantizable and source.suffix != "bias":
-            return self._method.of_module(source.module.sources).stored_dtype(source.suffix, self._dtype)
         is_matrix = source.module.columns > 0 and source.module.kind != "norm" and source.suffix != "bias"
         return self._dtype if is_matrix else torch.float32
 
-    def _finish(self, module: Module, tensors: dict[str, torch.Tensor]) -> Weight:
+    def _finish(self, module: Module, unfinished: _Unfinished) -> Weight:
+        tensors = unfinished.tensors
         bias = tensors.pop("bias", None)
+        if unfinished.parts:
+            # Of a module only some of whose matrices have a format of their own, the others are parts as they are.
+            if "weight" in tensors:
+                unfinished.parts.update(self._plain_parts(unfinished))
+            return self._method.join([unfinished.parts[at] for at in sorted(unfinished.parts)], bias, self._dtype)
         if module.is_quantizable:
-            return self._method.of_module(module.sources).create(tensors, bias, self._dtype)
+            return self._method.create(tensors["weight"], bias, self._dtype)
         if module.kind in ("linear", "embedding"):
             weight = tensors["weight"]
             return ops.pack_linear(torch.nn.functional.normalize(weight) if module.normalized else weight, bias)
@@ -146,3 +171,21 @@ class Assembler:
             mine = self._plan.experts(module.experts)
             return tensors["weight"].unflatten(0, (mine.stop - mine.start, -1))
         return tensors["weight"]
+
+    def _plain_parts(self, unfinished: _Unfinished) -> dict[int, torch.Tensor]:
+        """Stretches of rows that no part in a format of its own covers."""
+        weight_NK, plain, start = unfinished.tensors["weight"], {}, 0
+        for at in [*sorted(unfinished.parts), unfinished.shape[0]]:
+            if at > start:
+                plain[start] = weight_NK[start:at].clone()
+            part = unfinished.parts.get(at)
+            start = at + (0 if part is None else part.shape[0] if isinstance(part, torch.Tensor) else part.out_features)
+        return plain
+
+
+def _piece(source: Source, tensor: Sliceable, block: Block) -> torch.Tensor:
+    """What a block has of a tensor."""
+    piece = tensor[source.index(block)]
+    if source.is_stack:  # one expert's part of a tensor of all
+        piece = piece[0]
+    return piece.t() if source.stored.axes == (COLUMNS, ROWS) and not source.is_decoded else piece

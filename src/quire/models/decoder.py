@@ -141,12 +141,6 @@ class Decoder(CausalLM):
             deterministic=context.deterministic,
         )
 
-    def stored_dtype(self, source: weight_table.Source) -> torch.dtype:
-        """The type in which the checkpoint must hold a tensor; for plain types, any of them will do."""
-        if not source.module.is_quantizable or source.suffix == "bias":
-            return self.dtype
-        return self.linear_method.of_module(source.module.sources).stored_dtype(source.suffix, self.dtype)
-
     @property
     def buffer_bytes(self) -> int:
         return self.workspace.num_bytes
@@ -173,9 +167,11 @@ class Decoder(CausalLM):
     # Weights.
 
     def follow_names(self, names: Collection[str]) -> None:
-        """Expect the experts as a checkpoint with these names has them: each by itself, or all in one tensor."""
+        """Expect matrices as a checkpoint with these names has them: experts each by itself or all in one tensor, in a plain
+        type or in the format's."""
+        self.linear_method.see_names(weight_table.names_within(names, self.spec))
         self.modules = weight_table.with_layout_of(self.modules, self.spec, names)
-        self.sources = weight_table.sources_of(self.modules, self.spec, self.plan, self.linear_method)
+        self.sources = weight_table.sources_of(self.modules, self.spec, self.plan, self.linear_method, names)
 
     def load_weights(self, weights: Iterable[tuple[str, Sliceable]]) -> None:
         """One streaming pass. A rank slices what it is given, so that something lazily read from a file is read in part.

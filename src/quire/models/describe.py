@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from quire.config.kv_spec import KVCacheSpec, group_layers
-from quire.layers.linear import LinearMethod
+from quire.layers.linear import PLAIN, LinearMethod
 from quire.layers.parallel import ParallelPlan
 from quire.models.modules import Module
 from quire.models.spec import DecoderSpec, MoE
@@ -22,8 +22,9 @@ def describe_weights(
         parameters += rows * max(columns, 1) + bias
         if module.kind == "experts":
             idle += rows * max(columns, 1) * (module.experts - _active_experts(spec, module)) // module.experts
-        if module.is_quantizable:
-            weight_bytes += method.of_module(module.sources).weight_bytes(rows, columns, dtype)
+        is_head = module.name == "lm_head" and method.stored(*module.sources) is not PLAIN
+        if module.is_quantizable or is_head:
+            weight_bytes += method.weight_bytes(module.sources, rows, columns, dtype)
         else:
             weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.columns else 4)
         weight_bytes += 4 * bias

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 
 from quire.errors import ConfigError
-from quire.layers.linear import LinearMethod, UnquantizedLinear
+from quire.layers.linear import COLUMNS, PLAIN, ROWS, LinearMethod, Stored, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.models.modules import Deal, Module
 from quire.models.spec import DecoderSpec
+
+VECTOR, TRANSPOSED = Stored((ROWS,)), Stored((COLUMNS, ROWS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,49 +32,86 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One tensor of the checkpoint: its full shape there, and what of it this rank copies where."""
+    """One tensor of the checkpoint: how it is stored there, and what of it this rank copies where.
+
+    Attributes:
+        name: the tensor's.
+        source: the matrix's or vector's that it belongs to, without the model's prefix.
+        rows: of that matrix or vector in the checkpoint.
+        stored: its dimensions in terms of these rows, and the module's columns.
+        blocks: this rank's rows.
+        columns: this rank's columns; None for vectors.
+        is_decoded: it is one of the tensors of a matrix in a format of its own, rather than values of the module.
+        is_stack: it holds several experts' matrices or vectors, as its first dimension says.
+    """
 
     name: str
     module: Module
+    source: str
     suffix: str
-    shape: tuple[int, ...]
+    rows: int
+    stored: Stored
     blocks: tuple[Block, ...]
     columns: slice | None
+    is_decoded: bool = False
+    is_stack: bool = False
 
     @property
-    def is_scale(self) -> bool:
-        """Whether it stands beside a matrix, as one number or one a row."""
-        return self.suffix not in ("weight", "bias")
+    def shape(self) -> tuple[int, ...]:
+        """Its full shape in the checkpoint; () also where any shape will do."""
+        if self.stored.axes is None:
+            return ()
+        lengths = tuple(axis.length(self._each) for axis in self.stored.axes)
+        return (self.module.experts, *lengths) if self.is_stack else lengths
 
     @property
-    def is_stack(self) -> bool:
-        """Whether it holds several experts' matrices or vectors, as its first dimension says."""
-        return len(self.shape) > (1 if self.columns is None else 2)
+    def _each(self) -> tuple[int, int]:
+        """Rows and columns of the matrix, or of one of a stack's."""
+        return self.rows // (self.module.experts if self.is_stack else 1), max(self.module.columns, 1)
 
     def index(self, block: Block) -> tuple[slice, ...]:
         """What to read of the checkpoint's tensor for a block, in the checkpoint's own layout: of a tensor of all experts a
         piece of one."""
-        if not self.shape:
+        if not self.stored.axes:
             return ()
-        first, rows = (), block.rows
+        rows, each, first = block.rows, self._each, ()
         if self.is_stack:
-            each = self.shape[2 if self.columns is not None and self.module.transposed else 1]
-            expert = rows.start // each
-            first, rows = (
-                (slice(expert, expert + 1),),
-                slice(rows.start - expert * each, rows.stop - expert * each, rows.step),
-            )
-        if self.columns is None:
-            return (*first, rows)
-        return (*first, self.columns, rows) if self.module.transposed else (*first, rows, self.columns)
+            expert = rows.start // each[0]
+            first, shift = (slice(expert, expert + 1),), expert * each[0]
+            rows = slice(rows.start - shift, rows.stop - shift, rows.step)
+        columns = slice(0, each[1]) if self.columns is None else self.columns
+        return (*first, *(axis.part(rows, columns, each, self.name) for axis in self.stored.axes))
+
+    def part_shape(self, block: Block) -> tuple[int, int]:
+        """Rows and columns of a block of a matrix."""
+        assert self.columns is not None
+        return len(range(self.rows)[block.rows]), self.columns.stop - self.columns.start
 
 
 def sources_of(
-    modules: list[Module], spec: DecoderSpec, plan: ParallelPlan, method: LinearMethod | None = None
+    modules: list[Module],
+    spec: DecoderSpec,
+    plan: ParallelPlan,
+    method: LinearMethod | None = None,
+    names: Collection[str] | None = None,
 ) -> dict[str, Source]:
-    """The checkpoint tensors that fill the modules, by name (with the first of the spec's prefixes)."""
+    """The checkpoint tensors that fill the modules, by name (with the first of the spec's prefixes).
+
+    Args:
+        names: the checkpoint's, if they are known: what is optional and not among them is left out.
+    """
     prefix, method = spec.weights.prefixes[0], method or UnquantizedLinear()
-    return {source.name: source for module in modules for source in _module_sources(module, prefix, plan, method)}
+    sources = {source.name: source for module in modules for source in _module_sources(module, prefix, plan, method)}
+    if names is None or not any(source.stored.optional for source in sources.values()):
+        return sources
+    there = {canonical_name(name, sources, spec) for name in names}
+    return {name: source for name, source in sources.items() if name in there or not source.stored.optional}
+
+
+def names_within(names: Collection[str], spec: DecoderSpec) -> set[str]:
+    """A checkpoint's names without any of the prefixes that the model's may have."""
+    prefixes = sorted(spec.weights.prefixes, key=len, reverse=True)
+    return {next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name) for name in names}
 
 
 def with_layout_of(modules: list[Module], spec: DecoderSpec, names: Collection[str]) -> list[Module]:
@@ -118,12 +158,17 @@ def check_shapes(sources: Mapping[str, Source], spec: DecoderSpec, shapes: Mappi
     wrong: list[str] = []
     for name, shape in shapes.items():
         source = sources.get(canonical_name(name, sources, spec))
-        if source is None or (source.is_scale and math.prod(shape) == math.prod(source.shape)):
+        if source is None or source.stored.axes is None:
             continue
-        if tuple(shape) != source.shape:
+        if tuple(shape) != source.shape and (not source.is_decoded or not _is_padded(shape, source.shape)):
             wrong.append(f"{name} is {list(shape)}, config.json asks for {list(source.shape)}")
     if wrong:
         raise ConfigError(f"wrong weight shapes ({len(wrong)}): {_listing(wrong, '; ')}", setting="model")
+
+
+def _is_padded(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a shape is the wanted one with dimensions of length 1 behind it."""
+    return shape[: len(wanted)] == wanted and math.prod(shape) == math.prod(wanted)
 
 
 def _listing(items: list[str], separator: str = ", ", limit: int = 20) -> str:
@@ -148,30 +193,25 @@ def is_ignored(name: str, spec: DecoderSpec) -> bool:
 
 
 def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod) -> Iterator[Source]:
-    is_stacked = module.is_row or (bool(module.stacked) and module.sources == (module.stacked,))
-    suffixes = [""] if module.kind == "vector" or is_stacked else ["weight"]
-    if module.is_quantizable:
-        method = method.of_module(module.sources)
-        suffixes = list(method.suffixes)
-    if module.bias:
-        suffixes.append("bias")
-    for suffix in suffixes:
-        is_matrix = module.columns > 0 and suffix in ("", "weight")
-        columns = module.local_columns(plan) if is_matrix else None
-        for source, (shape_rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
-            experts = (module.experts,) if is_stacked else ()
-            each = shape_rows // module.experts if is_stacked else shape_rows
-            shape: tuple[int, ...] = (each, module.columns) if is_matrix else (each,)
-            if suffix not in ("", "weight", "bias"):
-                shape = method.scale_shape(suffix, shape_rows)
-            yield Source(
-                name=("" if module.name == "lm_head" else prefix) + source + (f".{suffix}" if suffix else ""),
-                module=module,
-                suffix=suffix or "weight",
-                shape=(*experts, *(shape[::-1] if module.transposed and is_matrix else shape)),
-                blocks=blocks,
-                columns=columns,
-            )
+    is_stack = module.is_row or (bool(module.stacked) and module.sources == (module.stacked,))
+    is_bare = module.kind == "vector" or is_stack
+    columns = module.local_columns(plan) if module.columns else None
+    is_formatted = columns and not module.plain and (module.kind != "embedding" or method.stores_embeddings)
+    is_formatted = is_formatted and module.kind != "norm"
+    prefix = "" if module.name == "lm_head" else prefix
+    for name, (rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
+        source = functools.partial(
+            Source, module=module, source=name, rows=rows, blocks=blocks, columns=columns, is_stack=is_stack
+        )
+        stored = method.stored(name) if is_formatted else PLAIN
+        for suffix, tensor in stored.items() if stored is not PLAIN else ():
+            full_name = prefix + name + (suffix if is_stack else f".{suffix}")
+            yield source(name=full_name, suffix=suffix, stored=tensor, is_decoded=True)
+        if stored is PLAIN:
+            tensor = VECTOR if not columns else TRANSPOSED if module.transposed else PLAIN["weight"]
+            yield source(name=prefix + name + ("" if is_bare else ".weight"), suffix="weight", stored=tensor)
+        if module.bias:
+            yield source(name=f"{prefix}{name}.bias", suffix="bias", stored=VECTOR, columns=None)
 
 
 def _blocks(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[Block, ...]]]:

@@ -1,23 +1,56 @@
 """Which number formats of linear weights there are, by the names that `--quantization` and checkpoints use."""
 
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.platforms.interface import Capabilities
-from quire.quantization.fp8 import CompressedFp8, Fp8Linear
+from quire.quantization import awq, bitsandbytes, compressed, fp4, fp8, gptq, modelopt, online
+from quire.quantization.method import Create, QuantizedLinear
+from quire.quantization.scheme import FP8_FORM, Form, SchemeOf
 
-_methods: dict[str, type[LinearMethod]] = {}
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A number format.
+
+    Attributes:
+        parse: from a checkpoint's `quantization_config` to each matrix's scheme; None: there are no such checkpoints.
+        online: makes a weight of a plain checkpoint's matrix, and what that takes; None: this needs a checkpoint.
+        uses_fp8: whether matrices are multiplied in float8 where the device has it.
+    """
+
+    parse: Callable[[HFConfig], SchemeOf] | None = None
+    online: tuple[Create, Form] | None = None
+    uses_fp8: Literal["no", "may"] = "no"
 
 
-def register_linear_method(name: str, method: type[LinearMethod], *, override: bool = False) -> None:
+FORMATS = {
+    "awq": Format(awq.parse),
+    "bitsandbytes": Format(bitsandbytes.parse),
+    "compressed-tensors": Format(compressed.parse, uses_fp8="may"),
+    "fbgemm_fp8": Format(fp8.parse_fbgemm, uses_fp8="may"),
+    "fp8": Format(fp8.parse, (fp8.round_to_fp8, FP8_FORM), uses_fp8="may"),
+    "gptq": Format(gptq.parse),
+    "int4": Format(online=(online.round_to_int4, online.INT4_ONLINE)),
+    "int8": Format(online=(online.round_to_int8, online.INT8_ONLINE)),
+    "modelopt": Format(modelopt.parse, uses_fp8="may"),
+    "mxfp4": Format(fp4.parse_mxfp4),
+}
+
+_methods: dict[str, type[LinearMethod] | Format] = {UnquantizedLinear.name: UnquantizedLinear, **FORMATS}
+
+
+def register_linear_method(name: str, method: type[LinearMethod] | Format, *, override: bool = False) -> None:
     """Add a format; a duplicate without `override` is an error."""
     if name in _methods and not override:
-        raise ConfigError(f"quantization {name!r} is already registered by {_methods[name].__qualname__}")
+        known = _methods[name]
+        owner = "Quire itself" if isinstance(known, Format) else known.__qualname__
+        raise ConfigError(f"quantization {name!r} is already registered by {owner}")
     _methods[name] = method
-
-
-for _method in (UnquantizedLinear, Fp8Linear, CompressedFp8):
-    register_linear_method(_method.name, _method)
 
 
 def linear_method(quantization: str | None, hf: HFConfig, capabilities: Capabilities | None = None) -> LinearMethod:
@@ -40,8 +73,24 @@ def linear_method(quantization: str | None, hf: HFConfig, capabilities: Capabili
             f"{source} asks for {name!r}, which is not supported; supported: {', '.join(sorted(_methods))}",
             setting="quantization",
         )
-    method = _methods[name].from_config(section if stored is not None else None)
-    why = None if capabilities is None else method.unavailable(capabilities)
-    if why is not None:
-        raise ConfigError(f"quantization={name!r} cannot run on this device: {why}", setting="quantization")
+    method = _method(name, _methods[name], section if stored is not None else None)
+    if capabilities is not None:
+        method.on_device(capabilities)
     return method
+
+
+def _method(name: str, registered: type[LinearMethod] | Format, section: HFConfig | None) -> LinearMethod:
+    if not isinstance(registered, Format):
+        return registered.from_config(section)
+    if section is not None and registered.parse is not None:
+        return QuantizedLinear(name, registered.parse(section), uses_fp8=registered.uses_fp8)
+    if section is None and registered.online is not None:
+        needs = "needs" if registered.uses_fp8 == "may" else "no"
+        return QuantizedLinear(name, online=registered.online, uses_fp8=needs)
+    ready = ", ".join(sorted(known for known, form in _methods.items() if isinstance(form, Format) and form.online))
+    raise ConfigError(
+        f"quantization={name!r} is for checkpoints that were stored so; a plain one can be loaded as {ready}"
+        if section is None
+        else f"config.json's quantization_config asks for {name!r}, which is only made of plain checkpoints",
+        setting="quantization",
+    )

@@ -1,0 +1,179 @@
+"""Checkpoints of the compressed-tensors library: groups of modules, each with its types of weights and activations.
+
+Knows the library's words: formats, strategies, targets. What is stored is one of the schemes that other formats have too, or
+integers in words along the inputs.
+"""
+
+from typing import Any
+
+import torch
+
+from quire.config.hf_config import HFConfig
+from quire.guards import is_sequence
+from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
+from quire.quantization import fp4, fp8
+from quire.quantization.codes import check_groups, packed_weight, unpack_words
+from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, matches, refused
+
+BITS = (2, 4, 8)
+FORMATS = (
+    "float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+)  # fmt: skip
+
+
+def parse(section: HFConfig) -> SchemeOf:
+    """How each matrix is stored: as the first group says whose targets name it.
+
+    Raises:
+        ConfigError: no group, or one that has no scheme.
+    """
+    groups = section.get("config_groups")
+    values = groups.to_dict() if isinstance(groups, HFConfig) else {}
+    if not values:
+        raise refused("config_groups", sorted(values), "one group or more")
+    rules = [_group(HFConfig(group), section) for group in values.values()]
+    ignored = [str(name) for name in section.get("ignore") or []]
+
+    def scheme_of(source: str) -> Scheme | None:
+        if any(matches(name, source) for name in ignored):
+            return None
+        # A name says more than a class of modules.
+        for is_class in (False, True):
+            for targets, scheme in rules:
+                if any((name == "Linear") == is_class and (is_class or matches(name, source)) for name in targets):
+                    return scheme
+        return None
+
+    return scheme_of
+
+
+def _group(group: HFConfig, section: HFConfig) -> tuple[list[str], Scheme | None]:
+    targets = group.get("targets")
+    if not is_sequence(targets) or not targets:
+        raise refused("targets", targets, "a list of module names or Linear")
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, HFConfig):
+        return [str(name) for name in targets], None
+    stored_as = group.get("format") or section.get("format")
+    if stored_as == "mixed-precision":
+        raise refused("format", stored_as, "one for each of config_groups")
+    if stored_as not in FORMATS:
+        raise refused("format", stored_as, ", ".join(FORMATS))
+    return [str(name) for name in targets], _scheme(str(stored_as), weights, inputs)
+
+
+def _scheme(stored_as: str, weights: HFConfig, inputs: Any) -> Scheme:
+    kind, bits = weights.get("type"), weights.get("num_bits")
+    if stored_as.startswith(("nvfp4", "mxfp4")):
+        if (kind, bits) != ("float", 4):
+            raise refused("weights", (kind, bits), "type float with num_bits 4")
+        return fp4.nvfp4("weight_packed", "weight_global_scale", True) if stored_as[0] == "n" else fp4.mxfp4()
+    if stored_as == "pack-quantized":
+        return _packed(weights, kind, bits)
+    if (kind, bits) == ("float", 8):
+        return _float8(weights, inputs)
+    if kind == "int" and isinstance(bits, int) and bits <= 8:
+        return _int8(weights, inputs)
+    raise refused("weights", (kind, bits), "type float with num_bits 8, type int with num_bits of at most 8")
+
+
+def _float8(weights: HFConfig, inputs: Any) -> Scheme:
+    strategy = weights.get("strategy")
+    if isinstance(inputs, HFConfig) and (inputs.get("type"), inputs.get("num_bits")) != ("float", 8):
+        raise refused("input_activations", (inputs.get("type"), inputs.get("num_bits")), "type float with num_bits 8")
+    if strategy == "block":
+        sizes = weights.get("block_structure")
+        if not is_sequence(sizes) or len(sizes) != 2:
+            raise refused("weights.block_structure", sizes, "two numbers")
+        return fp8.blocks(int(sizes[0]), int(sizes[1]), "weight_scale")
+    if strategy not in ("tensor", "channel"):
+        raise refused("weights.strategy", strategy, "tensor, channel or block")
+    if not isinstance(inputs, HFConfig):
+        return fp8.weights_only(fp8.scaled(strategy == "channel", False))
+    return fp8.scaled(strategy == "channel", _is_static(inputs))
+
+
+def _is_static(inputs: HFConfig) -> bool:
+    """Whether the checkpoint holds the activations' scale."""
+    if inputs.get("dynamic", False):
+        return False
+    if inputs.get("strategy") != "tensor":
+        raise refused("input_activations.strategy", inputs.get("strategy"), "tensor where scales are given")
+    return True
+
+
+def _groups(weights: HFConfig) -> Axis | None:
+    """How columns share a scale; None: all rows do too."""
+    strategy = weights.get("strategy")
+    if strategy == "group":
+        return Axis("columns", int(weights.get("group_size", 128)))
+    if strategy not in ("channel", "tensor"):
+        raise refused("weights.strategy", strategy, "group, channel or tensor")
+    return Axis("columns", WHOLE) if strategy == "channel" else None
+
+
+def _scales(groups: Axis | None) -> Stored:
+    return Stored(() if groups is None else (ROWS, groups))
+
+
+def _int8(weights: HFConfig, inputs: Any) -> Scheme:
+    """Integers in a byte each; where activations are integers too, products are."""
+    groups, rounds = _groups(weights), isinstance(inputs, HFConfig)
+    if not weights.get("symmetric", True):
+        raise refused("weights.symmetric", False, "true")
+    static = rounds and _is_static(inputs)
+    if rounds:
+        if (inputs.get("type"), inputs.get("num_bits")) != ("int", 8):
+            raise refused("input_activations", (inputs.get("type"), inputs.get("num_bits")), "type int with num_bits 8")
+        if not inputs.get("symmetric", True):
+            raise refused("input_activations.symmetric", False, "true")
+        if groups is not None and groups.per != WHOLE:
+            raise refused("weights.strategy", "group", "channel or tensor, where activations are integers")
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        codes, scale = tensors["weight"].contiguous(), tensors["weight_scale"].float()
+        if rounds:
+            input_scale = tensors["input_scale"].float().reshape(1) if static else None
+            scale_N = scale.reshape(-1).expand(shape[0]).contiguous()
+            return Int8Weight(*shape, dtype, codes, scale=scale_N, input_scale=input_scale)
+        scale_NG = scale.reshape(1 if scale.numel() == 1 else shape[0], -1).expand(shape[0], -1).contiguous()
+        check_groups(shape[1], scale_NG.shape[1])
+        return PackedWeight(*shape, dtype, codes, scale=scale_NG)
+
+    tensors = {"weight": Stored(dtypes=(torch.int8,)), "weight_scale": _scales(groups)}
+    if static:
+        tensors["input_scale"] = Stored(())
+    name = "int8, activations too" if rounds else "int8"
+    return Scheme(name, tensors, decode, INT8_FORM if rounds else Form("packed", 8, groups.per if groups else WHOLE))
+
+
+def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
+    """Integers in words along the inputs, zeros (if any) along the outputs; both without sign."""
+    if kind != "int" or bits not in BITS or not isinstance(bits, int):
+        raise refused("weights", (kind, bits), f"type int with num_bits {', '.join(map(str, BITS))}")
+    groups, words, symmetric = _groups(weights), 32 // bits, bool(weights.get("symmetric", True))
+    int32, int64 = (torch.int32,), (torch.int64, torch.int32)
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        codes_NK = unpack_words(tensors["weight_packed"], bits, 1)[:, : shape[1]]
+        scale = tensors["weight_scale"]
+        scale_NG = scale.reshape(1 if scale.numel() == 1 else shape[0], -1).expand(shape[0], -1)
+        zeros = tensors.get("weight_zero_point")
+        zeros_NG = None if zeros is None else unpack_words(zeros, bits, 0)[: shape[0]]
+        return packed_weight(codes_NK, scale_NG, zeros_NG, bits, dtype, tensors.get("weight_g_idx"))
+
+    tensors = {
+        "weight_packed": Stored((ROWS, Axis("columns", words)), int32),
+        "weight_scale": _scales(groups),
+        "weight_shape": Stored(None, int64, optional=True),
+        "weight_g_idx": Stored((COLUMNS,), int32, optional=True),
+    }
+    if not symmetric:
+        if groups is None:
+            raise refused("weights.strategy", "tensor", "group or channel, where symmetric is false")
+        tensors["weight_zero_point"] = Stored((Axis("rows", words), groups), int32)
+    size = WHOLE if groups is None else groups.per
+    has_zeros = bits < 8 or not symmetric
+    return Scheme(f"int{bits}, {weights.get('strategy')}", tensors, decode, Form("packed", max(bits, 4), size, has_zeros))

@@ -1,0 +1,69 @@
+"""Matrices of 4-bit floats (e2m1): MXFP4 with a power of two every 32 columns, NVFP4 with a float8 scale every 16.
+
+Activations are multiplied as they are: what a checkpoint says of their rounding is passed over.
+"""
+
+import torch
+
+from quire.config.hf_config import HFConfig
+from quire.kernels.fp8 import FP8
+from quire.layers.linear import ROWS, Axis, Decoded, Stored
+from quire.quantization.codes import e8m0_scale, unpack_e2m1
+from quire.quantization.scheme import DENSE, Form, Scheme, SchemeOf, Tensors, is_within
+
+BYTES = (torch.uint8,)
+E8M0 = (torch.uint8, torch.float8_e8m0fnu)
+PAIRS = Stored((ROWS, Axis("columns", 2)), BYTES)
+
+
+def nvfp4(codes: str, whole_scale: str, divides: bool) -> Scheme:
+    """A float8 scale every 16 columns, and one number for the whole matrix.
+
+    Args:
+        codes, whole_scale: suffixes in the checkpoint.
+        divides: scales are divided by the matrix's number, rather than multiplied.
+    """
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        whole = tensors[whole_scale].float().reshape(-1).max()
+        scale_NG = tensors["weight_scale"].float()
+        return unpack_e2m1(tensors[codes], scale_NG / whole if divides else scale_NG * whole, dtype)
+
+    tensors = {
+        codes: PAIRS,
+        "weight_scale": Stored((ROWS, Axis("columns", 16)), (FP8,)),
+        whole_scale: Stored(()),
+        "input_scale": Stored(None, optional=True),
+        "input_global_scale": Stored(None, optional=True),
+    }
+    return Scheme("nvfp4", tensors, decode, Form("packed", 4, 16))
+
+
+def mxfp4() -> Scheme:
+    """A power of two every 32 columns, as compressed-tensors names the tensors."""
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        return unpack_e2m1(tensors["weight_packed"], e8m0_scale(tensors["weight_scale"]), dtype)
+
+    tensors = {"weight_packed": PAIRS, "weight_scale": Stored((ROWS, Axis("columns", 32)), E8M0)}
+    return Scheme("mxfp4", tensors, decode, Form("packed", 4, 32))
+
+
+def parse_mxfp4(section: HFConfig) -> SchemeOf:
+    """How a checkpoint with quant_method `mxfp4` stores each matrix: experts in blocks of 16 bytes, all of a layer's in one
+    tensor (gpt-oss); the rest in a plain type."""
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        return unpack_e2m1(tensors["_blocks"].flatten(-2), e8m0_scale(tensors["_scales"]), dtype)
+
+    tensors = {
+        "_blocks": Stored((ROWS, Axis("columns", 32), Axis("none", entries=16)), BYTES),
+        "_scales": Stored((ROWS, Axis("columns", 32)), E8M0),
+    }
+    scheme = Scheme("mxfp4", tensors, decode, DENSE)
+    plain = [str(name) for name in section.get("modules_to_not_convert") or [] if "*" not in str(name)]
+
+    def scheme_of(source: str) -> Scheme | None:
+        return scheme if ".experts." in f"{source}." and not is_within(plain, source) else None
+
+    return scheme_of

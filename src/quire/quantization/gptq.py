@@ -1,0 +1,77 @@
+"""GPTQ checkpoints (AutoGPTQ, GPTQModel): integer codes in int32 words along the inputs, scales and zeros a group of them.
+
+`g_idx` says to which group a column belongs: with act order, columns of a group are not adjacent. Version 1 stores a zero as
+one less than it is.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+from quire.guards import is_dict
+from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
+from quire.quantization.codes import packed_weight, unpack_words
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused
+
+BITS = (2, 4, 8)
+INT32 = (torch.int32,)
+
+
+def parse(section: HFConfig) -> SchemeOf:
+    """How a checkpoint with quant_method `gptq` stores each matrix.
+
+    Raises:
+        ConfigError: other bits, or a packing that is a kernel's own.
+    """
+    stored_as = section.get("checkpoint_format", "gptq")
+    if stored_as not in ("gptq", "gptq_v2") or section.get("is_marlin_format"):
+        raise refused("checkpoint_format", "marlin" if stored_as == "gptq" else stored_as, "gptq, gptq_v2")
+    base = section.to_dict()
+    overrides = section.get("dynamic")
+    rules: Mapping[str, object] = overrides.to_dict() if isinstance(overrides, HFConfig) else {}
+    default = _scheme(base)
+
+    def scheme_of(source: str) -> Scheme | None:
+        if source == "lm_head" and not section.get("lm_head", False):
+            return None
+        for pattern, values in rules.items():
+            if not any(re.match(pattern.removeprefix("-:").removeprefix("+:"), name) for name in (source, f"model.{source}")):
+                continue
+            if pattern.startswith("-:"):
+                return None
+            return _scheme(base | values) if is_dict(values) else default
+        return default
+
+    return scheme_of
+
+
+def _scheme(values: Mapping[str, object]) -> Scheme:
+    bits, group, version = values.get("bits", 4), values.get("group_size", 128), values.get("checkpoint_format", "gptq")
+    if bits not in BITS or not isinstance(bits, int):
+        raise refused("bits", bits, ", ".join(map(str, BITS)))
+    if not isinstance(group, int) or group == 0:
+        raise refused("group_size", group, "a number of columns, or -1 for all")
+    size, words = WHOLE if group < 0 else group, 32 // bits
+    offset = 1 if version == "gptq" else 0
+    # With act order a rank's columns belong to any groups: it needs all scales, and cannot have some of the columns.
+    groups = Axis("columns", size)
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        if "bias" in tensors and bool(tensors["bias"].any()):
+            raise ConfigError("it has a bias, which this architecture has not", setting="model")
+        codes_NK = unpack_words(tensors["qweight"], bits, 0).T[:, : shape[1]]
+        zeros_NG = unpack_words(tensors["qzeros"], bits, 1).T.int()
+        zeros_NG = zeros_NG + offset & (1 << bits) - 1
+        return packed_weight(codes_NK, tensors["scales"].T, zeros_NG, bits, dtype, tensors.get("g_idx"))
+
+    tensors = {
+        "qweight": Stored((Axis("columns", words), ROWS), INT32),
+        "qzeros": Stored((groups, Axis("rows", words)), INT32),
+        "scales": Stored((groups, ROWS)),
+        "g_idx": Stored((COLUMNS,), INT32, optional=True),
+        "bias": Stored((ROWS,), optional=True),
+    }
+    return Scheme(f"int{bits}, groups of {group}", tensors, decode, Form("packed", max(bits, 4), size, True))

@@ -1,0 +1,110 @@
+"""Parts of one matrix, decoded each by itself, put under one another: q, k and v; gate and up.
+
+Packed parts may differ in bits and groups: the joined weight has the wider codes and the finer groups, with the same values.
+What cannot be joined so becomes plain.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+
+from quire.kernels import ops, packed
+from quire.kernels.fp8 import Fp8Weight
+from quire.kernels.ops import LinearWeight
+from quire.kernels.packed import Int8Weight, PackedWeight, code_bits, unpack_nibbles
+from quire.layers.linear import Decoded
+
+
+def dense(part: Decoded, dtype: torch.dtype) -> torch.Tensor:
+    """A part's values as a plain matrix [N, K]."""
+    if isinstance(part, torch.Tensor):
+        return part.to(dtype)
+    if isinstance(part, PackedWeight):
+        return packed.dequantize(part).to(dtype)
+    if isinstance(part, Fp8Weight | Int8Weight):
+        assert part.data is not None
+        return (part.data.float() * part.scale[:, None]).to(dtype)
+    raise TypeError(f"a part of a matrix is {type(part).__name__}")
+
+
+def join(parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
+    """One weight of the parts, ready for its products; plain (a `LinearWeight` itself) where the parts do not fit together."""
+    bias = None if bias_N is None else bias_N.float()
+    joined = _joined(parts)
+    if joined is None:
+        return ops.pack_linear(torch.cat([dense(part, dtype) for part in parts]), bias)
+    joined.bias = bias
+    if isinstance(joined, PackedWeight):
+        return packed.pack_codes(joined)
+    return packed.pack_int8(joined) if isinstance(joined, Int8Weight) else joined
+
+
+def _joined(parts: Sequence[Decoded]) -> LinearWeight | None:
+    packs = [part for part in parts if isinstance(part, PackedWeight)]
+    if len(packs) == len(parts):
+        return _join_packed(packs)
+    for kind in (Fp8Weight, Int8Weight):
+        same = [part for part in parts if isinstance(part, kind)]
+        if len(same) == len(parts):
+            return _join_rounding(same)
+    return None
+
+
+def _join_rounding(parts: Sequence[Fp8Weight] | Sequence[Int8Weight]) -> LinearWeight | None:
+    """Weights whose inputs are rounded too."""
+    first, *others = parts
+    if not others:
+        return first
+    given = [part.input_scale for part in parts if part.input_scale is not None]
+    if given and len(given) < len(parts):
+        return None
+    return dataclasses.replace(
+        first,
+        out_features=sum(part.out_features for part in parts),
+        data=torch.cat([part.data for part in parts if part.data is not None]),
+        scale=torch.cat([part.scale for part in parts]),
+        # Parts of one matrix share their input: what the largest of their scales holds, all of them hold.
+        input_scale=torch.cat(given).max().reshape(1) if given else None,
+    )
+
+
+def _join_packed(parts: Sequence[PackedWeight]) -> PackedWeight | None:
+    first, *others = parts
+    if not others:
+        return first
+    if not all(_same(part.perm, first.perm) and _same(part.table, first.table) for part in others):
+        return None
+    bits = max(code_bits(part.plain()[0]) for part in parts)
+    groups = math.lcm(*(part.plain()[1].shape[1] for part in parts))
+    if first.in_features % groups:
+        return None
+    alike = [_converted(part, bits, groups) for part in parts]
+    has_zeros = any(part.zero is not None for part in alike)
+    zeros = [torch.zeros_like(part.plain()[1]) if part.zero is None else part.zero for part in alike]
+    return dataclasses.replace(
+        first,
+        out_features=sum(part.out_features for part in parts),
+        data=torch.cat([part.plain()[0] for part in alike]),
+        scale=torch.cat([part.plain()[1] for part in alike]),
+        zero=torch.cat(zeros) if has_zeros else None,
+    )
+
+
+def _converted(part: PackedWeight, bits: int, groups: int) -> PackedWeight:
+    """The same values with wider codes and finer groups."""
+    codes, scale_NG = part.plain()
+    if bits > code_bits(codes):
+        codes = unpack_nibbles(codes).to(torch.int8)
+    repeats = groups // scale_NG.shape[1]
+    if repeats == 1:
+        return dataclasses.replace(part, data=codes)
+    zero = None if part.zero is None else part.zero.repeat_interleave(repeats, 1)
+    return dataclasses.replace(part, data=codes, scale=scale_NG.repeat_interleave(repeats, 1), zero=zero)
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)

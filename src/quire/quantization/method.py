@@ -1,0 +1,175 @@
+"""The linear method of every number format: a format says which scheme each matrix has, this does the rest.
+
+A weight's type decides how it is multiplied. What has no kernel that would multiply it as it is stored (experts, embeddings,
+float8 on a device without it) is made plain when it is loaded, which `notes` tells.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from quire.errors import ConfigError
+from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
+from quire.kernels.ops import LinearWeight
+from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.layers.linear import PLAIN, Decoded, LinearMethod, PlainProducts, Products, Stored, UnquantizedLinear
+from quire.platforms.interface import Capabilities
+from quire.quantization import join
+from quire.quantization.products import Fp8Products, Int8Products, PackedProducts
+from quire.quantization.scheme import DENSE, Form, Scheme, SchemeOf
+
+GIB = 1 << 30
+Create = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], LinearWeight]
+
+
+class QuantizedLinear(LinearMethod):
+    """Matrices in one of the number formats.
+
+    Args:
+        name: the format's, as `--quantization` and checkpoints have it.
+        scheme_of: how the checkpoint stores each matrix; None: it is a plain one.
+        online: makes a layer's weight of a plain checkpoint's matrix, and what that takes.
+        uses_fp8: some matrices may be multiplied in float8; `needs` makes a device without it an error.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheme_of: SchemeOf | None = None,
+        online: tuple[Create, Form] | None = None,
+        uses_fp8: Literal["no", "may", "needs"] = "no",
+    ) -> None:
+        self.name, self._online, self._uses_fp8 = name, online, uses_fp8
+        self._scheme_of = scheme_of or (lambda source: None)
+        self._has_fp8, self._lacks_fp8 = True, ""
+        self._names: Collection[str] = ()
+        self._dense: dict[tuple[str, str], list[int]] = {}
+        self._scratch: Fp8Scratch | None = None
+        self._products: dict[type, Products] = {
+            LinearWeight: PlainProducts(),
+            PackedWeight: PackedProducts(),
+            Int8Weight: Int8Products(),
+        }
+
+    def on_device(self, capabilities: Capabilities) -> None:
+        self._has_fp8, self._lacks_fp8 = capabilities.fp8.value, capabilities.fp8.why
+        if self._uses_fp8 == "needs" and not self._has_fp8:
+            raise ConfigError(
+                f"quantization={self.name!r} cannot run on this device: {self._lacks_fp8}", setting="quantization"
+            )
+
+    # What a checkpoint holds, and how a weight is made of it.
+
+    def see_names(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+
+    def scheme(self, source: str) -> Scheme | None:
+        """How the checkpoint stores a matrix; None: in a plain type, be it that only the names of its tensors tell."""
+        scheme = self._scheme_of(source)
+        if scheme is None or "weight" in scheme.tensors or f"{source}.weight" not in self._names:
+            return scheme
+        required = (suffix for suffix, tensor in scheme.tensors.items() if not tensor.optional)
+        return scheme if any(f"{source}.{suffix}" in self._names for suffix in required) else None
+
+    def stored(self, source: str) -> Mapping[str, Stored]:
+        scheme = self.scheme(source)
+        return PLAIN if scheme is None else scheme.tensors
+
+    def decode(
+        self, source: str, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Decoded:
+        scheme = self.scheme(source)
+        assert scheme is not None
+        try:
+            part = scheme.decode(tensors, shape, dtype)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}", setting=error.setting) from error
+        if isinstance(part, Fp8Weight) and not self._has_fp8:
+            part = join.dense(part, dtype)
+            self._note(part, f"stored as {scheme.name}", self._lacks_fp8)
+        return part
+
+    def dense(self, part: Decoded, dtype: torch.dtype) -> torch.Tensor:
+        plain = join.dense(part, dtype)
+        if not isinstance(part, torch.Tensor):
+            self._note(plain, "of experts or embeddings", "their kernels take nothing else")
+        return plain
+
+    def join(self, parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
+        weight = join.join(parts, bias_N, dtype)
+        if type(weight) is LinearWeight and not all(isinstance(part, torch.Tensor) for part in parts):
+            for part in parts:
+                self._note(part, "that are multiplied together", "not all of them are stored alike")
+        return weight
+
+    def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
+        if self._online is None:
+            return UnquantizedLinear().create(weight_NK, bias_N, dtype)
+        return self._online[0](weight_NK, bias_N, dtype)
+
+    def form(self, source: str) -> Form:
+        """What a layer's matrix becomes on the device."""
+        scheme = self.scheme(source)
+        if scheme is None:
+            return DENSE if self._online is None else self._online[1]
+        return DENSE if scheme.form.kind == "fp8" and not self._has_fp8 else scheme.form
+
+    def weight_bytes(self, sources: Sequence[str], out_features: int, in_features: int, dtype: torch.dtype) -> int:
+        form, *others = (self.form(source) for source in sources)
+        for other in others:
+            form = form.joined(other)
+        return form.num_bytes(out_features, in_features, dtype)
+
+    def _note(self, part: Decoded, which: str, why: str) -> None:
+        rows, columns = part.shape if isinstance(part, torch.Tensor) else (part.out_features, part.in_features)
+        count = self._dense.setdefault((which, why), [0, 0])
+        count[0], count[1] = count[0] + 1, count[1] + rows * columns * part.dtype.itemsize
+
+    def notes(self) -> list[str]:
+        return [
+            f"{count} matrices {which} were made plain and take {num_bytes / GIB:.2f} GiB: {why}"
+            for (which, why), (count, num_bytes) in self._dense.items()
+        ]
+
+    # Products.
+
+    def reserve(self, max_tokens: int, max_inputs: int, device: torch.device) -> None:
+        if self._has_fp8 and self._uses_fp8 != "no":
+            self._scratch = Fp8Scratch(max_tokens, max_inputs, device)
+            self._products[Fp8Weight] = Fp8Products(self._scratch)
+
+    @property
+    def scratch_bytes(self) -> int:
+        return 0 if self._scratch is None else self._scratch.num_bytes
+
+    def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+        self._products[type(weight)].apply(x_TK, weight, out_TN)
+
+    def apply_normed(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
+        scratch_TD: torch.Tensor,
+    ) -> None:  # fmt: skip
+        self._products[type(weight)].apply_normed(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
+
+    def apply_normed_gated(
+        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
+        out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+    ) -> None:  # fmt: skip
+        products = self._products[type(weight)]
+        products.apply_normed_gated(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
+
+    def apply_add(
+        self, x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, scratch_TN: torch.Tensor
+    ) -> None:
+        self._products[type(weight)].apply_add(x_TK, weight, residual_TN, scratch_TN)
+
+    def apply_gated_mlp(
+        self, residual_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, gate_up: LinearWeight, kind: str,
+        down: LinearWeight, narrow_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+        delta_TD: torch.Tensor,
+    ) -> None:  # fmt: skip
+        products = self._products[type(gate_up)] if type(gate_up) is type(down) else super()
+        products.apply_gated_mlp(
+            residual_TD, norm_D, eps, gate_up, kind, down, narrow_TI, scratch_TD, scratch_T2I, delta_TD
+        )

@@ -1,0 +1,97 @@
+"""What a number format is to Quire: the tensors that a checkpoint holds for a matrix, and what they become.
+
+A format's own file maps `quantization_config` to one of few schemes for each matrix, by its name. Knows nothing of files,
+ranks or products.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypeAlias
+
+import torch
+
+from quire.errors import ConfigError
+from quire.layers.linear import WHOLE, Decoded, Stored
+
+Tensors: TypeAlias = Mapping[str, torch.Tensor]
+Kind = Literal["packed", "int8", "fp8", "dense"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What matrices take in a device's memory.
+
+    Attributes:
+        kind: small codes, int8 with int8 inputs, float8 with float8 inputs, or the model's own type.
+        bits: of a packed code.
+        group: columns that share a scale, of packed codes.
+        has_zeros: packed codes have a zero beside every scale.
+    """
+
+    kind: Kind
+    bits: int = 8
+    group: int = WHOLE
+    has_zeros: bool = False
+
+    def num_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
+        """Of a matrix."""
+        if self.kind == "dense":
+            return rows * columns * dtype.itemsize
+        if self.kind != "packed":
+            return rows * (columns + torch.float32.itemsize)
+        groups = -(-columns // self.group)
+        return rows * (columns * self.bits // 8 + groups * torch.float32.itemsize * (1 + self.has_zeros))
+
+    def joined(self, other: "Form") -> "Form":
+        """Of two matrices that stand under one another."""
+        if self.kind != other.kind:
+            return Form("dense")
+        group = min(self.group, other.group)
+        return Form(self.kind, max(self.bits, other.bits), group, self.has_zeros or other.has_zeros)
+
+
+DENSE, FP8_FORM, INT8_FORM = Form("dense"), Form("fp8"), Form("int8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """One way to store a matrix.
+
+    Attributes:
+        name: for people, e.g. "int4, groups of 128".
+        tensors: what the checkpoint holds, by suffix.
+        decode: from those tensors (or the parts of them that belong to some rows and columns), the shape of these rows and
+            columns, and the model's type, to what a kernel takes.
+        form: what that takes in memory.
+    """
+
+    name: str
+    tensors: Mapping[str, Stored]
+    decode: Callable[[Tensors, tuple[int, int], torch.dtype], Decoded]
+    form: Form
+
+
+SchemeOf: TypeAlias = Callable[[str], Scheme | None]
+"""How a checkpoint stores the matrix of this name (without the model's prefix); None: in a plain type."""
+
+
+def matches(pattern: str, source: str) -> bool:
+    """Whether a module's name in a checkpoint's description means this matrix: `re:` and a regular expression, a name with or
+    without a prefix, or its last parts."""
+    if pattern.startswith("re:"):
+        return any(re.match(pattern[3:], name) for name in (source, f"model.{source}"))
+    return pattern == source or pattern.endswith(f".{source}") or source.endswith(f".{pattern}")
+
+
+def is_within(names: Iterable[str], source: str) -> bool:
+    """Whether a matrix stands in one of these modules: a name in full, or any of its parts."""
+    return any(f".{name.strip('.')}." in f".model.{source}." for name in names)
+
+
+def refused(name: str, value: object, allowed: str) -> ConfigError:
+    """The error for a field of `quantization_config` whose value has no scheme."""
+    return ConfigError(
+        f"config.json's quantization_config has {name}={value!r}, which is not supported; supported: {allowed}",
+        setting="quantization",
+    )
