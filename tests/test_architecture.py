@@ -106,6 +106,8 @@ def test_no_file_uses_a_banned_import_or_call() -> None:
         found = violations_of(path.read_text(encoding="utf-8"))
         if path in device_runtimes:
             found = {name for name in found if not name.startswith("torch.cuda")}
+        if path.name == "torch_bin_reader.py":  # with weights_only=True, and only when asked
+            found -= {"torch.load"}
         if found:
             wrong[str(path.relative_to(ROOT))] = found
     assert wrong == {}

@@ -165,7 +165,7 @@ WRONG = {
     "pipeline_parallel_size": [0, 2],
     "distributed_executor_backend": ["threads", 5],
     "scheduler_cls": ["Scheduler", 5],
-    "load_format": ["pt", "safetensor"],
+    "load_format": ["bin", "safetensor"],
     "max_logprobs": [-2, 2.5],
     "logprobs_mode": ["raw"],
     "served_model_name": [[""], [5], 5],

@@ -144,7 +144,7 @@ def test_a_second_copy_in_another_layout_is_left_alone(tmp_path):
 def test_pickled_weights_are_refused_with_the_reason(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02")
     with pytest.raises(
-        ConfigError, match=r"only pickled weights \(pytorch_model\.bin\); loading them can run any code"
+        ConfigError, match=r"only pickled weights \(pytorch_model\.bin\); Quire reads safetensors unless"
     ):
         SafetensorsReader(tmp_path)
 

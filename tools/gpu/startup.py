@@ -295,10 +295,9 @@ def part_checkpoint(name: str, layers: str) -> dict:
     platform = CudaPlatform()
     runtime = platform.runtime(config)
     platform.select_kernels()
-    from quire.model_loader.loader import build_model, build_spec
+    from quire.model_loader.loader import build_model
 
-    spec = build_spec(config)
-    sources = build_model(config, spec, platform, torch.device("meta"), 64, 16)[0].sources
+    sources = build_model(config, platform, torch.device("meta"), 64, 16)[0].sources
     begin, file, count, total = time.perf_counter(), {}, 0, 0
     for source in sources.values():
         file[source.name] = torch.full(source.shape, 0.01, dtype=torch.bfloat16)

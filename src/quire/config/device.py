@@ -14,7 +14,7 @@ class DeviceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LoadConfig:
-    """`load_format`: `auto`, `safetensors`, `dummy` (random weights from the seed), `sharded_state`, `gguf`."""
+    """`load_format`: `auto`, `safetensors`, `pt` (pickled tensors), `dummy` (random weights from the seed)."""
 
     load_format: str = "auto"
     download_dir: str | None = None

@@ -17,6 +17,7 @@ CONFIG_PATTERNS = (
 )
 TOKENIZER_PATTERNS = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken")
 WEIGHT_PATTERNS = ("*.safetensors", "*.json")
+PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.json")
 
 
 def resolve_model_path(

@@ -7,7 +7,7 @@ for each derived value where it came from. Knows no torch; asks the platform for
 import argparse
 import dataclasses
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +37,7 @@ from quire.engine import arg_checks, arg_parser
 from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
 from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError
+from quire.guards import is_sequence
 from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.platforms import current_platform
 from quire.platforms.interface import Capabilities, Platform
@@ -321,11 +322,31 @@ class _Resolver:
         pooling = resolve_pooling(
             path, hf_config, architecture, runner=runner, convert=convert, pooler_config=args.pooler_config
         )
+        tokens = hf_config.get("classifier_from_token")
+        if pooling is not None and not pooling.embeds and is_sequence(tokens):
+            pooling = dataclasses.replace(pooling, label_tokens=self._label_tokens(path, tokens))
         if pooling is not None:
             self.provenance["model.runner"] = (
                 f"{architecture} gives {pooling.tasks[0]}" if runner == "auto" else "as asked"
             )
         return pooling
+
+    def _label_tokens(self, path: str, tokens: Sequence[Any]) -> tuple[int, ...]:
+        """Ids of the tokens that `classifier_from_token` names.
+
+        Raises:
+            ConfigError: the tokenizer does not have one.
+        """
+        from quire.tokenizers.loader import get_tokenizer
+
+        tokenizer = get_tokenizer(self._tokenizer_path(path) or path, self.args.tokenizer_mode)
+        ids = [tokenizer.token_to_id(str(token)) for token in tokens]
+        if None in ids:
+            raise ConfigError(
+                f"classifier_from_token={list(tokens)}: the tokenizer has no {tokens[ids.index(None)]!r}",
+                setting="hf_overrides",
+            )
+        return tuple(token_id for token_id in ids if token_id is not None)
 
     def _model_path(self) -> str:
         args = self.args

@@ -6,16 +6,17 @@ slices to `models/`, arithmetic to kernels.
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
 
 from quire.attention.interface import AttentionBackend
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
-from quire.config.hub import WEIGHT_PATTERNS, resolve_model_path
-from quire.distributed.communicator import Communicator
+from quire.config.hub import PICKLED_PATTERNS, WEIGHT_PATTERNS, resolve_model_path
+from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
@@ -23,8 +24,11 @@ from quire.logger import init_logger
 from quire.model_loader.device_reader import DTYPES, upload_tensors
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
+from quire.model_loader.torch_bin_reader import TorchBinReader
 from quire.models.decoder import Decoder, attention_requests
-from quire.models.registry import ModelRegistry
+from quire.models.interface import CausalLM, ModelContext
+from quire.models.pooling.decoders import as_trunk, trunk_architectures
+from quire.models.registry import TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
 from quire.models.weights import canonical_name, check_names, check_shapes, is_cache_scale
 from quire.platforms.interface import Capabilities, Platform, UploadStream
@@ -33,7 +37,23 @@ from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+class WeightReader(Protocol):
+    """A checkpoint's tensors: what there is, known before any is read, then one pass over them."""
+
+    path: Path
+    infos: dict[str, TensorInfo]
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def stream(self) -> Iterator[tuple[str, Any]]: ...
+
+
+READERS: dict[str, Callable[[str, Sequence[str]], WeightReader]] = {
+    "auto": SafetensorsReader, "safetensors": SafetensorsReader, "pt": TorchBinReader,
+}  # fmt: skip
+"""By `load_format`; a reader is made from a folder and file names to ignore."""
 FLOAT8_NAMES = ("fp8", "fp8_e4m3")
 """What kv_cache_dtype calls float8 e4m3."""
 GIB = 1 << 30
@@ -43,7 +63,7 @@ GIB = 1 << 30
 class LoadedModel:
     """A model that can run, the backend that its pages belong to, and why that one."""
 
-    model: Decoder
+    model: CausalLM
     backend: AttentionBackend
     selection: Selection
 
@@ -52,17 +72,40 @@ class LoadedModel:
         return {"reasons": dict(self.selection.reasons), "model": self.model.describe()}
 
 
-def build_spec(config: EngineConfig) -> DecoderSpec:
+def resolve_entry(config: EngineConfig) -> Entry:
+    """Who runs the configured checkpoint: its architecture's entry, or Transformers.
+
+    Raises:
+        ConfigError: nobody can.
+    """
+    architecture, wanted = config.model.architecture, config.model.model_impl
+    if wanted == "transformers":
+        return Entry(architecture, TRANSFORMERS, "quire")
+    try:
+        return ModelRegistry.resolve(trunk_architectures(config.model))
+    except ConfigError:
+        from quire.models.transformers_backend import knows
+
+        if wanted != "auto" or not knows(config.model.hf_config):
+            raise
+        logger.warning(
+            "No spec for %s: Transformers' modules run it, with our attention; slower than a spec", architecture
+        )
+        return Entry(architecture, TRANSFORMERS, "quire")
+
+
+def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
     """The spec of the configured checkpoint.
 
     Raises:
-        ConfigError: no spec for its architecture, or config.json lacks a field that the spec needs.
+        ConfigError: config.json lacks a field that the spec needs.
     """
-    entry = ModelRegistry.resolve(config.model.architecture)
     try:
         spec = entry.make_spec(config.model.hf_config)
     except (AttributeError, TypeError) as error:
         raise ConfigError(f"config.json does not fit {entry.architecture}: {error}", setting="model") from error
+    if config.model.pooling is not None:
+        spec = as_trunk(spec)
     return spec.without_windows() if config.model.disable_sliding_window else spec
 
 
@@ -87,8 +130,7 @@ def load_model(
         ConfigError: what cannot work, with the setting at fault.
     """
     with STARTUP.phase("model"):
-        spec = build_spec(config)
-        model, selection = build_model(config, spec, platform, device, max_tokens, max_logits, communicator)
+        model, selection = build_model(config, platform, device, max_tokens, max_logits, communicator)
         if free_bytes is not None:
             check_fit(model, free_bytes)
     with STARTUP.phase("weights") as phase:
@@ -100,37 +142,48 @@ def load_model(
 
 def build_model(
     config: EngineConfig,
-    spec: DecoderSpec,
     platform: Platform,
     device: torch.device,
     max_tokens: int,
     max_logits: int,
     communicator: Communicator | None = None,
-) -> tuple[Decoder, Selection]:
-    """A decoder without weights."""
+) -> tuple[CausalLM, Selection]:
+    """A model without weights."""
+    entry = resolve_entry(config)
+    source = entry.load()
     dtype = _torch_dtype(config.model.dtype, "dtype")
     capabilities = platform.capabilities()
     kv_dtype = _cache_dtype(config.cache.cache_dtype, dtype, capabilities)
     plan = ParallelPlan(config.parallel.tensor_parallel_size, config.parallel.rank)
-    requests = attention_requests(spec, kv_dtype, config.cache.block_size, plan, config.model.deterministic)
+    needs = (kv_dtype, config.cache.block_size, plan, config.model.deterministic)
+    spec = None if isinstance(source, type) else build_spec(config, entry)
+    if isinstance(source, type):
+        requests = source.attention_requests(config.model.hf_config, *needs)
+    else:
+        requests = attention_requests(cast(DecoderSpec, spec), *needs)
     selection = select_backend(requests, platform.attention_backends(), config.attention.backend)
     activation = capabilities.activation_dtype.value
-    model = Decoder(
-        spec,
+    context = ModelContext(
+        path=config.model.path,
+        hf=config.model.hf_config,
+        seed=config.model.seed,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        activation_dtype=dtype if activation == "model" else _torch_dtype(activation, "activation_dtype"),
         block_size=config.cache.block_size,
         max_tokens=max_tokens,
         max_logits=max_logits,
         max_positions=config.model.max_model_len + config.scheduler.num_lookahead_slots,
         device=device,
-        activation_dtype=dtype if activation == "model" else _torch_dtype(activation, "activation_dtype"),
-        attention_backend=selection.backend(),
+        backend=selection.backend(),
         linear_method=linear_method(config.model.quantization, config.model.hf_config, capabilities),
         plan=plan,
-        communicator=communicator,
+        communicator=communicator or SingleRank(),
         deterministic=config.model.deterministic,
     )
+    if isinstance(source, type):
+        return cast(Any, source)(context), selection
+    model = Decoder.from_context(cast(DecoderSpec, spec), context)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
 
@@ -141,7 +194,7 @@ def _warn_of_experts(model: Decoder, asked: str | None) -> None:
         logger.warning("Experts stay in the model's own type: quantization=%r covers the other matrices only", asked)
 
 
-def load_weights(model: Decoder, config: EngineConfig, uploads: UploadStream | None = None) -> int:
+def load_weights(model: CausalLM, config: EngineConfig, uploads: UploadStream | None = None) -> int:
     """Read the weights as `load_format` says.
 
     Args:
@@ -151,24 +204,57 @@ def load_weights(model: Decoder, config: EngineConfig, uploads: UploadStream | N
         Bytes of the weights as they were stored.
     """
     load_format = config.load.load_format
+    if not isinstance(model, Decoder):
+        return _load_class(model, config)
     if load_format == "dummy":
         sources = model.sources.values()
         model.load_weights(dummy_weights(sources, model.spec, config.model.seed, model.dtype, model.device))
         return int(model.describe()["weight_bytes"])
-    if load_format not in ("auto", "safetensors"):
-        raise ConfigError(
-            f"load_format={load_format!r} is not supported; allowed: {', '.join(LOAD_FORMATS)}", setting="load_format"
-        )
-    reader = SafetensorsReader(_weights_folder(config), config.load.ignore_patterns)
+    reader = open_weights(config)
     check_checkpoint(model, reader.infos)
-    if uploads is None:
-        model.load_weights(reader.stream())
+    if uploads is None or not isinstance(reader, SafetensorsReader):
+        model.load_weights(with_progress(reader))
     else:
         model.load_weights(upload_tensors(reader, _wanted_rows(model, reader), uploads, model.device))
     logger.info("Read %.2f GiB of weights from %s", reader.num_bytes / GIB, reader.path)
     for note in model.linear_method.notes():
         logger.warning("Of the checkpoint, %s", note)
     return reader.num_bytes
+
+
+def open_weights(config: EngineConfig) -> WeightReader:
+    """The checkpoint's files, by `load_format`.
+
+    Raises:
+        ConfigError: an unknown format, or a folder that does not have it.
+    """
+    load_format = config.load.load_format
+    if load_format not in READERS:
+        allowed = ", ".join(("dummy", *READERS))
+        raise ConfigError(f"load_format={load_format!r} is not supported; allowed: {allowed}", setting="load_format")
+    return READERS[load_format](_weights_folder(config), config.load.ignore_patterns)
+
+
+def with_progress(reader: WeightReader) -> Iterator[tuple[str, Any]]:
+    """The reader's tensors, with a bar on a terminal if they take longer than a moment."""
+    from tqdm import tqdm
+
+    bar: Any = tqdm(
+        desc="Reading weights", total=reader.num_bytes, unit="B", unit_scale=True, delay=1.0, leave=False, disable=None
+    )
+    with bar:
+        for name, tensor in reader.stream():
+            yield name, tensor
+            bar.update(reader.infos[name].num_bytes)
+
+
+def _load_class(model: CausalLM, config: EngineConfig) -> int:
+    """A model that is a class of its own gets whole tensors."""
+    if config.load.load_format == "dummy":
+        model.load_dummy()
+    else:
+        model.load_weights((name, tensor[...]) for name, tensor in with_progress(open_weights(config)))
+    return int(model.describe()["weight_bytes"])
 
 
 def _wanted_rows(model: Decoder, reader: SafetensorsReader) -> dict[str, list[slice]]:
@@ -235,7 +321,7 @@ def _names_of(dtype: torch.dtype) -> str:
     return next(name for name, known in DTYPES.items() if known == dtype)
 
 
-def check_fit(model: Decoder, free_bytes: int) -> None:
+def check_fit(model: CausalLM, free_bytes: int) -> None:
     """Raises ConfigError with the numbers where weights and buffers need more than there is."""
     report = model.describe()
     weights, buffers = report["weight_bytes"], report["workspace_bytes"]
@@ -259,7 +345,7 @@ def _weights_folder(config: EngineConfig) -> str:
         model.model,
         revision=model.revision,
         download_dir=config.load.download_dir,
-        patterns=WEIGHT_PATTERNS,
+        patterns=PICKLED_PATTERNS if config.load.load_format == "pt" else WEIGHT_PATTERNS,
         ignore_patterns=config.load.ignore_patterns,
     )
 

@@ -82,13 +82,27 @@ class SafetensorsReader:
         one is asked for."""
         from safetensors import SafetensorError, safe_open
 
-        for file, names in self._spans():
+        spans = list(self._spans())
+        for number, (file, names) in enumerate(spans):
+            for ahead, wanted in spans[number + 1 : number + 2]:
+                self._read_ahead(ahead, wanted)
             try:
                 with safe_open(self.path / file, framework="pt") as handle:
                     for name in names:
                         yield name, handle.get_slice(name)
             except SafetensorError as error:
                 raise _damaged(self.path / file, str(error)) from error
+
+    def _read_ahead(self, file: str, names: list[str]) -> None:
+        """Let the system fetch a stretch from the disk while the one before it is used."""
+        first, last = self.infos[names[0]], self.infos[names[-1]]
+        if hasattr(os, "posix_fadvise"):
+            descriptor = os.open(self.path / file, os.O_RDONLY)
+            try:
+                size = last.offset + last.num_bytes - first.offset
+                os.posix_fadvise(descriptor, first.offset, size, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
 
     def _spans(self) -> Iterator[tuple[str, list[str]]]:
         """Stretches of a file, (file, names in their order on the disk), of about `SPAN_BYTES` each."""
@@ -133,12 +147,12 @@ def _read_index(path: Path, ignore_patterns: Sequence[str]) -> dict[str, str]:
             f"the checkpoint again",
             setting="model",
         )
-    return {name: file for name, file in weight_map.items() if not _matches(file, ignore_patterns)}
+    return {name: file for name, file in weight_map.items() if not matches(file, ignore_patterns)}
 
 
 def _list_files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
     present = sorted(os.listdir(path)) if path.is_dir() else []
-    files = [name for name in present if name.endswith(".safetensors") and not _matches(name, ignore_patterns)]
+    files = [name for name in present if name.endswith(".safetensors") and not matches(name, ignore_patterns)]
     # Some checkpoints hold a second copy in their author's own layout.
     files = [name for name in files if not name.startswith("consolidated")] or files
     if files:
@@ -146,9 +160,10 @@ def _list_files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
     pickled = [name for name in present if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     if pickled:
         raise ConfigError(
-            f"{path} has only pickled weights ({', '.join(pickled[:3])}); loading them can run any code, so Quire reads "
-            f"safetensors only: convert them with Transformers' save_pretrained, or take a revision that has safetensors",
-            setting="model",
+            f"{path} has only pickled weights ({', '.join(pickled[:3])}); Quire reads safetensors unless it is "
+            f"told otherwise: take a revision that has them, convert them with Transformers' save_pretrained, or say "
+            f"load_format='pt' (tensors only, through PyTorch's restricted unpickler)",
+            setting="load_format",
         )
     found = ", ".join(present[:8]) or "nothing"
     raise ConfigError(
@@ -156,7 +171,8 @@ def _list_files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
     )
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file's name fits one of some shell patterns."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 

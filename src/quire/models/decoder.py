@@ -29,7 +29,7 @@ from quire.models.feed_forward import FeedForwardLayer
 from quire.models.interface import CausalLM, ModelContext, StepInputs
 from quire.models.mixers import LayerContext, MixerLayer, kind_of
 from quire.models.modules import modules_of, norm_places
-from quire.models.spec import PRE, DecoderSpec, LayerNorm, MoE, Norm, RMSNorm
+from quire.models.spec import PRE, DecoderSpec, GatedMLP, LayerNorm, MoE, Norm, RMSNorm
 from quire.models.workspace import TokenViews, Workspace
 
 
@@ -107,6 +107,7 @@ class Decoder(CausalLM):
         self._embedding_scale = float(torch.tensor(spec.embedding_scale, dtype=dtype))
         self._embedding: LinearWeight | None = None
         self._positions: LinearWeight | None = None
+        self._token_types: LinearWeight | None = None
         self._lm_head: LinearWeight | None = None
         self._tied_head: LinearWeight | None = None
         self._embedding_norm: NormWeight | None = None
@@ -209,6 +210,8 @@ class Decoder(CausalLM):
         self._embed(step, views)
         if self._positions is not None:
             ops.add_embedding(step.positions[:count], self._positions, views.residual_TD)
+        if self._token_types is not None:
+            ops.add_embedding(cast(torch.Tensor, step.token_types)[:count], self._token_types, views.residual_TD)
         if self._embedding_norm is not None:
             norm = cast(Norm, spec.embedding_norm)
             self._apply_norm(norm, self._embedding_norm, views.residual_TD, views.residual_TD, None)
@@ -414,6 +417,8 @@ class Decoder(CausalLM):
         spec = self.spec
         plain = spec.placement == PRE and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
         if any(isinstance(mlp, MoE) for mlp in spec.mlps()) and not ops.is_native("norm_moe"):
+            return False
+        if any(isinstance(mlp, GatedMLP) and (mlp.scale, mlp.out_scale) != (1.0, 1.0) for mlp in spec.mlps()):
             return False
         if any(len(layer.mixers) > 1 or not all(mixer.can_fuse for mixer in layer.mixers) for layer in self._layers):
             return False

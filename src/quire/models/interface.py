@@ -6,11 +6,17 @@ Legend: T tokens of the step, S positions that need logits, V vocabulary, D hidd
 import abc
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from quire.attention.interface import AttentionMetadata
+from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionRequest
+from quire.config.hf_config import HFConfig
 from quire.config.kv_spec import KVCacheSpec
+from quire.distributed.communicator import Communicator
+from quire.errors import ConfigError
+from quire.layers.linear import LinearMethod
+from quire.layers.parallel import ParallelPlan
 
 
 @dataclasses.dataclass
@@ -21,6 +27,7 @@ class StepInputs:
         input_ids: int32 [max_T].
         positions: int32 [max_T].
         logits_index: int32 [max_S]; which tokens need logits.
+        token_types: int32 [max_T]; the segment of each token, for models that have a table of them; else None.
         attention: one description a KV group; they share query_start, seq_lens, rows, positions and shape.
         num_tokens, num_logits: how much of the buffers is meant.
     """
@@ -31,10 +38,73 @@ class StepInputs:
     attention: list[AttentionMetadata]
     num_tokens: int = 0
     num_logits: int = 0
+    token_types: torch.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelContext:
+    """What a model class is made from.
+
+    Attributes:
+        seed: of random weights.
+        path: the checkpoint's folder.
+        dtype: type of the weights. `kv_dtype`: of keys and values in their pages. `activation_dtype`: of the platform's
+            buffers between layers.
+        block_size: tokens a page.
+        max_tokens, max_logits: the largest step.
+        max_positions: tokens that a request may have.
+        backend: computes attention; made for layers as `attention_requests` lists them.
+        deterministic: a request's logits must be the same to the bit in any batch.
+    """
+
+    path: str
+    hf: HFConfig
+    seed: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    activation_dtype: torch.dtype
+    block_size: int
+    max_tokens: int
+    max_logits: int
+    max_positions: int
+    device: torch.device
+    backend: AttentionBackend
+    linear_method: LinearMethod
+    plan: ParallelPlan
+    communicator: Communicator
+    deterministic: bool
 
 
 class CausalLM(abc.ABC):
-    """A loaded model. Buffers for intermediate results are its own, allocated once for `max_tokens`, `max_logits`."""
+    """A loaded model. Buffers for intermediate results are its own, allocated once for `max_tokens`, `max_logits`.
+
+    A class of its own can be registered for an architecture (`ModelRegistry.register_model`): it is then made from a
+    `ModelContext`.
+    """
+
+    attention_backend: AttentionBackend
+    can_replay: bool = True
+    """Whether a step can be recorded, or captured as a graph, and run again for other requests."""
+
+    @classmethod
+    def attention_requests(
+        cls, hf: HFConfig, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
+    ) -> list[AttentionRequest]:
+        """What its layers need of an attention backend, each kind of layer once; for classes that are registered.
+
+        Raises:
+            ConfigError: the config is not one that it can run.
+        """
+        raise NotImplementedError
+
+    @property
+    @abc.abstractmethod
+    def buffer_bytes(self) -> int:
+        """Memory of its own buffers."""
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Numbers for `quire explain`: at least `parameters`, `weight_bytes`, `workspace_bytes` and `dtype`."""
 
     @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:
@@ -44,6 +114,14 @@ class CausalLM(abc.ABC):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """One streaming pass over (checkpoint name, tensor). Raises ConfigError that lists missing and unknown names."""
 
+    def load_dummy(self) -> None:
+        """Random weights in place of a checkpoint's.
+
+        Raises:
+            ConfigError: this class has none.
+        """
+        raise ConfigError(f"load_format='dummy': {type(self).__name__} has no random weights", setting="load_format")
+
     @abc.abstractmethod
     def bind_kv_cache(self, kv_caches: list[torch.Tensor], group_of_layer: list[int]) -> None:
         """Layer i's pages, and which of `StepInputs.attention` describes them."""
@@ -52,6 +130,14 @@ class CausalLM(abc.ABC):
     def forward(self, step: StepInputs) -> torch.Tensor:
         """Run the layers over the step's tokens; returns final hidden states before the last norm, a view [T, D] of the
         model's own buffer. Uses only preallocated buffers and `kernels.ops`, so that it can be recorded and replayed."""
+
+    def compute_hidden(self, step: StepInputs) -> torch.Tensor:
+        """The hidden states [T, D] that `forward` left, after the last norm: a view of an own buffer.
+
+        Raises:
+            ConfigError: this class of models gives none.
+        """
+        raise ConfigError(f"{type(self).__name__} cannot pool: runner='pooling' needs a spec", setting="runner")
 
     @abc.abstractmethod
     def compute_logits(self, step: StepInputs) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Which architectures there are: a table from the names in config.json's `architectures` to functions that make specs.
+"""Which architectures there are: a table from the names in config.json's `architectures` to functions that make specs, or to
+classes that are models by themselves.
 
 Knows names and who registered them. Built-in families are imported on the first look-up, plugins register their own.
 """
@@ -7,26 +8,56 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
+from quire.models.interface import CausalLM
 from quire.models.spec import DecoderSpec
 
 SpecFunction = Callable[[HFConfig], DecoderSpec]
+ModelSource = SpecFunction | type[CausalLM]
 
 BUILT_IN_FAMILIES = (
     "llama", "qwen", "mixtral", "gpt2", "gemma", "phi", "starcoder2", "opt", "granite", "cohere", "exaone4",
-    "granite_moe", "gpt_oss", "glm_moe", "ernie_moe",
+    "granite_moe", "gpt_oss", "glm_moe", "ernie_moe", "deepseek", "minicpm",
+    "mamba", "jamba", "bamba", "falcon_h1", "nemotron_h", "granite_hybrid", "lfm2", "qwen3_next",
 )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A registered architecture."""
+    """A registered architecture.
+
+    Attributes:
+        source: makes its spec, is its class, or is the path `module:attribute` of either (imported on first use).
+    """
 
     architecture: str
-    make_spec: SpecFunction
+    source: ModelSource | str
     owner: str
+
+    def load(self) -> ModelSource:
+        """The function or class.
+
+        Raises:
+            ConfigError: the path does not lead to one.
+        """
+        if not isinstance(self.source, str):
+            return self.source
+        module, _, attribute = self.source.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"architecture {self.architecture!r} was registered by {self.owner!r} as {self.source!r}, which cannot be "
+                f"imported: {error}. The form is 'module:attribute'",
+                setting="model",
+            ) from error
+
+    def make_spec(self, hf: HFConfig) -> DecoderSpec:
+        """The spec of a checkpoint with this config.json."""
+        return cast(SpecFunction, self.load())(hf)
 
 
 _entries: dict[str, Entry] = {}
@@ -43,17 +74,22 @@ def register(*architectures: str, owner: str = "quire") -> Callable[[SpecFunctio
     return decorate
 
 
+TRANSFORMERS = "quire.models.transformers_backend:TransformersModel"
+"""Runs what has no spec."""
+
+
 class ModelRegistry:
     """The public face of the table."""
 
     @staticmethod
     def register_model(
-        architecture: str, make_spec: SpecFunction | str, *, override: bool = False, owner: str = "plugin"
+        architecture: str, model: ModelSource | str, *, override: bool = False, owner: str = "plugin"
     ) -> None:
         """Add an architecture.
 
         Args:
-            make_spec: a function from the config to a `DecoderSpec`, or its path `module:attribute` (imported on first use).
+            model: a function from the config to a `DecoderSpec`, a `CausalLM` class, or the path `module:attribute` of either
+                (imported on first use).
             override: replace an existing entry; without it a second registration is an error.
             owner: who registers, for messages.
 
@@ -66,8 +102,7 @@ class ModelRegistry:
                 f"architecture {architecture!r} is already registered by {existing.owner!r}; {owner!r} must pass "
                 f"override=True to replace it"
             )
-        function = _lazy(make_spec) if isinstance(make_spec, str) else make_spec
-        _entries[architecture] = Entry(architecture, function, owner)
+        _entries[architecture] = Entry(architecture, model, owner)
 
     @staticmethod
     def get_supported_archs() -> list[str]:
@@ -92,7 +127,7 @@ class ModelRegistry:
         hint = f"; nearest: {', '.join(dict.fromkeys(nearest))}" if nearest else ""
         raise ConfigError(
             f"model architecture {', '.join(map(repr, wanted)) or '(none in config.json)'} has no spec{hint}. "
-            f"Supported: {', '.join(known)}",
+            f"model_impl='transformers' runs what Transformers knows. Supported: {', '.join(known)}",
             setting="model",
         )
 
@@ -100,11 +135,3 @@ class ModelRegistry:
 def _load_built_in() -> None:
     for family in BUILT_IN_FAMILIES:
         importlib.import_module(f"quire.models.{family}")
-
-
-def _lazy(path: str) -> SpecFunction:
-    def make_spec(hf: HFConfig) -> DecoderSpec:
-        module, _, attribute = path.partition(":")
-        return getattr(importlib.import_module(module), attribute)(hf)
-
-    return make_spec

@@ -167,7 +167,7 @@ class DeviceRunner(Runner):
             self._max_tokens,
             self._compute,
             self._prepare_empty,
-            not self._config.model.enforce_eager,
+            not self._config.model.enforce_eager and self._model.can_replay,
         )
         for _ in range(NUM_SLOTS):
             tokens_S = self._runtime.pinned(torch.zeros(self._max_rows, dtype=torch.int32))

@@ -12,7 +12,7 @@ from quire.config.kv_spec import KVCacheSpec
 from quire.core.kv_planner import plan_kv_cache
 from quire.errors import ConfigError
 from quire.kernels import ops
-from quire.model_loader.loader import build_model, build_spec
+from quire.model_loader.loader import build_model
 from quire.platforms.interface import DeviceRuntime, Platform
 from quire.worker.kv_budget import compute_kv_bytes
 
@@ -26,7 +26,7 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
     runtime = platform.runtime(config)
     platform.select_kernels(deterministic=config.model.deterministic)
     tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    model, selection = build_model(config, build_spec(config), platform, torch.device("meta"), tokens, rows)
+    model, selection = build_model(config, platform, torch.device("meta"), tokens, rows)
     numbers = model.describe()
     return {
         "kernels": _kernels(),

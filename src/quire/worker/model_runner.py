@@ -23,6 +23,7 @@ from quire.sample.sampler import Sampler, SamplerOutput
 from quire.worker.batch_state import BatchState
 from quire.worker.input_prep import InputPreparation, PreparedBatch
 from quire.worker.page_store import PageStore
+from quire.worker.pooling import Pooler
 from quire.worker.prompt_logprobs import PromptLogprobs
 from quire.worker.runner import Runner
 from quire.worker.step_diff import apply_diff
@@ -47,8 +48,11 @@ class ModelRunner(Runner):
         # Recording tells token rows from logits rows by their number, so the two must differ.
         self._max_tokens = max(config.scheduler.max_num_batched_tokens, self._max_rows + 1)
         free, _ = runtime.memory_info()
-        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows, free, communicator)
+        pools = config.model.pooling is not None
+        max_logits = 1 if pools else self._max_rows
+        self._loaded = load_model(config, platform, self._device, self._max_tokens, max_logits, free, communicator)
         self._model = self._loaded.model
+        self._pooler = Pooler(config, int(self._model.describe()["hidden"]), self._device) if pools else None
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
         self._sampler = Sampler(
@@ -57,7 +61,7 @@ class ModelRunner(Runner):
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None
         self._recorded: RecordedStep | None = None
-        self._recorded_logits_SV: torch.Tensor | None = None
+        self._recorded_out: torch.Tensor | None = None
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """One a layer."""
@@ -65,7 +69,7 @@ class ModelRunner(Runner):
 
     def untouched_bytes(self) -> int:
         """Buffers that get their memory only when they are used: the model's own, and logits once more for sampling."""
-        return self._model.workspace.num_bytes + self._max_rows * self._config.model.vocab_size * 4
+        return self._model.buffer_bytes + self._max_rows * self._config.model.vocab_size * 4
 
     @property
     def has_pages(self) -> bool:
@@ -80,14 +84,14 @@ class ModelRunner(Runner):
         self._state = BatchState(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
         self._inputs = InputPreparation(self._state, self._max_tokens, kv_cache.block_size)
         self._warm_up()
-        if not self._config.model.enforce_eager:
+        if not self._config.model.enforce_eager and self._model.can_replay:
             self._record()
 
     def free_pages(self) -> None:
         """Give the cache back; rows are forgotten with it."""
         self._pages = None
         self._recorded = None
-        self._recorded_logits_SV = None
+        self._recorded_out = None
         num_layers = len(self.kv_cache_specs())
         self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
 
@@ -101,18 +105,21 @@ class ModelRunner(Runner):
             total_num_tokens=1,
         )
         self._inputs.prepare(plan)
-        self._model.forward(self._inputs.step)
-        self._model.compute_logits(self._inputs.step)
+        self._compute()
         self._state.remove_row(0)
 
-    def _record(self) -> None:
-        """Record forward and logits once, at the largest sizes."""
+    def _compute(self) -> torch.Tensor:
+        """The prepared step's logits [S, V]; of a pooling model its hidden states [T, D]."""
         step = self._inputs.step
+        self._model.forward(step)
+        return self._model.compute_hidden(step) if self._pooler is not None else self._model.compute_logits(step)
+
+    def _record(self) -> None:
+        """Record a step once, at the largest sizes."""
         self._inputs.set_largest(self._max_tokens, self._max_rows)
 
         def run() -> None:
-            self._model.forward(step)
-            self._recorded_logits_SV = self._model.compute_logits(step)
+            self._recorded_out = self._compute()
 
         self._recorded = self._runtime.record(run, self._max_tokens, self._max_rows)
 
@@ -120,9 +127,13 @@ class ModelRunner(Runner):
         """Run one step."""
         begin = time.perf_counter()
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
+        if self._pooler is not None:
+            self._pooler.apply_diff(plan)
         if not plan.total_num_tokens:
             nothing = plan.rows[:0]
             return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
+        if self._pooler is not None:
+            return self._pool(plan, self._pooler, begin)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
         logits_SV = self._run_model()
@@ -137,16 +148,28 @@ class ModelRunner(Runner):
         output.step_ms = (time.perf_counter() - begin) * 1e3
         return output
 
+    def _pool(self, plan: SchedulerOutput, pooler: Pooler, begin: float) -> ModelRunnerOutput:
+        """A step of pooling requests, which get no tokens."""
+        starts_B = self._state.num_computed_R[plan.rows]
+        self._inputs.prepare(plan)
+        hidden_TD = self._run_model()
+        nothing = plan.rows[:0]
+        output = ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing, pooled={})
+        for result in pooler.pool(plan, starts_B, self._inputs.arrays.query_start_B, hidden_TD, self._state):
+            result.collect(result.values, output.pooled)
+        output.step_ms = (time.perf_counter() - begin) * 1e3
+        return output
+
     def _run_model(self) -> torch.Tensor:
-        """The step's logits [S, V]."""
+        """What `_compute` gives for the prepared step, replayed where it was recorded."""
         step = self._inputs.step
-        if self._recorded is not None and self._recorded_logits_SV is not None:
+        if self._recorded is not None and self._recorded_out is not None:
             self._recorded.replay(step.num_tokens, step.num_logits)
-            return self._recorded_logits_SV[: step.num_logits]
-        self._model.forward(step)
-        if not step.num_logits:
+            return self._recorded_out[: step.num_logits if self._pooler is None else step.num_tokens]
+        if not step.num_logits and self._pooler is None:
+            self._model.forward(step)
             return torch.empty(0, self._config.model.vocab_size)
-        return self._model.compute_logits(step)
+        return self._compute()
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""

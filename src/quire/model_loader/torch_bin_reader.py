@@ -1,0 +1,104 @@
+"""Reads `pytorch_model*.bin`: only when the user asks (`load_format="pt"`), and only tensors (`weights_only=True`).
+
+These files are pickles. PyTorch's restricted unpickler makes nothing but tensors and plain containers of them, but its
+parser is a larger surface than safetensors' header, so nothing chooses this by itself. Knows files; knows nothing of models.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.errors import ConfigError
+from quire.model_loader.device_reader import DTYPES
+from quire.model_loader.safetensors_reader import TensorInfo, matches
+
+INDEX_NAME = "pytorch_model.bin.index.json"
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class TorchBinReader:
+    """A folder's pickled weights: one file, or several with or without an index.
+
+    Files are memory-mapped where their format allows it (zip files of torch 1.6 and later).
+
+    Args:
+        path: the folder.
+        ignore_patterns: file names (shell patterns) that are not read.
+
+    Raises:
+        ConfigError: no such files, or one that holds something else than tensors.
+    """
+
+    def __init__(self, path: str | Path, ignore_patterns: Sequence[str] = ()) -> None:
+        self.path = Path(path)
+        self._tensors: dict[str, torch.Tensor] = {}
+        self.infos: dict[str, TensorInfo] = {}
+        for file in _files(self.path, ignore_patterns):
+            for name, tensor in _read(self.path / file).items():
+                if name in self._tensors:
+                    raise ConfigError(
+                        f"{self.path}: tensor {name!r} is in both {self.infos[name].file} and {file}; remove one, or name it "
+                        f"in ignore_patterns",
+                        setting="model",
+                    )
+                self._tensors[name] = tensor
+                dtype = _NAMES.get(tensor.dtype, str(tensor.dtype))
+                self.infos[name] = TensorInfo(file, dtype, tuple(tensor.shape), tensor.nbytes, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(info.num_bytes for info in self.infos.values())
+
+    def stream(self) -> Iterator[tuple[str, Any]]:
+        """(name, tensor), each handed over once."""
+        while self._tensors:
+            name = next(iter(self._tensors))
+            yield name, self._tensors.pop(name)
+
+
+def _files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
+    index = path / INDEX_NAME
+    if index.is_file():
+        try:
+            files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{index} is not an index with a weight_map: {error!r}", setting="model") from error
+        wrong = [file for file in files if os.path.basename(file) != file or not (path / file).is_file()]
+        if wrong:
+            raise ConfigError(
+                f"{index} names files that are not in its folder: {', '.join(wrong[:5])}", setting="model"
+            )
+    else:
+        names = sorted(os.listdir(path)) if path.is_dir() else []
+        files = [name for name in names if name.endswith((".bin", ".pt", ".pth")) and name != "training_args.bin"]
+    files = [file for file in files if not matches(file, ignore_patterns)]
+    if not files:
+        raise ConfigError(f"load_format='pt', but {path} has no *.bin, *.pt or *.pth", setting="load_format")
+    return files
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:  # files from before torch 1.6 are no zip files and cannot be mapped
+            if "mmap" not in str(error):
+                raise
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # the unpickler raises whatever a damaged file makes it meet
+        first = (str(error).splitlines() or ["no message"])[0]
+        raise ConfigError(
+            f"{file} holds something else than tensors, or is damaged ({type(error).__name__}: {first}); nothing of it was "
+            f"run. Convert it to safetensors where you trust it",
+            setting="model",
+        ) from error
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise ConfigError(f"{file} is not a table of tensors by name", setting="model")
+    return {str(name): tensor for name, tensor in content.items()}

@@ -1,0 +1,440 @@
+"""Any causal language model that Transformers knows, with attention over our pages: `model_impl="transformers"`.
+
+The module tree and its arithmetic are Transformers'; attention, the KV cache and the linear layers are Quire's. What its
+attention layers look like is found by running the tree once without memory (on torch's meta device). Slower than a spec:
+every operation is PyTorch's, and steps are neither recorded nor captured.
+
+Legend: T tokens, N query heads, K KV heads, H head size, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import json
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+
+from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
+from quire.config.hf_config import HFConfig
+from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.errors import ConfigError
+from quire.kernels.ops import LinearWeight
+from quire.layers.parallel import ParallelPlan
+from quire.models.interface import CausalLM, ModelContext, StepInputs
+
+ATTENTION = "quire"
+"""Our name among Transformers' attention implementations."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Heads:
+    """What one attention layer was called with, before sharding. `value_dim`: heads of values may be narrower than keys'."""
+
+    module: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int
+    soft_cap: float
+    has_sinks: bool
+
+
+class TransformersModel(CausalLM):
+    """A module tree of Transformers that runs on pages."""
+
+    can_replay = False
+
+    def __init__(self, context: ModelContext) -> None:
+        self.context = context
+        self.attention_backend = context.backend
+        self._heads = _heads_of(_key(context.hf))
+        self._layers = [_Layer(heads, context) for heads in self._heads]
+        self._hidden_TD = torch.empty(0, int(context.hf.hidden_size), device=context.device)
+        self._logits_SV = torch.zeros(context.max_logits, int(context.hf.vocab_size), device=context.device)
+        self._tree: Any = None
+        self._body: Any = None
+        self._given = _Given()
+        self._linear_bytes = 0
+
+    @classmethod
+    def attention_requests(
+        cls, hf: HFConfig, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
+    ) -> list[AttentionRequest]:
+        if plan.size > 1:
+            _check_plan(hf)
+        requests = [
+            AttentionRequest(
+                num_heads=_share(heads.heads, plan, "heads"),
+                num_kv_heads=_share(heads.kv_heads, plan, "KV heads"),
+                head_dim=heads.head_dim,
+                kv_dtype=kv_dtype,
+                block_size=block_size,
+                window=heads.window,
+                soft_cap=heads.soft_cap,
+                has_sinks=heads.has_sinks,
+                deterministic=deterministic,
+            )
+            for heads in _heads_of(_key(hf))
+        ]
+        return list(dict.fromkeys(requests))
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self._logits_SV.nbytes
+
+    def describe(self) -> dict[str, Any]:
+        tree = self._tree if self._tree is not None else _skeleton(_key(self.context.hf))
+        own = sum(tensor.numel() for tensor in tree.parameters())
+        plain = own * (self.context.activation_dtype if self._tree is not None else self.context.dtype).itemsize
+        return {
+            "implementation": f"transformers: {type(tree).__name__}",
+            "parameters": own + self._linear_bytes // self.context.dtype.itemsize,
+            "weight_bytes": plain + self._linear_bytes,
+            "workspace_bytes": self.buffer_bytes,
+            "dtype": str(self.context.dtype).removeprefix("torch."),
+            "quantization": self.context.linear_method.name,
+            "layers": len(self._layers),
+            "kv_bytes_per_token": sum(spec.bytes_per_token for spec in self.kv_cache_specs()),
+        }
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        return [layer.kv_cache_spec() for layer in self._layers]
+
+    def bind_kv_cache(self, kv_caches: list[torch.Tensor], group_of_layer: list[int]) -> None:
+        for layer, kv_cache, group in zip(self._layers, kv_caches, group_of_layer, strict=True):
+            layer.kv_cache, layer.group = kv_cache, group
+
+    # Weights.
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Transformers reads the checkpoint itself, since only it knows how names became modules; `weights` is not used.
+
+        Raises:
+            ConfigError: Transformers cannot read it, or names are missing or unknown (both lists).
+        """
+        from transformers import AutoModelForCausalLM
+
+        context = self.context
+        try:
+            tree, report = cast(Any, AutoModelForCausalLM).from_pretrained(
+                context.path,
+                config=_config(_key(context.hf)),
+                attn_implementation=ATTENTION,
+                dtype=context.dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise ConfigError(f"Transformers cannot load {context.path!r}: {error}", setting="model") from error
+        lists = {name: sorted(map(str, report.get(f"{name}_keys") or ())) for name in ("missing", "unexpected")}
+        if lists["missing"] or report.get("mismatched_keys"):
+            raise ConfigError(
+                f"the checkpoint's weights are not this architecture's. Missing: {lists['missing'][:20]}. Unexpected: "
+                f"{lists['unexpected'][:20]}. Of another shape: {report.get('mismatched_keys') or []}",
+                setting="model",
+            )
+        self._take(tree)
+
+    def load_dummy(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch.manual_seed(self.context.seed)
+        config = _config(_key(self.context.hf))
+        self._take(AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=self.context.dtype))
+
+    def _take(self, tree: Any) -> None:
+        """Put our layers in place of the tree's, and move the rest to the device."""
+        context, plan = self.context, self.context.plan
+        shards = _shards(context.hf) if plan.size > 1 else {}
+        prefix = tree.base_model_prefix
+        names = [name for name, module in tree.named_modules() if isinstance(module, torch.nn.Linear)]
+        tied = tree.get_output_embeddings()
+        widest = max((tree.get_submodule(name).in_features for name in names), default=0)
+        context.linear_method.reserve(context.max_tokens, widest, context.device)
+        for name in names:
+            linear = tree.get_submodule(name)
+            if linear is tied and linear.weight is tree.get_input_embeddings().weight:
+                continue
+            within = name.removeprefix(f"{prefix}.")
+            shard = next((kind for pattern, kind in shards.items() if fnmatch.fnmatchcase(within, pattern)), "none")
+            replaced = _Linear(linear, shard, context)
+            self._linear_bytes += context.linear_method.weight_bytes(
+                [name], replaced.out_features, replaced.in_features, context.dtype
+            )
+            _replace(tree, name, replaced)
+        tree = tree.to(device=context.device, dtype=context.activation_dtype).eval().requires_grad_(False)
+        for layer, heads in zip(self._layers, self._heads, strict=True):
+            tree.get_submodule(heads.module).quire_layer = layer
+        self._tree, self._body = tree, getattr(tree, prefix)
+        setattr(tree, prefix, self._given)
+
+    # One step.
+
+    @torch.no_grad()
+    def forward(self, step: StepInputs) -> torch.Tensor:
+        count = step.num_tokens
+        for layer in self._layers:
+            layer.metadata = step.attention[layer.group]
+        self._hidden_TD = self._body(
+            input_ids=step.input_ids[None, :count].long(),
+            position_ids=step.positions[None, :count].long(),
+            use_cache=False,
+        ).last_hidden_state[0]
+        return self._hidden_TD
+
+    @torch.no_grad()
+    def compute_logits(self, step: StepInputs) -> torch.Tensor:
+        """The tree's own head, with whatever it does to logits, over hidden states that are given to it."""
+        index = step.logits_index[: step.num_logits].long()
+        self._given.hidden = self._hidden_TD[index][None]
+        logits_SV = self._tree(input_ids=index[None], use_cache=False).logits[0]
+        out_SV = self._logits_SV[: step.num_logits]
+        out_SV.copy_(logits_SV)
+        return out_SV
+
+
+class _Given(torch.nn.Module):
+    """Stands where the tree has its layers, and answers with hidden states that were computed before."""
+
+    hidden: torch.Tensor
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        return MoeModelOutputWithPast(last_hidden_state=cast(Any, self.hidden))
+
+
+class _Linear(torch.nn.Module):
+    """A rank's share of a matrix, through the `LinearMethod`."""
+
+    def __init__(self, linear: torch.nn.Linear, shard: str, context: ModelContext) -> None:
+        super().__init__()
+        self._context, self._is_summed = context, shard == "rowwise"
+        plan, (rows, columns) = context.plan, linear.weight.shape
+        matrix = linear.weight.data
+        bias = None if linear.bias is None else linear.bias.data
+        if shard == "colwise":
+            mine = plan.rows(rows, rows, "a matrix's rows")
+            matrix, bias = matrix[mine], None if bias is None else bias[mine]
+        elif shard == "rowwise":
+            matrix = matrix[:, plan.columns(columns, columns, "a matrix's columns")]
+            bias = bias if plan.rank == 0 else None
+        method = context.linear_method
+        matrix = matrix.to(context.device, context.dtype).contiguous()
+        bias = None if bias is None else bias.to(context.device, torch.float32)
+        self.weight: LinearWeight = method.create(matrix, bias, context.dtype)
+        self.in_features, self.out_features = self.weight.in_features, self.weight.out_features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x_TK = x.reshape(-1, x.shape[-1]).contiguous()
+        out_TN = torch.empty(len(x_TK), self.out_features, dtype=x.dtype, device=x.device)
+        self._context.linear_method.apply(x_TK, self.weight, out_TN)
+        if self._is_summed:
+            self._context.communicator.all_reduce(out_TN)
+        return out_TN.view(*x.shape[:-1], -1)
+
+
+class _Layer:
+    """One attention layer's pages and constants."""
+
+    def __init__(self, heads: _Heads, context: ModelContext) -> None:
+        self._backend, self._context, self._heads = context.backend, context, heads
+        self.params = AttentionParams(
+            num_heads=_share(heads.heads, context.plan, "heads"),
+            num_kv_heads=_share(heads.kv_heads, context.plan, "KV heads"),
+            head_dim=heads.head_dim,
+            scale=heads.scale,
+            window=heads.window,
+            soft_cap=heads.soft_cap,
+            deterministic=context.deterministic,
+        )
+        self.kv_cache: torch.Tensor = torch.empty(0)
+        self.group = 0
+        self.metadata: AttentionMetadata | None = None
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        params, dtype = self.params, self._context.kv_dtype
+        return KVCacheSpec(
+            kind=KVKind.SLIDING_WINDOW if params.window else KVKind.FULL,
+            block_size=self._context.block_size,
+            bytes_per_token=2 * params.num_kv_heads * params.head_dim * dtype.itemsize,
+            num_kv_heads=params.num_kv_heads,
+            head_dim=params.head_dim,
+            dtype=str(dtype).removeprefix("torch."),
+            window=params.window,
+        )
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[1, N, T, H] and [1, K, T, H], rotated already, to [1, T, N, H]."""
+        heads, params, metadata = self._heads, self.params, cast(AttentionMetadata, self.metadata)
+        if heads.value_dim < heads.head_dim:
+            value = torch.nn.functional.pad(value, (0, heads.head_dim - heads.value_dim))
+        if sinks is not None and params.sinks is None:
+            plan = self._context.plan
+            mine = plan.groups(heads.heads, "heads")
+            params = self.params = dataclasses.replace(params, sinks=sinks[mine].float().contiguous())
+        qkv_TC = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, value)], dim=1)
+        out_TC = torch.empty(len(qkv_TC), params.num_heads * params.head_dim, dtype=qkv_TC.dtype, device=qkv_TC.device)
+        self._backend.attend(qkv_TC, self.kv_cache, metadata, params, out_TC, None)
+        return out_TC.view(1, len(out_TC), params.num_heads, params.head_dim)[..., : heads.value_dim]
+
+
+# What Transformers is asked before anything is loaded.
+
+
+def _key(hf: HFConfig) -> str:
+    return json.dumps(hf.to_dict(), sort_keys=True, default=str)
+
+
+def knows(hf: HFConfig) -> bool:
+    """Whether Transformers is installed and has the causal language model that this config names."""
+    try:
+        from transformers import AutoModelForCausalLM
+
+        classes: Any = AutoModelForCausalLM._model_mapping
+        config = type(_config(_key(hf)))
+        return config in classes and classes[config].__name__ in (hf.get("architectures") or ())
+    except (ImportError, ConfigError):
+        return False
+
+
+@functools.lru_cache(maxsize=2)
+def _config(key: str) -> Any:
+    """The config as Transformers' own class, with our attention.
+
+    Raises:
+        ConfigError: Transformers is not installed, or does not know the model type.
+    """
+    values = json.loads(key)
+    try:
+        from transformers import CONFIG_MAPPING, AttentionInterface
+    except ImportError as error:
+        raise ConfigError(
+            "model_impl='transformers' needs the extra: pip install 'quire[transformers]'", setting="model_impl"
+        ) from error
+    model_type = values.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"config.json's model_type={model_type!r} is not known to the installed Transformers; code from checkpoints is "
+            f"not run",
+            setting="model_impl",
+        )
+    AttentionInterface.register(ATTENTION, cast(Any, _attention))
+    config = CONFIG_MAPPING[model_type].from_dict(values)
+    config._attn_implementation = ATTENTION
+    return config
+
+
+@functools.lru_cache(maxsize=1)
+def _skeleton(key: str) -> Any:
+    """The module tree without memory."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            _config(key), attn_implementation=ATTENTION, dtype=torch.bfloat16
+        ).eval()
+
+
+@functools.lru_cache(maxsize=2)
+def _heads_of(key: str) -> tuple[_Heads, ...]:
+    """Every attention layer, in the order of computation.
+
+    Raises:
+        ConfigError: Transformers has no such model, or one whose attention does not go through its interface.
+    """
+    config = _config(key)
+    try:
+        tree = _skeleton(key)
+        found: list[_Heads] = []
+        names = {module: name for name, module in tree.named_modules()}
+        for module in tree.modules():
+            module.quire_found = found  # type: ignore[assignment]
+            module.quire_names = names  # type: ignore[assignment]
+        with torch.no_grad():
+            tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
+            tree(input_ids=tokens, position_ids=tokens, use_cache=False)
+        for module in tree.modules():
+            del module.quire_found, module.quire_names
+    except (ValueError, NotImplementedError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(
+            f"Transformers' {type(config).__name__} cannot run on pages: {type(error).__name__}: {error}",
+            setting="model_impl",
+        ) from error
+    if not found:
+        raise ConfigError(
+            f"Transformers' {type(config).__name__} has no attention that goes through its attention interface",
+            setting="model_impl",
+        )
+    return tuple(found)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """What Transformers calls in place of its own attention."""
+    layer: _Layer | None = getattr(module, "quire_layer", None)
+    if layer is not None:
+        return layer.attend(query, key, value, s_aux), None
+    if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+        raise NotImplementedError("its attention looks ahead")
+    module.quire_found.append(
+        _Heads(
+            module=module.quire_names[module],
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            head_dim=query.shape[3],
+            value_dim=value.shape[3],
+            scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
+            window=int(sliding_window or 0),
+            soft_cap=float(softcap or 0.0),
+            has_sinks=s_aux is not None,
+        )
+    )
+    return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _share(count: int, plan: ParallelPlan, what: str) -> int:
+    share = plan.groups(count, what)
+    return share.stop - share.start
+
+
+def _shards(hf: HFConfig) -> dict[str, str]:
+    """Which matrices are split how, from Transformers' own plan for the model."""
+    return dict(getattr(_config(_key(hf)), "base_model_tp_plan", None) or {})
+
+
+def _check_plan(hf: HFConfig) -> None:
+    """Raises ConfigError where Transformers' plan splits something that is not a plain matrix."""
+    shards = _shards(hf)
+    others = sorted({kind for kind in shards.values() if kind not in ("colwise", "rowwise")})
+    if not shards or others:
+        why = f"splits {', '.join(others)}" if shards else "is absent"
+        raise ConfigError(
+            f"tensor_parallel_size > 1 with model_impl='transformers': Transformers' plan for this model {why}; only column "
+            f"and row splits of matrices are supported",
+            setting="tensor_parallel_size",
+        )
+
+
+def _replace(tree: Any, name: str, module: torch.nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(tree.get_submodule(parent), last, module)
