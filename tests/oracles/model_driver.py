@@ -45,7 +45,9 @@ class ModelDriver:
         # Every group has pages of its own kind, and a page that nobody wrote must never be felt: fill them with noise.
         caches = [model.attention_backend.allocate(spec, num_blocks, model.device) for spec in specs]
         for cache in caches:
-            cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(seed)) * 10)
+            noise = torch.randn(cache.shape, generator=torch.Generator().manual_seed(seed)) * 10
+            for plane, values in zip(cache, noise, strict=True):
+                plane.copy_(values)  # one after the other: those of latents are the same memory
         model.bind_kv_cache(caches, group_of_layer)
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1
         table = order.view(max_rows, pages_a_row).int()

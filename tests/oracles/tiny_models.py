@@ -69,6 +69,21 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Exaone4ForCausalLM": {
         "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "DeepseekV2ForCausalLM": {
+        "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "topk_method": "group_limited_greedy", "n_group": 4,
+        "topk_group": 2,
+    },
+    "DeepseekV3ForCausalLM": {
+        "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": 0,
+    },
+    "MiniCPM3ForCausalLM": {
+        "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+        "v_head_dim": 20, "scale_emb": 3, "dim_model_base": 40,
+    },
 }  # fmt: skip
 
 _CHAT_TEMPLATE = (

@@ -76,6 +76,33 @@ class Attention:
 
 
 @dataclasses.dataclass(frozen=True)
+class MLA:
+    """Multi-head latent attention (DeepSeek-V2): all heads share one small latent a token and one rotated part of a key; each
+    head makes its own keys and values of the latent.
+
+    Attributes:
+        nope_dim: values of a query and a key head that come from the latent and do not rotate; `rope` rotates further ones.
+        value_dim: of a head.
+        kv_rank: size of the latent.
+        q_rank: of the queries' own latent; 0 means that queries come straight from the input.
+        norm: of both latents.
+        scale: of the scores; None means (nope_dim + rotary_dim) ** -0.5.
+        in_bias: of the matrices that make latents.
+    """
+
+    heads: int
+    nope_dim: int
+    value_dim: int
+    kv_rank: int
+    rope: Rope
+    norm: RMSNorm
+    q_rank: int = 0
+    scale: float | None = None
+    in_bias: bool = False
+    out_bias: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Temperature:
     """A query at position p is multiplied by 1 + growth * log(1 + floor((p + offset) / length))."""
 
@@ -136,7 +163,7 @@ class SideBySide:
     mixers: tuple[Mixer, ...]
 
 
-Mixer: TypeAlias = Attention
+Mixer: TypeAlias = Attention | MLA
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
 
@@ -181,7 +208,8 @@ class WeightNames:
         modules: our name → the checkpoint's module name, or several whose rows are stacked in that order. Ours outside
             layers: `embedding`, `positions`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k and v; or one
             each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head's stands alone),
-            `sinks`, `gate_up`, `up`, `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`. In a mixture:
+            `sinks`; of latent attention `q` or `q_a`, `q_a_norm`,
+            `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`, `out`; `gate_up`, `up`, `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`. In a mixture:
             `router`, `router_bias` (of the choice), `experts_gate_up` and `experts_down` (with `{expert}` for its number),
             `experts_gate_up_bias` and `experts_down_bias` ([experts, rows]), `shared_gate_up`, `shared_down`, `shared_gate`.
         prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.

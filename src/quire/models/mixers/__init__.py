@@ -2,9 +2,10 @@
 
 from quire.models.mixers.attention import AttentionLayer
 from quire.models.mixers.interface import LayerContext, MixerLayer
-from quire.models.spec import Attention, Mixer
+from quire.models.mixers.mla import MLALayer
+from quire.models.spec import MLA, Attention, Mixer
 
-MIXERS: dict[type, type[MixerLayer]] = {Attention: AttentionLayer}
+MIXERS: dict[type, type[MixerLayer]] = {Attention: AttentionLayer, MLA: MLALayer}
 
 __all__ = ["MIXERS", "LayerContext", "MixerLayer", "kind_of"]
 

@@ -1,0 +1,78 @@
+"""DeepSeek-V2 and V3 and what is built like them: multi-head latent attention, and mixtures in all but the first layers."""
+
+import dataclasses
+import math
+
+from quire.config.hf_config import HFConfig
+from quire.models.llama import LLAMA_NAMES
+from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures
+from quire.models.registry import register
+from quire.models.rope import Rope
+from quire.models.spec import MLA, DecoderSpec, GatedMLP, RMSNorm, WeightNames
+
+_LATENT = {
+    "q": "self_attn.q_proj",
+    "q_a": "self_attn.q_a_proj",
+    "q_a_norm": "self_attn.q_a_layernorm",
+    "q_b": "self_attn.q_b_proj",
+    "kv_a": "self_attn.kv_a_proj_with_mqa",
+    "kv_a_norm": "self_attn.kv_a_layernorm",
+    "kv_b": "self_attn.kv_b_proj",
+}
+LATENT_NAMES = LLAMA_NAMES.but(drop=("qkv", "q_norm", "k_norm"), **_LATENT)
+
+
+def latent_decoder(hf: HFConfig, weights: WeightNames = LATENT_NAMES, *, interleaved: bool) -> DecoderSpec:
+    """A decoder with latent attention whose layers are all dense."""
+    rope_dim, bias = hf.qk_rope_head_dim, bool(hf.get("attention_bias", False))
+    rope = dataclasses.replace(Rope.from_hf(hf, rope_dim), rotary_dim=rope_dim, interleaved=interleaved)
+    mixer = MLA(
+        heads=hf.num_attention_heads,
+        nope_dim=hf.qk_nope_head_dim,
+        value_dim=hf.get("v_head_dim") or hf.hidden_size // hf.num_attention_heads,
+        kv_rank=hf.kv_lora_rank,
+        q_rank=hf.get("q_lora_rank") or 0,
+        rope=rope,
+        # The latents' norms have an epsilon of their own, which no config tells.
+        norm=RMSNorm(1e-6),
+        scale=(hf.qk_nope_head_dim + rope_dim) ** -0.5 * _sharpening(rope) ** 2,
+        in_bias=bias,
+        out_bias=bias,
+    )
+    return DecoderSpec(
+        vocab=hf.vocab_size,
+        hidden=hf.hidden_size,
+        layers=hf.num_hidden_layers,
+        mixer=mixer,
+        mlp=GatedMLP(hf.intermediate_size, act=hf.hidden_act, bias=bool(hf.get("mlp_bias", False))),
+        norm=RMSNorm(hf.rms_norm_eps),
+        weights=weights,
+        max_positions=hf.max_position_embeddings,
+        tied_embeddings=bool(hf.get("tie_word_embeddings", False)),
+    )
+
+
+def _sharpening(rope: Rope) -> float:
+    """What the scores' scale is multiplied with, twice, where the context was stretched."""
+    scaling = rope.scaling
+    if scaling is None or not scaling.mscale_all_dim or scaling.factor <= 1:
+        return 1.0
+    return 0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1.0
+
+
+def _mixture_names() -> WeightNames:
+    return dataclasses.replace(EXPERT_NAMES.but(drop=("qkv", "q_norm", "k_norm"), **_LATENT))
+
+
+@register("DeepseekV2ForCausalLM")
+def deepseek_v2(hf: HFConfig) -> DecoderSpec:
+    """DeepSeek-V2, V2.5 and V2-Lite (whose queries have no latent), DeepSeek-Coder-V2."""
+    dense = latent_decoder(hf, interleaved=True)
+    return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf, has_bias=False), _mixture_names())
+
+
+@register("DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
+def deepseek_v3(hf: HFConfig) -> DecoderSpec:
+    """DeepSeek-V3 and R1, Kimi-K2, Moonlight. Layers that guess further tokens are not read."""
+    dense = latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True)))
+    return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), _mixture_names())
