@@ -14,7 +14,7 @@ import torch
 from quire.attention.interface import AttentionMetadata
 from quire.attention.selector import BUILT_IN_BACKENDS, select_backend
 from quire.config import HFConfig
-from quire.config.kv_spec import group_layers
+from quire.config.kv_spec import KVCacheSpec, KVKind, group_layers
 from quire.distributed.communicator import Communicator
 from quire.layers.parallel import ParallelPlan
 from quire.model_loader.loader import check_checkpoint
@@ -43,11 +43,7 @@ class ModelDriver:
         groups = group_layers(specs)
         group_of_layer = [next(g for g, group in enumerate(groups) if i in group.layers) for i in range(len(specs))]
         # Every group has pages of its own kind, and a page that nobody wrote must never be felt: fill them with noise.
-        caches = [model.attention_backend.allocate(spec, num_blocks, model.device) for spec in specs]
-        for cache in caches:
-            noise = torch.randn(cache.shape, generator=torch.Generator().manual_seed(seed)) * 10
-            for plane, values in zip(cache, noise, strict=True):
-                plane.copy_(values)  # one after the other: those of latents are the same memory
+        caches = [_noise(model, spec, num_blocks, seed) for spec in specs]
         model.bind_kv_cache(caches, group_of_layer)
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1
         table = order.view(max_rows, pages_a_row).int()
@@ -122,6 +118,17 @@ class ModelDriver:
             sequence.token_ids.append(token)
             new.append(token)
         return new
+
+
+def _noise(model: Decoder, spec: KVCacheSpec, num_blocks: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if spec.kind is KVKind.RECURRENT:  # bytes, with a rest behind each page as where kinds of layers share the memory
+        shape = (num_blocks, (spec.page_bytes + 63) // 64 * 64 + 64)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    cache = model.attention_backend.allocate(spec, num_blocks, model.device)
+    for plane, noise in zip(cache, torch.randn(cache.shape, generator=generator) * 10, strict=True):
+        plane.copy_(noise)  # one after the other: those of latents are the same memory
+    return cache
 
 
 def build_tiny(

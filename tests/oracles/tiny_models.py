@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.oracles.tiny_recurrent import RECURRENT
 
 VOCAB_SIZE = 384
 """At least 300: 256 bytes, the merges and the special tokens below, and some ids that no text makes."""
@@ -119,7 +120,8 @@ def make_tiny_model(
     path.mkdir(parents=True, exist_ok=True)
     shard = overrides.pop("max_shard_size", "1GB")
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**(_COMMON | _DEFAULTS.get(architecture, {}) | overrides))
+    own = _DEFAULTS.get(architecture) or RECURRENT.get(architecture, {})
+    config = model_class.config_class(**(_COMMON | own | overrides))
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     _randomize(model, seed)

@@ -13,10 +13,10 @@ import torch
 
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
-from quire.layers.linear import COLUMNS, ROWS, Decoded, LinearMethod
+from quire.layers.linear import Decoded, LinearMethod
 from quire.layers.parallel import ParallelPlan
 from quire.models.modules import Module
-from quire.models.weights import Block, Source
+from quire.models.weights import CONVOLUTION, TRANSPOSED, Block, Source
 
 
 class Sliceable(Protocol):
@@ -148,7 +148,7 @@ class Assembler:
         return flat[:count].view(shape)
 
     def _dtype_of(self, source: Source) -> torch.dtype:
-        is_matrix = source.module.columns > 0 and source.module.kind != "norm" and source.suffix != "bias"
+        is_matrix = source.module.columns > 0 and source.module.kind not in ("norm", "table") and source.suffix != "bias"
         return self._dtype if is_matrix else torch.float32
 
     def _finish(self, module: Module, unfinished: _Unfinished) -> Weight:
@@ -188,4 +188,6 @@ def _piece(source: Source, tensor: Sliceable, block: Block) -> torch.Tensor:
     piece = tensor[source.index(block)]
     if source.is_stack:  # one expert's part of a tensor of all
         piece = piece[0]
-    return piece.t() if source.stored.axes == (COLUMNS, ROWS) and not source.is_decoded else piece
+    if source.is_decoded:
+        return piece
+    return piece.t() if source.stored is TRANSPOSED else piece[:, 0] if source.stored is CONVOLUTION else piece

@@ -26,7 +26,7 @@ def describe_weights(
         if module.is_quantizable or is_head:
             weight_bytes += method.weight_bytes(module.sources, rows, columns, dtype)
         else:
-            weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.columns else 4)
+            weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.columns and module.kind != "table" else 4)
         weight_bytes += 4 * bias
     return {
         "parameters": parameters,

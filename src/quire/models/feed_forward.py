@@ -90,11 +90,15 @@ class FeedForwardLayer:
         if isinstance(self.mlp, GatedMLP):
             gate_up_T2I = views.wide(2 * self.width)
             method.apply(x_TD, self.linears["gate_up"], gate_up_T2I)
+            if self.mlp.scale != 1.0:
+                ops.scale_and_cap(gate_up_T2I, self.mlp.scale, 0.0)
             ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
         else:
             method.apply(x_TD, self.linears["up"], activated_TI)
             ops.activation(activated_TI, self.activation)
         method.apply(activated_TI, self.linears["down"], out_TD)
+        if isinstance(self.mlp, GatedMLP) and self.mlp.out_scale != 1.0:
+            ops.scale_and_cap(out_TD, self.mlp.out_scale, 0.0)
 
     def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
         """residual += the feed-forward of rms_norm(residual), in fewer passes. Over several ranks rank 0 adds its part to the

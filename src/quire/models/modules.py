@@ -13,7 +13,7 @@ from typing import Literal, cast
 from quire.layers.parallel import ParallelPlan
 from quire.models.spec import DecoderSpec, LayerNorm, Norm
 
-Kind = Literal["linear", "embedding", "norm", "vector", "experts"]
+Kind = Literal["linear", "embedding", "norm", "vector", "table", "experts"]
 Shard = Literal["none", "rows", "columns", "vocabulary"]
 
 
@@ -51,6 +51,7 @@ class Module:
         interleaved: the one source has the parts two by two, a row of one and a row of the other in turn.
         is_row: a vector that is stored as a matrix of one row.
         normalized: each row is divided by its length.
+        is_conv: a table that is stored as [rows, 1, columns], a convolution of each channel by itself.
         stacked: the name of the one tensor [experts, rows, columns] that may stand in the sources' place.
     """
 
@@ -72,6 +73,7 @@ class Module:
     is_row: bool = False
     deals: tuple[Deal, ...] = ()
     normalized: bool = False
+    is_conv: bool = False
 
     @property
     def is_quantizable(self) -> bool:
@@ -216,6 +218,12 @@ class LayerScope:
         """A bare tensor of one dimension."""
         is_row = name in self.spec.weights.row_vectors
         return Module(self._name(name), "vector", self._sources(name), (part,), shard=shard, is_row=is_row)
+
+    def table(
+        self, name: str, parts: tuple[Part, ...], columns: int = 0, *, shard: Shard = "none", is_conv: bool = False
+    ) -> Module:
+        """A bare tensor that stays float32: one number a row, or some."""
+        return Module(self._name(name), "table", self._sources(name), parts, columns, shard=shard, is_conv=is_conv)
 
     def embedding(self, name: str, rows: int, width: int, skip_rows: int = 0) -> Module:
         """A table of rows."""

@@ -54,6 +54,7 @@ class Attention:
         alibi: one slope a head; a score grows by slope * (key's position - query's position).
         output_gate: what attention gives is multiplied by the sigmoid of as many further columns of the query's matrix.
         temperature: queries grow with their position.
+        out_scale: multiplies the output.
     """
 
     heads: int
@@ -73,6 +74,7 @@ class Attention:
     alibi: tuple[float, ...] = ()
     output_gate: bool = False
     temperature: Temperature | None = None
+    out_scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +115,14 @@ class Temperature:
 
 @dataclasses.dataclass(frozen=True)
 class GatedMLP:
-    """down(act(gate(x)) * up(x)); `act` is a name as checkpoints use it (`silu`, `gelu_pytorch_tanh` …)."""
+    """down(act(gate(x)) * up(x)); `act` is a name as checkpoints use it (`silu`, `gelu_pytorch_tanh` …). `scale` multiplies
+    gate and up, `out_scale` the output."""
 
     intermediate: int
     act: str
     bias: bool = False
+    scale: float = 1.0
+    out_scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +159,79 @@ class MoE:
     scales_input: bool = False
     shared: GatedMLP | None = None
     shared_gate: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Mamba:
+    """Mamba's mixer: `channels` that decay each by itself, behind a convolution over `conv` tokens.
+
+    Attributes:
+        state: numbers a channel keeps.
+        dt_rank: columns from which a matrix makes the time steps.
+        norm: over time steps, B and C, each by itself; `norm_weights`: with weights.
+    """
+
+    channels: int
+    state: int
+    dt_rank: int
+    conv: int = 4
+    bias: bool = False
+    conv_bias: bool = True
+    norm: RMSNorm | None = None
+    norm_weights: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Mamba2:
+    """Mamba-2's mixer: heads with one decay each; `groups` of heads share B and C.
+
+    Attributes:
+        state: rows of a head's state, which has head_dim columns.
+        dt_limits: bounds of the time steps.
+        norm: over each of `norm_groups` parts of the heads' outputs; gated after it (`norm_first`) or before. None: a gate only.
+        scales: multiply the columns of the first matrix: gate, inputs, B, C, time steps.
+        out_scale: multiplies the output.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv: int = 4
+    bias: bool = False
+    out_bias: bool = False
+    conv_bias: bool = True
+    dt_limits: tuple[float, float] = (0.0, float("inf"))
+    norm: RMSNorm | None = None
+    norm_groups: int = 1
+    norm_first: bool = False
+    scales: tuple[float, ...] | None = None
+    out_scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaNet:
+    """Gated DeltaNet's mixer: `heads` of values share `key_heads` of queries and keys; outputs are normed by head, then gated.
+
+    Attributes:
+        beta_scale: multiplies the strength of writes, a sigmoid.
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    head_dim: int
+    norm: RMSNorm
+    conv: int = 4
+    beta_scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortConv:
+    """c * conv(b * x) over `conv` tokens, with b, c and x of one matrix."""
+
+    conv: int
+    bias: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 
 from quire.errors import ConfigError
-from quire.layers.linear import COLUMNS, PLAIN, ROWS, LinearMethod, Stored, UnquantizedLinear
+from quire.layers.linear import COLUMNS, PLAIN, ROWS, Axis, LinearMethod, Stored, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.models.modules import Deal, Module
 from quire.models.spec import DecoderSpec
 
 VECTOR, TRANSPOSED = Stored((ROWS,)), Stored((COLUMNS, ROWS))
+CONVOLUTION = Stored((ROWS, Axis("none"), COLUMNS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,10 +195,11 @@ def is_ignored(name: str, spec: DecoderSpec) -> bool:
 
 def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod) -> Iterator[Source]:
     is_stack = module.is_row or (bool(module.stacked) and module.sources == (module.stacked,))
-    is_bare = module.kind == "vector" or is_stack
+    is_bare = module.kind in ("vector", "table") or is_stack
     columns = module.local_columns(plan) if module.columns else None
     is_formatted = columns and not module.plain and (module.kind != "embedding" or method.stores_embeddings)
-    is_formatted = is_formatted and module.kind != "norm"
+    is_formatted = is_formatted and module.kind not in ("norm", "table")
+    plain = CONVOLUTION if module.is_conv else TRANSPOSED if module.transposed else PLAIN["weight"]
     prefix = "" if module.name == "lm_head" else prefix
     for name, (rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
         source = functools.partial(
@@ -208,7 +210,7 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
             full_name = prefix + name + (suffix if is_stack else f".{suffix}")
             yield source(name=full_name, suffix=suffix, stored=tensor, is_decoded=True)
         if stored is PLAIN:
-            tensor = VECTOR if not columns else TRANSPOSED if module.transposed else PLAIN["weight"]
+            tensor = plain if columns else VECTOR
             yield source(name=prefix + name + ("" if is_bare else ".weight"), suffix="weight", stored=tensor)
         if module.bias:
             yield source(name=f"{prefix}{name}.bias", suffix="bias", stored=VECTOR, columns=None)

@@ -51,6 +51,7 @@ class AttentionLayer(MixerLayer):
         )
         self.rope = None if mixer.rope is None else rotary_table(mixer.rope, context)
         self.narrow = heads * mixer.head_dim
+        self.can_fuse = mixer.out_scale == 1.0
         self._columns = (heads + 2 * kv_heads) * mixer.head_dim
         self.wide = self._columns + (self.narrow if mixer.output_gate else 0)
         if mixer.qk_norm is not None and not mixer.qk_norm.weight:
@@ -126,6 +127,8 @@ class AttentionLayer(MixerLayer):
         self.context.linear_method.apply(x_TD, self.linears["qkv"], qkv_TC)
         self._attend(step, qkv_TC, attended_TNH)
         self.context.linear_method.apply(attended_TNH, self.linears["out"], out_TD)
+        if self.mixer.out_scale != 1.0:
+            ops.scale_and_cap(out_TD, self.mixer.out_scale, 0.0)
 
     def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
         qkv_TC, attended_TNH = views.wide(self.wide), views.narrow(self.narrow)

@@ -1,0 +1,76 @@
+"""What mixers have in common that keep a state instead of keys and values: its place in the pages, and room to compute in.
+
+Knows where a state lies. Knows no arithmetic.
+Legend: T tokens, P pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quire.attention.interface import AttentionMetadata
+from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.models.interface import StepInputs
+from quire.models.mixers.interface import LayerContext, MixerLayer
+from quire.models.workspace import TokenViews
+
+if TYPE_CHECKING:
+    from quire.models.assembly import Weight
+
+
+class StateLayer(MixerLayer):
+    """A mixer with one state a request.
+
+    Args:
+        shapes: of the parts of a state, which lie one after the other in a page as float32.
+    """
+
+    def __init__(self, mixer: Any, context: LayerContext, *shapes: tuple[int, ...]) -> None:
+        super().__init__(mixer, context)
+        self._shapes = shapes
+        self._group = 0
+        self.states: list[torch.Tensor] = []
+        """Each part in all pages: [P, *shape]."""
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        num_bytes = 4 * sum(torch.Size(shape).numel() for shape in self._shapes)
+        return [
+            KVCacheSpec(
+                kind=KVKind.RECURRENT, block_size=self.context.block_size, bytes_per_token=num_bytes, dtype="float32"
+            )
+        ]
+
+    def bind_kv_cache(self, kv_caches: Sequence[torch.Tensor], groups: Sequence[int]) -> None:
+        (pages,), (self._group,) = kv_caches, groups
+        self.states, start = [], 0
+        for shape in self._shapes:
+            end = start + 4 * torch.Size(shape).numel()
+            self.states.append(pages[:, start:end].view(torch.float32).unflatten(1, shape))
+            start = end
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        if isinstance(weight, torch.Tensor):
+            weight = -weight.exp() if name.endswith("a_log") else weight
+            weight = weight.t().contiguous() if weight.dim() == 2 else weight  # kernels want channels side by side
+        super().set_weight(name, weight)
+
+    def metadata(self, step: StepInputs) -> AttentionMetadata:
+        """The step's batch, as this layer's pages see it."""
+        return step.attention[self._group]
+
+    def constant(self, name: str) -> torch.Tensor | None:
+        """A bare tensor of the checkpoint, if this layer has it."""
+        return self.tensors.get(name)
+
+    @staticmethod
+    def room(views: TokenViews, *columns: int) -> list[torch.Tensor]:
+        """Contiguous [T, columns] side by side in the wide buffer."""
+        buffer_TC = views.wide(sum(columns))
+        flat, tokens, start, parts = buffer_TC.view(-1), buffer_TC.shape[0], 0, list[torch.Tensor]()
+        for count in columns:
+            parts.append(flat[start : start + tokens * count].view(tokens, count))
+            start += tokens * count
+        return parts

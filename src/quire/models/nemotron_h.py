@@ -1,0 +1,65 @@
+"""Nemotron-H: each layer is one of Mamba-2, attention without positions, or a feed-forward."""
+
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+from quire.models.mamba import LENGTH, MAMBA_NAMES, check_silu
+from quire.models.registry import register
+from quire.models.spec import MLP, Attention, DecoderSpec, Mamba2, RMSNorm
+
+NEMOTRON_H_NAMES = MAMBA_NAMES.but(
+    before_mlp="norm",
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    out="mixer.o_proj",
+    up="mixer.up_proj",
+    down="mixer.down_proj",
+)
+KINDS = {
+    "M": "mamba",
+    "*": "attention",
+    "-": "mlp",
+    "E": "moe",
+    "linear_attention": "mamba",
+    "full_attention": "attention",
+}
+
+
+@register("NemotronHForCausalLM")
+def nemotron_h(hf: HFConfig) -> DecoderSpec:
+    """Nemotron-H; time steps have a lower bound only."""
+    check_silu(hf, "mamba_hidden_act")
+    pattern = hf.get("hybrid_override_pattern") or hf.get("layers_block_type") or hf.layer_types
+    kinds = [KINDS.get(kind, kind) for kind in pattern]
+    unknown = sorted({*kinds} - {"mamba", "attention", "mlp"})
+    if unknown:
+        raise ConfigError(
+            f"layers of kind {', '.join(unknown)} are not known in Nemotron-H (its experts have no gate); known: mamba,"
+            " attention, mlp",
+            setting="model",
+        )
+    bias = bool(hf.get("use_bias", False))
+    mamba = Mamba2(
+        heads=hf.mamba_num_heads,
+        head_dim=hf.mamba_head_dim,
+        groups=hf.n_groups,
+        state=hf.ssm_state_size,
+        conv=hf.get("conv_kernel", 4),
+        bias=bias,
+        out_bias=bias,
+        conv_bias=bool(hf.get("use_conv_bias", True)),
+        dt_limits=(float(hf.get("time_step_min", 0.001)), float("inf")),
+        norm=RMSNorm(hf.layer_norm_epsilon),
+        norm_groups=hf.n_groups,
+    )
+    attention = Attention(hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
+    mlp = MLP(hf.intermediate_size, hf.get("mlp_hidden_act", "relu2"), bool(hf.get("mlp_bias", False)))
+    return DecoderSpec(
+        vocab=hf.vocab_size,
+        hidden=hf.hidden_size,
+        layers=len(kinds),
+        mixer=tuple({"mamba": mamba, "attention": attention}.get(kind) for kind in kinds),
+        mlp=tuple(mlp if kind == "mlp" else None for kind in kinds),
+        norm=RMSNorm(hf.layer_norm_epsilon),
+        weights=NEMOTRON_H_NAMES,
+        max_positions=hf.get("max_position_embeddings", LENGTH),
+        tied_embeddings=bool(hf.get("tie_word_embeddings", False)),
+    )

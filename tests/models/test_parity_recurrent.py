@@ -1,0 +1,99 @@
+"""Recurrent layers and hybrids against Transformers in float32: the same greedy tokens, and logprobs within 1e-3, however a
+step is cut and wherever pages end."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
+from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("MambaForCausalLM", {}),
+    "mamba: biases, width 3, untied": (
+        "MambaForCausalLM",
+        {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "tie_word_embeddings": False},
+    ),
+    "falcon mamba": ("FalconMambaForCausalLM", {}),
+    "mamba2": ("Mamba2ForCausalLM", {}),
+    "mamba2: one group, bounded time steps, biases": (
+        "Mamba2ForCausalLM",
+        {"n_groups": 1, "time_step_limit": [0.3, 0.9], "use_bias": True, "num_heads": 16, "head_dim": 8},
+    ),
+    "jamba": ("JambaForCausalLM", {}),
+    "jamba: dense": ("JambaForCausalLM", {"num_experts": 1}),
+    "bamba": ("BambaForCausalLM", {}),
+    "bamba: four groups, biases": (
+        "BambaForCausalLM",
+        {"mamba_n_groups": 4, "mamba_proj_bias": True, "attention_bias": True, "attn_layer_indices": [0, 2]},
+    ),
+    "falcon h1": ("FalconH1ForCausalLM", {}),
+    "falcon h1: norm before the gate": ("FalconH1ForCausalLM", {"mamba_rms_norm": True}),
+    "falcon h1: gate before the norm": (
+        "FalconH1ForCausalLM",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
+    ),
+    "nemotron h": ("NemotronHForCausalLM", {}),
+    "granite hybrid": ("GraniteMoeHybridForCausalLM", {}),
+    "granite hybrid: dense, rotated": (
+        "GraniteMoeHybridForCausalLM", {"num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "lfm2": ("Lfm2ForCausalLM", {}),
+    "lfm2: biases, width 4, untied": ("Lfm2ForCausalLM", {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
+    "lfm2 moe": ("Lfm2MoeForCausalLM", {}),
+    "qwen3 next": ("Qwen3NextForCausalLM", {}),
+    "qwen3 next: one value head a key head, a dense layer": (
+        "Qwen3NextForCausalLM",
+        {"linear_num_value_heads": 2, "mlp_only_layers": [1], "attention_bias": True, "norm_topk_prob": False},
+    ),
+    "qwen3.5": ("Qwen3_5ForCausalLM", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_mixed_steps_give_transformers_tokens_and_logprobs(name, kernels, tiny):
+    architecture, overrides = SHAPES[name]
+    path = tiny(architecture, **overrides)
+    driver = ModelDriver(build_tiny(path))
+    for token_ids, logprobs in run_mixed(driver, seed=len(name)):
+        expected = oracle_logprobs(path, tuple(token_ids))[:-1]
+        torch.testing.assert_close(logprobs, expected, rtol=0, atol=TOLERANCE)
+        first_new = len(token_ids) - NEW_TOKENS
+        assert token_ids[first_new:] == expected[first_new - 1 :].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32])
+@pytest.mark.parametrize("name", ["mamba", "falcon h1", "lfm2", "qwen3 next"])
+def test_any_page_size_gives_the_same(name, block_size, kernels, tiny):
+    architecture, overrides = SHAPES[name]
+    path = tiny(architecture, **overrides)
+    (*_, token_ids) = prompts()
+    driver = ModelDriver(build_tiny(path, block_size=block_size), max_rows=2, pages_a_row=96)
+    logprobs = driver.prefill(Sequence(token_ids, row=1), chunk=24)
+    torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(token_ids)), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mamba", "bamba", "lfm2", "qwen3 next"])
+def test_a_prefix_that_another_request_computed_may_be_shared_at_a_page_border(name, kernels, tiny):
+    architecture, overrides = SHAPES[name]
+    path = tiny(architecture, **overrides)
+    driver = ModelDriver(build_tiny(path))
+    *_, first, second = prompts()
+    second = first[:32] + second[:20]
+    driver.prefill(Sequence(first, row=0), chunk=20)
+    for group in driver.step_inputs.attention:
+        group.block_table[1, :2] = group.block_table[0, :2]
+    logprobs = driver.prefill(Sequence(second, row=1, computed=32))
+    torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(second))[32:], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3 next"])
+def test_bfloat16_stays_close_to_float32(name, kernels, tiny):
+    """Weights in 16 bits; states, and the oracle, in float32."""
+    architecture, overrides = SHAPES[name]
+    path = tiny(architecture, dtype="bfloat16", **overrides)
+    (*_, token_ids) = prompts()
+    logprobs = ModelDriver(build_tiny(path, dtype="bfloat16")).prefill(Sequence(token_ids, row=0), chunk=16)
+    error = (logprobs - oracle_logprobs(path, tuple(token_ids))).abs()
+    assert error.max() < 0.5
+    assert error.mean() < 0.05
