@@ -1,11 +1,22 @@
 """The kinds of mixers: for each class of `models/spec.py`, the layer that runs it."""
 
 from quire.models.mixers.attention import AttentionLayer
+from quire.models.mixers.delta_net import DeltaNetLayer
 from quire.models.mixers.interface import LayerContext, MixerLayer
+from quire.models.mixers.mamba import MambaLayer
+from quire.models.mixers.mamba2 import Mamba2Layer
 from quire.models.mixers.mla import MLALayer
-from quire.models.spec import MLA, Attention, Mixer
+from quire.models.mixers.short_conv import ShortConvLayer
+from quire.models.spec import MLA, Attention, DeltaNet, Mamba, Mamba2, Mixer, ShortConv
 
-MIXERS: dict[type, type[MixerLayer]] = {Attention: AttentionLayer, MLA: MLALayer}
+MIXERS: dict[type, type[MixerLayer]] = {
+    Attention: AttentionLayer,
+    MLA: MLALayer,
+    Mamba: MambaLayer,
+    Mamba2: Mamba2Layer,
+    DeltaNet: DeltaNetLayer,
+    ShortConv: ShortConvLayer,
+}
 
 __all__ = ["MIXERS", "LayerContext", "MixerLayer", "kind_of"]
 
