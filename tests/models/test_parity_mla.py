@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.distributed.test_models_over_ranks import check
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+
+from quire.kernels import ops
+from quire.kernels.cpu import recording
+from quire.platforms.cpu import CpuPlatform
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 32,
@@ -17,26 +22,18 @@ LONG = {
     "short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 1.5, 2.0, 4.0],
 }  # fmt: skip
 
+ODD = {
+    "num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 60, "qk_nope_head_dim": 7, "v_head_dim": 9,
+    "kv_lora_rank": 19, "q_lora_rank": 11, "attention_bias": True, "first_k_dense_replace": 3,
+}  # fmt: skip
+
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "v2": ("DeepseekV2ForCausalLM", {}),
     "v2 lite: no latent of queries, any expert": (
         "DeepseekV2ForCausalLM",
         {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
     ),
-    "v3: 5 heads of odd sizes, biases, all layers dense": (
-        "DeepseekV3ForCausalLM",
-        {
-            "num_attention_heads": 5,
-            "num_key_value_heads": 5,
-            "hidden_size": 60,
-            "qk_nope_head_dim": 7,
-            "v_head_dim": 9,
-            "kv_lora_rank": 19,
-            "q_lora_rank": 11,
-            "attention_bias": True,
-            "first_k_dense_replace": 3,
-        },
-    ),  # fmt: skip
+    "v3: 5 heads of odd sizes, biases, all layers dense": ("DeepseekV3ForCausalLM", ODD),
     "v2: stretched": ("DeepseekV2ForCausalLM", {"rope_parameters": YARN}),
     "v3": ("DeepseekV3ForCausalLM", {}),
     "v3: stretched, no groups": (
@@ -98,3 +95,29 @@ def test_half_precision_stays_close_to_float32(dtype, kernels, tiny):
 def test_a_token_keeps_one_latent_and_one_rotated_part(reference_kernels, tiny):
     specs = build_tiny(tiny("DeepseekV3ForCausalLM")).kv_cache_specs()
     assert {(spec.kind, spec.bytes_per_token, spec.num_kv_heads) for spec in specs} == {("mla", (32 + 8) * 4, 1)}
+
+
+@pytest.mark.parametrize("layers", ["native", "fused"])
+def test_two_ranks_that_share_the_heads_compute_what_one_computes(layers, tmp_path, restored_choice):
+    names = ("v2 lite: no latent of queries, any expert", "v3", "minicpm3: stretched, tied")
+    models = {name: SHAPES[name] for name in names} | {
+        "v3: biases": ("DeepseekV3ForCausalLM", {"attention_bias": True})
+    }
+    check(2, tmp_path, models, layers)
+
+
+def test_a_step_of_latent_attention_is_recorded_once_and_replayed_for_any_batch(tiny, restored_choice):
+    CpuPlatform().select_kernels()
+    if ops.choices()["head_linear"].chosen.platform != "cpu":
+        pytest.skip("the native kernels are not built here")
+    path = tiny("MiniCPM3ForCausalLM")
+    driver = ModelDriver(build_tiny(path))
+    (*_, token_ids) = prompts()
+    driver.prefill(Sequence(token_ids[:20], row=1))
+    step = driver.step_inputs
+    step.num_tokens = 20
+    recorded = recording.record(lambda: driver.model.forward(step), 20, 1, runs=False)
+    assert recorded is not None
+    driver.model.forward = lambda step: recorded.replay(step.num_tokens, 0)
+    logprobs = driver.prefill(Sequence(token_ids, row=2), chunk=13)
+    torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(token_ids)), rtol=0, atol=TOLERANCE)
