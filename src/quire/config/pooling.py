@@ -33,7 +33,7 @@ SUFFIXES: dict[str, Convert] = {
 """How a pooling architecture's name ends, and what it gives. What is before it is its family."""
 ENCODERS = {
     **dict.fromkeys(
-        ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra", "ModernBert", "New", "GteNew", "Gte"), "cls"
+        ("Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "New", "GteNew", "Gte"), "cls"
     ),
     "NomicBert": "mean",
 }
@@ -60,6 +60,7 @@ _PROBLEMS = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
+TWO_WAY = "from_2_way_softmax"
 _POOLER_KEYS = (
     *("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", "softmax", "activation"),
     *("dimensions", "step_tag_id", "returned_token_ids"),
@@ -90,6 +91,7 @@ class PoolingConfig:
         activation: `normalize`, `softmax`, `sigmoid` or `none`.
         is_causal: a token sees only those before it; else a prompt is computed whole in one step.
         num_labels: numbers of a classifier; 0 for embeddings.
+        label_tokens: the tokens whose logits a classifier's numbers are, where the checkpoint is one that generates.
         dense: matrices between the pooled vector and the embedding.
         dimensions: the embedding's length where a request names none; 0 means all.
         matryoshka: the lengths that a request may ask for; (0,) means any, () means none.
@@ -106,6 +108,7 @@ class PoolingConfig:
     activation: str = "normalize"
     is_causal: bool = True
     num_labels: int = 0
+    label_tokens: tuple[int, ...] = ()
     dense: tuple[DenseConfig, ...] = ()
     dimensions: int = 0
     matryoshka: tuple[int, ...] = ()
@@ -169,7 +172,7 @@ def resolve_pooling(
             setting="convert",
         )
     used = asked or own or "embed"
-    labels = 0 if used == "embed" else _num_labels(hf_config)
+    labels = 0 if used == "embed" else _num_labels(hf_config, architecture)
     config = PoolingConfig(
         convert=used,
         family=family,
@@ -229,8 +232,13 @@ def _is_causal(architecture: str, family: str, hf_config: HFConfig) -> bool:
     return hf_config.get("is_causal") is not False and not hf_config.get("use_bidirectional_attention", False)
 
 
-def _num_labels(hf_config: HFConfig) -> int:
-    """Transformers writes the labels' names, or nothing where there are two."""
+def _num_labels(hf_config: HFConfig, architecture: str) -> int:
+    """Transformers writes the labels' names, or nothing where there are two. Reward models have one number, or two a step."""
+    if architecture.endswith("RewardModel"):
+        return 2 if "Process" in architecture else 1
+    tokens = hf_config.get("classifier_from_token")
+    if is_sequence(tokens) and len(tokens) == 2 and hf_config.get("method", TWO_WAY) == TWO_WAY:
+        return 1  # the softmax of two logits is the sigmoid of their difference
     labels = hf_config.to_dict().get("id2label") or hf_config.to_dict().get("label2id")
     return int(hf_config.get("num_labels") or (len(labels) if is_dict(labels) else 2))
 

@@ -196,7 +196,11 @@ class PoolingProcessor:
                 'the engine with hf_overrides={"is_matryoshka": true}',
                 param="dimensions",
             )
-        size = config.dense[-1].outputs if config.dense else int(self._model.hf_config.hidden_size)
+        size = (
+            config.dense[-1].outputs
+            if config.dense
+            else int(self._model.hf_config.get("hidden_size") or self._model.hf_config.n_embd)
+        )
         if asked > size or (config.matryoshka != (0,) and asked not in (*config.matryoshka, size)):
             allowed = f"1 to {size}" if config.matryoshka == (0,) else ", ".join(map(str, config.matryoshka))
             raise RequestError(f"dimensions={asked} is not one of the model's: {allowed}", param="dimensions")

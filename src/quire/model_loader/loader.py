@@ -27,7 +27,7 @@ from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, Ten
 from quire.model_loader.torch_bin_reader import TorchBinReader
 from quire.models.decoder import Decoder, attention_requests
 from quire.models.interface import CausalLM, ModelContext
-from quire.models.pooling.decoders import as_trunk, trunk_architectures
+from quire.models.pooling.trunk import as_trunk, trunk_architectures
 from quire.models.registry import TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
 from quire.models.weights import canonical_name, check_names, check_shapes, is_cache_scale
@@ -105,7 +105,7 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
     except (AttributeError, TypeError) as error:
         raise ConfigError(f"config.json does not fit {entry.architecture}: {error}", setting="model") from error
     if config.model.pooling is not None:
-        spec = as_trunk(spec)
+        spec = as_trunk(spec, config.model)
     return spec.without_windows() if config.model.disable_sliding_window else spec
 
 

@@ -16,7 +16,7 @@ from quire.layers.activation import kernel_activation
 from quire.layers.moe import Mixture
 from quire.models.interface import StepInputs
 from quire.models.mixers.interface import LayerContext
-from quire.models.modules import LayerScope, Module, Part
+from quire.models.modules import Deal, LayerScope, Module, Part
 from quire.models.spec import FeedForward, GatedMLP, MoE
 from quire.models.workspace import TokenViews, Workspace
 
@@ -52,11 +52,13 @@ class FeedForwardLayer:
             return
         wide = Part(mlp.intermediate, mlp.intermediate)
         if isinstance(mlp, GatedMLP):
-            yield scope.linear("gate_up", (wide, wide), bias=mlp.bias, shard="rows")
+            deals = (Deal((1, 0)),) if mlp.up_first else ()
+            yield scope.linear("gate_up", (wide, wide), bias=mlp.bias, shard="rows", deals=deals)
         else:
             yield scope.linear("up", (wide,), bias=mlp.bias, shard="rows")
+        down_bias = mlp.bias or (isinstance(mlp, GatedMLP) and mlp.down_bias)
         yield scope.linear(
-            "down", (scope.hidden,), mlp.intermediate, bias=mlp.bias, shard="columns", groups=mlp.intermediate
+            "down", (scope.hidden,), mlp.intermediate, bias=down_bias, shard="columns", groups=mlp.intermediate
         )
 
     def reserve(self, workspace: Workspace) -> None:

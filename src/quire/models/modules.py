@@ -126,6 +126,8 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
         modules.append(
             model.embedding("positions", spec.learned_positions.count, spec.hidden, spec.learned_positions.offset)
         )
+    if spec.token_types:
+        modules.append(model.embedding("token_types", spec.token_types, spec.hidden))
     if spec.embedding_norm is not None:
         modules.append(model.norm("embedding_norm", spec.embedding_norm, spec.hidden))
     for layer in range(spec.layers):
@@ -160,7 +162,8 @@ def norm_places(spec: DecoderSpec, layer: int) -> list[str]:
     """Where a layer has norms; a half that it lacks has none."""
     halves = [name for name, half in (("mixer", spec.mixers_of(layer)), ("mlp", spec.mlps()[layer])) if half]
     places = ("before_mixer", "after_mixer", "before_mlp", "after_mlp")
-    return [place for place in places if getattr(spec.placement, place) and place.partition("_")[2] in halves]
+    there = [place for place in places if getattr(spec.placement, place) and place.partition("_")[2] in halves]
+    return there if layer or spec.first_norm else [place for place in there if place != "before_mixer"]
 
 
 @dataclasses.dataclass(frozen=True)

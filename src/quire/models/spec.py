@@ -44,6 +44,7 @@ class Attention:
     Attributes:
         rope: None where positions come from elsewhere (learned, or none at all).
         window: a token sees itself and the window - 1 tokens before it; 0 means all.
+        causal: a token sees only those before it; without it every other (or window // 2 to either side).
         qk_norm: a norm of queries and keys; `qk_norm_span` says of what: each `head` with one weight for all of them, each
             of the `heads` with a weight of its own, or `all` heads at once.
         qk_norm_after_rope: the norm (of each `head`) comes after rotation.
@@ -62,6 +63,7 @@ class Attention:
     head_dim: int
     rope: Rope | None = None
     window: int = 0
+    causal: bool = True
     qk_norm: Norm | None = None
     qkv_bias: bool = False
     out_bias: bool = False
@@ -116,13 +118,15 @@ class Temperature:
 @dataclasses.dataclass(frozen=True)
 class GatedMLP:
     """down(act(gate(x)) * up(x)); `act` is a name as checkpoints use it (`silu`, `gelu_pytorch_tanh` …). `scale` multiplies
-    gate and up, `out_scale` the output."""
+    gate and up, `out_scale` the output. `up_first`: a checkpoint's one matrix for both holds up before gate."""
 
     intermediate: int
     act: str
     bias: bool = False
     scale: float = 1.0
     out_scale: float = 1.0
+    down_bias: bool = False
+    up_first: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +288,7 @@ class WeightNames:
 
     Attributes:
         modules: our name → the checkpoint's module name, or several whose rows are stacked in that order. Ours outside
-            layers: `embedding`, `positions`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k and v; or one
+            layers: `embedding`, `positions`, `token_types`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k and v; or one
             each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head's stands alone),
             `sinks`; of latent attention `q` or `q_a`, `q_a_norm`,
             `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`, `out`; `gate_up`, `up`, `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`. In a mixture:
@@ -325,7 +329,9 @@ class DecoderSpec:
     Attributes:
         mixer, mlp: one for all layers, or one for each; None for a layer that lacks this half.
         max_positions: the longest context that the checkpoint was made for.
+        token_types: rows of a table of segments that is added to the embeddings; 0 means none.
         embedding_norm: stands between the embeddings and the first layer.
+        first_norm: whether the first layer has the norm before its mixer, as the others have.
         embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits.
         logits_soft_cap: logits become cap * tanh(logits / cap); 0 means none.
         final_norm: whether a norm stands before the head.
@@ -344,7 +350,9 @@ class DecoderSpec:
     max_positions: int
     placement: Placement = PRE
     learned_positions: LearnedPositions | None = None
+    token_types: int = 0
     embedding_norm: Norm | None = None
+    first_norm: bool = True
     final_norm: bool = True
     tied_embeddings: bool = False
     lm_head_bias: bool = False

@@ -23,7 +23,7 @@ from quire.sample.sampler import Sampler, SamplerOutput
 from quire.worker.batch_state import BatchState
 from quire.worker.input_prep import InputPreparation, PreparedBatch
 from quire.worker.page_store import PageStore
-from quire.worker.pooling import Pooler
+from quire.worker.pooling import Pooler, make_pooler
 from quire.worker.prompt_logprobs import PromptLogprobs
 from quire.worker.runner import Runner
 from quire.worker.step_diff import apply_diff
@@ -48,11 +48,10 @@ class ModelRunner(Runner):
         # Recording tells token rows from logits rows by their number, so the two must differ.
         self._max_tokens = max(config.scheduler.max_num_batched_tokens, self._max_rows + 1)
         free, _ = runtime.memory_info()
-        pools = config.model.pooling is not None
-        max_logits = 1 if pools else self._max_rows
+        max_logits = self._max_rows if config.model.pooling is None else 1
         self._loaded = load_model(config, platform, self._device, self._max_tokens, max_logits, free, communicator)
         self._model = self._loaded.model
-        self._pooler = Pooler(config, int(self._model.describe()["hidden"]), self._device) if pools else None
+        self._pooler = make_pooler(config, self._model, self._device, self._max_tokens)
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
         self._sampler = Sampler(
@@ -83,6 +82,8 @@ class ModelRunner(Runner):
         max_len = self._config.model.max_model_len
         self._state = BatchState(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
         self._inputs = InputPreparation(self._state, self._max_tokens, kv_cache.block_size)
+        if self._pooler is not None:
+            self._inputs.step.token_types = self._pooler.token_types
         self._warm_up()
         if not self._config.model.enforce_eager and self._model.can_replay:
             self._record()
@@ -151,6 +152,7 @@ class ModelRunner(Runner):
     def _pool(self, plan: SchedulerOutput, pooler: Pooler, begin: float) -> ModelRunnerOutput:
         """A step of pooling requests, which get no tokens."""
         starts_B = self._state.num_computed_R[plan.rows]
+        pooler.set_token_types(plan, starts_B)
         self._inputs.prepare(plan)
         hidden_TD = self._run_model()
         nothing = plan.rows[:0]

@@ -14,7 +14,7 @@ import torch
 
 from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
-from quire.kernels import ops
+from quire.kernels import ops, recurrent
 from quire.kernels.head_norm import head_norm
 from quire.layers.parallel import ParallelPlan
 from quire.models.assembly import NormWeight
@@ -46,6 +46,7 @@ class AttentionLayer(MixerLayer):
             scale=mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale,
             window=mixer.window,
             soft_cap=mixer.soft_cap,
+            causal=mixer.causal,
             deterministic=context.deterministic,
             alibi_slopes=_local_slopes(mixer, context),
         )
@@ -92,6 +93,7 @@ class AttentionLayer(MixerLayer):
                 kv_dtype=kv_dtype,
                 block_size=block_size,
                 window=mixer.window,
+                causal=mixer.causal,
                 soft_cap=mixer.soft_cap,
                 has_sinks=mixer.sinks,
                 has_alibi=bool(mixer.alibi),
@@ -107,15 +109,16 @@ class AttentionLayer(MixerLayer):
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         context, params = self.context, self.params
+        window = self.mixer.window if self.mixer.causal else 0  # a whole prompt is one step: nothing falls behind
         return [
             KVCacheSpec(
-                kind=KVKind.SLIDING_WINDOW if self.mixer.window > 0 else KVKind.FULL,
+                kind=KVKind.SLIDING_WINDOW if window > 0 else KVKind.FULL,
                 block_size=context.block_size,
                 bytes_per_token=2 * params.num_kv_heads * params.head_dim * context.kv_dtype.itemsize,
                 num_kv_heads=params.num_kv_heads,
                 head_dim=params.head_dim,
                 dtype=str(context.kv_dtype).removeprefix("torch."),
-                window=self.mixer.window,
+                window=window,
             )
         ]
 
@@ -157,7 +160,7 @@ class AttentionLayer(MixerLayer):
                 qkv_TC[:, : self.narrow] *= self._growth_L[step.positions[: len(qkv_TC)]][:, None]
             backend.forward(qkv_TC, *pages, out_TNH)
         if gate_TNH is not None:
-            ops.sigmoid_gate(out_TNH, gate_TNH)
+            recurrent.gate(out_TNH, gate_TNH, "sigmoid", out_TNH)
 
     def _norm_heads(self, qkv_TC: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
         """What precedes rotation: done here, or weights and epsilon for a backend that does it."""

@@ -1,0 +1,1 @@
+"""Models that pool: what stands on top of the layers, and which layers those are."""

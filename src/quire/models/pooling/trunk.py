@@ -1,0 +1,101 @@
+"""From a pooling model's configuration to the layers that it runs and the head on top of them.
+
+The layers are those of a generating model, without its matrix of logits. Knows names and shapes; reads no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quire.config import HFConfig, ModelConfig, PoolingConfig
+from quire.config.pooling import ENCODERS, POSITIONS_AFTER_PADDING
+from quire.models.pooling.head import HeadLayer
+from quire.models.spec import DecoderSpec
+
+HEAD_NAMES = (
+    *("lm_head.*", "score.*", "v_head.*", "classifier.*", "pooler.*", "*.pooler.*", "head.*", "cls.*", "decoder.*"),
+    *("dense.*", "qa_outputs.*", "linear.*"),
+)
+"""Names of a checkpoint that are no layer's: what of them is needed is read as the head."""
+SCORE = ("score", "model.score", "classifier")
+REWARD_HEADS: dict[str, tuple[str, ...]] = {"InternLM2": ("v_head",)}
+"""Families whose reward models have one matrix without a bias, under a name of their own."""
+
+
+def trunk_architectures(config: ModelConfig) -> list[str]:
+    """The architectures whose layers a checkpoint has, its own first: the generating model of the family, or the bare one."""
+    if config.pooling is None:
+        return [config.architecture]
+    family = config.pooling.family
+    return [config.architecture, *(family + suffix for suffix in ("ForCausalLM", "LMHeadModel", "Model"))]
+
+
+def as_trunk(spec: DecoderSpec, config: ModelConfig) -> DecoderSpec:
+    """A model without its matrix of logits, in which a token sees what the checkpoint was trained to see."""
+    if not _pooling(config).is_causal:
+        spec = spec.with_attention(causal=False)
+    weights = dataclasses.replace(spec.weights, ignored=(*spec.weights.ignored, *HEAD_NAMES))
+    # A head that is tied to the embeddings has no tensor of its own: the checkpoint's is neither expected nor missed.
+    return dataclasses.replace(spec, weights=weights, tied_embeddings=True, lm_head_bias=False)
+
+
+def pooling_head(config: ModelConfig, hidden: int) -> tuple[HeadLayer, ...]:
+    """What stands between pooled hidden states and the model's numbers."""
+    pooling = _pooling(config)
+    if pooling.embeds:
+        return tuple(
+            HeadLayer(("linear",), dense.inputs, dense.outputs, dense.bias, dense.activation, dense.folder)
+            for dense in pooling.dense
+        )
+    labels, is_classifier = pooling.num_labels, pooling.convert == "classify"
+    if pooling.label_tokens:
+        names = ("lm_head", "model.embed_tokens", "embed_tokens")
+        return (HeadLayer(names, hidden, labels, bias=False, token_ids=pooling.label_tokens),)
+    if config.architecture.endswith("RewardModel"):
+        return _reward_head(pooling, hidden)
+    if pooling.family == "ModernBert":
+        return _modernbert_head(config.hf_config, hidden, labels)
+    if pooling.family in POSITIONS_AFTER_PADDING and is_classifier:
+        dense = HeadLayer(("classifier.dense",), hidden, hidden, activation="tanh")
+        return (dense, HeadLayer(("classifier.out_proj",), hidden, labels))
+    if pooling.family in ENCODERS and is_classifier:
+        names = ("pooler.dense", *(f"{prefix}.pooler.dense" for prefix in ("bert", "nomic_bert", "new", "gte")))
+        return (HeadLayer(names, hidden, hidden, activation="tanh"), HeadLayer(("classifier",), hidden, labels))
+    return (HeadLayer(SCORE, hidden, labels, bias=not is_classifier),)
+
+
+def _reward_head(pooling: PoolingConfig, hidden: int) -> tuple[HeadLayer, ...]:
+    """Two matrices with a ReLU between, unless the family has its own."""
+    if pooling.family in REWARD_HEADS:
+        return (HeadLayer(REWARD_HEADS[pooling.family], hidden, 1, bias=False),)
+    first = HeadLayer(("score.0",), hidden, hidden, activation="relu")
+    return (first, HeadLayer(("score.2",), hidden, pooling.num_labels))
+
+
+def _modernbert_head(hf: HFConfig, hidden: int, labels: int) -> tuple[HeadLayer, ...]:
+    dense = HeadLayer(
+        ("head.dense",),
+        hidden,
+        hidden,
+        bias=bool(hf.get("classifier_bias", False)),
+        activation=hf.get("classifier_activation", "gelu"),
+        norm=("head.norm",),
+        norm_eps=hf.get("norm_eps", 1e-5),
+    )
+    return (dense, HeadLayer(("classifier",), hidden, labels))
+
+
+def _pooling(config: ModelConfig) -> PoolingConfig:
+    if config.pooling is None:
+        raise ValueError(f"{config.architecture} does not pool")
+    return config.pooling
+
+
+def _reward_head(pooling: PoolingConfig, hidden: int) -> tuple[HeadLayer, ...]:
+    """Two matrices with a ReLU between, unless the family has its own."""
+    if pooling.family in REWARD_HEADS:
+        return (HeadLayer(REWARD_HEADS[pooling.family], hidden, 1, bias=False),)
+    return (
+        HeadLayer(("score.0",), hidden, hidden, activation="relu"),
+        HeadLayer(("score.2",), hidden, pooling.num_labels),
+    )

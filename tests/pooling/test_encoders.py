@@ -1,0 +1,89 @@
+"""Encoders against Transformers in float32: hidden states, classifiers, pairs of texts; alone and in mixed batches."""
+
+import numpy as np
+import pytest
+import torch
+from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle, logits, pooled
+
+from quire import LLM, PoolingParams
+
+from .conftest import SETTINGS, as_dicts
+
+ENCODERS = {
+    "Bert": {"num_attention_heads": 4, "layer_norm_eps": 1e-5},
+    "Roberta": {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 130},
+    "XLMRoberta": {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 140},
+    "Camembert": {"pad_token_id": 1, "max_position_embeddings": 140},
+    "ModernBert": {"local_attention": 16, "num_hidden_layers": 4, "classifier_pooling": "mean"},
+    "NomicBert": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "Gte": {"type_vocab_size": 1},
+}
+WHOLE = SETTINGS | {"max_num_batched_tokens": 160}
+STEPS = {"roomy": {}, "few rows": {"max_num_seqs": 2, "max_num_batched_tokens": 128}, "eager": {"enforce_eager": True}}
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("family", ENCODERS)
+def test_hidden_states_are_transformers(family, steps, tiny, prompts):
+    architecture = f"{family}Model"
+    path = tiny(architecture, **ENCODERS[family])
+    oracle = load_pooling_oracle(path, architecture)
+    params = PoolingParams(task="token_embed", use_activation=False)
+    with LLM(str(path), **(WHOLE | STEPS[steps])) as llm:
+        for batch in (prompts, prompts[::-1]):
+            for prompt, output in zip(batch, llm.encode(as_dicts(batch), params, use_tqdm=False), strict=True):
+                np.testing.assert_allclose(output.outputs.data, hidden_states(oracle, prompt).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+def test_an_encoder_pools_as_it_is_told(kind, tiny, prompts):
+    path = tiny("BertModel", **ENCODERS["Bert"])
+    oracle = load_pooling_oracle(path, "BertModel")
+    with LLM(str(path), pooler_config={"seq_pooling_type": kind.upper()}, **WHOLE) as llm:
+        outputs = llm.embed(as_dicts(prompts), use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        vector = torch.nn.functional.normalize(pooled(hidden_states(oracle, prompt), kind), dim=0)
+        np.testing.assert_allclose(output.outputs.embedding, vector.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("family", ENCODERS)
+def test_classifiers_are_transformers(family, labels, tiny, prompts):
+    architecture = f"{family}ForSequenceClassification"
+    path = tiny(architecture, num_labels=labels, **ENCODERS[family])
+    oracle = load_pooling_oracle(path, architecture)
+    expected = torch.stack([logits(oracle, prompt) for prompt in prompts])
+    wanted = expected.sigmoid() if labels == 1 else expected.softmax(-1)
+    with LLM(str(path), **WHOLE) as llm:
+        outputs = llm.classify(as_dicts(prompts), use_tqdm=False)
+    np.testing.assert_allclose([output.outputs.probs for output in outputs], wanted.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Bert", "XLMRoberta", "ModernBert", "NomicBert", "Gte"])
+def test_token_classifiers_are_transformers(family, tiny, prompts):
+    architecture = f"{family}ForTokenClassification"
+    path = tiny(architecture, num_labels=5, **ENCODERS[family])
+    oracle = load_pooling_oracle(path, architecture)
+    with LLM(str(path), **WHOLE) as llm:
+        outputs = llm.encode(as_dicts(prompts), use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        np.testing.assert_allclose(output.outputs.data, logits(oracle, prompt).softmax(-1).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Bert", "NomicBert"])
+def test_segments_of_pairs_reach_the_model_also_beside_prompts_without(family, tiny, prompts):
+    architecture = f"{family}ForSequenceClassification"
+    path = tiny(architecture, num_labels=1, **ENCODERS[family])
+    oracle = load_pooling_oracle(path, architecture)
+    types = [[int(place > len(prompt) // 2) for place in range(len(prompt))] for prompt in prompts]
+    params = [PoolingParams(token_type_ids=row if index % 2 else None) for index, row in enumerate(types)]
+    expected = [
+        logits(oracle, prompt, **({"token_type_ids": torch.tensor([types[index]])} if index % 2 else {})).sigmoid()
+        for index, prompt in enumerate(prompts)
+    ]
+    with LLM(str(path), **WHOLE) as llm:
+        outputs = llm.classify(as_dicts(prompts), pooling_params=params, use_tqdm=False)
+        again = llm.classify(as_dicts(prompts), use_tqdm=False)
+    np.testing.assert_allclose([output.outputs.probs for output in outputs], torch.stack(expected).numpy(), atol=1e-4)
+    plain = torch.stack([logits(oracle, prompt).sigmoid() for prompt in prompts])
+    np.testing.assert_allclose([output.outputs.probs for output in again], plain.numpy(), atol=1e-4)
