@@ -64,7 +64,7 @@ HELP = {
     "convert": "what a pooling model gives: auto (as its architecture), embed, classify or reward",
     "task": "older spelling of runner and convert: generate, embed, classify, score or reward",
     "pooler_config": 'JSON object: how to pool, for example {"seq_pooling_type": "MEAN", "use_activation": false}',
-    "load_format": "auto, safetensors, pt (pickled tensors, only when asked) or dummy (random weights)",
+    "load_format": "auto, safetensors, pt (pickled tensors), sharded_state (saved by Quire) or dummy (random weights)",
     "download_dir": "where downloads are kept",
     "ignore_patterns": "file name patterns not to read",
     "block_size": "tokens a KV-cache page (16)",

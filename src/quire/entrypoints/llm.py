@@ -276,6 +276,17 @@ class LLM(PoolingMethods):
         """Call a worker's method on every worker."""
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Write each rank's finished weights to a folder, which `load_format="sharded_state"` reads without any work.
+
+        The configuration files and the tokenizer are not copied.
+
+        Args:
+            pattern: of file names, with `{rank}` and `{part}`.
+            max_size: bytes a file, about.
+        """
+        self.collective_rpc("save_sharded_state", args=(path, pattern, max_size))
+
     def shutdown(self) -> None:
         """Give everything back; may be called twice."""
         self.llm_engine.shutdown()

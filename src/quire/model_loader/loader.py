@@ -24,7 +24,9 @@ from quire.logger import init_logger
 from quire.model_loader.device_reader import DTYPES, upload_tensors
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
+from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, load_state, save_state
 from quire.model_loader.torch_bin_reader import TorchBinReader
+from quire.models.assembly import Sliceable
 from quire.models.decoder import Decoder, attention_requests
 from quire.models.interface import CausalLM, ModelContext
 from quire.models.pooling.trunk import as_trunk, trunk_architectures
@@ -206,9 +208,11 @@ def load_weights(model: CausalLM, config: EngineConfig, uploads: UploadStream | 
     load_format = config.load.load_format
     if not isinstance(model, Decoder):
         return _load_class(model, config)
+    if load_format == "sharded_state":
+        model.take_weights(load_state(model, _weights_folder(config)))
+        return int(model.describe()["weight_bytes"])
     if load_format == "dummy":
-        sources = model.sources.values()
-        model.load_weights(dummy_weights(sources, model.spec, config.model.seed, model.dtype, model.device))
+        model.load_weights(_random_weights(model, config))
         return int(model.describe()["weight_bytes"])
     reader = open_weights(config)
     check_checkpoint(model, reader.infos)
@@ -222,6 +226,29 @@ def load_weights(model: CausalLM, config: EngineConfig, uploads: UploadStream | 
     return reader.num_bytes
 
 
+def _random_weights(model: Decoder, config: EngineConfig) -> Iterator[tuple[str, Sliceable]]:
+    return dummy_weights(model.sources.values(), model.spec, config.model.seed, model.dtype, model.device)
+
+
+def save_sharded_state(
+    model: CausalLM, config: EngineConfig, path: str, pattern: str | None, max_size: int | None
+) -> list[str]:
+    """Assemble the weights once more, each to be written as soon as it is finished; returns the files' names.
+
+    Raises:
+        ConfigError: the model is a class of its own, was loaded from such a state, or the files cannot be written.
+    """
+    if not isinstance(model, Decoder) or config.load.load_format == "sharded_state":
+        raise ConfigError(
+            "only a model with a spec that was loaded from a checkpoint can be saved", setting="load_format"
+        )
+    if config.load.load_format == "dummy":
+        weights = _random_weights(model, config)
+    else:
+        weights = with_progress(open_weights(config))
+    return save_state(model, model.assemble(weights), path, pattern or PATTERN, max_size or MAX_BYTES)
+
+
 def open_weights(config: EngineConfig) -> WeightReader:
     """The checkpoint's files, by `load_format`.
 
@@ -230,7 +257,7 @@ def open_weights(config: EngineConfig) -> WeightReader:
     """
     load_format = config.load.load_format
     if load_format not in READERS:
-        allowed = ", ".join(("dummy", *READERS))
+        allowed = ", ".join(("dummy", "sharded_state", *READERS))
         raise ConfigError(f"load_format={load_format!r} is not supported; allowed: {allowed}", setting="load_format")
     return READERS[load_format](_weights_folder(config), config.load.ignore_patterns)
 

@@ -180,6 +180,15 @@ class Decoder(CausalLM):
         Raises:
             ConfigError: names are missing or unknown; lists both.
         """
+        self.take_weights(self.assemble(weights))
+
+    def take_weights(self, weights: Iterable[tuple[str, Weight]]) -> None:
+        """Finished weights, by module."""
+        for name, weight in weights:
+            self._set_weight(name, weight)
+
+    def assemble(self, weights: Iterable[tuple[str, Sliceable]]) -> Iterator[tuple[str, Weight]]:
+        """(module, weight), each as soon as its last part came; raises as `load_weights`."""
         assembler = Assembler(self.sources, self.plan, self.dtype, self.device, self.linear_method)
         unexpected: list[str] = []
         seen: list[str] = []
@@ -189,7 +198,7 @@ class Decoder(CausalLM):
                 seen.append(canonical)
                 finished = assembler.add(canonical, tensor)
                 if finished is not None:
-                    self._set_weight(finished[0].name, finished[1])
+                    yield finished[0].name, finished[1]
             elif not weight_table.is_ignored(name, self.spec):
                 unexpected.append(name)
         if unexpected or assembler.missing():

@@ -22,6 +22,7 @@ from quire.kernels import ops
 from quire.kernels.step_buffers import HEADER
 from quire.logger import init_logger
 from quire.model_loader import load_model
+from quire.models.interface import CausalLM
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
 from quire.sample.device_sampler import DeviceSampled, DeviceSampler
 from quire.sample.logits_processor import load_logits_processors
@@ -138,6 +139,11 @@ class DeviceRunner(Runner):
         self._logits: dict[int, torch.Tensor] = {}
         self._slots: list[_Slot] = []
         self._next_slot = 0
+
+    @property
+    def model(self) -> CausalLM:
+        """The loaded model."""
+        return self._model
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """One a layer."""

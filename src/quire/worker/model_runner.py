@@ -17,6 +17,7 @@ from quire.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from quire.distributed.communicator import Communicator
 from quire.logger import init_logger
 from quire.model_loader import load_model
+from quire.models.interface import CausalLM
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
 from quire.sample.logits_processor import load_logits_processors
 from quire.sample.sampler import Sampler, SamplerOutput
@@ -61,6 +62,11 @@ class ModelRunner(Runner):
         self._pages: PageStore | None = None
         self._recorded: RecordedStep | None = None
         self._recorded_out: torch.Tensor | None = None
+
+    @property
+    def model(self) -> CausalLM:
+        """The loaded model."""
+        return self._model
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """One a layer."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.models.interface import CausalLM
 from quire.platforms.interface import DeviceRuntime, Platform
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class Runner(abc.ABC):
         runtime: DeviceRuntime,
         communicator: "Communicator | None" = None,
     ) -> None: ...
+
+    @property
+    @abc.abstractmethod
+    def model(self) -> CausalLM:
+        """The loaded model."""
 
     @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:

@@ -144,6 +144,12 @@ class Worker:
         if (tags is None or "kv_cache" in tags) and self._kv_cache is not None and not self.runner.has_pages:
             self.runner.allocate(self._kv_cache)
 
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> list[str]:
+        """Write this rank's finished weights (`model_loader/sharded_state.py`); returns the files' names."""
+        from quire.model_loader.loader import save_sharded_state
+
+        return save_sharded_state(self.runner.model, self.config, path, pattern, max_size)
+
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""
         free, total = self.runtime.memory_info()
