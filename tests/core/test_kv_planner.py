@@ -83,12 +83,14 @@ def test_layers_that_cannot_share_a_pool_are_refused(specs: list[KVCacheSpec]) -
 
 
 def test_a_kind_without_rules_is_refused_by_name() -> None:
-    spec = KVCacheSpec(kind=KVKind.RECURRENT, block_size=16, bytes_per_token=64)
-    with pytest.raises(ConfigError, match="keep a recurrent cache"):
+    spec = KVCacheSpec(kind=KVKind.CROSS, block_size=16, bytes_per_token=64)
+    with pytest.raises(ConfigError, match="keep a cross cache"):
         plan_kv_cache([spec], 1 << 20, CacheConfig(), SCHEDULER)
 
 
-@pytest.mark.parametrize("kind", [KVKind.FULL, KVKind.MLA, KVKind.SLIDING_WINDOW, KVKind.CHUNKED_LOCAL])
+@pytest.mark.parametrize(
+    "kind", [KVKind.FULL, KVKind.MLA, KVKind.SLIDING_WINDOW, KVKind.CHUNKED_LOCAL, KVKind.RECURRENT]
+)
 def test_what_is_visible_is_kept_and_fits_the_peak(kind: KVKind) -> None:
     window = 10 if kind in (KVKind.SLIDING_WINDOW, KVKind.CHUNKED_LOCAL) else 0
     rules = group_rules(KVCacheGroup(KVCacheSpec(kind=kind, block_size=4, bytes_per_token=1, window=window), (0,)))
@@ -98,6 +100,7 @@ def test_what_is_visible_is_kept_and_fits_the_peak(kind: KVKind) -> None:
         first_seen = {
             KVKind.SLIDING_WINDOW: max(0, computed - 9),
             KVKind.CHUNKED_LOCAL: computed // 10 * 10,
+            KVKind.RECURRENT: max(0, computed - 1),
         }.get(kind, 0)
         assert kept <= visible == first_seen // 4
         for step in range(1, 20):
@@ -106,9 +109,11 @@ def test_what_is_visible_is_kept_and_fits_the_peak(kind: KVKind) -> None:
                 assert pages <= rules.peak_blocks(computed + in_flight + step, 19)
 
 
-@pytest.mark.parametrize("window", [0, 1, 4, 9])
-def test_the_longest_hit_is_the_longest_prefix_whose_visible_pages_are_all_cached(window: int) -> None:
-    kind = KVKind.SLIDING_WINDOW if window else KVKind.FULL
+@pytest.mark.parametrize(
+    ("kind", "window"),
+    [(KVKind.FULL, 0), *((KVKind.SLIDING_WINDOW, size) for size in (1, 4, 9)), (KVKind.RECURRENT, 0)],
+)
+def test_the_longest_hit_is_the_longest_prefix_whose_visible_pages_are_all_cached(kind: KVKind, window: int) -> None:
     rules = group_rules(KVCacheGroup(KVCacheSpec(kind=kind, block_size=4, bytes_per_token=1, window=window), (0,)))
     for cached in range(1 << 7):
         is_cached = [bool(cached >> page & 1) for page in range(7)]

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.errors import RequestError
-from quire.simulator.hash_model import Faults, HashModel
+from quire.simulator.hash_model import RECURRENT, Faults, HashModel
 
-WINDOWS = [(0,), (0, 6), (9, 9, 9, 0), (5,)]
+WINDOWS = [(0,), (0, 6), (9, 9, 9, 0), (5,), (0, RECURRENT), (6, RECURRENT, RECURRENT, RECURRENT), (RECURRENT,)]
 SHARED_PREFIX = list(range(100, 140))
 
 

@@ -6,7 +6,7 @@ from quire.config.kv_spec import KVCacheConfig, group_layers
 from quire.core.output import NewRequestData, SchedulerOutput
 from quire.errors import EngineError
 from quire.sampling_params import SamplingParams
-from quire.simulator.hash_model import Faults, HashExecutor, HashModel
+from quire.simulator.hash_model import RECURRENT, Faults, HashExecutor, HashModel
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 PARAMS = SamplingParams(max_tokens=None)
@@ -41,7 +41,7 @@ def tokens_of(runner: HashExecutor, *steps: SchedulerOutput) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("windows", [(0,), (3,), (0, 3), (7, 7, 0)])
+@pytest.mark.parametrize("windows", [(0,), (3,), (0, 3), (7, 7, 0), (RECURRENT,), (0, RECURRENT)])
 def test_pages_give_the_stream_that_the_oracle_gives_without_them(windows: tuple[int, ...]) -> None:
     runner = executor(HashModel(windows=windows))
     groups = len(runner._windows)
@@ -74,6 +74,29 @@ def test_any_damage_to_a_page_changes_the_stream(damage: str) -> None:
     later = tokens_of(runner, step(1, {0: 1}), step(2, {0: 1}))
     assert first == runner.model.oracle(PROMPT, PARAMS, 3, 1)
     assert first + later != runner.model.oracle(PROMPT, PARAMS, 3, 3)
+
+
+@pytest.mark.parametrize("damage", ["another's page", "an older state", "one slot written"])
+def test_any_damage_to_a_state_changes_the_stream(damage: str) -> None:
+    runner = executor(HashModel(windows=(RECURRENT,)))
+    first = tokens_of(runner, step(0, {0: 6}, new_requests=[new(0, [[1, 2, 3]])]))
+    if damage == "another's page":
+        runner._rows[0].tables[0][1] = 9
+    elif damage == "an older state":
+        runner._rows[0].tables[0][1] = 1
+    else:
+        runner._second[2, 3] += np.uint64(1)
+    later = tokens_of(runner, step(1, {0: 1}), step(2, {0: 1}))
+    assert first == runner.model.oracle(PROMPT, PARAMS, 3, 1)
+    assert first + later != runner.model.oracle(PROMPT, PARAMS, 3, 3)
+
+
+def test_a_request_joins_at_a_page_that_holds_a_state() -> None:
+    runner = executor(HashModel(windows=(RECURRENT,)))
+    first = tokens_of(runner, step(0, {0: 6}, new_requests=[new(0, [[1, 2, 3]])]))
+    joined = new(1, [[1, 4]], computed=4)
+    assert tokens_of(runner, step(1, {1: 2}, new_requests=[joined])) == first
+    assert tokens_of(runner, step(2, {2: 2}, new_requests=[new(2, [[3, 5]], computed=4)])) != first
 
 
 def test_the_same_tokens_under_another_prefix_are_another_content() -> None:

@@ -57,7 +57,7 @@ class KVCacheManager:
         self._plain_root = b"" if hasher is None else hasher.root("", "")
         self._events = events
         self._rules: list[GroupRules] = [group_rules(group) for group in config.groups]
-        self._local_groups = [index for index, rules in enumerate(self._rules) if rules.window]
+        self._local_groups = [index for index, rules in enumerate(self._rules) if rules.is_local]
         self.num_queries = 0
         self.num_hits = 0
 

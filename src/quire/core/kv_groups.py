@@ -13,6 +13,9 @@ from quire.errors import ConfigError
 class GroupRules(abc.ABC):
     """How one KV group uses its pages. Pages are counted by position: page i holds tokens i * block_size on."""
 
+    is_local = True
+    """Whether pages are given back while the request goes on."""
+
     def __init__(self, spec: KVCacheSpec) -> None:
         self.block_size = spec.block_size
         self.window = spec.window
@@ -38,6 +41,8 @@ class GroupRules(abc.ABC):
 
 class FullRules(GroupRules):
     """Every token sees all before it (full attention, MLA)."""
+
+    is_local = False
 
     def first_visible_block(self, num_computed_tokens: int) -> int:
         return 0
@@ -86,11 +91,31 @@ class ChunkedLocalRules(_LocalRules):
         return num_computed_tokens // self.window * self.window // self.block_size
 
 
+class RecurrentRules(_LocalRules):
+    """A page holds the state after its last computed token, and a token sees the state before it: a window of one token.
+
+    A step writes the state at every page boundary that it crosses, so that a later request can join there; it finds the
+    boundary's page alone.
+    """
+
+    def first_visible_block(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - 1) // self.block_size
+
+    def first_kept_block(self, num_computed_tokens: int) -> int:
+        # No lag: states are large, and a boundary's is published before it is given back.
+        return self.first_visible_block(num_computed_tokens)
+
+    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+        # What two steps write, the state that they begin with, and a page allocated ahead.
+        return min(-(-num_tokens // self.block_size), -(-2 * max_step_tokens // self.block_size) + 2)
+
+
 _RULES: dict[KVKind, type[GroupRules]] = {
     KVKind.FULL: FullRules,
     KVKind.MLA: FullRules,
     KVKind.SLIDING_WINDOW: SlidingWindowRules,
     KVKind.CHUNKED_LOCAL: ChunkedLocalRules,
+    KVKind.RECURRENT: RecurrentRules,
 }
 
 

@@ -7,6 +7,7 @@ the prompt. It implements the whole executor contract. Knows nothing of schedule
 
 Two "layers", as in a real model: a slot's first value depends on its own token and position alone, its second on every
 token that was visible from it. A page reused under a wrong prefix is therefore noticed even where its tokens match.
+A recurrent layer keeps one state a page, a hash chained over all tokens up to the page's last computed one.
 """
 
 import dataclasses
@@ -32,6 +33,8 @@ MIX_A = 0xBF58476D1CE4E5B9
 MIX_B = 0x94D049BB133111EB
 MAX_IN_FLIGHT = 2
 UNSEEN_WINDOW = 0xFFFF_FFFF
+RECURRENT = -1
+"""Stands among a model's windows for recurrent layers."""
 
 U64Array = npt.NDArray[np.uint64]
 
@@ -57,7 +60,8 @@ class HashModel:
 
     Attributes:
         key: another key, another model.
-        windows: one entry a layer: tokens that stay visible (0 means all). Equal entries form one KV group.
+        windows: one entry a layer: tokens that stay visible (0 means all; `RECURRENT` is a layer with a state). Equal
+            entries form one KV group.
         vocab_size: the last id is the end of sequence; ordinary tokens are those below it.
         eos_every: about one token in this many is the end of sequence; 0 means never.
     """
@@ -74,7 +78,7 @@ class HashModel:
 
     def layer_key(self, window: int) -> int:
         """What layers of this window mix into their values."""
-        digest = hashlib.blake2b(window.to_bytes(8, "little"), digest_size=8, key=self.key[:64]).digest()
+        digest = hashlib.blake2b(window.to_bytes(8, "little", signed=True), digest_size=8, key=self.key[:64]).digest()
         return int.from_bytes(digest, "little")
 
     def choose(self, seed: int, position: int, attended: list[int], banned: frozenset[int]) -> int:
@@ -97,7 +101,10 @@ class HashModel:
         Written on the prefix alone, one token at a time, in plain integers: slow and obvious.
         """
         stops, banned = stop_ids(params), masked_ids(params)
-        histories = [_History(self.layer_key(window), window) for window in sorted(set(self.windows))]
+        histories = [
+            _Chain(self.layer_key(window)) if window == RECURRENT else _History(self.layer_key(window), window)
+            for window in sorted(set(self.windows))
+        ]
         for position, token in enumerate(prompt):
             for history in histories:
                 history.append(token, position)
@@ -143,6 +150,25 @@ class _History:
 
     def attended(self) -> int:
         return self._second_sum & MASK
+
+
+class _Chain:
+    """The oracle's recurrent layer: a state that every token changes."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._state = 0
+
+    def append(self, token: int, position: int) -> None:
+        self._state = next_state(self._state, token + self._key, position)
+
+    def attended(self) -> int:
+        return self._state
+
+
+def next_state(state: int, token: int, position: int) -> int:
+    """A recurrent layer's state after one more token."""
+    return mix(mix(state ^ mix(token)) + position)
 
 
 def stop_ids(params: SamplingParams) -> frozenset[int]:
@@ -213,16 +239,14 @@ class HashExecutor(Executor):
         self._windows: list[int] = []
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
-        """Sixteen bytes a token and layer: two 64-bit values."""
-        return [
-            KVCacheSpec(
-                kind=KVKind.SLIDING_WINDOW if window else KVKind.FULL,
-                block_size=self._block_size,
-                bytes_per_token=16,
-                window=window,
-            )
-            for window in self.model.windows
-        ]
+        """Sixteen bytes a token and layer: two 64-bit values. A state takes a page of them."""
+        return [self._spec(window) for window in self.model.windows]
+
+    def _spec(self, window: int) -> KVCacheSpec:
+        if window == RECURRENT:
+            return KVCacheSpec(KVKind.RECURRENT, self._block_size, bytes_per_token=16 * self._block_size)
+        kind = KVKind.SLIDING_WINDOW if window else KVKind.FULL
+        return KVCacheSpec(kind, self._block_size, bytes_per_token=16, window=window)
 
     def available_kv_bytes(self) -> int:
         """As configured."""
@@ -230,7 +254,8 @@ class HashExecutor(Executor):
 
     def initialize(self, kv_cache: KVCacheConfig) -> None:
         """One store for all groups, as in a real pool: a page used by two groups at once is corrupted."""
-        self._windows = [group.spec.window for group in kv_cache.groups]
+        specs = [group.spec for group in kv_cache.groups]
+        self._windows = [RECURRENT if spec.kind is KVKind.RECURRENT else spec.window for spec in specs]
         self._block_size = kv_cache.block_size
         self._first = np.zeros((kv_cache.num_blocks, self._block_size), dtype=np.uint64)
         self._second = np.zeros_like(self._first)
@@ -340,30 +365,62 @@ class HashExecutor(Executor):
         return result
 
     def _run_row(self, step: SchedulerOutput, number: int, count: int, written: dict[int, int]) -> list[int]:
-        """Write the new tokens' slots, read the visible ones back through the tables; returns each group's attention."""
+        """Compute a row's new tokens in every group; returns what the last one saw, once a window."""
         row = self._row(step, number)
         start, end = row.num_computed_tokens, row.num_computed_tokens + count
         if count < 1 or end > len(row.token_ids):
             raise EngineError(
                 f"step {step.step_id}: row {number} has {len(row.token_ids)} tokens, told to compute {end}"
             )
-        tokens = np.array(row.token_ids[start:end], dtype=np.uint64)
-        positions = np.arange(start, end, dtype=np.uint64)
         attended: dict[int, int] = {}
         for group, window in enumerate(self._windows):
-            low = max(0, start - window + 1) if window else 0
-            slots = self._slots(step, number, group, low, end)
-            new_slots = slots[start - low :]
-            self._claim(step, number, group, new_slots, written)
-            key = np.uint64(self.model.layer_key(window))
-            values = mix_array(mix_array(tokens + key) + positions)
-            first, second = self._first.reshape(-1), self._second.reshape(-1)
-            first[new_slots] = values
-            second[new_slots] = mix_array(values ^ visible_sums(first[slots], low, start, window))
-            value = int(visible_sums(second[slots], low, start, window)[-1])
+            if window == RECURRENT:
+                value = self._recur(step, number, group, start, end, written)
+            else:
+                value = self._attend(step, number, group, start, end, written)
             if attended.setdefault(window, value) != value:
                 attended[window] = mix(attended[window] ^ value)
         return [attended[window] for window in sorted(attended)]
+
+    def _attend(
+        self, step: SchedulerOutput, number: int, group: int, start: int, end: int, written: dict[int, int]
+    ) -> int:
+        """A layer that keeps both values of every token: what the last token attends to."""
+        window = self._windows[group]
+        tokens = np.array(self._rows[number].token_ids[start:end], dtype=np.uint64)
+        low = max(0, start - window + 1) if window else 0
+        slots = self._slots(step, number, group, low, end)
+        new_slots = slots[start - low :]
+        self._claim(step, number, group, new_slots, written)
+        key = np.uint64(self.model.layer_key(window))
+        values = mix_array(mix_array(tokens + key) + np.arange(start, end, dtype=np.uint64))
+        first, second = self._first.reshape(-1), self._second.reshape(-1)
+        first[new_slots] = values
+        second[new_slots] = mix_array(values ^ visible_sums(first[slots], low, start, window))
+        return int(visible_sums(second[slots], low, start, window)[-1])
+
+    def _recur(
+        self, step: SchedulerOutput, number: int, group: int, start: int, end: int, written: dict[int, int]
+    ) -> int:
+        """A layer that keeps a state: read where the last step left it, written at every page's end and at the step's."""
+        token_ids, size = self._rows[number].token_ids, self._block_size
+        slots = self._slots(step, number, group, max(0, start - 1), end)
+        self._claim(step, number, group, slots[min(start, 1) :], written)
+        pages = slots // size
+        state = self._load_state(int(pages[0])) if start else 0
+        key = self.model.layer_key(RECURRENT)
+        for position, page in zip(range(start, end), pages[min(start, 1) :].tolist(), strict=True):
+            state = next_state(state, token_ids[position] + key, position)
+            if position + 1 == end or (position + 1) % size == 0:
+                self._first[page], self._second[page] = state, mix(state)
+        return state
+
+    def _load_state(self, page: int) -> int:
+        """The state that fills a page; something else where anybody has written into it."""
+        state = int(self._first[page, 0])
+        if (self._first[page] != state).any() or (self._second[page] != mix(state)).any():
+            return mix(int(self._first[page].sum(dtype=np.uint64)) + state)
+        return state
 
     def _slots(self, step: SchedulerOutput, number: int, group: int, low: int, end: int) -> npt.NDArray[np.int64]:
         """Slot of each position from `low` to `end` - 1, through the row's page table."""
@@ -411,9 +468,10 @@ class HashExecutor(Executor):
 
     def _poison(self, row: _Row, start: int, end: int) -> None:
         """A failed computation leaves rubbish where it would have written."""
-        for table in row.tables:
+        for table, window in zip(row.tables, self._windows, strict=True):
             for page in table[start // self._block_size : (end - 1) // self._block_size + 1]:
-                offset = start % self._block_size if page == table[start // self._block_size] else 0
+                is_begun = page == table[start // self._block_size] and window != RECURRENT
+                offset = start % self._block_size if is_begun else 0
                 self._first[page, offset:] = np.uint64(GOLDEN)
                 self._second[page, offset:] = np.uint64(GOLDEN)
 
