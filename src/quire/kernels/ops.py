@@ -67,9 +67,6 @@ ASYNCHRONOUS = (
 )
 """Operations that only devices need which work beside the host."""
 
-MIXTURE = ("moe_route", "moe_experts", "sigmoid_gate")
-"""Operations of mixtures of experts. A CPU computes them with PyTorch, which cannot be recorded: such steps run eagerly there."""
-
 _chosen: dict[str, Callable[..., Any]] = {}
 _choices: dict[str, registry.Choice] = {}
 

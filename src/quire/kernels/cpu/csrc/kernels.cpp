@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "latent.h"
 #include "linear.h"
+#include "moe.h"
 #include "recurrent.h"
 #include "recurrent_scan.h"
 #include "rope.h"
@@ -67,6 +68,9 @@ static const NamedOperation operations[] = {
     {"gated_norm", gated_norm},
     {"gate", gate},
     {"scale_columns", scale_columns},
+    {"moe_route", moe_route},
+    {"moe_experts", moe_experts},
+    {"sigmoid_gate", sigmoid_gate},
     {"read", read},
     {"nothing", nothing},
     {nullptr, nullptr},
