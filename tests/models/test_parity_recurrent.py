@@ -87,7 +87,7 @@ def test_a_prefix_that_another_request_computed_may_be_shared_at_a_page_border(n
     torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(second))[32:], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["mamba2", "qwen3 next"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "lfm2"])
 def test_bfloat16_stays_close_to_float32(name, kernels, tiny):
     """Weights in 16 bits; states, and the oracle, in float32."""
     architecture, overrides = SHAPES[name]

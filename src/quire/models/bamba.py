@@ -9,6 +9,7 @@ from quire.models.registry import register
 from quire.models.spec import DecoderSpec
 
 BAMBA_NAMES = LLAMA_NAMES.but(
+    (),
     **ssm_names("mamba."),
     before_mlp="pre_ff_layernorm",
     final_norm="final_layernorm",

@@ -11,7 +11,7 @@ from quire.models.registry import register
 from quire.models.spec import DecoderSpec, GatedMLP
 
 GRANITE_HYBRID_NAMES = GRANITE_MOE_NAMES.but(
-    **ssm_names("mamba."), gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear"
+    (), **ssm_names("mamba."), gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear"
 )
 
 

@@ -13,6 +13,7 @@ from quire.models.spec import DecoderSpec, GatedMLP, Mamba, MoE, RMSNorm
 
 JAMBA_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(
+        (),
         **ssm_names("mamba."),
         before_mlp="pre_ff_layernorm",
         final_norm="final_layernorm",

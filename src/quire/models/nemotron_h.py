@@ -28,7 +28,7 @@ def nemotron_h(hf: HFConfig) -> DecoderSpec:
     """Nemotron-H; time steps have a lower bound only."""
     check_silu(hf, "mamba_hidden_act")
     pattern = hf.get("hybrid_override_pattern") or hf.get("layers_block_type") or hf.layer_types
-    kinds = [KINDS.get(kind, kind) for kind in pattern]
+    kinds = [KINDS.get(kind, kind) for kind in map(str, pattern)]
     unknown = sorted({*kinds} - {"mamba", "attention", "mlp"})
     if unknown:
         raise ConfigError(

@@ -52,18 +52,18 @@ def _with_delta_net(hf: HFConfig, spec: DecoderSpec) -> DecoderSpec:
 @register("Qwen3NextForCausalLM")
 def qwen3_next(hf: HFConfig) -> DecoderSpec:
     """Qwen3-Next: experts with a gated shared one in (nearly) every layer. Its projections lie key head by key head."""
-    names = dataclasses.replace(MIXTURE_NAMES.but(**_DELTA, **FUSED), by_head=("delta_in", "delta_ba"))
+    names = dataclasses.replace(MIXTURE_NAMES.but((), **_DELTA, **FUSED), by_head=("delta_in", "delta_ba"))
     return dataclasses.replace(_with_delta_net(hf, qwen2_moe(hf)), weights=names)
 
 
 @register("Qwen3_5ForCausalLM")
 def qwen3_5(hf: HFConfig) -> DecoderSpec:
     """Qwen3.5's text model, dense."""
-    return dataclasses.replace(_with_delta_net(hf, llama(hf)), weights=LLAMA_NAMES.but(**_DELTA, **APART))
+    return dataclasses.replace(_with_delta_net(hf, llama(hf)), weights=LLAMA_NAMES.but((), **_DELTA, **APART))
 
 
 @register("Qwen3_5MoeForCausalLM")
 def qwen3_5_moe(hf: HFConfig) -> DecoderSpec:
     """Qwen3.5's text model with experts in every layer."""
     spec = qwen2_moe(HFConfig({"norm_topk_prob": True, "intermediate_size": 0} | hf.to_dict()))
-    return dataclasses.replace(_with_delta_net(hf, spec), weights=MIXTURE_NAMES.but(**_DELTA, **APART))
+    return dataclasses.replace(_with_delta_net(hf, spec), weights=MIXTURE_NAMES.but((), **_DELTA, **APART))
