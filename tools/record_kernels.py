@@ -103,7 +103,9 @@ def record(config: Any, memory: int) -> list[dict[str, Any]]:
     platform = current_platform("cuda")
     platform.upload_stream = lambda device: None
     platform.select_kernels(deterministic=config.model.deterministic)
-    runner = import_class(platform.runner_class(), "device")(config, platform, Runtime())
+    with recorder.collecting() as loading:  # some formats round weights with kernels of their own
+        runner = import_class(platform.runner_class(), "device")(config, platform, Runtime())
+    found.extend(loading)
     specs = runner.kv_cache_specs()
     plan = plan_kv_cache(specs, memory // 2, config.cache, config.scheduler, max_model_len=config.model.max_model_len)
     try:
