@@ -288,7 +288,10 @@ def test_experts_stay_plain_and_stored_ones_are_made_plain(float8_cpu, tmp_path,
     ("section", "message"),
     [
         ({"weight_block_size": [128]}, r"weight_block_size='\[128\] with"),
-        ({"weight_block_size": [128, 128], "activation_scheme": "static"}, "two numbers, with activation_scheme dynamic"),
+        (
+            {"weight_block_size": [128, 128], "activation_scheme": "static"},
+            "two numbers, with activation_scheme dynamic",
+        ),
         ({"activation_scheme": "sometimes"}, "activation_scheme='sometimes'"),
     ],
 )
@@ -316,5 +319,7 @@ def test_other_compressed_formats_are_refused(change, message):
 
 
 def test_compressed_float8_needs_a_checkpoint_that_was_stored_so():
-    with pytest.raises(ConfigError, match="for checkpoints that were stored so; a plain one can be loaded as fp8, int4, int8"):
+    with pytest.raises(
+        ConfigError, match="for checkpoints that were stored so; a plain one can be loaded as fp8, int4, int8"
+    ):
         linear_method("compressed-tensors", HFConfig({}))

@@ -44,7 +44,8 @@ def test_a_wish_against_the_checkpoint_is_refused():
 
 def test_an_unknown_format_is_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match=r"quantization asks for 'int3', which is not supported; supported: .*int4, int8.*, mine, .*unquantized"
+        ConfigError,
+        match=r"quantization asks for 'int3', which is not supported; supported: .*int4, int8.*, mine, .*unquantized",
     ):
         linear_method("int3", HFConfig({}))
 

@@ -61,7 +61,9 @@ class Axis:
                 raise _badly_cut(name, f"{self.of} are stored in groups of {self.per}, not one by one: some of them")
             return part
         if part.start % self.per or (part.stop % self.per and part.stop != size):
-            raise _badly_cut(name, f"{self.of} are stored in groups of {self.per}: {part.start} to {part.stop} of {size}")
+            raise _badly_cut(
+                name, f"{self.of} are stored in groups of {self.per}: {part.start} to {part.stop} of {size}"
+            )
         return slice(part.start // self.per * self.entries, -(-part.stop // self.per) * self.entries)
 
 

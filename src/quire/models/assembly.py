@@ -148,7 +148,9 @@ class Assembler:
         return flat[:count].view(shape)
 
     def _dtype_of(self, source: Source) -> torch.dtype:
-        is_matrix = source.module.columns > 0 and source.module.kind not in ("norm", "table") and source.suffix != "bias"
+        is_matrix = (
+            source.module.columns > 0 and source.module.kind not in ("norm", "table") and source.suffix != "bias"
+        )
         return self._dtype if is_matrix else torch.float32
 
     def _finish(self, module: Module, unfinished: _Unfinished) -> Weight:

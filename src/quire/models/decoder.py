@@ -252,7 +252,7 @@ class Decoder(CausalLM):
             self._apply_norm(spec.norm, self._final_norm, gathered_SD, gathered_SD, None)
         if self._project_out is not None:
             gathered_SD, projected_SD = self.workspace.projected(step.num_logits, spec.embedding_width), gathered_SD
-            ops.linear(projected_SD, self._project_out, gathered_SD)
+            self.linear_method.apply(projected_SD, self._project_out, gathered_SD)
         self._apply_head(gathered_SD, logits_SV)
         if spec.logits_scale != 1.0 or spec.logits_soft_cap > 0:
             ops.scale_and_cap(logits_SV, spec.logits_scale, spec.logits_soft_cap)
@@ -269,22 +269,22 @@ class Decoder(CausalLM):
         else:
             embedded = self.workspace.projected(step.num_tokens, self.spec.embedding_width)
             ops.embedding(ids_T, table, embedded, scale)
-            ops.linear(embedded, self._project_in, views.residual_TD)
+            self.linear_method.apply(embedded, self._project_in, views.residual_TD)
 
     def _apply_head(self, gathered_SD: torch.Tensor, logits_SV: torch.Tensor) -> None:
         """All logits on every rank: each computes those of its tokens, if its head is a part of the whole."""
         head = self._head()
         if head.out_features == self.spec.vocab:
-            ops.linear(gathered_SD, head, logits_SV)
+            self.linear_method.apply(gathered_SD, head, logits_SV)
             return
         shares_RSW = self.workspace.shares(len(logits_SV), self.plan.size)
         mine_SW = shares_RSW[self.plan.rank]
         if head.out_features < mine_SW.shape[1]:  # the last rank has fewer tokens, the gather's rows are of one length
             narrow_SW = self.workspace.narrow_share(len(logits_SV), head.out_features)
-            ops.linear(gathered_SD, head, narrow_SW)
+            self.linear_method.apply(gathered_SD, head, narrow_SW)
             mine_SW[:, : head.out_features].copy_(narrow_SW)
         else:
-            ops.linear(gathered_SD, head, mine_SW)
+            self.linear_method.apply(gathered_SD, head, mine_SW)
         self.communicator.all_gather(mine_SW, shares_RSW)
         for rank, share_SW in enumerate(shares_RSW):
             tokens = ParallelPlan(self.plan.size, rank).vocabulary(self.spec.vocab)

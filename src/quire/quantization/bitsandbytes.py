@@ -69,12 +69,17 @@ def _four_bits(kind: str, is_nested: bool) -> Scheme:
         scales = tensors["weight.absmax"]
         if is_nested:
             coarse = tensors["weight.nested_absmax"].repeat_interleave(NESTED_BLOCK)[: scales.shape[0]]
-            scales = tensors["weight.nested_quant_map"][scales.long()] * coarse + float(facts["nested_offset"])
+            offset = facts.get("nested_offset")
+            if not isinstance(offset, float | int):
+                raise ConfigError(f"its quant_state has nested_offset={offset!r}, not a number", setting="model")
+            scales = tensors["weight.nested_quant_map"][scales.long()] * coarse + offset
         # The earlier value is in the high half of a byte.
         codes = unpack_nibbles(tensors["weight"].reshape(-1)).unflatten(0, (-1, 2)).flip(1).reshape(shape)
         table = tensors["weight.quant_map"].float()
         if shape[1] % BLOCK:  # blocks go over the ends of rows
-            return (table[codes.long()].flatten() * scales.repeat_interleave(BLOCK)[: codes.numel()]).view(shape).to(dtype)
+            return (
+                (table[codes.long()].flatten() * scales.repeat_interleave(BLOCK)[: codes.numel()]).view(shape).to(dtype)
+            )
         scale_NG = scales.float().reshape(shape[0], -1)
         return PackedWeight(*shape, dtype, pack_nibbles(codes), scale=scale_NG, table=table)
 

@@ -99,4 +99,4 @@ def unpack_e2m1(packed_NB: torch.Tensor, scale_NG: torch.Tensor, dtype: torch.dt
 
 def e8m0_scale(exponents: torch.Tensor) -> torch.Tensor:
     """Powers of two by their biased exponent (uint8, or float8_e8m0fnu), as float32."""
-    return torch.ldexp(torch.ones((), device=exponents.device), exponents.view(torch.uint8).int() - 127)
+    return torch.exp2(exponents.view(torch.uint8).float() - 127)

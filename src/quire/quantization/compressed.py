@@ -176,4 +176,6 @@ def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
         tensors["weight_zero_point"] = Stored((Axis("rows", words), groups), int32)
     size = WHOLE if groups is None else groups.per
     has_zeros = bits < 8 or not symmetric
-    return Scheme(f"int{bits}, {weights.get('strategy')}", tensors, decode, Form("packed", max(bits, 4), size, has_zeros))
+    return Scheme(
+        f"int{bits}, {weights.get('strategy')}", tensors, decode, Form("packed", max(bits, 4), size, has_zeros)
+    )

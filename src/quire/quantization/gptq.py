@@ -38,7 +38,9 @@ def parse(section: HFConfig) -> SchemeOf:
         if source == "lm_head" and not section.get("lm_head", False):
             return None
         for pattern, values in rules.items():
-            if not any(re.match(pattern.removeprefix("-:").removeprefix("+:"), name) for name in (source, f"model.{source}")):
+            if not any(
+                re.match(pattern.removeprefix("-:").removeprefix("+:"), name) for name in (source, f"model.{source}")
+            ):
                 continue
             if pattern.startswith("-:"):
                 return None

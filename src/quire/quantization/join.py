@@ -52,7 +52,7 @@ def _joined(parts: Sequence[Decoded]) -> LinearWeight | None:
     return None
 
 
-def _join_rounding(parts: Sequence[Fp8Weight] | Sequence[Int8Weight]) -> LinearWeight | None:
+def _join_rounding(parts: Sequence[Fp8Weight | Int8Weight]) -> LinearWeight | None:
     """Weights whose inputs are rounded too."""
     first, *others = parts
     if not others:

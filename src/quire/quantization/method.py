@@ -88,6 +88,8 @@ class QuantizedLinear(LinearMethod):
         if isinstance(part, Fp8Weight) and not self._has_fp8:
             part = join.dense(part, dtype)
             self._note(part, f"stored as {scheme.name}", self._lacks_fp8)
+        elif isinstance(part, torch.Tensor):
+            self._note(part, f"stored as {scheme.name}", "no kernel multiplies them as they are stored")
         return part
 
     def dense(self, part: Decoded, dtype: torch.dtype) -> torch.Tensor:

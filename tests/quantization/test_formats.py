@@ -1,0 +1,331 @@
+"""Checkpoints in every number format, through the engine: they give what their values in a plain checkpoint give."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.oracles import quantized_models
+from tests.oracles.model_driver import ModelDriver, Sequence
+from tests.oracles.quantized_models import FLOAT8, ROUNDING, WEIGHT_ONLY, store
+from tests.oracles.tiny_models import make_tiny_model
+
+from quire import LLM, SamplingParams
+from quire.config import HFConfig
+from quire.engine.arg_utils import EngineArgs
+from quire.errors import ConfigError
+from quire.kernels import ops, packed
+from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.layers.parallel import ParallelPlan
+from quire.model_loader import load_model
+from quire.models.assembly import Assembler
+from quire.models.modules import modules_of
+from quire.models.registry import ModelRegistry
+from quire.models.weights import canonical_name, names_within, sources_of
+from quire.platforms.cpu import CpuPlatform
+from quire.quantization import join
+from quire.quantization.registry import linear_method
+
+MLP = ("gate_up", "down")
+SPLIT = (
+    "gptq 4 bits",
+    "gptq 8 bits, asymmetric, v2",
+    "awq",
+    "compressed 4 bits, asymmetric",
+    "compressed mxfp4",
+    "modelopt nvfp4",
+)
+UP = "model.layers.0.mlp.up_proj"
+TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def cpu():
+    platform = CpuPlatform()
+    platform.select_kernels()
+    return platform
+
+
+def load(platform, path, **settings):
+    config = EngineArgs(model=str(path), dtype="float32", **settings).create_engine_config()
+    return load_model(config, platform, torch.device("cpu"), 64, 16)
+
+
+def logprobs_of(loaded):
+    return ModelDriver(loaded.model, pages_a_row=16).prefill(Sequence(list(TOKENS), row=0))
+
+
+def generate(path, **settings):
+    """Greedy tokens and the logprobs of each step's best."""
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=3, ignore_eos=True)
+    llm = LLM(str(path), dtype="float32", max_model_len=64, **settings)
+    (output,) = llm.generate([{"prompt_token_ids": TOKENS}], params)
+    best = output.outputs[0]
+    return list(best.token_ids), [
+        step[token].logprob for token, step in zip(best.token_ids, best.logprobs, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", [*WEIGHT_ONLY, *FLOAT8])
+def test_a_checkpoint_is_worth_its_values(cpu, llama, tmp_path, name):
+    store(llama, tmp_path, (WEIGHT_ONLY | FLOAT8)[name])
+    actual, expected = logprobs_of(load(cpu, tmp_path)), logprobs_of(load(cpu, tmp_path / "worth"))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)
+    assert (logprobs_of(load(cpu, llama)) - expected).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits, act order", "awq", "compressed int8 weights", "bitsandbytes nf4"])
+def test_the_engine_generates_what_it_would_with_the_values(llama, tmp_path, name):
+    store(llama, tmp_path, WEIGHT_ONLY[name])
+    tokens, logprobs = generate(tmp_path)
+    expected_tokens, expected_logprobs = generate(tmp_path / "worth")
+    assert tokens == expected_tokens
+    assert logprobs == pytest.approx(expected_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ROUNDING)
+def test_int8_activations_move_logprobs_a_little(cpu, llama, tmp_path, name, monkeypatch):
+    store(llama, tmp_path, ROUNDING[name])
+    loaded = load(cpu, tmp_path)
+    expected = logprobs_of(load(cpu, tmp_path / "worth"))
+    assert isinstance(loaded.model._layers[0].mixers[0].linears["qkv"], Int8Weight)
+    assert 1e-4 < (logprobs_of(loaded) - expected).abs().mean() < 0.2
+
+
+@pytest.mark.parametrize("name", WEIGHT_ONLY)
+def test_weights_stay_small(cpu, llama, tmp_path, name):
+    """All but those whose blocks go over the ends of rows."""
+    store(llama, tmp_path, WEIGHT_ONLY[name])
+    loaded = load(cpu, tmp_path)
+    weights = {"qkv": loaded.model._layers[1].mixers[0].linears["qkv"], **loaded.model._layers[1].mlp.linears}
+    kinds = {kind for kind, weight in weights.items() if isinstance(weight, PackedWeight)}
+    assert kinds == {"qkv", "gate_up", "down"} - ({"down"} if "nf4" in name else set())
+
+
+def describe(platform, path):
+    return load(platform, path).explain()["model"]
+
+
+def test_explain_names_the_format_and_counts_its_bytes(cpu, llama, tmp_path):
+    worth = store(llama, tmp_path, WEIGHT_ONLY["awq"])
+    report, plain = describe(cpu, tmp_path), describe(cpu, tmp_path / "worth")
+    matrices = [tensor for name, tensor in worth.items() if quantized_models.is_matrix(name)]
+    saved = sum(tensor.numel() * 4 - tensor.numel() // 2 - tensor.numel() // 32 * 8 for tensor in matrices)
+    assert report["quantization"] == "awq"
+    assert plain["weight_bytes"] - report["weight_bytes"] == saved
+    assert report["parameters"] == plain["parameters"]
+
+
+def test_float8_on_a_cpu_says_what_it_takes(cpu, llama, tmp_path, caplog):
+    store(llama, tmp_path, FLOAT8["fbgemm"])
+    with caplog.at_level("WARNING", logger="quire"):
+        report = describe(cpu, tmp_path)
+    assert (
+        "21 matrices stored as float8, a scale a channel were made plain and take 0.00 GiB: CPUs have no fp8"
+        in caplog.text
+    )
+    assert report["weight_bytes"] == describe(cpu, tmp_path / "worth")["weight_bytes"]
+
+
+def test_matrices_that_a_checkpoint_left_plain_stay_so(cpu, llama, tmp_path):
+    """Be it that a list says so, or (as GPTQ has no list) only the names of tensors."""
+    for name, change in (("awq", {"modules_to_not_convert": ["self_attn"]}), ("gptq 4 bits", {})):
+        folder = tmp_path / name
+        store(llama, folder, WEIGHT_ONLY[name], plain="self_attn")
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] |= change
+        (folder / "config.json").write_text(json.dumps(config))
+        loaded = load(cpu, folder)
+        torch.testing.assert_close(logprobs_of(loaded), logprobs_of(load(cpu, folder / "worth")), rtol=0, atol=1e-3)
+        assert not isinstance(loaded.model._layers[0].mixers[0].linears["qkv"], PackedWeight)
+        assert isinstance(loaded.model._layers[0].mlp.linears["down"], PackedWeight)
+
+
+def test_parts_with_other_bits_and_groups_are_joined_without_loss(cpu, llama, tmp_path):
+    """Two groups of a compressed-tensors checkpoint: values in 8 bits, queries and keys in 4."""
+    store(llama, tmp_path / "v", quantized_models.compressed_packed(8, 32), plain="(?<!v_proj).weight")
+    form = quantized_models.compressed_packed(4, 16, symmetric=False)
+    store(tmp_path / "v", tmp_path / "all", form, plain="v_proj")
+    worth = load_file(tmp_path / "all/worth/model.safetensors")
+    worth = {name: tensor for name, tensor in worth.items() if "v_proj" not in name}
+    worth |= {k: t for k, t in load_file(tmp_path / "v/worth/model.safetensors").items() if "v_proj" in k}
+    save_file(worth, tmp_path / "all/worth/model.safetensors")
+    config = json.loads((tmp_path / "all/worth/config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "all/worth/config.json").write_text(json.dumps(config))
+    config = json.loads((tmp_path / "all/config.json").read_text())
+    eight = quantized_models.compressed_packed(8, 32).section["config_groups"]["group_0"] | {"targets": ["re:.*v_proj"]}
+    config["quantization_config"]["config_groups"]["group_1"] = eight
+    (tmp_path / "all/config.json").write_text(json.dumps(config))
+    loaded = load(cpu, tmp_path / "all")
+    assert isinstance(loaded.model._layers[0].mixers[0].linears["qkv"], PackedWeight)
+    expected = logprobs_of(load(cpu, tmp_path / "all/worth"))
+    torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
+
+
+def assemble(path, plan):
+    """Every matrix's values on one rank."""
+    hf = HFConfig(json.loads((path / "config.json").read_bytes()))
+    spec = ModelRegistry.resolve(hf.architectures).make_spec(hf)
+    method, tensors = linear_method(None, hf), load_file(path / "model.safetensors")
+    method.see_names(names_within(tensors, spec))
+    sources = sources_of(modules_of(spec), spec, plan, method, tensors)
+    assembler = Assembler(sources, plan, torch.float32, torch.device("cpu"), method)
+    finished = [assembler.add(canonical_name(name, sources, spec), tensor) for name, tensor in tensors.items()]
+    assert not assembler.missing()
+    weights = {module.name: weight for module, weight in filter(None, finished)}
+    return {name: join.dense(weight, torch.float32) for name, weight in weights.items() if name.endswith(MLP)}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_ranks_have_their_rows_and_columns(llama, tmp_path, name, monkeypatch):
+    ops.select("any")
+    path = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", intermediate_size=128)
+    worth = store(path, tmp_path / "stored", WEIGHT_ONLY[name])
+    for rank in range(2):
+        weights = assemble(tmp_path / "stored", ParallelPlan(2, rank))
+        down = worth["model.layers.1.mlp.down_proj.weight"]
+        torch.testing.assert_close(weights["layers.1.down"], down[:, rank * 64 : rank * 64 + 64], atol=1e-6, rtol=1e-6)
+        parts = [worth[f"model.layers.1.mlp.{part}_proj.weight"][rank * 64 : rank * 64 + 64] for part in ("gate", "up")]
+        torch.testing.assert_close(weights["layers.1.gate_up"], torch.cat(parts), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "gptq 4 bits",
+            r"down_proj\.qzeros cannot be split so\. Its columns are stored in groups of 32: 0 to 48 of 96",
+        ),
+        ("bitsandbytes nf4", r"down_proj.* values are stored row by row: columns 0 to 48"),
+    ],
+)
+def test_a_split_through_a_group_is_refused_with_numbers(llama, tmp_path, name, message):
+    ops.select("any")
+    store(llama, tmp_path, WEIGHT_ONLY[name])
+    with pytest.raises(ConfigError, match=message) as caught:
+        assemble(tmp_path, ParallelPlan(2, 0))
+    assert caught.value.setting == "tensor_parallel_size"
+
+
+def test_columns_in_the_order_of_activations_are_not_split(llama, tmp_path):
+    ops.select("any")
+    path = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", intermediate_size=128)
+    store(path, tmp_path / "stored", WEIGHT_ONLY["gptq 4 bits, act order"])
+    with pytest.raises(ConfigError, match="columns in the order of their activations cannot be split over ranks"):
+        assemble(tmp_path / "stored", ParallelPlan(2, 1))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_plain_checkpoint_is_rounded_when_it_is_loaded(cpu, llama, kind):
+    loaded, plain = load(cpu, llama, quantization=kind), load(cpu, llama)
+    weight = loaded.model._layers[1].mlp.linears["down"]
+    assert isinstance(weight, PackedWeight)
+    moved = (logprobs_of(loaded) - logprobs_of(plain)).abs().mean()
+    assert 1e-4 < moved < (0.1 if kind == "int8" else 1.0)
+    assert describe(cpu, llama)["weight_bytes"] > loaded.explain()["model"]["weight_bytes"]
+
+
+def test_rounding_to_int4_moves_a_weight_by_no_more_than_half_a_step(llama):
+    ops.select("any")
+    from quire.quantization import online
+
+    values = load_file(llama / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
+    for make, steps in ((online.round_to_int8, 254), (online.round_to_int4, 15)):
+        weight = make(values, None, torch.float32)
+        scale = weight.scale.repeat_interleave(values.shape[1] // weight.scale.shape[1], 1)
+        assert ((packed.dequantize(weight) - values).abs() <= scale * 0.51).all()
+        assert (scale <= (values.amax() - values.amin()) * 2 / steps).all()
+
+
+def test_outliers_get_the_finer_groups(llama):
+    ops.select("any")
+    from quire.quantization import online
+
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(64, 256, generator=generator)
+    assert online.round_to_int4(values, None, torch.float32).scale.shape[1] == 4
+    values[:, ::64] *= 20
+    assert online.round_to_int4(values, None, torch.float32).scale.shape[1] == 8
+
+
+GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"type": "int", "num_bits": 4}}}
+MARLIN = {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": GROUPS}
+REFUSED = [
+    ({"quant_method": "gptq", "bits": 3}, "bits=3, which is not supported; supported: 2, 4, 8"),
+    ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format='marlin'.* gptq, gptq_v2"),
+    ({"quant_method": "awq", "bits": 8}, "bits=8, which is not supported; supported: 4"),
+    ({"quant_method": "awq", "version": "gemv"}, "version='gemv'.*supported: gemm"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ'.*FP8, NVFP4"),
+    ({"quant_method": "bitsandbytes"}, "load_in_4bit and load_in_8bit=False"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, "'af4'.*supported: nf4, fp4"),
+    ({"quant_method": "aqlm"}, "asks for 'aqlm', which is not supported; supported: awq, bitsandbytes"),
+    ({"quant_method": "int4"}, "'int4', which is only made of plain checkpoints"),
+    (MARLIN, "format='marlin-24'.*pack-quantized"),
+    ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, r"config_groups=\[\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("section", "message"), REFUSED)
+def test_what_is_not_supported_is_refused_with_what_is(section, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        linear_method(None, HFConfig({"quantization_config": section}))
+    assert caught.value.setting == "quantization"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(f"{UP}.scales"), r"Missing \(1\): model\.layers\.0\.mlp\.up_proj\.scales"),
+        (lambda t: t.update({f"{UP}.scales": torch.ones(3, 96)}), r"up_proj.scales is \[3, 96\].* \[2, 96\]"),
+        (lambda t: t.update({f"{UP}.qweight": torch.ones(8, 96)}), "up_proj.qweight is F32, not I32.*'gptq'"),
+        (lambda t: t.update({f"{UP}.bias": torch.ones(96)}), r"up_proj: it has a bias, which this"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named(cpu, llama, tmp_path, change, message):
+    store(llama, tmp_path, WEIGHT_ONLY["gptq 4 bits"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=message):
+        load(cpu, tmp_path)
+
+
+def test_zero_biases_that_a_tool_added_are_passed_over(cpu, llama, tmp_path):
+    store(llama, tmp_path, WEIGHT_ONLY["gptq 4 bits"])
+    expected = logprobs_of(load(cpu, tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    codes = {name: tensor for name, tensor in tensors.items() if name.endswith("qweight")}
+    tensors |= {re.sub("qweight$", "bias", name): torch.zeros(tensor.shape[1]) for name, tensor in codes.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert torch.equal(logprobs_of(load(cpu, tmp_path)), expected)
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits", "compressed 4 bits"])
+def test_the_head_may_be_stored_so_too(cpu, llama, tmp_path, name):
+    form = WEIGHT_ONLY[name]
+    section = form.section | ({"lm_head": True} if name.startswith("gptq") else {"ignore": []})
+    worth = store(llama, tmp_path, quantized_models.Format(section, form.write), head=True)
+    assert not torch.equal(worth["lm_head.weight"], load_file(llama / "model.safetensors")["lm_head.weight"])
+    loaded = load(cpu, tmp_path)
+    assert isinstance(loaded.model._lm_head, PackedWeight)
+    torch.testing.assert_close(logprobs_of(loaded), logprobs_of(load(cpu, tmp_path / "worth")), rtol=0, atol=1e-3)
+    assert describe(cpu, tmp_path)["weight_bytes"] < describe(cpu, tmp_path / "worth")["weight_bytes"] - 384 * 64 * 3
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits", "awq", "compressed nvfp4", "fp8 small blocks", "bitsandbytes nf4"])
+def test_experts_are_made_plain_and_a_line_says_so(cpu, tmp_path, name, caplog):
+    path = make_tiny_model("Qwen3MoeForCausalLM", tmp_path / "plain", num_experts=4, moe_intermediate_size=64)
+    store(path, tmp_path / "stored", (WEIGHT_ONLY | FLOAT8)[name])
+    with caplog.at_level("WARNING", logger="quire"):
+        loaded = load(cpu, tmp_path / "stored")
+    expected = logprobs_of(load(cpu, tmp_path / "stored/worth"))
+    torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
+    is_packed = "fp8" not in name
+    assert ("36 matrices of experts or embeddings were made plain" in caplog.text) == is_packed
