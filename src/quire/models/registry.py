@@ -20,7 +20,7 @@ ModelSource = SpecFunction | type[CausalLM]
 
 BUILT_IN_FAMILIES = (
     "llama", "qwen", "mixtral", "gpt2", "gemma", "phi", "starcoder2", "opt", "granite", "cohere", "exaone4",
-    "granite_moe", "gpt_oss", "glm_moe", "ernie_moe", "deepseek", "minicpm",
+    "granite_moe", "gpt_oss", "glm_moe", "ernie_moe", "llama4", "llama_moe", "deepseek", "minicpm",
     "mamba", "jamba", "bamba", "falcon_h1", "nemotron_h", "granite_hybrid", "lfm2", "qwen3_next",
     "pooling.bert", "pooling.modernbert",
 )  # fmt: skip

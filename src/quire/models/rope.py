@@ -60,9 +60,12 @@ class Rope:
         """
         parameters = _parameters(hf, layer_type)
         share = parameters.get("partial_rotary_factor") or hf.get("partial_rotary_factor", 1.0)
+        theta, rotary_dim = float(parameters.get("rope_theta") or theta), int(head_dim * float(share))
+        if parameters.get("alpha"):  # dynamic in name: a fixed stretch
+            theta *= float(parameters["alpha"]) ** (rotary_dim / (rotary_dim - 2))
         return Rope(
-            theta=float(parameters.get("rope_theta") or theta),
-            rotary_dim=int(head_dim * float(share)),
+            theta=theta,
+            rotary_dim=rotary_dim,
             scaling=_scaling(parameters, hf),
         )
 
@@ -99,7 +102,7 @@ def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:
         raise ConfigError(
             f"rope_scaling type {kind!r} is not known; known: {', '.join(SCALINGS)}", setting="rope_scaling"
         )
-    if kind == "default":
+    if kind == "default" or parameters.get("alpha"):
         return None
     stretched = int(hf.get("max_position_embeddings", 0))
     original = parameters.get("original_max_position_embeddings") or hf.get(

@@ -44,6 +44,7 @@ class Attention:
     Attributes:
         rope: None where positions come from elsewhere (learned, or none at all).
         window: a token sees itself and the window - 1 tokens before it; 0 means all.
+        chunk: a token sees those before it in its own chunk of so many tokens; 0 means all.
         causal: a token sees only those before it; without it every other (or window // 2 to either side).
         qk_norm: a norm of queries and keys; `qk_norm_span` says of what: each `head` with one weight for all of them, each
             of the `heads` with a weight of its own, or `all` heads at once.
@@ -63,6 +64,7 @@ class Attention:
     head_dim: int
     rope: Rope | None = None
     window: int = 0
+    chunk: int = 0
     causal: bool = True
     qk_norm: Norm | None = None
     qkv_bias: bool = False
@@ -245,7 +247,7 @@ class SideBySide:
     mixers: tuple[Mixer, ...]
 
 
-Mixer: TypeAlias = Attention | MLA
+Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | ShortConv
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
 
@@ -291,7 +293,7 @@ class WeightNames:
             layers: `embedding`, `positions`, `token_types`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k and v; or one
             each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head's stands alone),
             `sinks`; of latent attention `q` or `q_a`, `q_a_norm`,
-            `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`, `out`; `gate_up`, `up`, `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`. In a mixture:
+            `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`, `out`; `gate_up`, `up`, `act_positive` and `act_negative` (of xIELU), `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`. In a mixture:
             `router`, `router_bias` (of the choice), `experts_gate_up` and `experts_down` (with `{expert}` for its number),
             `experts_gate_up_bias` and `experts_down_bias` ([experts, rows]), `shared_gate_up`, `shared_down`, `shared_gate`.
         prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
@@ -402,7 +404,7 @@ class DecoderSpec:
 
     def without_windows(self) -> DecoderSpec:
         """A copy in which every layer sees the whole context."""
-        return self.with_attention(window=0)
+        return self.with_attention(window=0, chunk=0)
 
 
 def _each_layer(value: T | tuple[T, ...], layers: int, name: str) -> tuple[T, ...]:

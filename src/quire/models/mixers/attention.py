@@ -45,6 +45,7 @@ class AttentionLayer(MixerLayer):
             head_dim=mixer.head_dim,
             scale=mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale,
             window=mixer.window,
+            chunk=mixer.chunk,
             soft_cap=mixer.soft_cap,
             causal=mixer.causal,
             deterministic=context.deterministic,
@@ -93,6 +94,7 @@ class AttentionLayer(MixerLayer):
                 kv_dtype=kv_dtype,
                 block_size=block_size,
                 window=mixer.window,
+                chunk=mixer.chunk,
                 causal=mixer.causal,
                 soft_cap=mixer.soft_cap,
                 has_sinks=mixer.sinks,
@@ -109,10 +111,12 @@ class AttentionLayer(MixerLayer):
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         context, params = self.context, self.params
-        window = self.mixer.window if self.mixer.causal else 0  # a whole prompt is one step: nothing falls behind
+        window = self.mixer.window or self.mixer.chunk
+        window = window if self.mixer.causal else 0  # a whole prompt is one step: nothing falls behind
+        behind = KVKind.CHUNKED_LOCAL if self.mixer.chunk else KVKind.SLIDING_WINDOW
         return [
             KVCacheSpec(
-                kind=KVKind.SLIDING_WINDOW if window > 0 else KVKind.FULL,
+                kind=behind if window > 0 else KVKind.FULL,
                 block_size=context.block_size,
                 bytes_per_token=2 * params.num_kv_heads * params.head_dim * context.kv_dtype.itemsize,
                 num_kv_heads=params.num_kv_heads,
@@ -147,9 +151,9 @@ class AttentionLayer(MixerLayer):
         gate_TNH = qkv_TC[:, self._columns :] if mixer.output_gate else None
         qkv_TC = qkv_TC if gate_TNH is None else qkv_TC[:, : self._columns]
         pages = (self._kv_cache, step.attention[self._group], self.params)
+        norms = self._norm_heads(qkv_TC)
         if mixer.clip_qkv > 0:
             qkv_TC.clamp_(-mixer.clip_qkv, mixer.clip_qkv)
-        norms = self._norm_heads(qkv_TC)
         if not mixer.qk_norm_after_rope and self._growth_L is None:
             backend.attend(qkv_TC, *pages, out_TNH, self.rope, *norms)
         else:
