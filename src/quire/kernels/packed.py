@@ -2,7 +2,7 @@
 
 A packed weight's value is `(value of its code - zero) * scale`, where scale and zero belong to a row and a group of adjacent
 columns. Nearly every weight-only format can be written so; which checkpoint becomes what is `quantization/`'s business.
-Activations are not rounded, except by `int8_linear`. Products are summed in float32 (or int32).
+Activations are not rounded, except by `int8_linear` and by kernels that say so. Products are summed in float32 (or int32).
 
 Legend: T rows (tokens), N outputs, K inputs, G groups of K / G adjacent columns.
 """
@@ -34,12 +34,14 @@ class PackedWeight(LinearWeight):
         zero: float32 [N, G], in units of a code's value; None: 0 everywhere.
         table: float32 [16], only with 4 bits.
         perm: int32 [K]: column k of the codes multiplies x[perm[k]]; None: they are in order.
+        layout: what the kernel that packed it knows of its own layout.
     """
 
     scale: torch.Tensor | None
     zero: torch.Tensor | None = None
     table: torch.Tensor | None = None
     perm: torch.Tensor | None = None
+    layout: object = None
 
     def plain(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(codes, scale).
@@ -61,10 +63,12 @@ class Int8Weight(LinearWeight):
     Attributes:
         scale: float32 [N]; a weight's value is its code times it.
         input_scale: float32 [1] that rows of the input are divided by; None: each by its largest magnitude / 127.
+        layout: what the kernel that packed it knows of its own layout.
     """
 
     scale: torch.Tensor
     input_scale: torch.Tensor | None = None
+    layout: object = None
 
 
 def code_bits(codes: torch.Tensor) -> int:

@@ -32,7 +32,8 @@ def instruction_sets(machine: str) -> dict[str, list[str]]:
             "generic": [],
             "avx2": _AVX2,
             "avx512": _AVX512,
-            "avx512_bf16": [*_AVX512, "-mavx512bf16"],
+            "avx512_vnni": [*_AVX512, "-mavx512vnni"],
+            "avx512_bf16": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
         }
     if machine in ("aarch64", "arm64"):
         return {"neon": []}

@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "latent.h"
 #include "linear.h"
+#include "packed_linear.h"
 #include "moe.h"
 #include "recurrent.h"
 #include "recurrent_scan.h"
@@ -51,6 +52,9 @@ static const NamedOperation operations[] = {
     {"pack", pack},
     {"linear", linear},
     {"embedding", embedding},
+    {"pack_codes", pack_codes},
+    {"packed_linear", packed_linear},
+    {"packed_linear_exact", packed_linear_exact},
     {"norm", norm},
     {"add", add},
     {"activation", activation},

@@ -34,6 +34,9 @@ extern const KernelSet kernels_avx2;
 #if defined(QUIRE_HAVE_AVX512)
 extern const KernelSet kernels_avx512;
 #endif
+#if defined(QUIRE_HAVE_AVX512_VNNI)
+extern const KernelSet kernels_avx512_vnni;
+#endif
 #if defined(QUIRE_HAVE_AVX512_BF16)
 extern const KernelSet kernels_avx512_bf16;
 #endif
@@ -245,18 +248,26 @@ std::vector<const KernelSet*> usable_sets() {
     std::vector<const KernelSet*> sets;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-#if defined(QUIRE_HAVE_AVX512_BF16) || defined(QUIRE_HAVE_AVX512)
+#if defined(QUIRE_HAVE_AVX512_BF16) || defined(QUIRE_HAVE_AVX512_VNNI) || defined(QUIRE_HAVE_AVX512)
     bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
 #if defined(QUIRE_HAVE_AVX512_BF16)
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) sets.push_back(&kernels_avx512_bf16);
-#endif
-#if defined(QUIRE_HAVE_AVX512)
     // Intel's vdpbf16ps has a fraction of the rate of its float32 products: 197 against 319 GFLOP/s (two cores, 4096 x 4096,
     // 2,048 rows) on a Sapphire Rapids Xeon, bench/results/cpu-kernels-sapphire-rapids.json.
-    if (avx512) sets.insert(__builtin_cpu_is("intel") ? sets.begin() : sets.end(), &kernels_avx512);
+    const bool is_intel = __builtin_cpu_is("intel");
+    const bool has_pairs = avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+    if (has_pairs && !is_intel) sets.push_back(&kernels_avx512_bf16);
+#endif
+#if defined(QUIRE_HAVE_AVX512_VNNI)
+    if (avx512 && __builtin_cpu_supports("avx512vnni")) sets.push_back(&kernels_avx512_vnni);
+#endif
+#if defined(QUIRE_HAVE_AVX512)
+    if (avx512) sets.push_back(&kernels_avx512);
+#endif
+#if defined(QUIRE_HAVE_AVX512_BF16)
+    if (has_pairs && is_intel) sets.push_back(&kernels_avx512_bf16);
 #endif
 #if defined(QUIRE_HAVE_AVX2)
     // F16C is in every processor with AVX2 (Haswell, Excavator and later).
