@@ -132,11 +132,12 @@ def make_tiny_model(
 
 
 def load_oracle(path: str | Path, dtype: str = "float32") -> Any:
-    """The checkpoint in Transformers, with its eager attention."""
+    """The checkpoint in Transformers, with its eager attention (Falcon's adds slopes twice: there with PyTorch's own)."""
     import transformers
 
+    values = json.loads((Path(path) / "config.json").read_bytes())
     return transformers.AutoModelForCausalLM.from_pretrained(
-        str(path), dtype=getattr(torch, dtype), attn_implementation="eager"
+        str(path), dtype=getattr(torch, dtype), attn_implementation="sdpa" if values.get("alibi") else "eager"
     ).eval()
 
 
@@ -157,7 +158,8 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
             scale = 1.0 / math.sqrt(parameter.shape[0 if is_transposed else -1])
         else:
             scale = 0.2
-        is_norm_scale = parameter.dim() == 1 and name.endswith("weight") and "Gemma" not in kind
+        is_around_zero = kind.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) and not name.endswith("attn.norm.weight")
+        is_norm_scale = parameter.dim() == 1 and name.endswith("weight") and not is_around_zero
         parameter.copy_(noise * scale + (1.0 if is_norm_scale else 0.0))
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):

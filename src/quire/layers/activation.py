@@ -12,6 +12,8 @@ KERNEL_KINDS = {
     "gelu_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "relu_squared": "relu2",
+    "xielu": "xielu",
 }
 
 

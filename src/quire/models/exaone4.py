@@ -4,11 +4,11 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, llama
-from quire.models.patterns import sliding_layers
+from quire.models.patterns import full_where_not_sliding
 from quire.models.registry import register
 from quire.models.spec import POST, DecoderSpec, RMSNorm
 
-EXAONE4_NAMES = LLAMA_NAMES.but(
+POST_NAMES = LLAMA_NAMES.but(
     drop=("before_mixer", "before_mlp"), after_mixer="post_attention_layernorm", after_mlp="post_feedforward_layernorm"
 )
 
@@ -18,14 +18,6 @@ def exaone4(hf: HFConfig) -> DecoderSpec:
     """EXAONE 4.0; the small one has no windows, and then every layer rotates."""
     spec = llama(hf)
     qk_norm = RMSNorm(hf.rms_norm_eps)
-    has_windows = bool(hf.get("sliding_window"))
-    mixers = (
-        dataclasses.replace(
-            mixer,
-            qk_norm=qk_norm,
-            window=mixer.window if sliding else 0,
-            rope=mixer.rope if sliding or not has_windows else None,
-        )
-        for mixer, sliding in zip(spec.attentions(), sliding_layers(hf, every=4), strict=True)
-    )
-    return dataclasses.replace(spec, mixer=tuple(mixers), placement=POST, weights=EXAONE4_NAMES)
+    full = {"rope": None} if hf.get("sliding_window") else {}
+    spec = full_where_not_sliding(spec.with_attention(qk_norm=qk_norm), hf, every=4, **full)
+    return dataclasses.replace(spec, placement=POST, weights=POST_NAMES)

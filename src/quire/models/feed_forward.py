@@ -12,6 +12,7 @@ import torch
 
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
+from quire.kernels.xielu import XIELU, set_alpha, xielu
 from quire.layers.activation import kernel_activation
 from quire.layers.moe import Mixture
 from quire.models.interface import StepInputs
@@ -32,13 +33,14 @@ class FeedForwardLayer:
         mixture: the experts, if it has some.
     """
 
-    NAMES = frozenset(("gate_up", "up", "down", *Mixture.WEIGHTS))
+    NAMES = frozenset(("gate_up", "up", "act_positive", "act_negative", "down", *Mixture.WEIGHTS))
 
     def __init__(self, mlp: FeedForward, context: LayerContext) -> None:
         self.mlp, self.context = mlp, context
         self.activation = kernel_activation(mlp.act)
         self.linears: dict[str, LinearWeight] = {}
         self.mixture: Mixture | None = None
+        self._alphas = torch.zeros(2, device=context.device) if mlp.act == XIELU else None
         dense = mlp.shared if isinstance(mlp, MoE) else mlp
         self.width = 0 if dense is None else dense.intermediate // context.plan.size
         self.wide = 2 * self.width if isinstance(dense, GatedMLP) else 0
@@ -56,6 +58,9 @@ class FeedForwardLayer:
             yield scope.linear("gate_up", (wide, wide), bias=mlp.bias, shard="rows", deals=deals)
         else:
             yield scope.linear("up", (wide,), bias=mlp.bias, shard="rows")
+        if mlp.act == XIELU:
+            yield scope.vector("act_positive", Part(1, 1))
+            yield scope.vector("act_negative", Part(1, 1))
         down_bias = mlp.bias or (isinstance(mlp, GatedMLP) and mlp.down_bias)
         yield scope.linear(
             "down", (scope.hidden,), mlp.intermediate, bias=down_bias, shard="columns", groups=mlp.intermediate
@@ -80,6 +85,8 @@ class FeedForwardLayer:
             weight = torch.zeros_like(cast(torch.Tensor, weight))
         if self.mixture is not None:
             self.mixture.set_weight(name, cast("LinearWeight | torch.Tensor", weight))
+        elif self._alphas is not None and isinstance(weight, torch.Tensor):
+            set_alpha(self._alphas, name == "act_positive", weight)
         else:
             self.linears[name] = cast(LinearWeight, weight)
 
@@ -97,10 +104,16 @@ class FeedForwardLayer:
             ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
         else:
             method.apply(x_TD, self.linears["up"], activated_TI)
-            ops.activation(activated_TI, self.activation)
+            self._activate(activated_TI)
         method.apply(activated_TI, self.linears["down"], out_TD)
         if isinstance(self.mlp, GatedMLP) and self.mlp.out_scale != 1.0:
             ops.scale_and_cap(out_TD, self.mlp.out_scale, 0.0)
+
+    def _activate(self, x_TI: torch.Tensor) -> None:
+        if self._alphas is None:
+            ops.activation(x_TI, self.activation)
+        else:
+            xielu(x_TI, self._alphas)
 
     def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
         """residual += the feed-forward of rms_norm(residual), in fewer passes. Over several ranks rank 0 adds its part to the
@@ -127,7 +140,7 @@ class FeedForwardLayer:
             )  # fmt: skip
         else:
             method.apply_normed(residual_TD, norm_D, eps, linears["up"], activated_TI, normed_TD)
-            ops.activation(activated_TI, self.activation)
+            self._activate(activated_TI)
         if is_first:
             method.apply_add(activated_TI, linears["down"], residual_TD, views.delta_TD)
         else:

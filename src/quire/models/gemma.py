@@ -7,7 +7,7 @@ from quire.models.llama import LLAMA_NAMES
 from quire.models.patterns import sliding_layers
 from quire.models.registry import register
 from quire.models.rope import Rope
-from quire.models.spec import SANDWICH, Attention, DecoderSpec, GatedMLP, RMSNorm
+from quire.models.spec import PRE, SANDWICH, Attention, DecoderSpec, GatedMLP, RMSNorm
 
 SANDWICH_NAMES = LLAMA_NAMES.but(
     after_mixer="post_attention_layernorm",
@@ -55,6 +55,14 @@ def gemma2(hf: HFConfig) -> DecoderSpec:
         placement=SANDWICH,
         weights=SANDWICH_NAMES,
         logits_soft_cap=hf.get("final_logit_softcapping", 0.0),
+    )
+
+
+@register("VaultGemmaForCausalLM")
+def vaultgemma(hf: HFConfig) -> DecoderSpec:
+    """VaultGemma: Gemma 2 with norms before each half only."""
+    return dataclasses.replace(
+        gemma2(hf), placement=PRE, weights=LLAMA_NAMES.but(before_mlp="pre_feedforward_layernorm")
     )
 
 

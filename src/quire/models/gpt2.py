@@ -1,8 +1,11 @@
 """GPT-2: LayerNorm, learned positions, one fused qkv, matrices stored [in, out]."""
 
+import dataclasses
+
 from quire.config.hf_config import HFConfig
+from quire.models.patterns import layer_norm_of
 from quire.models.registry import register
-from quire.models.spec import MLP, Attention, DecoderSpec, LayerNorm, LearnedPositions, WeightNames
+from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, WeightNames
 
 GPT2_NAMES = WeightNames(
     prefixes=("transformer.", ""),
@@ -22,6 +25,7 @@ GPT2_NAMES = WeightNames(
     transposed=("qkv", "out", "up", "down"),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
 )
+BIGCODE_NAMES = dataclasses.replace(GPT2_NAMES, transposed=())
 
 
 @register("GPT2LMHeadModel")
@@ -42,9 +46,18 @@ def gpt2(hf: HFConfig) -> DecoderSpec:
             for i in range(layers)
         ),
         mlp=MLP(hf.get("n_inner") or 4 * hf.n_embd, act=hf.get("activation_function", "gelu_new"), bias=True),
-        norm=LayerNorm(hf.layer_norm_epsilon),
+        norm=layer_norm_of(hf),
         weights=GPT2_NAMES,
         max_positions=hf.n_positions,
         learned_positions=LearnedPositions(hf.n_positions),
         tied_embeddings=bool(hf.get("tie_word_embeddings", True)),
     )
+
+
+@register("GPTBigCodeForCausalLM")
+def gpt_bigcode(hf: HFConfig) -> DecoderSpec:
+    """StarCoder, SantaCoder: GPT-2 with one key and value for all queries."""
+    spec = gpt2(hf)
+    if hf.get("multi_query", True):
+        return dataclasses.replace(spec.with_attention(kv_heads=1), weights=BIGCODE_NAMES)
+    return dataclasses.replace(spec, weights=dataclasses.replace(BIGCODE_NAMES, by_head=("qkv",)))

@@ -1,22 +1,58 @@
-"""Granite (dense): Llama's plan with a multiplier on embeddings, scores, residuals and logits."""
+"""Llama's plan with a multiplier on embeddings, scores, residuals and logits: Granite (dense), MiniCPM, HyperCLOVA X."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.llama import llama
+from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec
+from quire.models.spec import SANDWICH, DecoderSpec
 
 
 @register("GraniteForCausalLM")
 def granite(hf: HFConfig) -> DecoderSpec:
     """Granite 3 (dense)."""
-    spec = llama(hf)
-    scale = float(hf.get("attention_multiplier", 1.0))
     return dataclasses.replace(
-        spec,
-        mixer=tuple(dataclasses.replace(mixer, scale=scale) for mixer in spec.attentions()),
+        llama(hf).with_attention(scale=float(hf.get("attention_multiplier", 1.0))),
         embedding_scale=float(hf.get("embedding_multiplier", 1.0)),
         residual_scale=float(hf.get("residual_multiplier", 1.0)),
         logits_scale=1.0 / float(hf.get("logits_scaling", 1.0)),
+    )
+
+
+@register("GraniteSWAForCausalLM")
+def granite_swa(hf: HFConfig) -> DecoderSpec:
+    """Granite with windows, sinks, and a rotation of its own (or none) in each layer."""
+    types = ["full_attention" if layer % 4 == 0 else "sliding_attention" for layer in range(hf.num_hidden_layers)]
+    hf = defaults(hf, layer_types=types, sliding_window=128, tie_word_embeddings=True)
+    spec = full_where_not_sliding(granite(hf).with_attention(sinks=True), hf)
+    mixers = list(spec.attentions())
+    for layer, theta in enumerate(hf.get("layer_rope_theta") or ()):
+        rope = mixers[layer].rope
+        turned = None if rope is None or not theta else dataclasses.replace(rope, theta=float(theta))
+        mixers[layer] = dataclasses.replace(mixers[layer], rope=turned)
+    return dataclasses.replace(spec, mixer=tuple(mixers), weights=LLAMA_NAMES.but(sinks="self_attn.sinks"))
+
+
+@register("HyperCLOVAXForCausalLM")
+def hyperclovax(hf: HFConfig) -> DecoderSpec:
+    """HyperCLOVA X: logits multiplied rather than divided; norms after each half too, unless `use_post_norm` is false."""
+    spec = granite(hf).with_attention(scale=hf.get("attention_multiplier"))
+    spec = dataclasses.replace(spec, logits_scale=float(hf.get("logits_scaling", 1.0)))
+    if not hf.get("use_post_norm", True):
+        return spec
+    return dataclasses.replace(
+        spec, placement=SANDWICH, weights=LLAMA_NAMES.but(after_mixer="post_norm1", after_mlp="post_norm2")
+    )
+
+
+@register("MiniCPMForCausalLM")
+def minicpm(hf: HFConfig) -> DecoderSpec:
+    """MiniCPM 1 and 2: residuals scaled by depth, logits by width."""
+    depth, base = hf.get("scale_depth", 1.0), hf.get("dim_model_base", hf.hidden_size)
+    return dataclasses.replace(
+        llama(defaults(hf, tie_word_embeddings=True)),
+        embedding_scale=float(hf.get("scale_emb", 1.0)),
+        residual_scale=depth / hf.num_hidden_layers**0.5,
+        logits_scale=base / hf.hidden_size,
     )

@@ -1,9 +1,12 @@
 """Llama and its close kin: RMSNorm before each half, rotary positions, gated feed-forward."""
 
+import dataclasses
+
 from quire.config.hf_config import HFConfig
+from quire.models.patterns import defaults, full_where_not_sliding, with_layers
 from quire.models.registry import register
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, RMSNorm, WeightNames
+from quire.models.spec import MLP, Attention, DecoderSpec, GatedMLP, RMSNorm, Temperature, WeightNames
 
 LLAMA_NAMES = WeightNames(
     modules={
@@ -20,6 +23,7 @@ LLAMA_NAMES = WeightNames(
         "lm_head": "lm_head",
     }
 )
+UNGATED_NAMES = LLAMA_NAMES.but(drop=("gate_up",), up="mlp.up_proj")
 
 
 def head_dim_of(hf: HFConfig) -> int:
@@ -27,9 +31,12 @@ def head_dim_of(hf: HFConfig) -> int:
     return int(hf.get("head_dim") or hf.hidden_size // hf.num_attention_heads)
 
 
-@register("LlamaForCausalLM", "MistralForCausalLM")
+@register(
+    "LlamaForCausalLM", "LLaMAForCausalLM", "YiForCausalLM", "AquilaForCausalLM", "AquilaModel", "XverseForCausalLM"
+)
+@register("MistralForCausalLM")
 def llama(hf: HFConfig) -> DecoderSpec:
-    """Llama 1 to 3, Mistral (with its window where the config has one)."""
+    """Llama 1 to 3, Mistral (with its window where the config has one), and models that only carry another name."""
     head_dim, bias = head_dim_of(hf), bool(hf.get("attention_bias", False))
     return DecoderSpec(
         vocab=hf.vocab_size,
@@ -44,9 +51,116 @@ def llama(hf: HFConfig) -> DecoderSpec:
             qkv_bias=bias,
             out_bias=bias,
         ),
-        mlp=GatedMLP(hf.intermediate_size, act=hf.hidden_act, bias=bool(hf.get("mlp_bias", False))),
-        norm=RMSNorm(hf.rms_norm_eps),
+        mlp=GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "silu"), bias=bool(hf.get("mlp_bias", False))),
+        norm=RMSNorm(hf.get("rms_norm_eps", 1e-6)),
         weights=LLAMA_NAMES,
         max_positions=hf.max_position_embeddings,
         tied_embeddings=bool(hf.get("tie_word_embeddings", False)),
     )
+
+
+@register("MinistralForCausalLM")
+def ministral(hf: HFConfig) -> DecoderSpec:
+    """Ministral 8B: windows in the layers that `layer_types` names, or in all."""
+    return full_where_not_sliding(llama(hf), hf)
+
+
+@register("CwmForCausalLM")
+def cwm(hf: HFConfig) -> DecoderSpec:
+    """Code World Model: every fourth layer, the first among them, sees the whole context."""
+    types = ["full_attention" if layer % 4 == 0 else "sliding_attention" for layer in range(hf.num_hidden_layers)]
+    hf = defaults(hf, layer_types=types, sliding_window=8192)
+    return full_where_not_sliding(llama(hf), hf)
+
+
+@register("Ministral3ForCausalLM")
+def ministral3(hf: HFConfig) -> DecoderSpec:
+    """Ministral 3: queries grow with each multiple of the original context."""
+    rope = hf.rope_parameters
+    beta, length = rope.get("llama_4_scaling_beta", 0.0), rope.get("original_max_position_embeddings")
+    temperature = Temperature(float(beta), int(length)) if beta and length else None
+    return llama(hf).with_attention(temperature=temperature)
+
+
+@register("SmolLM3ForCausalLM")
+def smollm3(hf: HFConfig) -> DecoderSpec:
+    """SmolLM3: every fourth layer knows no positions; where windows are used, these layers have them."""
+    interval = hf.get("no_rope_layer_interval", 4)
+    rotates = hf.get("no_rope_layers") or [(layer + 1) % interval for layer in range(hf.num_hidden_layers)]
+    window = hf.get("sliding_window", 0) if hf.get("use_sliding_window", False) else 0
+    types = ["full_attention" if rotated else "sliding_attention" for rotated in rotates]
+    hf = defaults(hf, layer_types=types, tie_word_embeddings=True)
+    spec = full_where_not_sliding(llama(hf).with_attention(window=window), hf)
+    return with_layers(spec, tuple(not rotated for rotated in rotates), rope=None)
+
+
+@register("HeliumForCausalLM")
+def helium(hf: HFConfig) -> DecoderSpec:
+    """Helium: Llama with interleaved rotation."""
+    return interleaved(llama(hf)).with_attention(out_bias=False)
+
+
+@register("Ernie4_5ForCausalLM")
+def ernie4_5(hf: HFConfig) -> DecoderSpec:
+    """ERNIE 4.5 (dense): interleaved rotation; biases everywhere or nowhere."""
+    bias = bool(hf.get("use_bias", False))
+    return interleaved(llama(defaults(hf, attention_bias=bias, mlp_bias=bias, tie_word_embeddings=True)))
+
+
+@register("SeedOssForCausalLM")
+def seed_oss(hf: HFConfig) -> DecoderSpec:
+    """Seed-OSS: biases on q, k and v, and a setting of its own for the output's."""
+    spec = llama(defaults(hf, attention_bias=True, head_dim=128))
+    return spec.with_attention(out_bias=bool(hf.get("attention_out_bias", False)))
+
+
+@register("InternLMForCausalLM", "InternLM3ForCausalLM")
+def internlm(hf: HFConfig) -> DecoderSpec:
+    """InternLM 1 (`bias`: of all attention's matrices) and 3 (`bias`: of the output's and the feed-forward's)."""
+    bias, is_third = bool(hf.get("bias", False)), "qkv_bias" in hf
+    spec = llama(defaults(hf, mlp_bias=bias and is_third))
+    return spec.with_attention(qkv_bias=bool(hf.get("qkv_bias", bias)), out_bias=bias)
+
+
+@register("ArceeForCausalLM")
+def arcee(hf: HFConfig) -> DecoderSpec:
+    """Arcee: Llama's attention, and a feed-forward of squared ReLUs without a gate."""
+    mlp = MLP(hf.intermediate_size, hf.get("hidden_act", "relu2"), bias=bool(hf.get("mlp_bias", False)))
+    return dataclasses.replace(llama(hf), mlp=mlp, weights=UNGATED_NAMES)
+
+
+@register("ApertusForCausalLM")
+def apertus(hf: HFConfig) -> DecoderSpec:
+    """Apertus: norms of heads, and a feed-forward whose activation (xIELU) is learned."""
+    names = UNGATED_NAMES.but(
+        before_mixer="attention_layernorm",
+        before_mlp="feedforward_layernorm",
+        act_positive="mlp.act_fn.alpha_p",
+        act_negative="mlp.act_fn.alpha_n",
+    )
+    names = dataclasses.replace(names, ignored=(*names.ignored, "*.act_fn.beta", "*.act_fn.eps"))
+    spec = llama(hf).with_attention(qk_norm=RMSNorm(hf.rms_norm_eps))
+    return dataclasses.replace(spec, mlp=MLP(hf.intermediate_size, hf.get("hidden_act", "xielu")), weights=names)
+
+
+@register("HunYuanDenseV1ForCausalLM")
+def hunyuan_dense(hf: HFConfig) -> DecoderSpec:
+    """HunYuan (dense): norms of heads after rotation; a fixed stretch of the rotation's base (`alpha`)."""
+    names = LLAMA_NAMES.but(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
+    norm = RMSNorm(hf.rms_norm_eps) if hf.get("use_qk_norm", True) else None
+    spec = llama(hf).with_attention(qk_norm=norm, qk_norm_after_rope=norm is not None)
+    return dataclasses.replace(spec, weights=names)
+
+
+def interleaved(spec: DecoderSpec) -> DecoderSpec:
+    """A copy that rotates pairs of neighbours."""
+
+    def turned(attention: Attention) -> Attention:
+        rope = attention.rope
+        return (
+            attention
+            if rope is None
+            else dataclasses.replace(attention, rope=dataclasses.replace(rope, interleaved=True))
+        )
+
+    return spec.map_attention(turned)

@@ -1,6 +1,21 @@
-"""Which layers see a window and which the whole context, as configs say it."""
+"""What configs of many families say in the same way: defaults, which layers see a window, slopes of attention by distance."""
+
+import dataclasses
+import math
+from typing import Any
 
 from quire.config.hf_config import HFConfig
+from quire.models.spec import Attention, DecoderSpec, LayerNorm
+
+
+def defaults(hf: HFConfig, **values: Any) -> HFConfig:
+    """The config with values for what it leaves out."""
+    return HFConfig(values | {name: value for name, value in hf.to_dict().items() if value is not None})
+
+
+def renamed(hf: HFConfig, **names: str) -> HFConfig:
+    """The config with further names for some of its values: new name = old name."""
+    return HFConfig(hf.to_dict() | {new: hf.get(old) for new, old in names.items() if hf.get(old) is not None})
 
 
 def sliding_layers(hf: HFConfig, every: int = 0) -> tuple[bool, ...]:
@@ -16,3 +31,39 @@ def sliding_layers(hf: HFConfig, every: int = 0) -> tuple[bool, ...]:
     if isinstance(pattern, str):  # "LLLG": local and global layers, repeated
         return tuple(pattern[layer % len(pattern)] == "L" for layer in range(hf.num_hidden_layers))
     return tuple(not pattern or (layer + 1) % pattern != 0 for layer in range(hf.num_hidden_layers))
+
+
+def with_layers(spec: DecoderSpec, layers: tuple[bool, ...], **changes: Any) -> DecoderSpec:
+    """A copy in which the attention of the layers that are named has these fields."""
+    attentions = spec.attentions()
+    mixers: tuple[Attention, ...] = tuple(
+        dataclasses.replace(mixer, **changes) if is_meant else mixer
+        for mixer, is_meant in zip(attentions, layers, strict=True)
+    )
+    return dataclasses.replace(spec, mixer=mixers)
+
+
+def full_where_not_sliding(spec: DecoderSpec, hf: HFConfig, every: int = 0, **changes: Any) -> DecoderSpec:
+    """A copy in which layers without a window see the whole context; `changes` are for these."""
+    return with_layers(spec, tuple(not sliding for sliding in sliding_layers(hf, every)), window=0, **changes)
+
+
+def alibi_slopes(heads: int, most: float = 8.0, skip_first: bool = False) -> tuple[float, ...]:
+    """Slopes of ALiBi (Press et al. 2022): a geometric series that ends at 2 ** -most for a power of two; otherwise that of the
+    next smaller power and every other one of the next larger power's, or (`skip_first`) all of the larger's, of which every
+    other one comes first."""
+
+    def series(count: int) -> list[float]:
+        return [2 ** (-most * (head + 1) / count) for head in range(count)]
+
+    power = 2 ** int(math.log2(heads))
+    if power == heads:
+        return tuple(series(heads))
+    larger = series(2 * power)
+    return tuple((larger[1::2] + larger[::2])[:heads] if skip_first else series(power) + larger[::2][: heads - power])
+
+
+def layer_norm_of(hf: HFConfig, bias: bool = True) -> LayerNorm:
+    """A layer norm with the config's epsilon, by any of its names."""
+    names = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "rms_norm_eps")
+    return LayerNorm(float(next((hf.get(name) for name in names if hf.get(name) is not None), 1e-5)), bias=bias)

@@ -3,14 +3,19 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.patterns import defaults
 from quire.models.registry import register
-from quire.models.rope import Rope
-from quire.models.spec import MLP, PARALLEL, Attention, DecoderSpec, LayerNorm
+from quire.models.spec import MLP, PARALLEL, DecoderSpec, LayerNorm
 
 PHI_NAMES = LLAMA_NAMES.but(
-    drop=("gate_up", "before_mlp"), out="self_attn.dense", up="mlp.fc1", down="mlp.fc2", final_norm="final_layernorm"
+    drop=("gate_up", "before_mlp"),
+    out="self_attn.dense",
+    q_norm="self_attn.q_layernorm",
+    k_norm="self_attn.k_layernorm",
+    up="mlp.fc1",
+    down="mlp.fc2",
+    final_norm="final_layernorm",
 )
 PHI3_NAMES = LLAMA_NAMES.but(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
 
@@ -18,26 +23,14 @@ PHI3_NAMES = LLAMA_NAMES.but(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj
 @register("PhiForCausalLM")
 def phi(hf: HFConfig) -> DecoderSpec:
     """Phi-1, Phi-1.5, Phi-2."""
-    if hf.get("qk_layernorm", False):
-        raise ConfigError("qk_layernorm=true of config.json is not supported for Phi", setting="model")
-    head_dim = hf.hidden_size // hf.num_attention_heads
-    return DecoderSpec(
-        vocab=hf.vocab_size,
-        hidden=hf.hidden_size,
-        layers=hf.num_hidden_layers,
-        mixer=Attention(
-            heads=hf.num_attention_heads,
-            kv_heads=hf.get("num_key_value_heads", hf.num_attention_heads),
-            head_dim=head_dim,
-            rope=Rope.from_hf(hf, head_dim),
-            qkv_bias=True,
-            out_bias=True,
-        ),
+    norm = LayerNorm(hf.layer_norm_eps)
+    spec = llama(defaults(hf, partial_rotary_factor=0.5, attention_bias=True))
+    return dataclasses.replace(
+        spec.with_attention(qk_norm=norm if hf.get("qk_layernorm", False) else None),
         mlp=MLP(hf.intermediate_size, act=hf.hidden_act, bias=True),
-        norm=LayerNorm(hf.layer_norm_eps),
+        norm=norm,
         placement=PARALLEL,
         weights=PHI_NAMES,
-        max_positions=hf.max_position_embeddings,
         lm_head_bias=True,
     )
 

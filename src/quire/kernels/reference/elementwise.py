@@ -67,6 +67,13 @@ def activation(x_TI: Tensor, kind: str) -> None:
     x_TI.copy_(ACTIVATIONS[kind](x_TI.float()))
 
 
+@kernel("xielu", platform="any")
+def xielu(x_TI: Tensor, alphas_2: Tensor) -> None:
+    x, (positive, negative) = x_TI.float(), alphas_2
+    below = x.clamp(max=0.0)
+    x_TI.copy_(positive * x.clamp(min=0.0).square() + negative * (torch.expm1(below) - below) + 0.5 * x)
+
+
 @kernel("gather_rows", platform="any")
 def gather_rows(x_TD: Tensor, index_S: Tensor, out_SD: Tensor) -> None:
     out_SD.copy_(x_TD[index_S.long()])

@@ -1,0 +1,136 @@
+"""Dense decoders of every family against Transformers in float32: the same greedy tokens, and logprobs within 1e-3."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, run_mixed
+from tests.oracles.model_driver import ModelDriver, build_tiny
+
+ODD = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20, "hidden_size": 72, "intermediate_size": 100}
+ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 120, "intermediate_size": 100}
+ONE_KV_HEAD = {"num_key_value_heads": 1}
+TIED = {"tie_word_embeddings": True}
+SLIDING = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, **NO_DROPOUT}
+MPT = {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 256}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "ministral": ("MinistralForCausalLM", SLIDING | {"head_dim": 16}),
+    "ministral: all layers with windows": ("MinistralForCausalLM", {"sliding_window": 9, "head_dim": 24}),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {"sliding_window": None, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.3, "max_position_embeddings": 16}},
+    ),
+    "cwm": ("CwmForCausalLM", {"sliding_window": 9}),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
+    "smollm3: windows, tied": (
+        "SmolLM3ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 9, "no_rope_layers": [1, 0, 1], **TIED},
+    ),
+    "helium": ("HeliumForCausalLM", {"head_dim": 16}),
+    "ernie 4.5": ("Ernie4_5ForCausalLM", {"head_dim": 16}),
+    "ernie 4.5: biases, odd": ("Ernie4_5ForCausalLM", ODD | {"use_bias": True}),
+    "seed-oss": ("SeedOssForCausalLM", {"head_dim": 24, "residual_dropout": 0.0, "attention_dropout": 0.0}),
+    "seed-oss: no biases but the output's": (
+        "SeedOssForCausalLM",
+        ODD | {"attention_bias": False, "attention_out_bias": True, "residual_dropout": 0.0, "attention_dropout": 0.0},
+    ),
+    "arcee": ("ArceeForCausalLM", {}),
+    "arcee: biases, odd": ("ArceeForCausalLM", ODD | {"attention_bias": True, "mlp_bias": True}),
+    "apertus": ("ApertusForCausalLM", {}),
+    "apertus: one KV head, biases": ("ApertusForCausalLM", ONE_KV_HEAD | {"attention_bias": True}),
+    "hunyuan dense": ("HunYuanDenseV1ForCausalLM", {"head_dim": 16}),
+    "hunyuan dense: odd, stretched": (
+        "HunYuanDenseV1ForCausalLM",
+        ODD | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "olmo": ("OlmoForCausalLM", {}),
+    "olmo: clipped": ("OlmoForCausalLM", {"clip_qkv": 0.7, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo2: odd": ("Olmo2ForCausalLM", {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 120}),
+    "olmo3": ("Olmo3ForCausalLM", SLIDING),
+    "olmo3: stretched": (
+        "Olmo3ForCausalLM",
+        SLIDING | {
+            "rope_parameters": {
+                "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+        },
+    ),
+    "glm": ("GlmForCausalLM", {"head_dim": 16}),
+    "glm: no biases, odd, tied": ("GlmForCausalLM", ODD | {"attention_bias": False, **TIED}),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 16}),
+    "glm4: biases, one KV head": ("Glm4ForCausalLM", ONE_KV_HEAD | {"head_dim": 24, "attention_bias": True}),
+    "stablelm": ("StableLmForCausalLM", {}),
+    "stablelm: parallel, norms of heads, biases": (
+        "StableLmForCausalLM",
+        {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    ),
+    "nemotron": ("NemotronForCausalLM", {"head_dim": 16}),
+    "nemotron: biases, odd": ("NemotronForCausalLM", ODD | {"attention_bias": True, "mlp_bias": True}),
+    "jais2": ("Jais2ForCausalLM", {"head_dim": 16}),
+    "persimmon": ("PersimmonForCausalLM", {}),
+    "persimmon: no norms of heads, odd": ("PersimmonForCausalLM", ODD_HEADS | {"qk_layernorm": False}),
+    "gpt-neox": ("GPTNeoXForCausalLM", {}),
+    "gpt-neox: one half after the other, no biases, odd": (
+        "GPTNeoXForCausalLM",
+        ODD_HEADS | {"use_parallel_residual": False, "attention_bias": False, "rotary_pct": 0.5},
+    ),
+    "gpt-j": ("GPTJForCausalLM", GPT | {"rotary_dim": 8}),
+    "gpt-j: odd": ("GPTJForCausalLM", GPT | {"n_embd": 72, "n_head": 3, "rotary_dim": 12, "n_inner": 100}),
+    "gpt-bigcode": ("GPTBigCodeForCausalLM", GPT),
+    "gpt-bigcode: a key for each query, untied": (
+        "GPTBigCodeForCausalLM",
+        GPT | {"multi_query": False, "n_inner": 100, "tie_word_embeddings": False},
+    ),
+    "bloom": ("BloomForCausalLM", {"n_layer": 3, "n_head": 4, **TIED}),
+    "bloom: 6 heads": ("BloomForCausalLM", {"n_layer": 3, "n_head": 6, "hidden_size": 72}),
+    "mpt": ("MptForCausalLM", MPT),
+    "mpt: 6 heads, clipped": (
+        "MptForCausalLM",
+        MPT | {"d_model": 72, "n_heads": 6, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.3}},
+    ),
+    "falcon: 7b": ("FalconForCausalLM", {"num_kv_heads": 1, "multi_query": True, "parallel_attn": True}),
+    "falcon: 40b": ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon: 11b, one norm, biases": (
+        "FalconForCausalLM",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "bias": True},
+    ),
+    "falcon: rw": (
+        "FalconForCausalLM",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 100},
+    ),
+    "falcon: 6 heads": (
+        "FalconForCausalLM",
+        {"multi_query": False, "num_attention_heads": 6, "hidden_size": 72, "tie_word_embeddings": False},
+    ),
+    "opt: 350m": ("OPTForCausalLM", {"do_layer_norm_before": False, "word_embed_proj_dim": 40}),
+    "opt: no biases, no weights in norms, untied": (
+        "OPTForCausalLM",
+        {"enable_bias": False, "layer_norm_elementwise_affine": False, "tie_word_embeddings": False},
+    ),
+    "phi: norms of heads": ("PhiForCausalLM", {"qk_layernorm": True}),
+    "cohere: norms of heads, untied": ("CohereForCausalLM", {"use_qk_norm": True, "tie_word_embeddings": False}),
+    "vaultgemma": ("VaultGemmaForCausalLM", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8, **TIED}),
+    "granite swa": (
+        "GraniteSWAForCausalLM",
+        {"sliding_window": 9, "layer_rope_theta": [0, 10000.0, 500.0], "attention_multiplier": 0.2, "residual_multiplier": 0.4},
+    ),
+    "hyperclovax": ("HyperCLOVAXForCausalLM", {"residual_multiplier": 0.6, "logits_scaling": 0.5}),
+    "hyperclovax: no norms after halves": ("HyperCLOVAXForCausalLM", {"use_post_norm": False, "attention_multiplier": 0.3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_mixed_steps_give_transformers_tokens_and_logprobs(name, kernels, tiny):
+    architecture, overrides = SHAPES[name]
+    path = tiny(architecture, **overrides)
+    driver = ModelDriver(build_tiny(path))
+    for token_ids, logprobs in run_mixed(driver, seed=len(name)):
+        expected = oracle_logprobs(path, tuple(token_ids))[:-1]
+        torch.testing.assert_close(logprobs, expected, rtol=0, atol=TOLERANCE)
+        first_new = len(token_ids) - NEW_TOKENS
+        assert token_ids[first_new:] == expected[first_new - 1 :].argmax(-1).tolist()
