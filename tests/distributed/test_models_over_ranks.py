@@ -55,7 +55,13 @@ def run_ranks(size: int, folder: Path, models: dict[str, Path], kernels: str) ->
     return [np.load(folder / f"rank{rank}.npz") for rank in range(size)]
 
 
-def check(size: int, folder: Path, models: dict[str, tuple[str, dict[str, Any]]], kernels: str) -> None:
+def check(
+    size: int,
+    folder: Path,
+    models: dict[str, tuple[str, dict[str, Any]]],
+    kernels: str,
+    tolerance: float = TOLERANCE,
+) -> None:
     paths = {
         name: make_tiny_model(architecture, folder / f"model{number}", tokenizer=False, **overrides)
         for number, (name, (architecture, overrides)) in enumerate(models.items())
@@ -65,7 +71,7 @@ def check(size: int, folder: Path, models: dict[str, tuple[str, dict[str, Any]]]
     for name, path in paths.items():
         logprobs, tokens = one_rank.compute(path, None)
         assert ranks[0][f"{name}/tokens"].tolist() == tokens, name
-        np.testing.assert_allclose(ranks[0][f"{name}/logprobs"], logprobs, rtol=0, atol=TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(ranks[0][f"{name}/logprobs"], logprobs, rtol=0, atol=tolerance, err_msg=name)
         for rank in ranks[1:]:
             assert np.array_equal(rank[f"{name}/logprobs"], ranks[0][f"{name}/logprobs"]), name
 

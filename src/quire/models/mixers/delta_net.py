@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.errors import ConfigError
 from quire.kernels import recurrent
 from quire.kernels.recurrent import DeltaWeights
 from quire.models.interface import StepInputs
@@ -31,11 +30,6 @@ class DeltaNetLayer(StateLayer):
 
     def __init__(self, mixer: DeltaNet, context: LayerContext) -> None:
         size = context.plan.size
-        if mixer.key_heads % size:
-            raise ConfigError(
-                f"tensor_parallel_size={size} does not fit Gated DeltaNet's {mixer.key_heads} key heads: it must divide them",
-                setting="tensor_parallel_size",
-            )
         self.mixer, self.key_heads, self.heads = mixer, mixer.key_heads // size, mixer.heads // size
         self.keys, self.inner = self.key_heads * mixer.key_dim, self.heads * mixer.head_dim
         self.mixed = 2 * self.keys + self.inner

@@ -1,0 +1,46 @@
+"""Recurrent layers over two processes that sum through gloo, and what cannot be shared."""
+
+from pathlib import Path
+
+import pytest
+from tests.distributed.test_models_over_ranks import check
+from tests.models.test_parity_recurrent import SHAPES
+from tests.oracles.model_driver import build_tiny
+from tests.oracles.tiny_models import make_tiny_model
+
+from quire.distributed.communicator import SingleRank
+from quire.errors import ConfigError
+from quire.kernels import ops
+
+NAMES = (
+    "mamba", "mamba2", "jamba", "bamba: four groups, biases", "falcon h1", "falcon h1: norm before the gate", "nemotron h",
+    "granite hybrid", "lfm2: biases, width 4, untied", "qwen3 next", "qwen3.5",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def restored_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
+    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
+
+
+def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
+    check(2, tmp_path, {name: SHAPES[name] for name in NAMES}, "native", tolerance=5e-4)
+
+
+class FirstOfTwo(SingleRank):
+    size = 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "message"),
+    [
+        ("Mamba2ForCausalLM", {"n_groups": 1}, r"Mamba-2's norm, which goes over 1 groups of heads \(8 heads\)"),
+        ("Qwen3NextForCausalLM", {"linear_num_key_heads": 1}, r"layers\.0\.delta_out: it has 1 parts"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_with_numbers(architecture, overrides, message, tmp_path):
+    ops.select("any")
+    path = make_tiny_model(architecture, tmp_path, tokenizer=False, **overrides)
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size=2 does not fit {message}"):
+        build_tiny(path, communicator=FirstOfTwo())
