@@ -12,6 +12,7 @@ from quire.attention.triton import TritonBackend
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels.triton import decode_attention
 
+LATENT = {"kind": "mla", "num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "latent": 512}
 REQUEST = AttentionRequest(num_heads=4, num_kv_heads=2, head_dim=64, kv_dtype=torch.bfloat16, block_size=16)
 
 
@@ -75,7 +76,9 @@ def test_a_step_that_only_decodes_is_one_kernel(monkeypatch):
         ({"block_size": 8}, "pages of 8 tokens: use a power of two from 16"),
         ({"block_size": 48}, "pages of 48 tokens: use a power of two from 16"),
         ({"kv_dtype": torch.int8}, r"pages of torch\.int8 are none of bfloat16, float16, float32, float8_e4m3fn"),
-        ({"kind": "mla"}, "attention of kind 'mla' has no kernel"),
+        ({"kind": "cross"}, "attention of kind 'cross' has no kernel"),
+        ({"kind": "mla", "num_kv_heads": 1, "latent": 640}, "a latent of 640 values; the kernel takes at most 512"),
+        ({"kind": "mla", "num_kv_heads": 1, "latent": 512, "window": 8}, "only attended causally, without windows"),
     ],
 )
 def test_what_it_cannot_serve_is_refused_with_the_reason(change, why):
@@ -86,7 +89,7 @@ def test_what_it_cannot_serve_is_refused_with_the_reason(change, why):
 
 
 def test_what_it_serves():
-    for change in ({}, {"kv_dtype": torch.float8_e4m3fn}, {"window": 8}, {"head_dim": 80}, {"num_kv_heads": 1}):
+    for change in ({}, {"kv_dtype": torch.float8_e4m3fn}, {"window": 8}, {"head_dim": 80}, {"num_kv_heads": 1}, LATENT):
         assert TritonBackend.supports(dataclasses.replace(REQUEST, **change)).yes
 
 

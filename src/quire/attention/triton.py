@@ -12,6 +12,7 @@ from quire.kernels.ops import Rope
 MAX_HEAD_DIM = 256
 MAX_GROUP = 128
 """Query heads of one KV head: all of them stand in one tile."""
+MAX_LATENT = 512
 PAGE_MULTIPLE = 16
 QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 KV_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn)
@@ -78,6 +79,20 @@ class TritonBackend(PagedBackend):
 
 def _why_not(request: AttentionRequest) -> str | None:
     """Why the kernels cannot serve such a layer; None if they can."""
+    why = _why_not_latent(request) if request.kind == "mla" else _why_not_heads(request)
+    if why is not None:
+        return why
+    if request.block_size % PAGE_MULTIPLE or request.block_size & (request.block_size - 1):
+        return f"pages of {request.block_size} tokens: use a power of two from {PAGE_MULTIPLE}"
+    if request.kv_dtype not in KV_DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_DTYPES)
+        return f"pages of {request.kv_dtype} are none of {names}"
+    if request.kind not in ("full", "mla"):
+        return f"attention of kind {request.kind!r} has no kernel"
+    return None
+
+
+def _why_not_heads(request: AttentionRequest) -> str | None:
     group, rest = divmod(request.num_heads, request.num_kv_heads)
     if rest:
         return f"{request.num_heads} heads do not share {request.num_kv_heads} KV heads evenly"
@@ -85,13 +100,15 @@ def _why_not(request: AttentionRequest) -> str | None:
         return f"{group} query heads share a KV head; the kernels take at most {MAX_GROUP}"
     if request.head_dim > MAX_HEAD_DIM or request.head_dim % 8:
         return f"head_dim {request.head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}"
-    if request.block_size % PAGE_MULTIPLE or request.block_size & (request.block_size - 1):
-        return f"pages of {request.block_size} tokens: use a power of two from {PAGE_MULTIPLE}"
-    if request.kv_dtype not in KV_DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_DTYPES)
-        return f"pages of {request.kv_dtype} are none of {names}"
     if request.chunk > 0 and not request.causal:
         return "chunks in a layer that is not causal have no kernel"
-    if request.kind != "full":
-        return f"attention of kind {request.kind!r} has no kernel"
+    return None
+
+
+def _why_not_latent(request: AttentionRequest) -> str | None:
+    if request.latent > MAX_LATENT:
+        return f"a latent of {request.latent} values; the kernel takes at most {MAX_LATENT}"
+    has_more = request.window or request.chunk or request.soft_cap or request.has_sinks or request.has_alibi
+    if has_more or not request.causal or request.num_kv_heads != 1:
+        return "latents are only attended causally, without windows, chunks, caps, sinks or slopes"
     return None

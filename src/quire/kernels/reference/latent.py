@@ -11,7 +11,8 @@ from quire.kernels.registry import kernel
 
 @kernel("pack_heads", platform="any")
 def pack_heads(weight_NMK: torch.Tensor) -> HeadWeight:
-    return HeadWeight(*weight_NMK.shape, weight_NMK.dtype, weight_NMK.contiguous())
+    heads, outputs, inputs = weight_NMK.shape
+    return HeadWeight(heads, outputs, inputs, weight_NMK.dtype, weight_NMK.contiguous())
 
 
 @kernel("head_linear", platform="any")

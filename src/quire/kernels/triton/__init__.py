@@ -19,6 +19,7 @@ MODULES: tuple[str, ...] = (
     "logprobs",
     "rope",
     "paged_attention",
+    "latent",
     "fp8",
 )
 """The modules of this package that register kernels."""

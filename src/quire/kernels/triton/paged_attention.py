@@ -1,4 +1,4 @@
-"""Attention over pages on a GPU: requests that compute one token by one kernel, the others by another.
+"""Attention over pages on a GPU: requests that compute one token by one kernel, the others by another; latents by a third.
 
 Knows how a step is divided. Knows nothing of how either kernel works.
 """
@@ -8,6 +8,7 @@ import torch
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.registry import kernel
 from quire.kernels.triton.decode_attention import decode_attention
+from quire.kernels.triton.latent_attention import latent_attention
 from quire.kernels.triton.prefill_attention import prefill_attention
 
 
@@ -21,6 +22,9 @@ def paged_attention(
 ) -> None:
     """`ops.paged_attention`. The deterministic form leaves every token to the prefill kernel, whose tiles of keys do not
     depend on how many queries there are: a token's bits are the same alone, in any batch and in any chunk of its prompt."""
+    if params.latent:
+        latent_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
+        return
     if params.deterministic:
         prefill_attention(qkv_TC, kv_cache, metadata, params, out_TNH, 1)
         return

@@ -33,7 +33,7 @@ SHORT = 64
 
 
 @triton.jit
-def _find_request(query_start, num_requests, block, TOKENS: tl.constexpr):
+def find_request(query_start, num_requests, block, TOKENS: tl.constexpr):
     """The request that a tile belongs to, if request b's tiles begin at query_start[b] // TOKENS + b: enough room for all."""
     request = -1
     for first in range(0, num_requests, 256):
@@ -182,7 +182,7 @@ def _prefill_kernel(
     kv_head = tl.program_id(1) // PARTS
     part = tl.program_id(1) % PARTS
 
-    request = _find_request(query_start, num_requests, block, TOKENS)
+    request = find_request(query_start, num_requests, block, TOKENS)
     query_begin = tl.load(query_start + request)
     query_len = tl.load(query_start + request + 1) - query_begin
     first_token = (block - (query_begin // TOKENS + request)) * TOKENS
