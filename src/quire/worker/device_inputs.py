@@ -32,6 +32,9 @@ class DeviceInputs:
         state: the rows; their page tables have copies on the device.
         table: sampling parameters of the rows.
         max_tokens: tokens a step may have.
+
+    Attributes:
+        token_types: what `StepInputs.token_types` is, for models that read it; to be set before the first step.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class DeviceInputs:
         self._views = [packet.numpy() for packet in self._packets]
         self._next = 0
         state.table_updates = []
+        self.token_types: torch.Tensor | None = None
         self._steps: dict[tuple[int, int, int, int], StepInputs] = {}
         self._longest = state.row_length
 
@@ -168,6 +172,7 @@ class DeviceInputs:
             attention=attention,
             num_tokens=tokens,
             num_logits=logits,
+            token_types=self.token_types,
         )
 
 

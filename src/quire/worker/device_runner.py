@@ -30,6 +30,7 @@ from quire.worker.batch_state import BatchState
 from quire.worker.device_inputs import DeviceInputs
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.page_store import PageStore
+from quire.worker.pooling import PooledRows, Pooler, make_pooler
 from quire.worker.prompt_logprobs import PromptLogprobs
 from quire.worker.runner import Runner
 from quire.worker.step_diff import apply_diff
@@ -73,7 +74,14 @@ class PendingStep:
                 self._host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
                 self._host[name].copy_(tensor, non_blocking=True)
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}
+        self._pooled: list[tuple[PooledRows, torch.Tensor]] = []
         self._output: ModelRunnerOutput | None = None
+
+    def bring(self, pooled: list[PooledRows]) -> None:
+        """Have results copied to the host behind the step."""
+        for rows in pooled:
+            host = torch.empty(rows.values.shape, dtype=torch.float32, pin_memory=rows.values.device.type != "cpu")
+            self._pooled.append((rows, host.copy_(rows.values, non_blocking=True)))
 
     def result(self) -> ModelRunnerOutput:
         """Wait for the device; the same again when asked again."""
@@ -89,8 +97,10 @@ class PendingStep:
     def _fetch(self) -> ModelRunnerOutput:
         slot, rows_S = self._slot, self._batch.rows_S
         tokens_S = slot.tokens_array[: len(rows_S)].copy()
-        output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S)
+        output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S, pooled={})
         output.step_ms = slot.end.milliseconds_since(slot.begin)
+        for pooled, host in self._pooled:
+            pooled.collect(host, output.pooled)
         if self._sampled is not None:
             sampled = self._sampler.finish(self._sampled, self._host, rows_S, tokens_S)
             output.logprobs = {
@@ -125,8 +135,10 @@ class DeviceRunner(Runner):
         self._max_rows = config.scheduler.max_num_seqs
         self._max_tokens = -(-max(config.scheduler.max_num_batched_tokens, self._max_rows) // 16) * 16
         free, _ = runtime.memory_info()
-        self._loaded = load_model(config, platform, self._device, self._max_tokens, self._max_rows, free, communicator)
+        max_logits = self._max_rows if config.model.pooling is None else 1
+        self._loaded = load_model(config, platform, self._device, self._max_tokens, max_logits, free, communicator)
         self._model = self._loaded.model
+        self._pooler = make_pooler(config, self._model, self._device, self._max_tokens)
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
         self._sampler = DeviceSampler(
@@ -137,6 +149,7 @@ class DeviceRunner(Runner):
         self._in_flight: deque[PendingStep] = deque(maxlen=2)
         self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
         self._logits: dict[int, torch.Tensor] = {}
+        self._hidden: dict[int, torch.Tensor] = {}
         self._slots: list[_Slot] = []
         self._next_slot = 0
 
@@ -167,6 +180,8 @@ class DeviceRunner(Runner):
         self._inputs = DeviceInputs(
             self._state, self._sampler.table, self._max_tokens, kv_cache.block_size, self._runtime
         )
+        if self._pooler is not None:
+            self._inputs.token_types = self._pooler.token_types
         self._graphs = StepGraphs(
             self._runtime,
             self._max_rows,
@@ -174,6 +189,7 @@ class DeviceRunner(Runner):
             self._compute,
             self._prepare_empty,
             not self._config.model.enforce_eager and self._model.can_replay,
+            has_logits=self._pooler is None,
         )
         for _ in range(NUM_SLOTS):
             tokens_S = self._runtime.pinned(torch.zeros(self._max_rows, dtype=torch.int32))
@@ -189,6 +205,7 @@ class DeviceRunner(Runner):
         self._runtime.synchronize()
         self._graphs.clear()
         self._logits.clear()
+        self._hidden.clear()
         self._slots.clear()
         self._in_flight.clear()
         self._pages = None
@@ -216,18 +233,20 @@ class DeviceRunner(Runner):
 
     def _execute(self, plan: SchedulerOutput) -> "ModelRunnerOutput | PendingStep":
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
+        if self._pooler is not None:
+            self._pooler.apply_diff(plan)
         if not plan.total_num_tokens:
             nothing = plan.rows[:0]
             return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
+        if self._pooler is not None:
+            return self._pool(plan, self._pooler)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
         wanted = self._sampler.wanted(batch.rows_S)
         if self._sampler.needs_tokens(wanted):
             for step in self._in_flight:
                 step.result()
-        slot = self._slots[self._next_slot]
-        self._next_slot = (self._next_slot + 1) % NUM_SLOTS
-        slot.begin.record()
+        slot = self._begin_slot()
         self._inputs.upload(batch)
         shape = self._shape_of(plan, batch, self._sampler.is_plain(wanted))
         self._graphs.run(shape)
@@ -252,6 +271,29 @@ class DeviceRunner(Runner):
         self._state.append_tokens(batch.rows_S, batch.positions_S, -1 - batch.rows_S)
         return pending
 
+    def _begin_slot(self) -> _Slot:
+        slot = self._slots[self._next_slot]
+        self._next_slot = (self._next_slot + 1) % NUM_SLOTS
+        slot.begin.record()
+        return slot
+
+    def _pool(self, plan: SchedulerOutput, pooler: Pooler) -> PendingStep:
+        """Submit a step of pooling requests, which get no tokens."""
+        starts_B = self._state.num_computed_R[plan.rows]
+        batch = self._inputs.prepare(plan)
+        slot = self._begin_slot()
+        pooler.set_token_types(plan, starts_B)
+        self._inputs.upload(batch)
+        shape = self._shape_of(plan, batch, False)
+        self._graphs.run(shape)
+        hidden_TD = self._hidden[shape.num_tokens][: plan.total_num_tokens]
+        nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
+        pending = PendingStep(self, plan.step_id, nothing, slot, self._sampler, None)
+        pending.bring(pooler.pool(plan, starts_B, self._inputs.arrays.query_start_B, hidden_TD, self._state))
+        slot.end.record()
+        self._in_flight.append(pending)
+        return pending
+
     def _shape_of(self, plan: SchedulerOutput, batch: PreparedBatch, is_plain: bool) -> StepShape:
         requests = len(plan.rows)
         if batch.is_decode:
@@ -265,6 +307,8 @@ class DeviceRunner(Runner):
         step = self._inputs.step(shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
         ops.unpack_step(buffers, shape.num_tokens, shape.num_requests)
         self._model.forward(step)
+        if self._pooler is not None:
+            self._hidden[shape.num_tokens] = self._model.compute_hidden(step)
         if not shape.num_logits:
             return
         logits_SV = self._logits[shape.num_logits] = self._model.compute_logits(step)
@@ -290,6 +334,7 @@ class DeviceRunner(Runner):
         finally:
             ranks.is_silent = False
         self._logits.clear()
+        self._hidden.clear()
 
     def idle(self) -> bool:
         """Nothing is running: capture a graph; whether there is more to do."""

@@ -51,6 +51,7 @@ class StepGraphs:
         run: computes a step of a shape; what it submits is captured.
         prepare_empty: makes the device's inputs a step without tokens.
         is_enabled: false runs everything eagerly.
+        has_logits: false where steps end with hidden states (pooling).
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class StepGraphs:
         run: Callable[[StepShape], None],
         prepare_empty: Callable[[], None],
         is_enabled: bool,
+        has_logits: bool = True,
     ) -> None:
         self._runtime, self._run, self._prepare_empty = runtime, run, prepare_empty
         self._max_tokens = max_tokens
-        self._is_enabled = is_enabled
+        self._is_enabled, self._has_logits = is_enabled, has_logits
         self._decode_sizes = [*(size for size in DECODE_SIZES if size < max_rows), max_rows]
         self._requests = [*(size for size in MIXED_REQUESTS if size < max_rows), max_rows]
         self._tokens = [size for size in MIXED_TOKENS if size <= min(MAX_GRAPH_TOKENS, max_tokens)]
@@ -80,18 +82,20 @@ class StepGraphs:
     def decode_shape(self, requests: int, samples: bool) -> StepShape:
         """Of a step in which every request computes one token."""
         size = self._decode_sizes[bisect.bisect_left(self._decode_sizes, requests)]
-        return StepShape(size, size, size, 1, samples, self._is_enabled)
+        logits = size if self._has_logits else 0
+        return StepShape(size, size, logits, 1, samples and logits > 0, self._is_enabled)
 
     def mixed_shape(self, tokens: int, requests: int, num_logits: int, max_query_len: int, samples: bool) -> StepShape:
         """Of any other step."""
         if self._is_enabled and self._tokens and tokens <= self._tokens[-1]:
             size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
             bound = min(self._requests[bisect.bisect_left(self._requests, requests)], size)
-            return StepShape(size, bound, bound, size, samples, True)
+            logits = bound if self._has_logits else 0
+            return StepShape(size, bound, logits, size, samples and logits > 0, True)
         size = min(-(-tokens // EAGER_STEP) * EAGER_STEP, self._max_tokens)
         rows = self._decode_sizes
         bound = rows[bisect.bisect_left(rows, requests)]
-        logits = rows[bisect.bisect_left(rows, num_logits)] if num_logits else 0
+        logits = rows[bisect.bisect_left(rows, num_logits)] if num_logits and self._has_logits else 0
         return StepShape(size, bound, logits, max_query_len, samples and num_logits > 0, False)
 
     def run(self, shape: StepShape) -> None:

@@ -89,13 +89,3 @@ def _pooling(config: ModelConfig) -> PoolingConfig:
     if config.pooling is None:
         raise ValueError(f"{config.architecture} does not pool")
     return config.pooling
-
-
-def _reward_head(pooling: PoolingConfig, hidden: int) -> tuple[HeadLayer, ...]:
-    """Two matrices with a ReLU between, unless the family has its own."""
-    if pooling.family in REWARD_HEADS:
-        return (HeadLayer(REWARD_HEADS[pooling.family], hidden, 1, bias=False),)
-    return (
-        HeadLayer(("score.0",), hidden, hidden, activation="relu"),
-        HeadLayer(("score.2",), hidden, pooling.num_labels),
-    )
