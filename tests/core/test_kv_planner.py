@@ -1,7 +1,18 @@
+import re
+
+import msgspec
 import pytest
 
 from quire.config import CacheConfig, SchedulerConfig
-from quire.config.kv_spec import KVCacheGroup, KVCacheSpec, KVKind, group_layers
+from quire.config.kv_spec import (
+    STATE_BLOCK_SIZE,
+    KVCacheGroup,
+    KVCacheSpec,
+    KVKind,
+    describe_memory,
+    group_layers,
+    suitable_block_size,
+)
 from quire.core.kv_groups import group_rules
 from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.errors import ConfigError
@@ -119,3 +130,55 @@ def test_the_longest_hit_is_the_longest_prefix_whose_visible_pages_are_all_cache
         is_cached = [bool(cached >> page & 1) for page in range(7)]
         fits = [length for length in range(8) if all(is_cached[rules.first_visible_block(4 * length) : length])]
         assert rules.longest_hit(is_cached.__getitem__, 7) == max(fits)
+
+
+STATE = KVCacheSpec(kind=KVKind.RECURRENT, block_size=16, bytes_per_token=1000, dtype="float32")
+
+
+def test_pages_of_unequal_layers_have_the_largest_ones_bytes_in_whole_lines() -> None:
+    config = plan_kv_cache([FULL, STATE, STATE, FULL], 1 << 20, CacheConfig(), SCHEDULER)
+    assert [group.layers for group in config.groups] == [(0, 3), (1, 2)]
+    assert [config.tensor_page_bytes(tensor) for tensor in range(2)] == [1024, 1024]
+    assert config.num_blocks == (1 << 20) // 2048
+    alone = plan_kv_cache([STATE], 1 << 20, CacheConfig(), SCHEDULER)
+    assert alone.page_bytes == 1024
+
+
+def test_layers_with_larger_pages_decide_how_groups_are_cut() -> None:
+    large = msgspec.structs.replace(STATE, bytes_per_token=64 * 1024)
+    groups = group_layers([FULL] * 12 + [large] * 4)
+    assert [len(group.layers) for group in groups] == [12, 4], (
+        "no group's small pages are padded where they need not be"
+    )
+
+
+def test_a_refusal_counts_the_pages_of_every_group() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        plan_kv_cache([FULL, STATE], 40 * 1024, CacheConfig(), SCHEDULER)
+    # 1023 tokens: 64 pages of keys; states of two steps, the one before and one ahead.
+    assert f"needs {1 + 64 + 34} KV-cache pages of 1024 bytes" in str(refusal.value)
+    assert f"kv_cache_memory_bytes={99 * 1024}" in str(refusal.value)
+    fits = int(re.findall(r"max_model_len to (\d+)", str(refusal.value))[0])
+    plan_kv_cache([FULL, STATE], 40 * 1024, CacheConfig(), SCHEDULER, max_model_len=fits)
+
+
+@pytest.mark.parametrize(("state", "tokens"), [(1, 16), (64 * 16, 16), (64 * 16 + 1, 32), (64 * 100, 112)])
+def test_pages_are_as_long_as_a_state_takes_bytes(state: int, tokens: int) -> None:
+    specs = [FULL, msgspec.structs.replace(STATE, bytes_per_token=state)]
+    assert suitable_block_size(specs) == tokens
+    assert suitable_block_size(specs[1:]) == STATE_BLOCK_SIZE
+    assert suitable_block_size(specs[:1]) is None
+
+
+def test_memory_is_told_by_token_and_by_request() -> None:
+    assert describe_memory([FULL] * 3) == {"block_size": 16, "kv_bytes_per_token": 3 * 64}
+    hybrid = describe_memory([FULL, STATE, STATE, STATE])
+    assert (hybrid["kv_bytes_per_token"], hybrid["kv_bytes_per_request"]) == (64, 3 * 2 * 1024)
+    assert (
+        hybrid["block_size_reason"]
+        == "a state takes 1000 bytes, and 16 tokens of attention (64 bytes each) at least as much"
+    )
+    windows = describe_memory([SLIDING, FULL])
+    assert (windows["kv_bytes_per_token"], windows["kv_bytes_per_request"]) == (64, (7 + 2) * 1024)
+    short = describe_memory([FULL, msgspec.structs.replace(STATE, bytes_per_token=1600)])
+    assert short["kv_bytes_per_token"] == 1600 // 16 and "padded to 1600 bytes" in str(short["block_size_reason"])

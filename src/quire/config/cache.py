@@ -8,7 +8,8 @@ class CacheConfig:
     """KV-cache settings.
 
     Attributes:
-        block_size: tokens a page.
+        block_size: tokens a page. `is_block_size_given`: the user said so; otherwise a model whose layers keep states may
+            have longer ones.
         gpu_memory_utilization: share of the device's memory that the engine may use (on a CPU, of the host's free memory).
         kv_cache_memory_bytes: an explicit size for the cache; overrides the share.
         num_gpu_blocks_override: an explicit number of pages; overrides both.
@@ -17,6 +18,7 @@ class CacheConfig:
     """
 
     block_size: int = 16
+    is_block_size_given: bool = True
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None

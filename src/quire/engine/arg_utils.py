@@ -401,6 +401,7 @@ class _Resolver:
         events = args.kv_events_config or {}
         return CacheConfig(
             block_size=block_size,
+            is_block_size_given=args.block_size is not None,
             gpu_memory_utilization=args.gpu_memory_utilization,
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
             num_gpu_blocks_override=args.num_gpu_blocks_override,

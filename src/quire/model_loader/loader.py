@@ -23,6 +23,7 @@ from quire.layers.parallel import ParallelPlan
 from quire.logger import init_logger
 from quire.model_loader.device_reader import DTYPES, upload_tensors
 from quire.model_loader.dummy import dummy_weights
+from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, load_state, save_state
 from quire.model_loader.torch_bin_reader import TorchBinReader
@@ -157,13 +158,17 @@ def build_model(
     capabilities = platform.capabilities()
     kv_dtype = _cache_dtype(config.cache.cache_dtype, dtype, capabilities)
     plan = ParallelPlan(config.parallel.tensor_parallel_size, config.parallel.rank)
-    needs = (kv_dtype, config.cache.block_size, plan, config.model.deterministic)
     spec = None if isinstance(source, type) else build_spec(config, entry)
-    if isinstance(source, type):
-        requests = source.attention_requests(config.model.hf_config, *needs)
-    else:
-        requests = attention_requests(cast(DecoderSpec, spec), *needs)
-    selection = select_backend(requests, platform.attention_backends(), config.attention.backend)
+
+    def select(block_size: int) -> Selection:
+        needs = (kv_dtype, block_size, plan, config.model.deterministic)
+        if isinstance(source, type):
+            requests = source.attention_requests(config.model.hf_config, *needs)
+        else:
+            requests = attention_requests(cast(DecoderSpec, spec), *needs)
+        return select_backend(requests, platform.attention_backends(), config.attention.backend)
+
+    selection = select(config.cache.block_size)
     activation = capabilities.activation_dtype.value
     context = ModelContext(
         path=config.model.path,
@@ -185,7 +190,12 @@ def build_model(
     )
     if isinstance(source, type):
         return cast(Any, source)(context), selection
-    model = Decoder.from_context(cast(DecoderSpec, spec), context)
+    spec = cast(DecoderSpec, spec)
+    block_size = choose_block_size(spec, context, select, is_given=config.cache.is_block_size_given)
+    if block_size != context.block_size:
+        selection = select(block_size)
+        context = dataclasses.replace(context, block_size=block_size, backend=selection.backend())
+    model = Decoder.from_context(spec, context)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
 

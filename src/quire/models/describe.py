@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from quire.config.kv_spec import KVCacheSpec, group_layers
+from quire.config.kv_spec import KVCacheSpec, describe_memory, group_layers
 from quire.layers.linear import PLAIN, LinearMethod
 from quire.layers.parallel import ParallelPlan
 from quire.models.modules import Module
@@ -47,7 +47,7 @@ def describe_pages(kv_specs: list[KVCacheSpec]) -> dict[str, Any]:
     """Bytes of keys and values a token, and which layers share a page table."""
     return {
         "kv_dtype": kv_specs[0].dtype,
-        "kv_bytes_per_token": sum(spec.bytes_per_token for spec in kv_specs),
+        **describe_memory(kv_specs),
         "kv_groups": [
             {"kind": str(group.spec.kind), "window": group.spec.window, "layers": list(group.layers)}
             for group in group_layers(kv_specs)

@@ -4,7 +4,8 @@ Knows sizes and settings. Asks no device.
 """
 
 from quire.config import EngineConfig
-from quire.config.kv_spec import KVCacheSpec
+from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, group_layers
+from quire.core.kv_planner import blocks_for_one_request
 from quire.platforms.interface import Because
 
 
@@ -28,5 +29,7 @@ def compute_kv_bytes(
 
 
 def longest_request_bytes(config: EngineConfig, specs: list[KVCacheSpec]) -> int:
-    """What one request of the full context length keeps."""
-    return sum(spec.page_bytes * (-(-config.model.max_model_len // spec.block_size) + 1) for spec in specs)
+    """What one request of the full context length needs."""
+    groups = group_layers(specs)
+    blocks = blocks_for_one_request(groups, config.model.max_model_len, config.scheduler.max_num_batched_tokens)
+    return blocks * KVCacheConfig(num_blocks=blocks, groups=groups).page_bytes
