@@ -300,6 +300,21 @@ def test_a_pooling_request_ends_with_its_vector() -> None:
     assert harness.expected["p"].outputs[0].pooled and harness.expected["p"].finish is FinishReason.STOP
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_where_every_token_sees_every_other_a_prompt_is_one_step_and_nothing_follows(depth: int) -> None:
+    harness = SchedulerHarness(
+        enable_chunked_prefill=False, prefix_caching=False, max_num_batched_tokens=64, num_blocks=40, depth=depth,
+        long_prefill_token_threshold=8, max_step_ms=0.1,
+    )  # fmt: skip
+    lengths = [64, 1, 30, 40, 17, 63, 9]
+    for index, length in enumerate(lengths):
+        request = EngineRequest(f"p{index}", [index] * length, pooling_params=PoolingParams())
+        harness.add_request(request)
+    harness.run()
+    assert [count for step in harness.steps for count in step.num_scheduled_tokens.tolist()] == lengths
+    assert all(expected.finish is FinishReason.STOP for expected in harness.expected.values())
+
+
 @pytest.mark.parametrize(
     ("prompt", "fields", "message"),
     [

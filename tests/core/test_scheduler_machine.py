@@ -13,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.errors import RequestError
+from quire.pooling_params import PoolingParams
+from quire.request import EngineRequest
 from quire.simulator.hash_model import RECURRENT, Faults, HashModel
 
 WINDOWS = [(0,), (0, 6), (9, 9, 9, 0), (5,), (0, RECURRENT), (6, RECURRENT, RECURRENT, RECURRENT), (RECURRENT,)]
@@ -23,6 +25,7 @@ SHARED_PREFIX = list(range(100, 140))
 def harnesses(draw: st.DrawFn) -> SchedulerHarness:
     windows = draw(st.sampled_from(WINDOWS))
     swaps = draw(st.booleans())
+    max_step_tokens = draw(st.sampled_from([2, 7, 40]))
     return SchedulerHarness(
         model=HashModel(windows=windows, vocab_size=50, eos_every=draw(st.sampled_from([0, 4, 12]))),
         block_size=draw(st.sampled_from([1, 4, 5])),
@@ -35,7 +38,8 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
         depth=draw(st.sampled_from([1, 2])),
         faults=Faults(seed=draw(st.integers(0, 99)), row_error_rate=draw(st.sampled_from([0.0, 0.0, 0.03]))),
         max_num_seqs=draw(st.sampled_from([1, 3, 6])),
-        max_num_batched_tokens=draw(st.sampled_from([2, 7, 40])),
+        max_num_batched_tokens=max_step_tokens,
+        enable_chunked_prefill=max_step_tokens < 40 or draw(st.booleans()),
         max_model_len=40,
         min_common_tokens=draw(st.sampled_from([1, 10, 64])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 5])),
@@ -88,6 +92,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             except RequestError as error:
                 assert "KV-cache pages" in str(error), error
         self.harness.check()
+
+    @rule(data=st.data(), skips=st.booleans())
+    def add_pooled(self, data: st.DataObject, skips: bool) -> None:
+        self.count += 1
+        params = PoolingParams(skip_reading_prefix_cache=skips)
+        try:
+            self.harness.add_request(EngineRequest(f"r{self.count}", self._prompt(data), pooling_params=params))
+        except RequestError as error:
+            assert "KV-cache pages" in str(error), error
 
     @rule(data=st.data())
     def resume_after_restart(self, data: st.DataObject) -> None:
