@@ -48,6 +48,18 @@ class ActivationArguments(ctypes.Structure):
     _fields_ = _fields(x="pointer", out="pointer", d="long", kind="int", gated="int")
 
 
+class XieluArguments(ctypes.Structure):
+    _fields_ = _fields(x="pointer", alphas="pointer", d="long")
+
+
+class ClipArguments(ctypes.Structure):
+    _fields_ = _fields(x="pointer", d="long", stride="long", limit="float")
+
+
+class ScaleRowsArguments(ctypes.Structure):
+    _fields_ = _fields(x="pointer", table="pointer", index="pointer", d="long", stride="long")
+
+
 class GatherArguments(ctypes.Structure):
     _fields_ = _fields(x="pointer", index="pointer", out="pointer", d="long")
 

@@ -11,7 +11,7 @@ import torch
 
 from quire.kernels.cpu.arguments import PackArguments
 from quire.kernels.cpu.library import DTYPES, library
-from quire.kernels.cpu.operations import ACTIVATIONS, PANEL, PRIORITY, unavailable
+from quire.kernels.cpu.operations import ACTIVATIONS, PANEL, PRIORITY, rows_address, unavailable
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.registry import kernel
 
@@ -33,7 +33,7 @@ _Experts = _structure(
     "_Experts", pointers="x ids weights out gate_up down gate_up_bias down_bias",
     longs="d intermediate experts first top_k", ints="dtype kind clamped scales_input", floats="alpha limit",
 )  # fmt: skip
-_SigmoidGate = _structure("_SigmoidGate", pointers="x gate", longs="d")
+_SigmoidGate = _structure("_SigmoidGate", pointers="x gate", longs="d gate_stride", ints="each")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +160,8 @@ def moe_experts(
 
 
 @_cpu("sigmoid_gate")
-def sigmoid_gate(x_TI: torch.Tensor, gate_T1: torch.Tensor) -> None:
+def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
     lib = library()
-    call = _SigmoidGate(_address(x_TI, torch.float32, "x"), _address(gate_T1, torch.float32, "gate"), x_TI.shape[1])
-    lib.run(lib.operation("sigmoid_gate"), call, x_TI.shape[0], (x_TI, gate_T1))
+    gate, is_each = rows_address(gate_TG, "gate"), int(gate_TG.shape[1] > 1)
+    call = _SigmoidGate(_address(x_TI, torch.float32, "x"), gate, x_TI.shape[1], gate_TG.stride(0), is_each)
+    lib.run(lib.operation("sigmoid_gate"), call, x_TI.shape[0], (x_TI, gate_TG))

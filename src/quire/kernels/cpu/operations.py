@@ -52,7 +52,7 @@ def _pages(kv_cache: torch.Tensor) -> tuple[int, int, int]:
     return kv_cache.data_ptr(), kv_cache.stride(0), kv_cache.stride(1)
 
 
-def _rows(tensor: torch.Tensor, name: str) -> int:
+def rows_address(tensor: torch.Tensor, name: str) -> int:
     """The address of float32 rows, which may lie apart."""
     if tensor.dtype is not torch.float32 or tensor.stride(1) != 1 or tensor.device.type != "cpu":
         raise ValueError(f"{name} must be float32 rows on the CPU; it is {tensor.dtype} on {tensor.device}")
@@ -173,7 +173,7 @@ def layer_norm(
 def head_norm(
     x_TGH: torch.Tensor, weight_GH: torch.Tensor, bias_GH: torch.Tensor | None, eps: float, subtract_mean: bool
 ) -> None:
-    lib, x = library(), _rows(x_TGH, "x")
+    lib, x = library(), rows_address(x_TGH, "x")
     weight, bias, (groups, size) = _float(weight_GH, "weight"), _float(bias_GH, "bias"), weight_GH.shape
     call = native.NormArguments(x, weight, bias, x, None, size, groups, x_TGH.stride(0), eps, int(subtract_mean))
     lib.run(lib.operation("norm"), call, x_TGH.shape[0], (x_TGH, weight_GH, bias_GH))
@@ -228,7 +228,7 @@ def rope_and_cache(
     pages, plane_stride, page_stride = _pages(kv_cache)
     cos_sin = None if rope is None else rope.cos_sin
     call = native.RopeArguments(
-        _rows(qkv_TC, "qkv"),
+        rows_address(qkv_TC, "qkv"),
         pages,
         _pointer(metadata.slot_mapping, torch.int64, "slot_mapping"),
         _pointer(metadata.positions, torch.int32, "positions"),
@@ -262,7 +262,7 @@ def paged_attention(
     lib = library()
     pages, plane_stride, page_stride = _pages(kv_cache)
     call = native.AttentionArguments(
-        _rows(qkv_TC, "qkv"),
+        rows_address(qkv_TC, "qkv"),
         pages,
         _float(out_TNH, "out"),
         _pointer(metadata.query_start, torch.int32, "query_start"),
@@ -301,6 +301,28 @@ def paged_attention(
         params.alibi_slopes,
     )
     lib.run(lib.operation("paged_attention"), call, qkv_TC.shape[0], tensors)
+
+
+@_cpu("xielu")
+def xielu(x_TI: torch.Tensor, alphas_2: torch.Tensor) -> None:
+    lib = library()
+    call = native.XieluArguments(_float(x_TI, "x"), _float(alphas_2, "alphas"), x_TI.shape[1])
+    lib.run(lib.operation("xielu"), call, x_TI.shape[0], (x_TI, alphas_2))
+
+
+@_cpu("clip")
+def clip(x_TC: torch.Tensor, limit: float) -> None:
+    lib = library()
+    call = native.ClipArguments(rows_address(x_TC, "x"), x_TC.shape[1], x_TC.stride(0), limit)
+    lib.run(lib.operation("clip"), call, x_TC.shape[0], (x_TC,))
+
+
+@_cpu("scale_rows")
+def scale_rows(x_TC: torch.Tensor, table_L: torch.Tensor, index_T: torch.Tensor) -> None:
+    lib = library()
+    table, index = _float(table_L, "table"), _pointer(index_T, torch.int32, "index")
+    call = native.ScaleRowsArguments(rows_address(x_TC, "x"), table, index, x_TC.shape[1], x_TC.stride(0))
+    lib.run(lib.operation("scale_rows"), call, x_TC.shape[0], (x_TC, table_L, index_T))
 
 
 @_cpu("gather_rows")

@@ -74,6 +74,16 @@ def xielu(x_TI: Tensor, alphas_2: Tensor) -> None:
     x_TI.copy_(positive * x.clamp(min=0.0).square() + negative * (torch.expm1(below) - below) + 0.5 * x)
 
 
+@kernel("clip", platform="any")
+def clip(x_TC: Tensor, limit: float) -> None:
+    x_TC.clamp_(-limit, limit)
+
+
+@kernel("scale_rows", platform="any")
+def scale_rows(x_TC: Tensor, table_L: Tensor, index_T: Tensor) -> None:
+    x_TC.mul_(table_L[index_T.long(), None])
+
+
 @kernel("gather_rows", platform="any")
 def gather_rows(x_TD: Tensor, index_S: Tensor, out_SD: Tensor) -> None:
     out_SD.copy_(x_TD[index_S.long()])

@@ -15,7 +15,7 @@ import torch
 from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import ops, recurrent
-from quire.kernels.head_norm import head_norm
+from quire.kernels.heads import clip, head_norm, scale_rows
 from quire.layers.parallel import ParallelPlan
 from quire.models.assembly import NormWeight
 from quire.models.interface import StepInputs
@@ -153,7 +153,7 @@ class AttentionLayer(MixerLayer):
         pages = (self._kv_cache, step.attention[self._group], self.params)
         norms = self._norm_heads(qkv_TC)
         if mixer.clip_qkv > 0:
-            qkv_TC.clamp_(-mixer.clip_qkv, mixer.clip_qkv)
+            clip(qkv_TC, mixer.clip_qkv)
         if not mixer.qk_norm_after_rope and self._growth_L is None:
             backend.attend(qkv_TC, *pages, out_TNH, self.rope, *norms)
         else:
@@ -161,7 +161,7 @@ class AttentionLayer(MixerLayer):
             if mixer.qk_norm_after_rope:
                 self._norm(qkv_TC[:, : self.narrow], self._weights_of_heads()[0])
             if self._growth_L is not None:
-                qkv_TC[:, : self.narrow] *= self._growth_L[step.positions[: len(qkv_TC)]][:, None]
+                scale_rows(qkv_TC[:, : self.narrow], self._growth_L, step.positions[: len(qkv_TC)])
             backend.forward(qkv_TC, *pages, out_TNH)
         if gate_TNH is not None:
             recurrent.gate(out_TNH, gate_TNH, "sigmoid", out_TNH)

@@ -59,6 +59,25 @@ struct ActivationArguments {  // rows: tokens; gated: x is [T, 2d], else x is ou
     int32_t kind, gated;
 };
 
+struct XieluArguments {  // rows: tokens
+    float* x;
+    const float* alphas;
+    int64_t d;
+};
+
+struct ClipArguments {  // rows: tokens; stride in elements
+    float* x;
+    int64_t d, stride;
+    float limit;
+};
+
+struct ScaleRowsArguments {  // rows: tokens; stride in elements
+    float* x;
+    const float* table;
+    const int32_t* index;
+    int64_t d, stride;
+};
+
 struct GatherArguments {  // rows: gathered rows
     const float* x;
     const int32_t* index;

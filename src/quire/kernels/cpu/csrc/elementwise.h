@@ -125,6 +125,37 @@ inline void activation(const void* arguments, int64_t rows, Team& team) {
     }
 }
 
+inline void xielu(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const XieluArguments*>(arguments);
+    const float above = args.alphas[0], below = args.alphas[1];
+    over_parts(rows, args.d, team, [&](int64_t row, int64_t first, int64_t last) {
+        float* x = args.x + row * args.d;
+        over_row(first, last, [&](int64_t i, int n) {
+            vf value = take(x + i, n), positive = max(value, zero()), negative = value - positive;
+            put(x + i, above * positive * positive + below * (exponential(negative) - 1.0f - negative) + 0.5f * value, n);
+        });
+    });
+}
+
+inline void clip(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const ClipArguments*>(arguments);
+    over_parts(rows, args.d, team, [&](int64_t row, int64_t first, int64_t last) {
+        float* x = args.x + row * args.stride;
+        over_row(first, last, [&](int64_t i, int n) {
+            put(x + i, -max(-max(take(x + i, n), set1(-args.limit)), set1(-args.limit)), n);
+        });
+    });
+}
+
+inline void scale_rows(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const ScaleRowsArguments*>(arguments);
+    over_parts(rows, args.d, team, [&](int64_t row, int64_t first, int64_t last) {
+        float* x = args.x + row * args.stride;
+        const float scale = args.table[args.index[row]];
+        over_row(first, last, [&](int64_t i, int n) { put(x + i, take(x + i, n) * scale, n); });
+    });
+}
+
 inline void gather_rows(const void* arguments, int64_t rows, Team& team) {
     const auto& args = *static_cast<const GatherArguments*>(arguments);
     int64_t begin, end;

@@ -38,10 +38,11 @@ struct ExpertsArguments {  // rows: tokens
     float alpha, limit;
 };
 
-struct SigmoidGateArguments {  // rows: tokens
+struct SigmoidGateArguments {  // rows: tokens; a gate a row, or `each` value has its own
     float* x;
     const float* gate;
-    int64_t d;
+    int64_t d, gate_stride;
+    int32_t each;
 };
 
 namespace QUIRE_ISA {
@@ -385,8 +386,15 @@ inline void moe_experts(const void* arguments, int64_t rows, Team& team) {
 inline void sigmoid_gate(const void* arguments, int64_t rows, Team& team) {
     const auto& args = *static_cast<const SigmoidGateArguments*>(arguments);
     over_parts(rows, args.d, team, [&](int64_t row, int64_t first, int64_t last) {
-        const float share = logistic(args.gate[row]);
+        const float* gate = args.gate + row * args.gate_stride;
         float* x = args.x + row * args.d;
+        if (args.each) {
+            over_row(first, last, [&](int64_t i, int n) {
+                put(x + i, take(x + i, n) / (1.0f + exponential(-take(gate + i, n))), n);
+            });
+            return;
+        }
+        const float share = logistic(*gate);
         over_row(first, last, [&](int64_t i, int n) { put(x + i, take(x + i, n) * share, n); });
     });
 }
