@@ -1,8 +1,11 @@
 """Encoders against Transformers in float32: hidden states, classifiers, pairs of texts; alone and in mixed batches."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle, logits, pooled
 
 from quire import LLM, PoolingParams
@@ -33,6 +36,36 @@ def test_hidden_states_are_transformers(family, steps, tiny, prompts):
         for batch in (prompts, prompts[::-1]):
             for prompt, output in zip(batch, llm.encode(as_dicts(batch), params, use_tqdm=False), strict=True):
                 np.testing.assert_allclose(output.outputs.data, hidden_states(oracle, prompt).numpy(), atol=1e-4)
+
+
+def test_the_first_checkpoints_call_weight_and_bias_of_norms_otherwise(tiny, tmp_path):
+    path = tiny("BertModel", **ENCODERS["Bert"])
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in load_file(path / "model.safetensors").items()
+    }
+    save_file(renamed, tmp_path / "model.safetensors")
+    shutil.copy(path / "config.json", tmp_path)
+    vectors = []
+    for folder in (path, tmp_path):
+        with LLM(str(folder), **WHOLE) as llm:
+            vectors.append(llm.embed({"prompt_token_ids": [5, 6, 7]}, use_tqdm=False)[0].outputs.embedding)
+    assert vectors[0] == vectors[1]
+
+
+@pytest.mark.parametrize("window", [8, 9])
+def test_gemma_without_a_causal_mask_embeds(window, tiny, prompts):
+    """EmbeddingGemma: every token sees the others, in most layers only those near it."""
+    overrides = {"use_bidirectional_attention": True, "sliding_window": window}
+    path = tiny(
+        "Gemma3TextModel", layer_types=["sliding_attention", "full_attention", "sliding_attention"], **overrides
+    )
+    oracle = load_pooling_oracle(path, "Gemma3TextModel")
+    params = PoolingParams(task="token_embed", use_activation=False)
+    with LLM(str(path), **WHOLE) as llm:
+        outputs = llm.encode(as_dicts(prompts), params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        np.testing.assert_allclose(output.outputs.data, hidden_states(oracle, prompt).numpy(), atol=2e-4)
 
 
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])

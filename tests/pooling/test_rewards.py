@@ -76,6 +76,40 @@ def test_a_process_reward_model_gives_the_probabilities_of_its_steps(base, tmp_p
         np.testing.assert_allclose(output.outputs.data, expected.numpy(), atol=1e-4)
 
 
+def test_internlm2s_reward_model_has_one_matrix(tmp_path, prompts):
+    """Llama's layers under InternLM's names, which stores q, k and v together, KV head by KV head."""
+    base = make_tiny_model("LlamaModel", tmp_path / "llama")
+    config = json.loads((base / "config.json").read_text())
+    tensors = {}
+    for name, tensor in load_file(base / "model.safetensors").items():
+        for old, new in INTERNLM2.items():
+            name = name.replace(old, new)
+        tensors[f"model.{name}"] = tensor
+    size, queries = config["head_dim"], config["num_attention_heads"] // config["num_key_value_heads"]
+    for layer in range(config["num_hidden_layers"]):
+        q, k, v = (tensors.pop(f"model.layers.{layer}.attention.{part}.weight") for part in ("q", "k", "v"))
+        groups = zip(q.split(queries * size), k.split(size), v.split(size), strict=True)
+        wqkv = torch.cat([matrix for group in groups for matrix in group])
+        tensors[f"model.layers.{layer}.attention.wqkv.weight"] = wqkv
+    tensors["v_head.weight"] = head = torch.randn(1, 64, generator=torch.Generator().manual_seed(3))
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["InternLM2ForRewardModel"]}))
+    oracle = load_pooling_oracle(base, "LlamaModel")
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        outputs = llm.reward(as_dicts(prompts), use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = hidden_states(oracle, prompt) @ head.T
+        np.testing.assert_allclose(output.outputs.data, expected.numpy(), atol=1e-4)
+
+
+INTERNLM2 = {
+    "embed_tokens": "tok_embeddings", "self_attn.q_proj": "attention.q", "self_attn.k_proj": "attention.k",
+    "self_attn.v_proj": "attention.v", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2", "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
 def test_a_generating_model_scores_by_its_logits_of_two_tokens(tmp_path, prompts):
     path = make_tiny_model("Qwen3ForCausalLM", tmp_path)
     oracle = load_pooling_oracle(path, "Qwen3ForCausalLM")

@@ -25,7 +25,6 @@ SUFFIXES: dict[str, Convert] = {
     "ForRewardModel": "reward",
     "RewardModel": "reward",
     "ForMaskedLM": "embed",
-    "BidirectionalModel": "embed",
     "EmbeddingModel": "embed",
     "TextModel": "embed",
     "Model": "embed",
@@ -135,7 +134,7 @@ def split_architecture(architecture: str) -> tuple[str, Convert | None]:
             return architecture.removesuffix(suffix), None
     for suffix, convert in SUFFIXES.items():
         if architecture.endswith(suffix):
-            return architecture.removesuffix(suffix), convert
+            return architecture.removesuffix(suffix).removesuffix("Bidirectional"), convert
     return architecture, None
 
 
@@ -223,6 +222,9 @@ def _default_kind(convert: Convert, family: str, hf_config: HFConfig) -> str:
         return str(hf_config.get("classifier_pooling", "cls"))
     if convert == "classify" and family in ENCODERS:
         return "cls"
+    named = hf_config.get("pooling")
+    if isinstance(named, str) and (kind := {"avg": "mean"}.get(named, named)) in KINDS:
+        return kind
     return ENCODERS.get(family, "last")
 
 

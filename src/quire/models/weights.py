@@ -125,10 +125,17 @@ def with_layout_of(modules: list[Module], spec: DecoderSpec, names: Collection[s
     ]
 
 
+OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}
+"""What norms' tensors are called in the first checkpoints of BERT."""
+
+
 def canonical_name(name: str, sources: Mapping[str, Source], spec: DecoderSpec) -> str:
     """The name in `sources` that a checkpoint's name means, whichever prefix it has; itself where it means none."""
     if name in sources:
         return name
+    module, _, suffix = name.rpartition(".")
+    if suffix in OLD_SUFFIXES:
+        return canonical_name(f"{module}.{OLD_SUFFIXES[suffix]}", sources, spec)
     first, *_ = spec.weights.prefixes
     for prefix in spec.weights.prefixes:
         within = name.removeprefix(prefix)

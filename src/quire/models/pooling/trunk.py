@@ -34,7 +34,9 @@ def as_trunk(spec: DecoderSpec, config: ModelConfig) -> DecoderSpec:
     """A model without its matrix of logits, in which a token sees what the checkpoint was trained to see."""
     if not _pooling(config).is_causal:
         spec = spec.with_attention(causal=False)
-    weights = dataclasses.replace(spec.weights, ignored=(*spec.weights.ignored, *HEAD_NAMES))
+    own = spec.weights.modules.get("lm_head")
+    names = [f"{name}.*" for name in ((own,) if isinstance(own, str) else own or ())]
+    weights = dataclasses.replace(spec.weights, ignored=(*spec.weights.ignored, *HEAD_NAMES, *names))
     # A head that is tied to the embeddings has no tensor of its own: the checkpoint's is neither expected nor missed.
     return dataclasses.replace(spec, weights=weights, tied_embeddings=True, lm_head_bias=False)
 
