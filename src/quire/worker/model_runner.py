@@ -74,7 +74,8 @@ class ModelRunner(Runner):
 
     def untouched_bytes(self) -> int:
         """Buffers that get their memory only when they are used: the model's own, and logits once more for sampling."""
-        return self._model.buffer_bytes + self._max_rows * self._config.model.vocab_size * 4
+        logits = 0 if self._pooler is not None else self._max_rows * self._config.model.vocab_size * 4
+        return self._model.buffer_bytes + logits
 
     @property
     def has_pages(self) -> bool:
