@@ -67,6 +67,7 @@ class SchedulerHarness:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
+            async_scheduling=depth > 1,
             **settings,  # type: ignore[arg-type]
         )
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, enable_kv_events=kv_events)

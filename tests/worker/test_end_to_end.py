@@ -79,7 +79,7 @@ def test_greedy_tokens_survive_preemption(model: str, mode: str, depth: int, req
     path = request.getfixturevalue(model)
     # A window frees pages as it moves: with two groups, short prompts that grow run out sooner than long ones.
     prompts = make_prompts((30, 28, 33, 21, 26) if model == "llama" else (6, 7, 8, 5, 9))
-    pages = 26 if model == "llama" else 38
+    pages = 26 if model == "llama" else 30 + 8 * depth
     engine = TinyEngine(
         path,
         depth=depth,

@@ -35,3 +35,8 @@ class SchedulerConfig:
     max_step_ms: float = 0.0
     max_num_waiting: int = 0
     max_waiting_tokens: int = 0
+
+    @property
+    def max_open_tokens(self) -> int:
+        """Tokens that steps may hold which are planned and not collected yet: those of one step, or of two."""
+        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)

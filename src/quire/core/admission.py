@@ -39,7 +39,7 @@ def check_settings(config: SchedulerConfig, max_model_len: int, num_host_blocks:
         )
 
 
-def check_fits(source: EngineRequest, kv: KVCacheManager, max_model_len: int, max_step_tokens: int) -> None:
+def check_fits(source: EngineRequest, kv: KVCacheManager, max_model_len: int, max_open_tokens: int) -> None:
     """Refuse a request that could never be served to its end.
 
     Raises:
@@ -63,7 +63,7 @@ def check_fits(source: EngineRequest, kv: KVCacheManager, max_model_len: int, ma
             f"(max_tokens and max_model_len {max_model_len})",
             param="resumed_token_ids",
         )
-    needed = kv.peak_blocks(max_total - 1, max_step_tokens)
+    needed = kv.peak_blocks(max_total - 1, max_open_tokens)
     if needed > kv.pool.num_usable:
         raise RequestError(
             f"prompt has {length} tokens and may grow to {max_total}: that takes {needed} KV-cache pages of "

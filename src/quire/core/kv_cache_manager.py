@@ -66,9 +66,9 @@ class KVCacheManager:
         """KV groups."""
         return len(self._rules)
 
-    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+    def peak_blocks(self, num_tokens: int, max_open_tokens: int) -> int:
         """Most pages, over all groups, that a request of `num_tokens` ever holds."""
-        return sum(rules.peak_blocks(num_tokens, max_step_tokens) for rules in self._rules)
+        return sum(rules.peak_blocks(num_tokens, max_open_tokens) for rules in self._rules)
 
     def find_prefix(self, request: Request) -> PrefixHit:
         """The longest cached prefix that leaves at least one token to compute. Takes no reference: `attach` does."""
@@ -102,7 +102,7 @@ class KVCacheManager:
             tables.append([NULL_BLOCK] * first + table[first:length])
         return PrefixHit(num_tokens, tables)
 
-    def can_admit(self, tables: list[list[int]], revived: int, num_tokens: int, max_step_tokens: int) -> bool:
+    def can_admit(self, tables: list[list[int]], revived: int, num_tokens: int, max_open_tokens: int) -> bool:
         """Whether a request of `num_tokens` fits into free pages beside those that `tables` gives it already.
 
         `revived` of these are free themselves now and will be taken. The whole length is asked for, so that a prompt is
@@ -113,7 +113,7 @@ class KVCacheManager:
         needed = revived
         for group, rules in enumerate(self._rules):
             own = len(tables[group]) - tables[group].count(NULL_BLOCK) if tables else 0
-            needed += min(missing, max(rules.peak_blocks(num_tokens, max_step_tokens) - own, 1))
+            needed += min(missing, max(rules.peak_blocks(num_tokens, max_open_tokens) - own, 1))
         return needed <= self.pool.num_free
 
     def count_free(self, hit: PrefixHit) -> int:

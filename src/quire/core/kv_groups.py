@@ -25,9 +25,9 @@ class GroupRules(abc.ABC):
         """The first page that the token at position `num_computed_tokens` may read."""
 
     @abc.abstractmethod
-    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        """Most pages that a request of `num_tokens` holds at once, computed at most `max_step_tokens` a step. Pages are given
-        back once their step was collected, which may be one step after the next was planned."""
+    def peak_blocks(self, num_tokens: int, max_open_tokens: int) -> int:
+        """Most pages that a request of `num_tokens` holds at once. Pages are given back once their step was collected, and
+        at most `max_open_tokens` are in steps that were not."""
 
     @abc.abstractmethod
     def longest_hit(self, is_cached: Callable[[int], bool], limit: int) -> int:
@@ -47,7 +47,7 @@ class FullRules(GroupRules):
     def first_visible_block(self, num_computed_tokens: int) -> int:
         return 0
 
-    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
+    def peak_blocks(self, num_tokens: int, max_open_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def longest_hit(self, is_cached: Callable[[int], bool], limit: int) -> int:
@@ -60,9 +60,9 @@ class FullRules(GroupRules):
 class _LocalRules(GroupRules):
     """Every token sees a bounded past."""
 
-    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        # What two steps write, what their first token sees, the lag, and a part page at either end.
-        bounded = (2 * max_step_tokens + self.window) // self.block_size + 4
+    def peak_blocks(self, num_tokens: int, max_open_tokens: int) -> int:
+        # What is written, what its first token sees, the lag, and a part page at either end.
+        bounded = (max_open_tokens + self.window) // self.block_size + 4
         return min(-(-num_tokens // self.block_size), bounded)
 
     def longest_hit(self, is_cached: Callable[[int], bool], limit: int) -> int:
@@ -105,9 +105,9 @@ class RecurrentRules(_LocalRules):
         # No lag: states are large, and a boundary's is published before it is given back.
         return self.first_visible_block(num_computed_tokens)
 
-    def peak_blocks(self, num_tokens: int, max_step_tokens: int) -> int:
-        # What two steps write, the state that they begin with, and a page allocated ahead.
-        return min(-(-num_tokens // self.block_size), -(-2 * max_step_tokens // self.block_size) + 2)
+    def peak_blocks(self, num_tokens: int, max_open_tokens: int) -> int:
+        # What is written, the state that it begins with, and a page allocated ahead.
+        return min(-(-num_tokens // self.block_size), -(-max_open_tokens // self.block_size) + 2)
 
 
 _RULES: dict[KVKind, type[GroupRules]] = {

@@ -39,7 +39,7 @@ def plan_kv_cache(
     num_blocks = max(0, budget) // page_bytes
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
-    needed = blocks_for_one_request(groups, length, scheduler.max_num_batched_tokens)
+    needed = blocks_for_one_request(groups, length, scheduler.max_open_tokens)
     if num_blocks < needed:
         raise _too_small(groups, num_blocks, needed, page_bytes, length, cache, scheduler)
     return KVCacheConfig(
@@ -47,19 +47,19 @@ def plan_kv_cache(
     )
 
 
-def blocks_for_one_request(groups: tuple[KVCacheGroup, ...], max_model_len: int, max_step_tokens: int) -> int:
+def blocks_for_one_request(groups: tuple[KVCacheGroup, ...], max_model_len: int, max_open_tokens: int) -> int:
     """Pages, the null page included, with which one request of `max_model_len` tokens can run. Its last token is sampled,
     never computed."""
     tokens = max(1, max_model_len - 1)
-    return 1 + sum(group_rules(group).peak_blocks(tokens, max_step_tokens) for group in groups)
+    return 1 + sum(group_rules(group).peak_blocks(tokens, max_open_tokens) for group in groups)
 
 
-def largest_model_len(groups: tuple[KVCacheGroup, ...], num_blocks: int, max_step_tokens: int, limit: int) -> int:
+def largest_model_len(groups: tuple[KVCacheGroup, ...], num_blocks: int, max_open_tokens: int, limit: int) -> int:
     """The largest `max_model_len` up to `limit` that `num_blocks` pages can serve; 0 if none."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
-        if blocks_for_one_request(groups, middle, max_step_tokens) <= num_blocks:
+        if blocks_for_one_request(groups, middle, max_open_tokens) <= num_blocks:
             low = middle
         else:
             high = middle - 1
@@ -86,7 +86,7 @@ def _too_small(
     scheduler: SchedulerConfig,
 ) -> ConfigError:
     """The refusal, with the numbers and each setting that would help."""
-    fits = largest_model_len(groups, num_blocks, scheduler.max_num_batched_tokens, length)
+    fits = largest_model_len(groups, num_blocks, scheduler.max_open_tokens, length)
     if cache.num_gpu_blocks_override is not None:
         remedy = f"raise num_gpu_blocks_override to at least {needed}"
         setting = "num_gpu_blocks_override"

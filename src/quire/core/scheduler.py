@@ -137,7 +137,7 @@ class Scheduler:
         """
         if source.request_id in self._requests:
             raise RequestError(f"request_id {source.request_id!r} is in use", param="request_id")
-        check_fits(source, self.kv, self._max_model_len, self._config.max_num_batched_tokens)
+        check_fits(source, self.kv, self._max_model_len, self._config.max_open_tokens)
         self._bounds.check(source, self.num_waiting, self._waiting_tokens)
         request = Request(source, self._num_arrivals, self._max_model_len)
         self._num_arrivals += 1
@@ -370,7 +370,7 @@ class Scheduler:
             revived = sum(map(sum, tables))
         elif hit.num_tokens:
             revived = self.kv.count_free(hit)
-        return self.kv.can_admit(tables, revived, len(request.token_ids), self._config.max_num_batched_tokens)
+        return self.kv.can_admit(tables, revived, len(request.token_ids), self._config.max_open_tokens)
 
     def _start(self, request: Request, hit: PrefixHit, count: int) -> None:
         """Give a request its pages and a row."""

@@ -31,5 +31,5 @@ def compute_kv_bytes(
 def longest_request_bytes(config: EngineConfig, specs: list[KVCacheSpec]) -> int:
     """What one request of the full context length needs."""
     groups = group_layers(specs)
-    blocks = blocks_for_one_request(groups, config.model.max_model_len, config.scheduler.max_num_batched_tokens)
+    blocks = blocks_for_one_request(groups, config.model.max_model_len, config.scheduler.max_open_tokens)
     return blocks * KVCacheConfig(num_blocks=blocks, groups=groups).page_bytes
