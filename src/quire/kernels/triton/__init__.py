@@ -21,6 +21,8 @@ MODULES: tuple[str, ...] = (
     "paged_attention",
     "latent",
     "fp8",
+    "recurrent",
+    "recurrent_scan",
 )
 """The modules of this package that register kernels."""
 

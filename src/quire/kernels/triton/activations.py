@@ -7,7 +7,13 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    tl,
+)
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 BLOCK = 1024
@@ -115,7 +121,7 @@ def _launch_flat(kernel_function, tensors: tuple[torch.Tensor, ...], *arguments,
     size = tensors[0].numel()
     if not size:
         return
-    kernel_function[(triton.cdiv(size, BLOCK),)](
+    kernel_function[(cdiv(size, BLOCK),)](
         *tensors, size, *arguments, **constants, BLOCK=BLOCK, num_warps=WARPS, **launch_options()
     )
 
@@ -126,7 +132,7 @@ def gated_activation(x_T2I: torch.Tensor, kind: str, out_TI: torch.Tensor) -> No
     rows, width = out_TI.shape
     if not rows:
         return
-    gated_activation_kernel[(triton.cdiv(width, BLOCK) * rows,)](
+    gated_activation_kernel[(cdiv(width, BLOCK) * rows,)](
         x_T2I,
         out_TI,
         width,

@@ -19,7 +19,14 @@ import triton
 from quire.kernels.registry import kernel
 from quire.kernels.triton.filters_solve import is_filtered, solve, weigh
 from quire.kernels.triton.filters_window import solve_open_rows
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    next_power_of_2,
+    tl,
+)
 from quire.kernels.triton.sampling import launch_draw
 from quire.kernels.triton.sampling_heads import (
     HEAD,
@@ -283,7 +290,7 @@ def filtered_gumbel_argmax(
     if not rows:
         return
     device = logits_SV.device
-    num_tiles, stretches = triton.cdiv(vocabulary, TILE), num_stretches_of(vocabulary)
+    num_tiles, stretches = cdiv(vocabulary, TILE), num_stretches_of(vocabulary)
     maxima_SM = torch.empty((rows, stretches), dtype=torch.float32, device=device)
     tile_max_SN, tile_sum_SN = torch.empty((2, rows, num_tiles), dtype=torch.float32, device=device)
     largest_S, floor_S, total_S = torch.empty((3, rows), dtype=torch.float32, device=device)
@@ -352,7 +359,7 @@ def hide_below(logits_SV: torch.Tensor, threshold_S: torch.Tensor) -> None:
     """As `ops.hide_below`; rows may lie apart."""
     rows, vocabulary = logits_SV.shape
     if rows:
-        num_tiles = triton.cdiv(vocabulary, TILE)
+        num_tiles = cdiv(vocabulary, TILE)
         hide_below_kernel[(rows * num_tiles,)](
             logits_SV,
             threshold_S,

@@ -11,7 +11,14 @@ import torch
 import triton
 
 from quire.kernels.triton.filters_solve import solve, weigh
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    next_power_of_2,
+    tl,
+)
 from quire.kernels.triton.sampling_heads import LOWEST_KEY, key_value, order_key, search
 
 SAMPLE = 4096
@@ -236,7 +243,7 @@ def solve_open_rows(
         return
     device = logits_SV.device
     sample = SAMPLE if 2 * MARGIN * vocabulary <= CANDIDATES * SAMPLE else 2 * SAMPLE
-    parts = triton.cdiv(vocabulary, PART)
+    parts = cdiv(vocabulary, PART)
     window_SW = torch.empty((rows, 3), dtype=torch.int32, device=device)
     candidates = torch.empty((rows, parts, REGION), dtype=torch.float32, device=device)
     size_SA = torch.empty((rows, parts), dtype=torch.int32, device=device)

@@ -14,7 +14,14 @@ import triton
 
 from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
 from quire.kernels.triton.activations import activate
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    next_power_of_2,
+    tl,
+)
 from quire.kernels.triton.quantize import kind_number
 
 
@@ -145,7 +152,7 @@ def _rows_kernel(
 
 def fitting_split(split: int, rows: int, outputs: int, tile: Tile, scratch: Fp8Scratch) -> int:
     """The largest number of parts, at most `split`, whose sums have room."""
-    tiles = triton.cdiv(outputs, tile.block_n) * triton.cdiv(rows, tile.block_t)
+    tiles = cdiv(outputs, tile.block_n) * cdiv(rows, tile.block_t)
     if tiles > scratch.counters.numel():
         return 1
     room = scratch.partial.numel() // (tiles * tile.block_n * tile.block_t)
@@ -167,8 +174,8 @@ def multiply_rows(
     rows, inputs = x_TK.shape
     outputs = out.shape[1]
     split = fitting_split(tile.split, rows, weight.out_features, tile, scratch)
-    tiles_n = triton.cdiv(outputs, tile.block_n // 2 if kind else tile.block_n)
-    grid = (tiles_n, triton.cdiv(rows, tile.block_t), split)
+    tiles_n = cdiv(outputs, tile.block_n // 2 if kind else tile.block_n)
+    grid = (tiles_n, cdiv(rows, tile.block_t), split)
     options: dict[str, Any] = launch_options()
     _rows_kernel[grid](
         x_TK, x_scale_T, weight.data, weight.scale, weight.bias, out, scratch.partial, scratch.counters, rows, outputs,

@@ -15,6 +15,7 @@ import triton
 from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import (
+    cdiv,
     gdc_launch_dependents,
     gdc_wait,
     interpreted,
@@ -246,7 +247,7 @@ def multiply_vectors(
     outputs = out.shape[1]
     block_n, block_k, warps, prefetch, halves, vector = tile or tile_of(outputs, inputs, gated=bool(kind))
     options: dict[str, Any] = launch_options()
-    vector_kernel[(triton.cdiv(outputs, block_n),)](
+    vector_kernel[(cdiv(outputs, block_n),)](
         x_TK, norm_D, weight.data, weight.scale, weight.bias, out, rows, outputs, eps,
         K=inputs, KIND=kind_number(kind), HAS_NORM=norm_D is not None, HAS_BIAS=weight.bias is not None, ADD=add,
         ROWS=next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, VECTOR=vector,

@@ -4,7 +4,13 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    tl,
+)
 
 BLOCK = 1024
 
@@ -27,7 +33,7 @@ def gather_rows(x_TD: torch.Tensor, index_S: torch.Tensor, out_SD: torch.Tensor)
     """As `ops.gather_rows`; rows may lie apart."""
     rows, width = out_SD.shape
     if rows:
-        gather_rows_kernel[(rows, triton.cdiv(width, BLOCK))](
+        gather_rows_kernel[(rows, cdiv(width, BLOCK))](
             x_TD,
             index_S,
             out_SD,

@@ -16,7 +16,6 @@ import functools
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from triton import knobs
 from triton.language.extra import cuda as _cuda
@@ -34,7 +33,10 @@ __all__ = [
     "tl",
 ]
 
-next_power_of_2 = triton.next_power_of_2
+
+def next_power_of_2(count: int) -> int:
+    """The smallest power of two from `count` on. Triton's own takes a fifth of a launch when the host calls it."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 def cdiv(count: int, size: int) -> int:

@@ -14,7 +14,14 @@ import torch
 import triton
 
 from quire.kernels.triton.activations import activate
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, interpreted, launch_options, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    interpreted,
+    launch_options,
+    tl,
+)
 from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 
 PARTIAL_VALUES, COUNTERS = 8 << 20, 4096
@@ -228,7 +235,7 @@ def launch_dot(
     """One product. `kind` is an activation's number for a gated pair (the weight has twice out's columns), or -1."""
     rows, n = out_TN.shape
     k = weight.shape[1]
-    blocks = triton.cdiv(n, block_n // 2 if kind >= 0 else block_n), triton.cdiv(rows, block_t)
+    blocks = cdiv(n, block_n // 2 if kind >= 0 else block_n), cdiv(rows, block_t)
     if norm_K is not None:
         split = 1
     partial, counter = split_workspace(x_TK.device)

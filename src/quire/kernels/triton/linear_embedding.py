@@ -5,7 +5,13 @@ import triton
 
 from quire.kernels.ops import LinearWeight
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    tl,
+)
 
 BLOCK = 1024
 
@@ -36,7 +42,7 @@ def _launch(ids_T: torch.Tensor, weight: LinearWeight, out_TD: torch.Tensor, sca
     tokens, width = out_TD.shape
     if not tokens:
         return
-    embedding_kernel[(tokens, triton.cdiv(width, BLOCK))](
+    embedding_kernel[(tokens, cdiv(width, BLOCK))](
         ids_T,
         weight.data,
         out_TD,

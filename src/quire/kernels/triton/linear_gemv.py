@@ -13,7 +13,14 @@ import torch
 import triton
 
 from quire.kernels.triton.activations import activate
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    next_power_of_2,
+    tl,
+)
 from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 
 
@@ -156,7 +163,7 @@ def launch_gemv(
     """One product. `kind` is an activation's number for a gated pair (the weight has twice out's columns), or -1."""
     rows, n = out_TN.shape
     k = weight.shape[1]
-    gemv_kernel[(triton.cdiv(n, block_n),)](
+    gemv_kernel[(cdiv(n, block_n),)](
         x_TK,
         weight if norm_K is None else norm_K,
         weight,
@@ -170,7 +177,7 @@ def launch_gemv(
         ADD=add,
         HAS_BIAS=bias is not None,
         KIND=kind,
-        T=triton.next_power_of_2(rows),
+        T=next_power_of_2(rows),
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         VECTOR=16 // weight.element_size(),

@@ -10,7 +10,14 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    next_power_of_2,
+    tl,
+)
 from quire.kernels.triton.sampling_heads import (
     HEAD,
     STRETCH,
@@ -127,7 +134,7 @@ def token_logprobs(
     if not number:
         return
     device = logits_SV.device
-    num_tiles, stretches = triton.cdiv(vocabulary, TILE), num_stretches_of(vocabulary)
+    num_tiles, stretches = cdiv(vocabulary, TILE), num_stretches_of(vocabulary)
     maxima_NM = torch.empty((number, stretches), dtype=torch.float32, device=device)
     tile_max, tile_sum = torch.empty((2, number, num_tiles), dtype=torch.float32, device=device)
     tile_above = torch.empty((number, num_tiles), dtype=torch.int32, device=device)

@@ -11,7 +11,13 @@ import torch
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    tl,
+)
 
 BLOCK = 512
 TILE = 2048
@@ -144,7 +150,7 @@ def penalize(
     longest: int,
 ) -> None:
     """As `ops.penalize`."""
-    blocks = triton.cdiv(longest, BLOCK)
+    blocks = cdiv(longest, BLOCK)
     if len(slots_S) and blocks:
         penalize_kernel[(len(slots_S) * blocks,)](
             logits_SV,
@@ -199,7 +205,7 @@ def edit_logits(
 ) -> None:
     """As `ops.edit_logits`."""
     width = edit_ids_XE.shape[1]
-    blocks = triton.cdiv(width, BLOCK)
+    blocks = cdiv(width, BLOCK)
     if len(slots_S) and blocks:
         edit_logits_kernel[(len(slots_S) * blocks,)](
             logits_SV,
@@ -222,7 +228,7 @@ def edit_logits(
 def keep_allowed(logits_SV: torch.Tensor, slots_S: torch.Tensor, allowed_XW: torch.Tensor) -> None:
     """As `ops.keep_allowed`."""
     vocabulary = logits_SV.shape[1]
-    tiles = triton.cdiv(vocabulary, TILE)
+    tiles = cdiv(vocabulary, TILE)
     if len(slots_S):
         keep_allowed_kernel[(len(slots_S) * tiles,)](
             logits_SV,

@@ -25,7 +25,14 @@ import triton
 import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, interpreted, launch_options, next_power_of_2
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    interpreted,
+    launch_options,
+    next_power_of_2,
+)
 
 LOG2_E = math.log2(math.e)
 SHORT = 64
@@ -345,7 +352,7 @@ def prefill_attention(
         tiles = choose_tiles(params.head_dim, qkv.dtype, max_rows)
     pack = min(group, tiles.rows)
     tokens = tiles.rows // pack
-    parts = triton.cdiv(group, pack)
+    parts = cdiv(group, pack)
     num_blocks = metadata.num_tokens // tokens + metadata.num_requests
     scale = params.scale * params.k_scale * LOG2_E
     soft_cap = params.soft_cap * LOG2_E

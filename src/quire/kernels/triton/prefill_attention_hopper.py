@@ -8,12 +8,11 @@ import math
 from typing import Any
 
 import torch
-import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.triton.launch import launch_options, num_processors
+from quire.kernels.triton.launch import cdiv, launch_options, num_processors
 from quire.kernels.triton.prefill_attention_hopper_kernel import prefill_kernel
 
 LOG2_E = math.log2(math.e)
@@ -82,7 +81,7 @@ def prefill_attention_hopper(
     group = params.num_heads // params.num_kv_heads
     pack = min(group, ROWS)
     tokens = ROWS // pack
-    parts = triton.cdiv(group, pack)
+    parts = cdiv(group, pack)
     most = (metadata.num_tokens // tokens + metadata.num_requests) * params.num_kv_heads * parts
     scale = params.scale * params.k_scale * LOG2_E
     soft_cap = params.soft_cap * LOG2_E

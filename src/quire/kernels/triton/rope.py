@@ -11,7 +11,14 @@ import triton.language as tl
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.ops import Rope
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, interpreted, launch_options, next_power_of_2
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    interpreted,
+    launch_options,
+    next_power_of_2,
+)
 
 VALUES_PER_PROGRAM = 4096
 """Of one token's heads: all 32 of 128 values in one program are faster than parts of them, for few tokens and for many."""
@@ -153,7 +160,7 @@ def rope_and_cache(
     head_pad = next_power_of_2(head_dim)
     block = min(VALUES_PER_PROGRAM // head_pad, next_power_of_2(heads))
     has_norm = q_norm_H is not None and k_norm_H is not None
-    _rope_and_cache[(qkv_TC.shape[0], triton.cdiv(heads, block))](
+    _rope_and_cache[(qkv_TC.shape[0], cdiv(heads, block))](
         qkv_TC,
         kv_cache,
         metadata.slot_mapping,

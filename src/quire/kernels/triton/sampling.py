@@ -14,6 +14,7 @@ import triton
 from quire.kernels.reference import sampling as definition
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import (
+    cdiv,
     gdc_launch_dependents,
     gdc_wait,
     interpreted,
@@ -269,7 +270,7 @@ def launch_draw(
         return
     if logits_SV.stride(1) != 1:
         raise ValueError(f"logits must have contiguous rows; their strides are {tuple(logits_SV.stride())}")
-    num_tiles = triton.cdiv(vocabulary, TILE)
+    num_tiles = cdiv(vocabulary, TILE)
     partial_SN = torch.empty((rows, num_tiles), dtype=torch.float32, device=logits_SV.device)
     stride = logits_SV.stride(0)
     threshold_S, tile_max_SN = (partial_SN, partial_SN) if filtered is None else filtered

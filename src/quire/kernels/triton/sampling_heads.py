@@ -11,7 +11,14 @@ Legend: S rows, V vocabulary, M stretches a row, N tiles a row, H stretches of t
 import torch
 import triton
 
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    next_power_of_2,
+    tl,
+)
 
 STRETCH = 128
 TILE = 1024
@@ -114,7 +121,7 @@ def select_heads_kernel(
 
 def num_stretches_of(vocabulary: int) -> int:
     """Stretches of a row."""
-    return triton.cdiv(vocabulary, STRETCH)
+    return cdiv(vocabulary, STRETCH)
 
 
 def select_heads(maxima_SM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
