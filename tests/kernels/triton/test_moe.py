@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.kernels import ops, triton
-from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.experts import ClampedSwiglu, ExpertScratch, ExpertWeights, Routing
 from quire.kernels.reference import moe as reference
 from quire.kernels.triton import moe, moe_configs, moe_grouped
 from quire.kernels.triton.moe_configs import ManyConfig
@@ -41,6 +41,7 @@ class Case:
     kind: str = "silu"
     dtype: torch.dtype = torch.float32
     has_bias: bool = False
+    extras: str = ""
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.tokens * 131 + self.routing.num_experts)
@@ -57,6 +58,17 @@ class Case:
             (draw(experts, 2 * width, hidden) / hidden**0.5).to(self.dtype),
             (draw(experts, hidden, width) / width**0.5).to(self.dtype),
         )
+        if "biases" in self.extras:
+            biases = {"gate_up_bias_E2I": draw(experts, 2 * width), "down_bias_ED": draw(experts, hidden)}
+            self.experts = dataclasses.replace(self.experts, **biases)
+        if "clamp" in self.extras:
+            self.experts = dataclasses.replace(self.experts, clamp=ClampedSwiglu(1.702, 0.8))
+        if "input" in self.extras:
+            self.experts = dataclasses.replace(self.experts, scales_input=True)
+        if "part" in self.extras:
+            here = slice(experts // 3, experts // 3 + experts // 2)
+            gate_up, down = self.experts.gate_up_E2ID[here].contiguous(), self.experts.down_EDI[here].contiguous()
+            self.experts = dataclasses.replace(self.experts, gate_up_E2ID=gate_up, down_EDI=down, first=here.start)
         self.num_tokens = torch.tensor([self.count, 1, 1, 1], device=DEVICE)
 
     def scratch(self) -> ExpertScratch:
@@ -108,6 +120,15 @@ CASES = {
     "odd sizes": Case(11, 11, SOFTMAX, hidden=72, intermediate=20),
     "odd sizes, a few tokens": Case(2, 2, SOFTMAX, hidden=72, intermediate=20),
     "sizes that no vector fits, a few tokens": Case(2, 2, SOFTMAX, hidden=30, intermediate=22),
+    "one choice after the other": Case(9, 8, Routing(9, 2, "sparsemixer", renormalize=False, jitter=0.1)),
+    "biases": Case(13, 12, SOFTMAX, extras="biases"),
+    "biases and a clamp, a few tokens, odd sizes": Case(
+        3, 3, SOFTMAX, hidden=72, intermediate=20, extras="biases clamp"
+    ),
+    "weights on inputs": Case(14, 14, Routing(6, 2, "sigmoid", renormalize=False), extras="input"),
+    "weights on inputs, biases, bfloat16": Case(35, 35, SOFTMAX, dtype=torch.bfloat16, extras="input biases clamp"),
+    "some of the experts": Case(17, 16, SOFTMAX, extras="part"),
+    "some of the experts, a few tokens, groups": Case(2, 2, Routing(16, 3, groups=4, top_groups=2), extras="part"),
     "bfloat16": Case(33, 33, SOFTMAX, dtype=torch.bfloat16),
     "bfloat16, a few tokens": Case(3, 3, SOFTMAX, dtype=torch.bfloat16),
     "float16, a few tokens": Case(4, 4, SOFTMAX, dtype=torch.float16),

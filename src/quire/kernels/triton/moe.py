@@ -21,12 +21,27 @@ from quire.kernels.triton.moe_grouped import launch_combine, launch_grouped
 from quire.kernels.triton.moe_route import launch_choose, launch_lists
 
 
-def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int) -> Config:
-    num_experts, item_size = experts.down_EDI.shape[0], experts.down_EDI.element_size()
+def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int, scratch: ExpertScratch) -> Config:
+    num_experts, item_size = experts.count, experts.down_EDI.element_size()
     config = moe_configs.choose(x_TD.shape[0], num_experts, top_k, item_size)
-    if isinstance(config, FewConfig) and not fits(experts):
-        return _invariant_config(experts)
+    if isinstance(config, FewConfig) and not (fits(experts) and _are_plain(experts, scratch)):
+        return moe_configs.choose(moe_configs.MAX_FEW_TOKENS + 1, num_experts, top_k, item_size)
     return config
+
+
+def _are_plain(experts: ExpertWeights, scratch: ExpertScratch) -> bool:
+    """Whether all experts are here, and have neither biases nor ways of their own."""
+    own_ways = experts.clamp is not None or experts.scales_input or experts.gate_up_bias_E2I is not None
+    return not own_ways and _are_all(experts, scratch)
+
+
+def _are_all(experts: ExpertWeights, scratch: ExpertScratch) -> bool:
+    return experts.count == scratch.counts_E.shape[0]
+
+
+def _must_refer(routing: Routing) -> bool:
+    """Whether a choice has no kernel of its own: groups, and one choice after the other."""
+    return routing.top_groups < routing.groups or routing.scoring == "sparsemixer"
 
 
 def _invariant_config(experts: ExpertWeights) -> ManyConfig:
@@ -46,7 +61,7 @@ def moe_route(
     """As `ops.moe_route`."""
     if not logits_TE.shape[0]:
         return
-    if routing.top_groups < routing.groups:
+    if _must_refer(routing):
         reference_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
     else:
         launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
@@ -55,8 +70,8 @@ def moe_route(
 def _experts_of_many(
     config: ManyConfig,
     x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
     experts: ExpertWeights,
-    top_k: int,
     kind: str,
     num_tokens: torch.Tensor,
     out_TD: torch.Tensor,
@@ -65,13 +80,18 @@ def _experts_of_many(
     add: bool,
 ) -> None:
     """Both products over the scratch's lists, and the sum."""
-    pairs = x_TD.shape[0] * top_k
-    gate_up, down = config.gate_up, config.down
-    launch_grouped(x_TD, experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, gate_up, divisor=top_k, kind=kind)
+    top_k = ids_TK.shape[1]
+    pairs, scaled = x_TD.shape[0] * top_k, experts.scales_input
     launch_grouped(
-        scratch.activated_PI, experts.down_EDI, scratch.out_PD, pairs, scratch, down, divisor=1, weighted=True
-    )
-    launch_combine(out_TD, num_tokens, scratch, top_k, add=add)
+        x_TD, experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, config.gate_up, divisor=top_k, kind=kind,
+        scaled=scaled, bias=experts.gate_up_bias_E2I, clamp=experts.clamp,
+    )  # fmt: skip
+    launch_grouped(
+        scratch.activated_PI, experts.down_EDI, scratch.out_PD, pairs, scratch, config.down, divisor=1,
+        weighted=not scaled, bias=experts.down_bias_ED,
+    )  # fmt: skip
+    ids = None if _are_all(experts, scratch) else ids_TK
+    launch_combine(out_TD, num_tokens, scratch, top_k, add=add, ids_TK=ids, first=experts.first, count=experts.count)
 
 
 def _experts(
@@ -94,8 +114,8 @@ def _experts(
         return
     if weights_TK.data_ptr() != scratch.weights_TK.data_ptr():
         scratch.weights_TK[: len(weights_TK)].copy_(weights_TK)
-    launch_lists(ids_TK, num_tokens, scratch)
-    _experts_of_many(config, x_TD, experts, ids_TK.shape[1], kind, num_tokens, out_TD, scratch, add=False)
+    launch_lists(ids_TK, num_tokens, scratch, experts.first, experts.count)
+    _experts_of_many(config, x_TD, ids_TK, experts, kind, num_tokens, out_TD, scratch, add=False)
 
 
 def _few_down(
@@ -128,7 +148,7 @@ def moe_experts(
 ) -> None:
     """As `ops.moe_experts`."""
     if x_TD.shape[0]:
-        config = _config(x_TD, experts, ids_TK.shape[1])
+        config = _config(x_TD, experts, ids_TK.shape[1], scratch)
         _experts(config, x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
 
 
@@ -165,8 +185,7 @@ def _norm_moe(
 ) -> None:
     rows, top_k = x_TD.shape[0], routing.top_k
     logits_TE, ids_TK, weights_TK = scratch.logits_TE[:rows], scratch.ids_TK[:rows], scratch.weights_TK[:rows]
-    is_grouped = routing.top_groups < routing.groups
-    if isinstance(config, FewConfig) and not is_grouped:
+    if isinstance(config, FewConfig) and not _must_refer(routing):
         ops.norm_linear(x_TD, norm_D, eps, router, logits_TE, scratch_TD)
         launch_few_gate_up(
             x_TD, norm_D, eps, experts, routing, top_k, kind, num_tokens, ids_TK, weights_TK, scratch, bias_E,
@@ -176,13 +195,13 @@ def _norm_moe(
         return
     ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
     ops.linear(scratch_TD, router, logits_TE)
-    if is_grouped:
-        reference_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
-        launch_lists(ids_TK, num_tokens, scratch)
+    if _must_refer(routing) or not _are_all(experts, scratch):
+        moe_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+        launch_lists(ids_TK, num_tokens, scratch, experts.first, experts.count)
     else:
         launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E, scratch)
     many = config if isinstance(config, ManyConfig) else _invariant_config(experts)
-    _experts_of_many(many, scratch_TD, experts, top_k, kind, num_tokens, x_TD, scratch, add=True)
+    _experts_of_many(many, scratch_TD, ids_TK, experts, kind, num_tokens, x_TD, scratch, add=True)
 
 
 @kernel("norm_moe", platform="cuda", priority=10, invariant=False)
@@ -201,7 +220,7 @@ def norm_moe(
 ) -> None:
     """As `ops.norm_moe`."""
     if x_TD.shape[0]:
-        config = _config(x_TD, experts, routing.top_k)
+        config = _config(x_TD, experts, routing.top_k, scratch)
         _norm_moe(config, x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.experts import ExpertScratch
+from quire.kernels.experts import ClampedSwiglu, ExpertScratch
 from quire.kernels.triton.activations import KINDS, activate
 from quire.kernels.triton.launch import (
     cdiv,
@@ -86,6 +86,36 @@ def _dot(x, w, sums, SWAP: tl.constexpr):
 
 
 @triton.jit
+def _gated(
+    gate,
+    up,
+    bias_ptr,
+    column,
+    N,
+    share,
+    KIND: tl.constexpr,
+    SCALED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """The activation of a gated pair of blocks. `column` and `share` (the rows' weights) fit their shape; a bias is the
+    expert's, gate's values and then up's."""
+    if SCALED:  # the product of a scaled input is the scaled product
+        gate *= share
+        up *= share
+    if bias_ptr is not None:
+        gate += tl.load(bias_ptr + column, mask=column < N, other=0.0)
+        up += tl.load(bias_ptr + N + column, mask=column < N, other=0.0)
+    if CLAMPED:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+        return gate / (1.0 + tl.exp(-ALPHA * gate)) * up
+    else:
+        return activate(gate, KIND) * up
+
+
+@triton.jit
 def grouped_kernel(
     x_ptr,
     w_ptr,
@@ -93,6 +123,7 @@ def grouped_kernel(
     out_ptr,
     counts_ptr,
     lists_ptr,
+    bias_ptr,
     num_experts,
     N,
     D,
@@ -100,6 +131,10 @@ def grouped_kernel(
     ROW_DIVISOR: tl.constexpr,
     KIND: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    SCALED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     SWAP: tl.constexpr,
     WALK: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -112,7 +147,8 @@ def grouped_kernel(
     PDL: tl.constexpr,
 ):
     """out[pair] = x[pair // ROW_DIVISOR] @ w[expert of pair].T, N outputs from D inputs. KIND >= 0: the weight has 2 N rows,
-    gate and up, a program's BLOCK_N rows are the two by turns, and out is act(gate) * up. WEIGHTED: times the pair's weight.
+    gate and up, a program's BLOCK_N rows are the two by turns, and out is act(gate) * up. WEIGHTED: times the pair's weight;
+    SCALED: x is. A bias [experts, rows] is added, CLAMPED stands in the place of an activation (`experts.ClampedSwiglu`).
     BULK: w is a descriptor of all experts' rows under one another, in blocks [rows, BLOCK_K]: half of BLOCK_N for a gated
     pair, whose halves are two products then."""
     blocks_n = tl.cdiv(N, BLOCK_N // 2 if KIND >= 0 else BLOCK_N)
@@ -138,6 +174,8 @@ def grouped_kernel(
         expert, own, count = _locate(counts_ptr, num_experts, tile, BLOCK_M, BLOCK_E)
         first = own * BLOCK_M
         last = tl.minimum(first + BLOCK_M, count)
+    if bias_ptr is not None:
+        bias_ptr += tl.cast(expert, tl.int64) * rows_of_expert
     if not BULK:
         w_rows = w_ptr + (tl.cast(expert, tl.int64) * rows_of_expert + row_N)[:, None] * D
     for start_m in range(first, last, BLOCK_M):
@@ -154,10 +192,14 @@ def grouped_kernel(
                 x = _load_x(x_rows, start + column_K, D, EVEN_K)
                 gate = _dot(x, w_ptr.load([row, start]), gate, SWAP)
                 up = _dot(x, w_ptr.load([row + N, start]), up, SWAP)
-            y = activate(gate, KIND) * up
-            if SWAP:
-                y = tl.trans(y)
             column_N = block_n * HALF + tl.arange(0, HALF)
+            share_M = tl.load(weights_ptr + pair_M) if SCALED else 0.0
+            if SWAP:
+                at_N, share = column_N[:, None], share_M[None, :] if SCALED else 0.0
+                y = tl.trans(_gated(gate, up, bias_ptr, at_N, N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT))
+            else:
+                at_N, share = column_N[None, :], share_M[:, None] if SCALED else 0.0
+                y = _gated(gate, up, bias_ptr, at_N, N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT)
         else:
             sums = _zeros(BLOCK_M, BLOCK_N, SWAP)
             for start in tl.range(0, D, BLOCK_K, num_stages=STAGES):
@@ -176,22 +218,28 @@ def grouped_kernel(
                 y = sums
             if KIND >= 0:
                 gate, up = tl.split(tl.reshape(y, (BLOCK_M, BLOCK_N // 2, 2)))
-                y = activate(gate, KIND) * up
                 column_N = block_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+                share = tl.load(weights_ptr + pair_M)[:, None] if SCALED else 0.0
+                y = _gated(gate, up, bias_ptr, column_N[None, :], N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT)
             else:
                 column_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                if bias_ptr is not None:
+                    y += tl.load(bias_ptr + column_N, mask=column_N < N, other=0.0)[None, :]
         if WEIGHTED:
             y *= tl.load(weights_ptr + pair_M)[:, None]
         out = out_ptr + pair_M.to(tl.int64)[:, None] * N + column_N[None, :]
         tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside_M[:, None] & (column_N < N)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "first", "count_here"])
 def combine_kernel(
     pairs_ptr,
     out_ptr,
     num_tokens_ptr,
     counts_ptr,
+    ids_ptr,
+    first,
+    count_here,
     num_rows,
     num_experts,
     D,
@@ -201,7 +249,8 @@ def combine_kernel(
     BLOCK_E: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[t] (+)= the sum of the token's pairs, in order. Clears the counts for the next mixture."""
+    """out[t] (+)= the sum of the token's pairs, in order. Clears the counts for the next mixture. With ids, only pairs whose
+    expert is one of `count_here` from `first` on."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -215,7 +264,11 @@ def combine_kernel(
         inside_D = at_D < D
         total_D = tl.zeros((BLOCK_D,), dtype=tl.float32)
         for k in tl.static_range(K):
-            total_D += tl.load(pairs_ptr + (token * K + k) * D + at_D, mask=inside_D, other=0.0).to(tl.float32)
+            inside = inside_D
+            if ids_ptr is not None:
+                here = tl.load(ids_ptr + token * K + k) - first
+                inside = inside_D & (here >= 0) & (here < count_here)
+            total_D += tl.load(pairs_ptr + (token * K + k) * D + at_D, mask=inside, other=0.0).to(tl.float32)
         out = out_ptr + token * D + at_D
         if ADD:
             total_D += tl.load(out, mask=inside_D, other=0.0).to(tl.float32)
@@ -255,6 +308,9 @@ def launch_grouped(
     divisor: int,
     kind: str | None = None,
     weighted: bool = False,
+    scaled: bool = False,
+    bias: torch.Tensor | None = None,
+    clamp: ClampedSwiglu | None = None,
 ) -> None:
     """One product for the pairs in the scratch's lists.
 
@@ -263,6 +319,9 @@ def launch_grouped(
         divisor: x's row of a pair is pair // divisor.
         kind: the activation of a gated pair of matrices; None is a plain matrix.
         weighted: results are multiplied by the pairs' weights.
+        scaled: inputs are multiplied by the pairs' weights.
+        bias: float32, a row an expert.
+        clamp: in the place of the activation.
     """
     num_experts, w_rows, width = w_END.shape
     n = w_rows if kind is None else w_rows // 2
@@ -275,6 +334,7 @@ def launch_grouped(
         out_PN,
         scratch.counts_E,
         scratch.lists_ET,
+        bias,
         num_experts,
         n,
         width,
@@ -282,6 +342,10 @@ def launch_grouped(
         ROW_DIVISOR=divisor,
         KIND=-1 if kind is None else KINDS.index(kind),
         WEIGHTED=weighted,
+        SCALED=scaled,
+        CLAMPED=clamp is not None,
+        ALPHA=0.0 if clamp is None else clamp.alpha,
+        LIMIT=0.0 if clamp is None else clamp.limit,
         SWAP=config.swap,
         WALK=config.walk,
         BLOCK_M=config.block_m,
@@ -297,9 +361,17 @@ def launch_grouped(
 
 
 def launch_combine(
-    out_TD: torch.Tensor, num_tokens: torch.Tensor, scratch: ExpertScratch, top_k: int, *, add: bool
+    out_TD: torch.Tensor,
+    num_tokens: torch.Tensor,
+    scratch: ExpertScratch,
+    top_k: int,
+    *,
+    add: bool,
+    ids_TK: torch.Tensor | None = None,
+    first: int = 0,
+    count: int = 0,
 ) -> None:
-    """Sum each token's pairs into `out`, or onto it."""
+    """Sum each token's pairs into `out`, or onto it; with ids those of `count` experts from the first on."""
     rows, hidden = out_TD.shape
     block_d = min(next_power_of_2(hidden), 1024)
     num_experts = scratch.counts_E.shape[0]
@@ -308,6 +380,9 @@ def launch_combine(
         out_TD,
         num_tokens,
         scratch.counts_E,
+        ids_TK,
+        first,
+        count,
         rows,
         num_experts,
         hidden,

@@ -102,7 +102,7 @@ def _append(ids, pair, inside, counts_ptr, lists_ptr, capacity):
     tl.store(lists_ptr + ids.to(tl.int64) * capacity + place, pair, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "first", "count_here"])
 def lists_kernel(
     ids_ptr,
     num_tokens_ptr,
@@ -110,18 +110,22 @@ def lists_kernel(
     lists_ptr,
     num_rows,
     capacity,
+    first,
+    count_here,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Each expert's list from ids."""
+    """Each expert's list from ids; only of the `count_here` experts from `first` on, which are counted from there."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     count = tl.minimum(tl.load(num_tokens_ptr).to(tl.int32), num_rows)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < count * K
-    _append(tl.load(ids_ptr + pair, mask=inside, other=0), pair, inside, counts_ptr, lists_ptr, capacity)
+    here = tl.load(ids_ptr + pair, mask=inside, other=-1) - first
+    inside = inside & (here >= 0) & (here < count_here)
+    _append(here, pair, inside, counts_ptr, lists_ptr, capacity)
 
 
 @triton.jit
@@ -163,12 +167,14 @@ def choose_kernel(
         _append(ids_K, pair_K, slot_K < K, counts_ptr, lists_ptr, capacity)
 
 
-def launch_lists(ids_TK: torch.Tensor, num_tokens: torch.Tensor, scratch: ExpertScratch) -> None:
-    """Fill the scratch's lists and counts from ids."""
+def launch_lists(
+    ids_TK: torch.Tensor, num_tokens: torch.Tensor, scratch: ExpertScratch, first: int, count: int
+) -> None:
+    """Fill the scratch's lists and counts from ids, for `count` experts from the first on."""
     rows, top_k = ids_TK.shape
     block = 256
     lists_kernel[(cdiv(rows * top_k, block),)](
-        ids_TK, num_tokens, scratch.counts_E, scratch.lists_ET, rows, scratch.capacity, K=top_k, BLOCK=block,
+        ids_TK, num_tokens, scratch.counts_E, scratch.lists_ET, rows, scratch.capacity, first, count, K=top_k, BLOCK=block,
         num_warps=4, **launch_options(),
     )  # fmt: skip
 
