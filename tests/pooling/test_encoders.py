@@ -1,5 +1,6 @@
 """Encoders against Transformers in float32: hidden states, classifiers, pairs of texts; alone and in mixed batches."""
 
+import json
 import shutil
 
 import numpy as np
@@ -51,6 +52,47 @@ def test_the_first_checkpoints_call_weight_and_bias_of_norms_otherwise(tiny, tmp
         with LLM(str(folder), **WHOLE) as llm:
             vectors.append(llm.embed({"prompt_token_ids": [5, 6, 7]}, use_tqdm=False)[0].outputs.embedding)
     assert vectors[0] == vectors[1]
+
+
+def rewrite_config(path, folder, drop=(), **values):
+    """The checkpoint with another config.json."""
+    config = json.loads((path / "config.json").read_text())
+    kept = {name: value for name, value in config.items() if name not in drop}
+    (folder / "config.json").write_text(json.dumps(kept | values))
+    shutil.copy(path / "model.safetensors", folder)
+    return folder
+
+
+def assert_same_states(folder, oracle, prompts):
+    params = PoolingParams(task="token_embed", use_activation=False)
+    with LLM(str(folder), **WHOLE) as llm:
+        outputs = llm.encode(as_dicts(prompts), params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        np.testing.assert_allclose(output.outputs.data, hidden_states(oracle, prompt).numpy(), atol=1e-4)
+
+
+def test_gtes_own_config_with_a_stretched_rotation(tiny, tmp_path, prompts):
+    """Alibaba's `ntk`: the base grows by the factor, and all pairs turn more slowly by its 2 / head_dim-th power."""
+    path = tiny("GteModel", **ENCODERS["Gte"])
+    oracle = load_pooling_oracle(path, "GteModel")
+    base, factor, size = 500.0, 2.0, 16
+    frequencies = (base * factor) ** -(torch.arange(0, size, 2) / size) / factor ** (2 / size)
+    oracle.rotary_emb.inv_freq.copy_(frequencies)
+    scaling = {"type": "ntk", "factor": factor}
+    values = {"architectures": ["NewModel"], "rope_theta": base, "rope_scaling": scaling}
+    assert_same_states(rewrite_config(path, tmp_path, ("rope_parameters",), **values), oracle, prompts)
+
+
+def test_nomics_own_config(tiny, tmp_path, prompts):
+    path = tiny("NomicBertModel", **ENCODERS["NomicBert"])
+    config = json.loads((path / "config.json").read_text())
+    names = {
+        "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size", "n_positions": "max_position_embeddings", "layer_norm_epsilon": "layer_norm_eps",
+    }  # fmt: skip
+    values = {old: config[new] for old, new in names.items()} | {"rotary_emb_base": 500.0}
+    folder = rewrite_config(path, tmp_path, (*names.values(), "rope_parameters"), **values)
+    assert_same_states(folder, load_pooling_oracle(path, "NomicBertModel"), prompts)
 
 
 @pytest.mark.parametrize("window", [8, 9])
