@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, run_mixed
+from tests.oracles.converted_models import make_converted_model
 from tests.oracles.model_driver import ModelDriver, build_tiny
 
 ODD = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20, "hidden_size": 72, "intermediate_size": 100}
@@ -131,6 +132,36 @@ def test_mixed_steps_give_transformers_tokens_and_logprobs(name, kernels, tiny):
     driver = ModelDriver(build_tiny(path))
     for token_ids, logprobs in run_mixed(driver, seed=len(name)):
         expected = oracle_logprobs(path, tuple(token_ids))[:-1]
+        torch.testing.assert_close(logprobs, expected, rtol=0, atol=TOLERANCE)
+        first_new = len(token_ids) - NEW_TOKENS
+        assert token_ids[first_new:] == expected[first_new - 1 :].argmax(-1).tolist()
+
+
+CONVERTED: dict[str, dict[str, Any]] = {
+    "internlm2": {},
+    "internlm": {"attention_bias": True, "num_key_value_heads": 4},
+    "internlm3": ODD | {"attention_bias": True, "mlp_bias": True},
+    "baichuan: 7b": {"num_key_value_heads": 4},
+    "baichuan: 13b": ODD_HEADS,
+    "qwen": {"num_key_value_heads": 4},
+    "exaone": ODD,
+    "telechat2": {"attention_bias": True, "mlp_bias": True},
+    "minicpm": {"attention_multiplier": 0.25},
+    "chatglm": {"head_dim": 16},
+    "orion": {"partial_rotary_factor": 1.0},
+    "mimo": {},
+    "decilm": {"intermediate_size": 256},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_architectures_that_transformers_lacks_give_the_logprobs_of_a_model_that_computes_the_same(
+    name, kernels, tmp_path
+):
+    oracle = make_converted_model(name, tmp_path, **CONVERTED[name])
+    driver = ModelDriver(build_tiny(tmp_path))
+    for token_ids, logprobs in run_mixed(driver, seed=len(name)):
+        expected = oracle(torch.tensor([token_ids])).log_softmax(-1)[:-1]
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=TOLERANCE)
         first_new = len(token_ids) - NEW_TOKENS
         assert token_ids[first_new:] == expected[first_new - 1 :].argmax(-1).tolist()

@@ -44,7 +44,14 @@ def _with_attention(hf: HFConfig, qkv_bias: bool, qk_norm: RMSNorm | None) -> De
 @register("Qwen2ForCausalLM")
 def qwen2(hf: HFConfig) -> DecoderSpec:
     """Qwen2 and Qwen2.5: biases on q, k and v, none on the output."""
-    return _with_attention(hf, qkv_bias=True, qk_norm=None)
+    return _with_attention(hf, qkv_bias=True, qk_norm=None).with_attention(out_bias=False)
+
+
+@register("MiMoForCausalLM")
+def mimo(hf: HFConfig) -> DecoderSpec:
+    """MiMo-7B: Qwen2; the layers that guess further tokens are not read."""
+    names = dataclasses.replace(LLAMA_NAMES, ignored=(*LLAMA_NAMES.ignored, "model.mtp_layers.*"))
+    return dataclasses.replace(qwen2(hf), weights=names)
 
 
 @register("Qwen3ForCausalLM")

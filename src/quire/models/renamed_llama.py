@@ -1,12 +1,14 @@
-"""Llama's plan under other names, or with its matrices put together: InternLM 2, Baichuan, Qwen 1, EXAONE 3, TeleChat 2."""
+"""Llama's plan under other names, or with its matrices put together: InternLM 2, Baichuan, Qwen 1, EXAONE 3,
+TeleChat; or with layers that differ: DeciLM."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.patterns import alibi_slopes, defaults, renamed
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec, GatedMLP, WeightNames
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, WeightNames
 
 INTERNLM2_NAMES = WeightNames(
     modules={
@@ -85,6 +87,31 @@ def qwen1(hf: HFConfig) -> DecoderSpec:
     half = HFConfig(hf.to_dict() | {"intermediate_size": hf.intermediate_size // 2})
     half = defaults(renamed(half, max_position_embeddings="seq_length"), max_position_embeddings=2048)
     return dataclasses.replace(llama(half).with_attention(qkv_bias=True), weights=QWEN_NAMES)
+
+
+@register("DeciLMForCausalLM")
+def decilm(hf: HFConfig) -> DecoderSpec:
+    """DeciLM and Nemotron-NAS: layers differ in their KV heads and widths, and may lack a half."""
+    kv_heads = hf.get("num_key_value_heads_per_layer")
+    if kv_heads is not None:
+        spec = llama(hf)
+        (base, *_) = spec.attentions()
+        return dataclasses.replace(spec, mixer=tuple(dataclasses.replace(base, kv_heads=count) for count in kv_heads))
+    spec = llama(defaults(hf, intermediate_size=0))
+    (base, *_), act = spec.attentions(), hf.get("hidden_act", "silu")
+    mixers: list[Attention | None] = []
+    mlps: list[GatedMLP | None] = []
+    for block in hf.block_configs:
+        attention, mlp = block["attention"], block["ffn"]
+        if attention.get("replace_with_linear") or mlp.get("replace_with_linear"):
+            raise ConfigError("replace_with_linear in block_configs of config.json is not supported", setting="model")
+        per_group = attention.get("n_heads_in_group") or 1
+        mixers.append(None if attention.get("no_op") else dataclasses.replace(base, kv_heads=base.heads // per_group))
+        width = (
+            mlp.get("intermediate_size") or -(-int(2 * (mlp.get("ffn_mult") or 0) * hf.hidden_size / 3) // 256) * 256
+        )
+        mlps.append(None if mlp.get("no_op") else GatedMLP(width, act))
+    return dataclasses.replace(spec, mixer=tuple(mixers), mlp=tuple(mlps))
 
 
 @register("ExaoneForCausalLM")
