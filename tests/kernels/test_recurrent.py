@@ -31,25 +31,27 @@ class Pages:
     """Tables of some rows and the metadata of a step over them; `allocate` gives states filled with noise, with a rest of
     other bytes behind each."""
 
-    def __init__(self, block_size: int, rows: int = 4, seed: int = 0) -> None:
+    def __init__(self, block_size: int, rows: int = 4, seed: int = 0, device: str = "cpu") -> None:
         count = rows * PAGES_A_ROW + 1
         order = torch.randperm(count - 1, generator=torch.Generator().manual_seed(seed)) + 1
-        self.count, self.block_size = count, block_size
+        self.count, self.block_size, self.device = count, block_size, device
         self.metadata = AttentionMetadata(
             block_size=block_size,
-            query_start=torch.zeros(rows + 1, dtype=torch.int32),
-            seq_lens=torch.zeros(rows, dtype=torch.int32),
-            rows=torch.zeros(rows, dtype=torch.int32),
-            block_table=order.view(rows, PAGES_A_ROW).int(),
+            query_start=torch.zeros(rows + 1, dtype=torch.int32, device=device),
+            seq_lens=torch.zeros(rows, dtype=torch.int32, device=device),
+            rows=torch.zeros(rows, dtype=torch.int32, device=device),
+            block_table=order.view(rows, PAGES_A_ROW).int().to(device),
             slot_mapping=torch.zeros(1, dtype=torch.int64),
             positions=torch.zeros(1, dtype=torch.int32),
-            shape=torch.zeros(4, dtype=torch.int64),
+            shape=torch.zeros(4, dtype=torch.int64, device=device),
         )
 
     def allocate(self, *shape: int) -> Tensor:
         size = torch.Size(shape).numel()
         page_bytes = (4 * size + 63) // 64 * 64 + 64
-        raw = torch.full((self.count, page_bytes), 255, dtype=torch.uint8)  # as float32: not a number
+        raw = torch.full(
+            (self.count, page_bytes), 255, dtype=torch.uint8, device=self.device
+        )  # as float32: not a number
         return raw[:, : 4 * size].view(torch.float32).unflatten(1, shape)
 
     def fill(self, work: list[tuple[int, int, int]]) -> AttentionMetadata:
@@ -59,6 +61,7 @@ class Pages:
             start += count
             metadata.query_start[b + 1 :], metadata.seq_lens[b], metadata.rows[b] = start, computed + count, row
         metadata.num_tokens, metadata.num_requests = start, len(work)
+        metadata.max_query_len = max(count for *_, count in work)
         metadata.shape[:2] = torch.tensor((start, len(work)))
         return metadata
 
@@ -67,12 +70,12 @@ class Operation:
     """One operation with random constants: `inputs` of a token (side by side in one row, at `columns`), the shape of a state
     and of an output, and how it is called."""
 
-    def __init__(self, name: str, seed: int) -> None:
-        draw = random.Random(seed)
+    def __init__(self, name: str, seed: int, device: str = "cpu") -> None:
+        draw, self.device = random.Random(seed), device
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator)
+            return torch.randn(shape, generator=generator).to(device)
 
         self.name = name
         self.arguments: Callable[..., tuple[Any, ...]]
@@ -105,12 +108,12 @@ class Operation:
         self.widths = [torch.Size(shape).numel() for shape in self.inputs]
 
     def draw(self, tokens: int, seed: int) -> Tensor:
-        return torch.randn(tokens, sum(self.widths) + 3, generator=torch.Generator().manual_seed(seed))
+        return torch.randn(tokens, sum(self.widths) + 3, generator=torch.Generator().manual_seed(seed)).to(self.device)
 
     def run(self, platform: str, rows: Tensor, states: Tensor, metadata: AttentionMetadata) -> Tensor:
         parts = rows[:, : sum(self.widths)].split(self.widths, dim=1)
         inputs = [part.unflatten(1, shape) for part, shape in zip(parts, self.inputs, strict=True)]
-        out = torch.full((len(rows) + 1, *self.out), float("nan"))
+        out = torch.full((len(rows) + 1, *self.out), float("nan"), device=self.device)
         implementation(self.name, platform)(*self.arguments(*inputs, states, metadata, out[: len(rows)]))
         assert out[len(rows)].isnan().all(), "wrote beyond its rows"
         return out[: len(rows)]
@@ -129,7 +132,7 @@ def platform(request) -> str:
 
 def whole(operation: Operation, rows: Tensor) -> Tensor:
     """The reference over one request at once, on one page."""
-    pages = Pages(block_size=64)
+    pages = Pages(block_size=64, device=operation.device)
     return operation.run("any", rows, pages.allocate(*operation.state), pages.fill([(0, 0, len(rows))]))
 
 
@@ -137,10 +140,14 @@ def whole(operation: Operation, rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("block_size", [1, 2, 8, 16])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_steps_of_any_cut_give_what_one_step_gives(name, block_size, seed, platform):
-    operation, draw = Operation(name, seed), random.Random(seed)
-    cpu.set_num_threads(draw.randint(1, 3))
-    pages = Pages(block_size, seed=seed)
-    lengths = LENGTHS if block_size > 1 else (1, 7, 23, 24)
+    cpu.set_num_threads(1 + seed % 3)
+    check_cuts(Operation(name, seed), block_size, LENGTHS if block_size > 1 else (1, 7, 23, 24), platform, seed)
+    cpu.set_num_threads(2)
+
+
+def check_cuts(operation: Operation, block_size: int, lengths: tuple[int, ...], platform: str, seed: int) -> None:
+    """Requests of some lengths, in random steps of random parts of them."""
+    draw, pages = random.Random(seed), Pages(block_size, seed=seed, device=operation.device)
     inputs = [operation.draw(length, seed + row) for row, length in enumerate(lengths)]
     states, computed = pages.allocate(*operation.state), [0] * len(lengths)
     outs: list[list[Tensor]] = [[] for _ in lengths]
@@ -154,7 +161,6 @@ def test_steps_of_any_cut_give_what_one_step_gives(name, block_size, seed, platf
             computed[row] += count
     for rows, parts in zip(inputs, outs, strict=True):
         torch.testing.assert_close(torch.cat(parts), whole(operation, rows), rtol=2e-5, atol=2e-5)
-    cpu.set_num_threads(2)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
