@@ -396,7 +396,8 @@ class _Resolver:
         if block_size is None:
             align = self.capabilities.page_alignment
             block_size = -(-DEFAULT_BLOCK_SIZE // align.value) * align.value
-            self.provenance["cache.block_size"] = f"{DEFAULT_BLOCK_SIZE}, in steps of {align.value}: {align.why}"
+            why = f"{DEFAULT_BLOCK_SIZE}, in steps of {align.value}: {align.why}; longer where layers keep states (see model)"
+            self.provenance["cache.block_size"] = why
         window = model.hf_config.get("sliding_window")
         events = args.kv_events_config or {}
         return CacheConfig(

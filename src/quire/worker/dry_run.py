@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quire.config import EngineConfig
-from quire.config.kv_spec import KVCacheSpec
+from quire.config.kv_spec import KVCacheSpec, describe_memory
 from quire.core.kv_planner import plan_kv_cache
 from quire.errors import ConfigError
 from quire.kernels import ops
@@ -67,5 +67,6 @@ def _memory(
         plan = plan_kv_cache(specs, available, config.cache, config.scheduler)
     except ConfigError as error:
         return {**split, "refused": str(error)}
-    kv_tokens = plan.num_blocks * plan.block_size // max(1, len(plan.groups))
+    per_token = int(describe_memory(specs)["kv_bytes_per_token"])
+    kv_tokens = plan.num_blocks * (plan.page_bytes // per_token if per_token else plan.block_size // len(plan.groups))
     return {**split, "kv_blocks": plan.num_blocks, "kv_host_blocks": plan.num_host_blocks, "kv_tokens": kv_tokens}
