@@ -26,7 +26,7 @@ class PoolingParams(
         returned_token_ids: of a token's numbers, only these columns; None means as the model says.
         skip_reading_prefix_cache: None lets the engine decide: it reads where the last token alone counts.
         normalize, activation: other spellings of `use_activation`.
-        token_type_ids: the segment of each prompt token, filled in by the engine for pairs of texts.
+        token_type_ids: the segment of each prompt token; the engine fills it in for pairs of texts.
 
     Raises:
         RequestError: a value of the wrong type or out of range; `param` names it.
@@ -60,8 +60,9 @@ class PoolingParams(
                 setattr(self, name, number)
         if self.truncate_prompt_tokens == 0:
             checks.refuse("truncate_prompt_tokens", 0, "a whole number from 1, -1, or null")
-        if self.returned_token_ids is not None:
-            self.returned_token_ids = checks.token_ids("returned_token_ids", self.returned_token_ids, _MOST)
+        for name in ("returned_token_ids", "token_type_ids"):
+            if getattr(self, name) is not None:
+                setattr(self, name, checks.token_ids(name, getattr(self, name), _MOST))
 
     def clone(self) -> Self:
         """A copy."""

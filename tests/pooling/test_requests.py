@@ -38,6 +38,12 @@ def test_dimensions_cut_the_vector_before_it_is_normalised(embedder):
         (PoolingParams(dimensions=17), "not one of the model's: 16, 32", "dimensions"),
         (PoolingParams(task="classify"), "allowed: embed, token_embed", "task"),
         (PoolingParams(truncate_prompt_tokens=1000), "1 to max_model_len", "truncate_prompt_tokens"),
+        (
+            PoolingParams(task="token_embed", returned_token_ids=[3, 64]),
+            "has 64, but the model gives 64",
+            "returned_token_ids",
+        ),
+        (PoolingParams(token_type_ids=[0, 1]), "2 entries for 3 prompt tokens", "token_type_ids"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused(params, message, param, embedder):

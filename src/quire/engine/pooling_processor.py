@@ -133,6 +133,11 @@ class PoolingProcessor:
         token_ids = self._fit(prompt.token_ids, params)
         if prompt.token_type_ids is not None:
             completed.token_type_ids = prompt.token_type_ids
+        types = completed.token_type_ids
+        if types is not None and len(types) != len(token_ids):
+            raise RequestError(
+                f"token_type_ids has {len(types)} entries for {len(token_ids)} prompt tokens", param="token_type_ids"
+            )
         request = EngineRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,
@@ -178,7 +183,7 @@ class PoolingProcessor:
             params.step_tag_id = config.step_tag_id
         if params.returned_token_ids is None and config.returned_token_ids:
             params.returned_token_ids = list(config.returned_token_ids)
-        if params.returned_token_ids is not None and not config.embeds:
+        if params.returned_token_ids is not None:
             self._check_columns(params.returned_token_ids)
         if params.skip_reading_prefix_cache is None or not config.reads_prefixes(params.task):
             params.skip_reading_prefix_cache = not config.reads_prefixes(params.task)
@@ -196,21 +201,24 @@ class PoolingProcessor:
                 'the engine with hf_overrides={"is_matryoshka": true}',
                 param="dimensions",
             )
-        size = (
-            config.dense[-1].outputs
-            if config.dense
-            else int(self._model.hf_config.get("hidden_size") or self._model.hf_config.n_embd)
-        )
+        size = self._num_columns()
         if asked > size or (config.matryoshka != (0,) and asked not in (*config.matryoshka, size)):
             allowed = f"1 to {size}" if config.matryoshka == (0,) else ", ".join(map(str, config.matryoshka))
             raise RequestError(f"dimensions={asked} is not one of the model's: {allowed}", param="dimensions")
         return asked
 
+    def _num_columns(self) -> int:
+        """Numbers of one vector: labels, or an embedding's length."""
+        config, hf = self.config, self._model.hf_config
+        if not config.embeds:
+            return config.num_labels
+        return config.dense[-1].outputs if config.dense else int(hf.get("hidden_size") or hf.n_embd)
+
     def _check_columns(self, columns: list[int]) -> None:
-        wrong = [column for column in columns if column >= self.config.num_labels]
+        wrong = [column for column in columns if column >= self._num_columns()]
         if wrong:
             raise RequestError(
-                f"returned_token_ids has {wrong[0]}, but the model gives {self.config.num_labels} numbers a token",
+                f"returned_token_ids has {wrong[0]}, but the model gives {self._num_columns()} numbers a token",
                 param="returned_token_ids",
             )
 

@@ -164,7 +164,8 @@ class DeviceRunner(Runner):
 
     def untouched_bytes(self) -> int:
         """Memory that only steps will take: workspaces of libraries, and logits once more for sampling."""
-        return RESERVED_BYTES + self._max_rows * self._config.model.vocab_size * 4
+        logits = 0 if self._pooler is not None else self._max_rows * self._config.model.vocab_size * 4
+        return RESERVED_BYTES + logits
 
     @property
     def has_pages(self) -> bool:
