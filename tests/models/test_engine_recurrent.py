@@ -1,5 +1,5 @@
-"""The whole engine with recurrent layers against Transformers: chunked prefill, prefix hits at page borders, preemption; steps are
-recorded."""
+"""The whole engine with recurrent layers against Transformers: chunked prefill, prefix hits at page borders, preemption; steps
+are recorded."""
 
 import pytest
 from tests.models.test_engine_parity import COMMON, NEW_TOKENS, assert_parity, make_prompts

@@ -14,7 +14,7 @@ from quire.kernels import recurrent
 from quire.kernels.recurrent import DeltaWeights
 from quire.models.interface import StepInputs
 from quire.models.mixers.interface import LayerContext
-from quire.models.mixers.state import StateLayer
+from quire.models.mixers.state import Read, StateLayer
 from quire.models.modules import LayerScope, Module, Part
 from quire.models.spec import DeltaNet
 from quire.models.workspace import TokenViews
@@ -27,6 +27,8 @@ class DeltaNetLayer(StateLayer):
     """A state is the last inputs of the convolution and a matrix [S, H] a head."""
 
     NAMES = frozenset(("delta_in", "delta_ba", "delta_conv", "delta_a_log", "delta_dt_bias", "delta_norm", "delta_out"))
+
+    OUT = "delta_out"
 
     def __init__(self, mixer: DeltaNet, context: LayerContext) -> None:
         size = context.plan.size
@@ -57,13 +59,13 @@ class DeltaNetLayer(StateLayer):
             weight = weight.repeat(self.heads)
         super().set_weight(name, weight)
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        mixer, metadata, method = self.mixer, self.metadata(step), self.context.linear_method
+    def mix(self, read: Read, step: StepInputs, views: TokenViews) -> torch.Tensor:
+        mixer, metadata = self.mixer, self.metadata(step)
         conv_states, states = self.states
         projected_TC, ba_TC, mixed_TC = self.room(views, *self.columns)
         y_TC = views.narrow(self.inner)
-        method.apply(x_TD, self.linears["delta_in"], projected_TC)
-        method.apply(x_TD, self.linears["delta_ba"], ba_TC)
+        read("delta_in", projected_TC)
+        read("delta_ba", ba_TC)
         raw_TC, gate_TC = projected_TC.split((self.mixed, self.inner), dim=1)
         recurrent.causal_conv(raw_TC, self.tensors["delta_conv"], None, "silu", conv_states, metadata, mixed_TC)
         q_TC, k_TC, v_TC = mixed_TC.split((self.keys, self.keys, self.inner), dim=1)
@@ -74,7 +76,7 @@ class DeltaNetLayer(StateLayer):
             self._head_weights(), states, metadata, y_TC.unflatten(1, by_head),
         )  # fmt: skip
         recurrent.gated_norm(y_TC, gate_TC, self.tensors["delta_norm"], mixer.norm.eps, mixer.head_dim, True, y_TC)
-        method.apply(y_TC, self.linears["delta_out"], out_TD)
+        return y_TC
 
     def _head_weights(self) -> DeltaWeights:
         if self._weights is None:

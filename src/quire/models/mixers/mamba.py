@@ -13,7 +13,7 @@ import torch
 from quire.kernels import recurrent
 from quire.models.interface import StepInputs
 from quire.models.mixers.interface import LayerContext
-from quire.models.mixers.state import StateLayer
+from quire.models.mixers.state import Read, StateLayer
 from quire.models.modules import LayerScope, Module, Part
 from quire.models.spec import Mamba
 from quire.models.workspace import TokenViews
@@ -26,6 +26,8 @@ class MambaLayer(StateLayer):
         ("ssm_in", "ssm_conv", "ssm_conv_bias", "ssm_x", "ssm_dt", "ssm_a_log", "ssm_d", "ssm_out", "ssm_dt_norm",
          "ssm_b_norm", "ssm_c_norm")
     )  # fmt: skip
+
+    OUT = "ssm_out"
 
     def __init__(self, mixer: Mamba, context: LayerContext) -> None:
         share = context.plan.groups(mixer.channels, "Mamba channels")
@@ -54,12 +56,12 @@ class MambaLayer(StateLayer):
         yield scope.table("ssm_d", (inner,), shard="rows")
         yield scope.linear("ssm_out", (scope.hidden,), inner.rows, bias=mixer.bias, shard="columns", groups=inner.rows)
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
+    def mix(self, read: Read, step: StepInputs, views: TokenViews) -> torch.Tensor:
         metadata, method, tensors = self.metadata(step), self.context.linear_method, self.tensors
         conv_states, states = self.states
         projected_TC, mixed_TC, dt_b_c_TC, low_TR, dt_TC = self.room(views, *self.columns)
         y_TC = views.narrow(self.channels)
-        method.apply(x_TD, self.linears["ssm_in"], projected_TC)
+        read("ssm_in", projected_TC)
         raw_TC, gate_TC = projected_TC.chunk(2, dim=1)
         recurrent.causal_conv(
             raw_TC, tensors["ssm_conv"], self.constant("ssm_conv_bias"), "silu", conv_states, metadata, mixed_TC
@@ -78,4 +80,4 @@ class MambaLayer(StateLayer):
             mixed_TC, dt_TC, b_TS, c_TS, tensors["ssm_a_log"], tensors["ssm_d"], states, metadata, y_TC
         )
         recurrent.gate(y_TC, gate_TC, "silu", y_TC)
-        method.apply(y_TC, self.linears["ssm_out"], out_TD)
+        return y_TC

@@ -15,7 +15,7 @@ from quire.kernels.recurrent import SsdWeights
 from quire.layers.parallel import ParallelPlan
 from quire.models.interface import StepInputs
 from quire.models.mixers.interface import LayerContext
-from quire.models.mixers.state import StateLayer
+from quire.models.mixers.state import Read, StateLayer
 from quire.models.modules import LayerScope, Module, Part
 from quire.models.spec import Mamba2
 from quire.models.workspace import TokenViews
@@ -28,6 +28,8 @@ class Mamba2Layer(StateLayer):
         ("ssm_in", "ssm_conv", "ssm_conv_bias", "ssm_a_log", "ssm_d", "ssm_dt_bias", "ssm_norm", "ssm_out")
     )
 
+    OUT = "ssm_out"
+
     def __init__(self, mixer: Mamba2, context: LayerContext) -> None:
         self.mixer = mixer
         self.heads, self.groups = _local_heads(mixer, context.plan)
@@ -36,6 +38,7 @@ class Mamba2Layer(StateLayer):
         self.mixed = self.inner + 2 * shared
         super().__init__(mixer, context, (mixer.conv - 1, self.mixed), (self.heads, mixer.state, mixer.head_dim))
         self.wide, self.narrow = sum(self.columns) + self.mixed, self.inner
+        self.can_fuse = mixer.out_scale == 1.0
         self._scales_C: torch.Tensor | None = None
         if mixer.scales is not None:
             parts = [torch.full((count,), scale) for count, scale in zip(self.columns, mixer.scales, strict=True)]
@@ -60,11 +63,16 @@ class Mamba2Layer(StateLayer):
         )
 
     def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        mixer, metadata, method = self.mixer, self.metadata(step), self.context.linear_method
+        super().run(x_TD, out_TD, step, views)
+        if self.mixer.out_scale != 1.0:
+            ops.scale_and_cap(out_TD, self.mixer.out_scale, 0.0)
+
+    def mix(self, read: Read, step: StepInputs, views: TokenViews) -> torch.Tensor:
+        mixer, metadata = self.mixer, self.metadata(step)
         conv_states, head_states = self.states
         projected_TC, mixed_TC = self.room(views, sum(self.columns), self.mixed)
         y_TC = views.narrow(self.inner)
-        method.apply(x_TD, self.linears["ssm_in"], projected_TC)
+        read("ssm_in", projected_TC)
         if self._scales_C is not None:
             recurrent.scale_columns(projected_TC, self._scales_C, projected_TC)
         gate_TC, raw_TC, dt_TN = projected_TC.split((self.inner, self.mixed, self.heads), dim=1)
@@ -83,9 +91,7 @@ class Mamba2Layer(StateLayer):
         else:
             group = mixer.heads * mixer.head_dim // mixer.norm_groups
             recurrent.gated_norm(y_TC, gate_TC, tensors["ssm_norm"], mixer.norm.eps, group, mixer.norm_first, y_TC)
-        method.apply(y_TC, self.linears["ssm_out"], out_TD)
-        if mixer.out_scale != 1.0:
-            ops.scale_and_cap(out_TD, mixer.out_scale, 0.0)
+        return y_TC
 
     def _head_weights(self) -> SsdWeights:
         if self._weights is None:

@@ -12,7 +12,7 @@ import torch
 from quire.kernels import recurrent
 from quire.models.interface import StepInputs
 from quire.models.mixers.interface import LayerContext
-from quire.models.mixers.state import StateLayer
+from quire.models.mixers.state import Read, StateLayer
 from quire.models.modules import LayerScope, Module, Part
 from quire.models.spec import ShortConv
 from quire.models.workspace import TokenViews
@@ -22,6 +22,7 @@ class ShortConvLayer(StateLayer):
     """A state is the last inputs of the convolution."""
 
     NAMES = frozenset(("conv_in", "conv", "conv_bias", "conv_out"))
+    OUT = "conv_out"
 
     def __init__(self, mixer: ShortConv, context: LayerContext) -> None:
         share = context.plan.groups(context.hidden, "channels of the convolution")
@@ -38,9 +39,9 @@ class ShortConvLayer(StateLayer):
             yield scope.table("conv_bias", (inner,), shard="rows")
         yield scope.linear("conv_out", (scope.hidden,), inner.rows, bias=mixer.bias, shard="columns", groups=inner.rows)
 
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        method, y_TC, projected_TC = self.context.linear_method, views.narrow(self.channels), views.wide(self.wide)
-        method.apply(x_TD, self.linears["conv_in"], projected_TC)
+    def mix(self, read: Read, step: StepInputs, views: TokenViews) -> torch.Tensor:
+        y_TC, projected_TC = views.narrow(self.channels), views.wide(self.wide)
+        read("conv_in", projected_TC)
         b_TC, c_TC, x_TC = projected_TC.chunk(3, dim=1)
         recurrent.gate(x_TC, b_TC, "identity", x_TC)
         recurrent.causal_conv(
@@ -53,4 +54,4 @@ class ShortConvLayer(StateLayer):
             y_TC,
         )
         recurrent.gate(y_TC, c_TC, "identity", y_TC)
-        method.apply(y_TC, self.linears["conv_out"], out_TD)
+        return y_TC
