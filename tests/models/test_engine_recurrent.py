@@ -35,6 +35,17 @@ def test_the_engine_gives_transformers_tokens_and_logprobs(architecture, setting
     assert (cached > 0) == ("no prefix cache" not in setting)
 
 
+@pytest.mark.parametrize(
+    "architecture", ["MambaForCausalLM", "JambaForCausalLM", "FalconH1ForCausalLM", "Qwen3NextForCausalLM"]
+)
+def test_random_weights_are_neither_certain_nor_without_a_preference(architecture, tiny):
+    llm = LLM(model=str(tiny(architecture)), load_format="dummy", max_num_seqs=4, **COMMON)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1, detokenize=False)
+    (output,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
+    for position, token in enumerate(output.outputs[0].token_ids):
+        assert -8.0 < output.outputs[0].logprobs[position][token].logprob < -1e-4
+
+
 @pytest.mark.skipif(not cpu.library_status()[0], reason="the native kernels are not built here")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_steps_with_recurrent_layers_are_recorded(architecture, tiny, caplog, monkeypatch):

@@ -84,6 +84,8 @@ def _scale(source: Source, logits_std: float) -> tuple[float, float]:
         return NORM_NOISE, 1.0 - module.weight_offset
     if module.kind == "vector":
         return 1.0, 0.0
+    if module.kind == "table" and not module.columns:
+        return NORM_NOISE, 1.0 if module.name.endswith(("norm", "_d")) else 0.0
     gain = logits_std if module.kind == "embedding" or module.name == "lm_head" else 1.0
     return gain / math.sqrt(module.columns), 0.0
 
