@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from tests.attention.dense_attention import draw_step
 from tests.kernels.triton.decode_batches import make_batch
 
+from quire.attention.interface import AttentionParams
 from quire.kernels import ops, registry
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.latent import HeadWeight
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}
 """Of ||ours - reference|| / ||reference||, by the type of the numbers."""
@@ -256,16 +259,48 @@ def _attention(rng: random.Random, dtype: torch.dtype) -> Any:
     seq_lens = [rng.choice((1, 9, 16, 40, 100, 333)) for _ in range(count)]
     query_lens = [rng.randint(1, n) if rng.random() < 0.5 else 1 for n in seq_lens] if rng.random() < 0.7 else None
     heads, kv_heads = rng.choice(((4, 4), (8, 2), (14, 2), (16, 8)))
-    return make_batch(
+    mode = rng.choice(({}, {"window": 20}, {"chunk": 48}, {"causal": False}, {"causal": False, "window": 30}))
+    batch = make_batch(
         seq_lens, query_lens, num_heads=heads, num_kv_heads=kv_heads, head_dim=rng.choice((64, 80, 128)),
         page=rng.choice((16, 32, 64)), dtype=dtype, rotary_dim=64, has_norm=rng.random() < 0.5,
         interleaved=rng.random() < 0.3, padding=rng.choice((0, 3)), seed=rng.randrange(10**6),
-        window=rng.choice((0, 0, 20)), soft_cap=rng.choice((0.0, 0.0, 20.0)), has_sinks=rng.random() < 0.3,
+        soft_cap=rng.choice((0.0, 0.0, 20.0)), has_sinks=rng.random() < 0.3, has_alibi=rng.random() < 0.2, **mode,
     )  # fmt: skip
+    if rng.random() < 0.3:
+        batch.kv_cache = _page_by_page(batch.kv_cache)
+    return batch
+
+
+def _page_by_page(kv_cache: torch.Tensor) -> torch.Tensor:
+    """The same pages where a page's keys and values lie side by side, with a rest behind them."""
+    _, pages, kv_heads, size, head_dim = kv_cache.shape
+    plane = kv_heads * size * head_dim
+    raw = torch.zeros(pages, 2 * plane + 64, dtype=kv_cache.dtype)
+    apart = raw.as_strided(kv_cache.shape, (plane, raw.shape[1], size * head_dim, head_dim, 1))
+    return apart.copy_(kv_cache)
+
+
+def _latents(rng: random.Random, dtype: torch.dtype) -> tuple[Any, AttentionParams]:
+    count = rng.randint(1, 5)
+    lengths = [
+        (rng.choice((1, 1, min(n, 40), n)), n) for n in (rng.choice((1, 9, 16, 40, 333, 900)) for _ in range(count))
+    ]
+    heads, rank, tail = rng.choice(((16, 512, 64), (128, 512, 64), (40, 256, 32), (5, 64, 8)))
+    params = AttentionParams(
+        heads, 1, rank + tail, (rank + tail) ** -0.5, latent=rank, deterministic=rng.random() < 0.2
+    )
+    step = draw_step(
+        lengths, params, page=rng.choice((16, 64)), layout="latent", dtype=dtype, seed=rng.randrange(10**6)
+    )
+    return step, params
 
 
 @draw("paged_attention")
 def _(rng: random.Random, dtype: torch.dtype) -> Case:
+    if rng.random() < 0.3:
+        step, params = _latents(rng, dtype)
+        out = _empty(step.metadata.num_tokens, params.num_heads * params.latent, dtype=dtype)
+        return Case([step.qkv_TC, step.kv_cache, step.metadata, params, out], (4,), dtype)
     batch = _attention(rng, dtype)
     tokens = int(batch.metadata.shape[0])
     batch = batch.prepared()
@@ -275,11 +310,31 @@ def _(rng: random.Random, dtype: torch.dtype) -> Case:
     return case
 
 
+@draw("head_linear")
+def _(rng: random.Random, dtype: torch.dtype) -> Case:
+    t, n = _rows(rng), rng.choice((1, 5, 16, 128))
+    m, k = rng.choice(((512, 128), (128, 512), (70, 24)))
+    weight = HeadWeight(n, m, k, dtype, _normal(n, m, k, dtype=dtype, scale=k**-0.5))
+    return Case([_normal(t, n, k, dtype=dtype), weight, _empty(t, n, m, dtype=dtype)], (2,), dtype)
+
+
+@draw("latent_and_cache")
+def _(rng: random.Random, dtype: torch.dtype) -> Case:
+    step, params = _latents(rng, dtype)
+    t, rank, e = step.metadata.num_tokens, params.latent, params.head_dim - params.latent
+    rope = ops.Rope(_normal(1024, e), e, rng.random() < 0.5)
+    step.kv_cache[0].zero_()
+    q, latent = _normal(t, params.num_heads, e, dtype=dtype), _normal(t, rank + e, dtype=dtype)
+    arguments = [q, latent, _normal(rank), 1e-6, rope, step.kv_cache, step.metadata, _empty(*q.shape, dtype=dtype)]
+    return Case(arguments, (5, 7), dtype)
+
+
 def _moved(value: Any, device: str, dtype: torch.dtype | None) -> Any:
     """A copy on a device, floats of `dtype` as float32 for the reference."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().clone().to(device)
-        return value.float() if dtype is not None and value.dtype == dtype else value
+        return _cloned(
+            value.detach(), device, torch.float32 if dtype is not None and value.dtype == dtype else value.dtype
+        )
     if isinstance(value, ExpertScratch):
         moved = copy.copy(value)
         vars(moved).update({name: _moved(part, device, dtype) for name, part in vars(value).items()})
@@ -291,6 +346,16 @@ def _moved(value: Any, device: str, dtype: torch.dtype | None) -> Any:
             moved.dtype = torch.float32
         return moved
     return value
+
+
+def _cloned(value: torch.Tensor, device: str, dtype: torch.dtype) -> torch.Tensor:
+    """A copy in memory of the same form: pages may have strides of their own, or planes that are one."""
+    if value.dim() != 5 or value.is_contiguous():
+        return value.to(device, dtype, copy=True)
+    clone = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device=device)
+    for plane, source in zip(clone, value, strict=True):
+        plane.copy_(source)
+    return clone
 
 
 def _error(case: Case, ours: torch.Tensor, expected: torch.Tensor) -> float:

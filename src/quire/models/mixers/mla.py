@@ -7,6 +7,7 @@ U values of a head that do not rotate.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -118,6 +119,8 @@ class MLALayer(MixerLayer):
         """From the matrix that makes keys and values of a latent to one from queries to the latent, and one from what
         attention gives to values. Whatever format it is in: the images of unit vectors are its columns."""
         mixer, context = self.mixer, self.context
+        if getattr(weight, "input_scale", None) is not None:  # made for real latents, not for unit vectors
+            weight = dataclasses.replace(weight, input_scale=None)  # type: ignore[call-arg]
         method, rank, dtype = context.linear_method, mixer.kv_rank, context.activation_dtype
         units = torch.eye(rank, dtype=dtype, device=context.device)
         columns_RC = torch.empty(rank, weight.out_features, dtype=dtype, device=context.device)
