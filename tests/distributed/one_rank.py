@@ -36,9 +36,11 @@ def select_kernels(kernels: str) -> None:
             )
 
 
-def compute(path: Path, communicator: Communicator | None) -> tuple[np.ndarray, list[int]]:
+def compute(
+    path: Path, communicator: Communicator | None, expert_parallel: bool = False
+) -> tuple[np.ndarray, list[int]]:
     """Logprobs [tokens, V] of the prompt, in chunks beside another request, and the tokens after it."""
-    driver = ModelDriver(build_tiny(path, communicator=communicator))
+    driver = ModelDriver(build_tiny(path, communicator=communicator, expert_parallel=expert_parallel))
     sequence, other = Sequence(list(PROMPT), row=2), Sequence(PROMPT[::-1][:20], row=1)
     pieces = [driver.step([(other, 20), (sequence, CHUNK)])[1]]
     pieces.append(driver.prefill(sequence, CHUNK))
@@ -47,17 +49,17 @@ def compute(path: Path, communicator: Communicator | None) -> tuple[np.ndarray, 
     return torch.cat(pieces).numpy(), [first, *driver.generate(sequence, NEW_TOKENS)]
 
 
-def main(rank: int, size: int, address: str, models_file: Path, kernels: str) -> None:
+def main(rank: int, size: int, address: str, models_file: Path, kernels: str, experts: str = "split") -> None:
     torch.set_num_threads(1)
     select_kernels(kernels)
     group = GlooGroup(rank, size, address)
     results: dict[str, np.ndarray] = {}
     for name, path in json.loads(models_file.read_text()).items():
-        logprobs, tokens = compute(Path(path), group)
+        logprobs, tokens = compute(Path(path), group, experts == "whole")
         results[f"{name}/logprobs"], results[f"{name}/tokens"] = logprobs, np.array(tokens)
     np.savez(models_file.parent / f"rank{rank}.npz", **results)
     group.shutdown()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), *sys.argv[5:])

@@ -36,14 +36,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def run_ranks(size: int, folder: Path, models: dict[str, Path], kernels: str) -> list[Any]:
+def run_ranks(size: int, folder: Path, models: dict[str, Path], kernels: str, experts: str = "split") -> list[Any]:
     """What every rank wrote."""
     listing = folder / "models.json"
     listing.write_text(json.dumps({name: str(path) for name, path in models.items()}))
     command = [sys.executable, "-m", "tests.distributed.one_rank"]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(size), f"file://{folder}/meet", str(listing), kernels],
+            [*command, str(rank), str(size), f"file://{folder}/meet", str(listing), kernels, experts],
             cwd=ROOT,
             stderr=subprocess.PIPE,
             text=True,
@@ -61,12 +61,13 @@ def check(
     models: dict[str, tuple[str, dict[str, Any]]],
     kernels: str,
     tolerance: float = TOLERANCE,
+    experts: str = "split",
 ) -> None:
     paths = {
         name: make_tiny_model(architecture, folder / f"model{number}", tokenizer=False, **overrides)
         for number, (name, (architecture, overrides)) in enumerate(models.items())
     }
-    ranks = run_ranks(size, folder, paths, kernels)
+    ranks = run_ranks(size, folder, paths, kernels, experts)
     one_rank.select_kernels(kernels)
     for name, path in paths.items():
         logprobs, tokens = one_rank.compute(path, None)

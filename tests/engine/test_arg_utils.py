@@ -178,7 +178,7 @@ WRONG = {
     "max_num_waiting": [-1],
     "runner": ["sing"],
     "cpu_offload_gb": [1, -1],
-    "enable_expert_parallel": [True],
+    "enable_expert_parallel": ["yes"],
     "disable_log_stats": [None],
     "logits_processors": ["a.b", [5]],
 }

@@ -140,10 +140,13 @@ def build_tiny(
     max_logits: int = 16,
     max_positions: int | None = None,
     communicator: Communicator | None = None,
+    expert_parallel: bool = False,
 ) -> Decoder:
     """The checkpoint in a folder as a loaded decoder; kernels are those that `ops.select` chose. With a communicator: its
     rank's part of it."""
-    plan = ParallelPlan() if communicator is None else ParallelPlan(communicator.size, communicator.rank)
+    plan = ParallelPlan()
+    if communicator is not None:
+        plan = ParallelPlan(communicator.size, communicator.rank, expert_parallel)
     hf = HFConfig(json.loads((Path(path) / "config.json").read_bytes()))
     spec = ModelRegistry.resolve(hf.architectures).make_spec(hf)
     weight_type = getattr(torch, dtype)

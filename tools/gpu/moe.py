@@ -216,7 +216,7 @@ class Bench:
         self.scratch.ids_TK[:rows].copy_(ids)
         self.scratch.weights_TK[:rows].fill_(1 / TOP_K)
         self.scratch.counts_E.zero_()
-        launch_lists(ids, self.shape(rows), self.scratch)
+        launch_lists(ids, self.shape(rows), self.scratch, 0, EXPERTS)
 
     def few(self, rows: int, gate_ups: list[FewConfig] = GATE_UPS, downs: list[FewConfig] = DOWNS) -> None:
         num_tokens, scratch = self.shape(rows), self.scratch

@@ -9,6 +9,7 @@ class ParallelConfig:
     """Parallel layout.
 
     Attributes:
+        enable_expert_parallel: the workers that share a model have each some of its experts whole, not all of them in part.
         distributed_executor_backend: None (in-process for one worker, else `mp`), `uni`, `mp` (a process a device), or a class.
         rank: which of the workers this is; set by whoever starts them.
         rendezvous: the address where the workers meet; set with the rank.

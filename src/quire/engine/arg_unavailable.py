@@ -153,7 +153,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
 
 NOT_YET_AT_OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (0,),
-    "enable_expert_parallel": (False,),
     "ray_workers_use_nsight": (False,),
     "max_parallel_loading_workers": (None,),
     "num_lookahead_slots": (0,),

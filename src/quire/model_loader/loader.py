@@ -157,7 +157,8 @@ def build_model(
     dtype = _torch_dtype(config.model.dtype, "dtype")
     capabilities = platform.capabilities()
     kv_dtype = _cache_dtype(config.cache.cache_dtype, dtype, capabilities)
-    plan = ParallelPlan(config.parallel.tensor_parallel_size, config.parallel.rank)
+    parallel = config.parallel
+    plan = ParallelPlan(parallel.tensor_parallel_size, parallel.rank, parallel.enable_expert_parallel)
     spec = None if isinstance(source, type) else build_spec(config, entry)
 
     def select(block_size: int) -> Selection:
