@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from quire.config.gguf.folder import find_gguf, gguf_folder
 from quire.errors import ConfigError
 
 CONFIG_PATTERNS = (
@@ -49,7 +50,8 @@ def resolve_model_path(
         return str(folder.resolve())
     if folder.is_file():
         raise ConfigError(
-            f"{setting}={model!r} is a file; give the folder that holds config.json and the weights", setting=setting
+            f"{setting}={model!r} is a file; give the folder that holds config.json and the weights, or a .gguf file",
+            setting=setting,
         )
     if _looks_like_path(model):
         raise ConfigError(
@@ -68,6 +70,9 @@ def resolve_config_path(
     Raises:
         ConfigError: as `resolve_model_path`, or the folder has no config.json.
     """
+    gguf = find_gguf(model)
+    if gguf is not None:
+        return gguf_folder(gguf)
     path = resolve_model_path(
         model, revision=revision, download_dir=download_dir, patterns=CONFIG_PATTERNS, setting=setting
     )

@@ -15,6 +15,7 @@ import torch
 from quire.attention.interface import AttentionBackend
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
+from quire.config.hf_config import HFConfig
 from quire.config.hub import PICKLED_PATTERNS, WEIGHT_PATTERNS, resolve_model_path
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
@@ -23,6 +24,7 @@ from quire.layers.parallel import ParallelPlan
 from quire.logger import init_logger
 from quire.model_loader.device_reader import DTYPES, upload_tensors
 from quire.model_loader.dummy import dummy_weights
+from quire.model_loader.gguf_reader import GGUFReader
 from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, load_state, save_state
@@ -266,6 +268,9 @@ def open_weights(config: EngineConfig) -> WeightReader:
     Raises:
         ConfigError: an unknown format, or a folder that does not have it.
     """
+    section = config.model.hf_config.get("quantization_config")
+    if isinstance(section, HFConfig) and section.get("quant_method") == "gguf":
+        return GGUFReader(config.model.hf_config)
     load_format = config.load.load_format
     if load_format not in READERS:
         allowed = ", ".join(("dummy", "sharded_state", *READERS))

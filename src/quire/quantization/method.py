@@ -30,6 +30,7 @@ class QuantizedLinear(LinearMethod):
         name: the format's, as `--quantization` and checkpoints have it.
         scheme_of: how the checkpoint stores each matrix; None: it is a plain one.
         online: makes a layer's weight of a plain checkpoint's matrix, and what that takes.
+        stores_embeddings: embeddings have schemes too.
         uses_fp8: some matrices may be multiplied in float8; `needs` makes a device without it an error.
     """
 
@@ -39,7 +40,9 @@ class QuantizedLinear(LinearMethod):
         scheme_of: SchemeOf | None = None,
         online: tuple[Create, Form] | None = None,
         uses_fp8: Literal["no", "may", "needs"] = "no",
+        stores_embeddings: bool = False,
     ) -> None:
+        self.stores_embeddings = stores_embeddings
         self.name, self._online, self._uses_fp8 = name, online, uses_fp8
         self._scheme_of = scheme_of or (lambda source: None)
         self._has_fp8, self._lacks_fp8 = True, ""

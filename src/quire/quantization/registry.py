@@ -8,7 +8,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.platforms.interface import Capabilities
-from quire.quantization import awq, bitsandbytes, compressed, fp4, fp8, gptq, modelopt, online
+from quire.quantization import awq, bitsandbytes, compressed, fp4, fp8, gguf, gptq, modelopt, online
 from quire.quantization.method import Create, QuantizedLinear
 from quire.quantization.scheme import FP8_FORM, Form, SchemeOf
 
@@ -21,11 +21,13 @@ class Format:
         parse: from a checkpoint's `quantization_config` to each matrix's scheme; None: there are no such checkpoints.
         online: makes a weight of a plain checkpoint's matrix, and what that takes; None: this needs a checkpoint.
         uses_fp8: whether matrices are multiplied in float8 where the device has it.
+        stores_embeddings: whether checkpoints have embeddings in it too.
     """
 
     parse: Callable[[HFConfig], SchemeOf] | None = None
     online: tuple[Create, Form] | None = None
     uses_fp8: Literal["no", "may"] = "no"
+    stores_embeddings: bool = False
 
 
 FORMATS = {
@@ -34,6 +36,7 @@ FORMATS = {
     "compressed-tensors": Format(compressed.parse, uses_fp8="may"),
     "fbgemm_fp8": Format(fp8.parse_fbgemm, uses_fp8="may"),
     "fp8": Format(fp8.parse, (fp8.round_to_fp8, FP8_FORM), uses_fp8="may"),
+    "gguf": Format(gguf.parse, stores_embeddings=True),
     "gptq": Format(gptq.parse),
     "int4": Format(online=(online.round_to_int4, online.INT4_ONLINE)),
     "int8": Format(online=(online.round_to_int8, online.INT8_ONLINE)),
@@ -83,7 +86,12 @@ def _method(name: str, registered: type[LinearMethod] | Format, section: HFConfi
     if not isinstance(registered, Format):
         return registered.from_config(section)
     if section is not None and registered.parse is not None:
-        return QuantizedLinear(name, registered.parse(section), uses_fp8=registered.uses_fp8)
+        return QuantizedLinear(
+            name,
+            registered.parse(section),
+            uses_fp8=registered.uses_fp8,
+            stores_embeddings=registered.stores_embeddings,
+        )
     if section is None and registered.online is not None:
         needs = "needs" if registered.uses_fp8 == "may" else "no"
         return QuantizedLinear(name, online=registered.online, uses_fp8=needs)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from quire.config.gguf.folder import NO_TOKENIZER
 from quire.errors import ConfigError
 from quire.tokenizers.interface import Tokenizer
 
@@ -41,6 +42,8 @@ def get_tokenizer(path: str, mode: str = "auto", *, chat_template: str | None = 
         raise ConfigError(f"tokenizer_mode is {mode!r}; it may be {allowed}", setting="tokenizer_mode")
     folder = Path(path)
     if not has_tokenizer(path):
+        if (folder / NO_TOKENIZER).is_file():
+            raise ConfigError((folder / NO_TOKENIZER).read_text("utf-8"), setting="tokenizer")
         raise ConfigError(
             f"{path} has no tokenizer files (looked for {', '.join(TOKENIZER_FILES)}); set `tokenizer` to a folder that "
             "has, or pass token ids and set skip_tokenizer_init",

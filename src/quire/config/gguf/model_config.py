@@ -1,0 +1,196 @@
+"""From a GGUF file's metadata to the config.json of the same model.
+
+Knows the names of metadata (`llama.block_count`) and of config.json's fields. Rotary factors are read from the file's own
+tensors, which hold what config.json says in other words.
+"""
+
+import struct
+from typing import Any
+
+from quire.config.gguf.container import GGUFFile
+from quire.config.gguf.families import FAMILIES, NOT_WEIGHTS, Family, checkpoint_name
+from quire.errors import ConfigError
+
+PLAIN = ("F32", "F16", "BF16")
+PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+
+
+def family_of(file: GGUFFile) -> Family:
+    """Raises ConfigError where the file's architecture is not one of ours."""
+    name = file.metadata.get("general.architecture")
+    if name not in FAMILIES:
+        raise ConfigError(
+            f"{file.path} has general.architecture={name!r}, which is not supported; supported: {', '.join(FAMILIES)}",
+            setting="model",
+        )
+    family = FAMILIES[str(name)]
+    return family.mixture if family.mixture is not None and _fact(file, "expert_count", 0) else family
+
+
+def _fact(file: GGUFFile, name: str, default: Any = None) -> Any:
+    return file.metadata.get(f"{file.metadata['general.architecture']}.{name}", default)
+
+
+def _needed(file: GGUFFile, name: str) -> Any:
+    value = _fact(file, name)
+    if value is None:
+        raise ConfigError(
+            f"{file.path} lacks {file.metadata['general.architecture']}.{name} in its metadata", setting="model"
+        )
+    return value
+
+
+def build_config(files: list[GGUFFile]) -> dict[str, Any]:
+    """config.json's content; `quantization_config` says where the tensors are and of which type.
+
+    Args:
+        files: the file, or all of a split one, the first of which has the metadata.
+
+    Raises:
+        ConfigError: an architecture, a number type or a tensor that is not supported, or a fact is missing.
+    """
+    first, family = files[0], family_of(files[0])
+    heads, hidden = int(_needed(first, "attention.head_count")), int(_needed(first, "embedding_length"))
+    embedding = next((file.tensors["token_embd.weight"] for file in files if "token_embd.weight" in file.tensors), None)
+    if embedding is None:
+        raise ConfigError(f"{first.path} has no token_embd.weight", setting="model")
+    ids = {name: first.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding")}
+    window = _fact(first, "attention.sliding_window")
+    config: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden,
+        "num_hidden_layers": int(_needed(first, "block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(_fact(first, "attention.head_count_kv", heads)),
+        "head_dim": int(_fact(first, "attention.key_length", hidden // heads)),
+        "intermediate_size": int(_needed(first, "feed_forward_length")),
+        "max_position_embeddings": int(_needed(first, "context_length")),
+        "rms_norm_eps": float(_needed(first, "attention.layer_norm_rms_epsilon")),
+        "rope_theta": float(_fact(first, "rope.freq_base", 10000.0)),
+        "hidden_act": "silu",
+        "torch_dtype": {"F32": "float32", "F16": "float16"}.get(embedding.type.name, "bfloat16"),
+        "tie_word_embeddings": not any("output.weight" in file.tensors for file in files),
+        "attention_bias": any("blk.0.attn_q.bias" in file.tensors for file in files) and family.model_type == "llama",
+        "bos_token_id": ids["bos"],
+        "eos_token_id": ids["eos"],
+        "pad_token_id": ids["padding"],
+        **({"sliding_window": int(window)} if window else {}),
+        **_own_facts(first, family),
+    }
+    rotated = int(_fact(first, "rope.dimension_count", config["head_dim"]))
+    if rotated != config["head_dim"]:
+        config["partial_rotary_factor"] = rotated / config["head_dim"]
+    scaling = _rope_scaling(files, config["max_position_embeddings"])
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    config["quantization_config"] = {
+        "quant_method": "gguf",
+        "files": [file.path for file in files],
+        "types": _types(files, family),
+    }
+    return config
+
+
+def _own_facts(file: GGUFFile, family: Family) -> dict[str, Any]:
+    """What only some families have."""
+    kind = family.model_type
+    if kind == "mixtral":
+        return {
+            "num_local_experts": _needed(file, "expert_count"),
+            "num_experts_per_tok": _needed(file, "expert_used_count"),
+        }
+    if kind in ("qwen2_moe", "qwen3_moe"):
+        shared = _fact(file, "expert_shared_feed_forward_length")
+        return {
+            "num_experts": _needed(file, "expert_count"),
+            "num_experts_per_tok": _needed(file, "expert_used_count"),
+            "moe_intermediate_size": _needed(file, "expert_feed_forward_length"),
+            "norm_topk_prob": kind == "qwen3_moe",
+            **({"shared_expert_intermediate_size": shared} if shared else {}),
+        }
+    if kind.startswith("gemma"):
+        facts: dict[str, Any] = {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": _query_scalar(file, kind),
+        }
+        if kind == "gemma2":
+            facts["attn_logit_softcapping"] = float(_fact(file, "attn_logit_softcapping", 50.0))
+            facts["final_logit_softcapping"] = float(_fact(file, "final_logit_softcapping", 30.0))
+        if kind == "gemma3_text":
+            facts["rope_local_base_freq"] = float(_fact(file, "rope.freq_base_swa", 10000.0))
+            facts["sliding_window_pattern"] = 6
+        return facts
+    return {}
+
+
+def _query_scalar(file: GGUFFile, kind: str) -> float:
+    """The heads' size, but for the largest models, whose queries are scaled by the model's width a head."""
+    heads, hidden = int(_needed(file, "attention.head_count")), int(_needed(file, "embedding_length"))
+    layers, head_dim = int(_needed(file, "block_count")), int(_fact(file, "attention.key_length", hidden // heads))
+    largest = {"gemma2": 46, "gemma3_text": 62}
+    return hidden / heads if layers == largest.get(kind) else head_dim
+
+
+def _rope_scaling(files: list[GGUFFile], max_positions: int) -> dict[str, Any] | None:
+    long, short = (_floats(files, f"rope_factors_{length}.weight") for length in ("long", "short"))
+    original = int(_fact(files[0], "rope.scaling.original_context_length", 0)) or max_positions
+    if long is not None and short is not None:
+        return {
+            "rope_type": "longrope", "long_factor": long, "short_factor": short, "factor": max_positions / original,
+            "original_max_position_embeddings": original,
+        }  # fmt: skip
+    divisors = _floats(files, "rope_freqs.weight")
+    if divisors is not None:  # Llama 3.1's stretch, worked out for each pair
+        return {
+            "rope_type": "longrope", "long_factor": divisors, "short_factor": divisors, "factor": 1.0, "attention_factor": 1.0,
+            "original_max_position_embeddings": max_positions,
+        }  # fmt: skip
+    kind, factor = _fact(files[0], "rope.scaling.type"), float(_fact(files[0], "rope.scaling.factor", 1.0))
+    if kind in (None, "none") or factor == 1.0:
+        return None
+    if kind not in ("linear", "yarn"):
+        raise ConfigError(
+            f"{files[0].path} has rope.scaling.type={kind!r}, which is not supported; supported: none, linear, yarn",
+            setting="model",
+        )
+    return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+
+
+def _floats(files: list[GGUFFile], name: str) -> list[float] | None:
+    """A small tensor of float32."""
+    for file in files:
+        tensor = file.tensors.get(name)
+        if tensor is None:
+            continue
+        if tensor.type.name != "F32" or tensor.num_bytes > 1 << 16:
+            raise ConfigError(
+                f"{file.path}: {name} is {tensor.type.name} {list(tensor.shape)}, not a few F32", setting="model"
+            )
+        with open(file.path, "rb") as stream:
+            stream.seek(tensor.offset)
+            return list(struct.unpack(f"<{tensor.num_bytes // 4}f", stream.read(tensor.num_bytes)))
+    return None
+
+
+def _types(files: list[GGUFFile], family: Family) -> dict[str, str]:
+    """The number type of every matrix that is not plain, by its name in the hub's checkpoints without `model.` and `.weight`,
+    of experts without their number."""
+    types: dict[str, str] = {}
+    for file in files:
+        for tensor in file.tensors.values():
+            name, kind = checkpoint_name(family, tensor), tensor.type.name
+            if name is None and tensor.name not in NOT_WEIGHTS:
+                raise ConfigError(
+                    f"{file.path} has a tensor {tensor.name}, which {family.architecture} has not", setting="model"
+                )
+            if name is None or kind in PLAIN:
+                continue
+            if kind not in PACKED:
+                raise ConfigError(
+                    f"{file.path}: {tensor.name} is {kind}, which is not supported; supported: {', '.join((*PLAIN, *PACKED))}",
+                    setting="model",
+                )
+            types[name.removeprefix("model.").removesuffix(".weight").replace(".{expert}", "")] = kind
+    return types

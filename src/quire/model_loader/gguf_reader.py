@@ -1,0 +1,128 @@
+"""Reads a GGUF file's tensors under the names that the hub's checkpoints have, as the hub's checkpoints have them.
+
+What the conversion to GGUF changed is changed back: the order of rows of q and k, ones that were added to norms. Matrices in
+block types come as bytes, row by row. Files are mapped; a tensor is read when it is sliced.
+"""
+
+import dataclasses
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.config.gguf.container import GGUFFile, GGUFTensor, read_header
+from quire.config.gguf.families import Family, checkpoint_name
+from quire.config.gguf.model_config import PLAIN, family_of
+from quire.config.hf_config import HFConfig
+from quire.model_loader.safetensors_reader import TensorInfo
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A tensor under its name in the hub's checkpoints."""
+
+    file: GGUFFile
+    tensor: GGUFTensor
+    expert: int | None = None
+
+
+class GGUFReader:
+    """The files that a configuration made of GGUF names.
+
+    Args:
+        hf: that configuration.
+
+    Raises:
+        ConfigError: a file is gone or damaged.
+    """
+
+    def __init__(self, hf: HFConfig) -> None:
+        files = [read_header(str(path)) for path in hf.quantization_config.files]
+        self._hf, self._family = hf, family_of(files[0])
+        self._entries = {name: entry for file in files for name, entry in _named(file, self._family)}
+        self.path = Path(files[0].path)
+        self.infos = {name: _info(entry) for name, entry in self._entries.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(info.num_bytes for info in self.infos.values())
+
+    def stream(self) -> Iterator[tuple[str, Any]]:
+        """(name, tensor), file by file."""
+        mapped: dict[str, torch.Tensor] = {}
+        for name, entry in self._entries.items():
+            if entry.file.path not in mapped:
+                mapped = {entry.file.path: _map(entry.file.path)}
+            yield name, self._restored(name, _view(mapped[entry.file.path], entry))
+
+    def _restored(self, name: str, tensor: torch.Tensor) -> Any:
+        """As the hub's checkpoint has it."""
+        if self._family.adds_one and name.endswith("norm.weight"):
+            return tensor.float() - 1
+        part = name.removesuffix(".weight").removesuffix(".bias")
+        heads = {"q_proj": self._hf.num_attention_heads, "k_proj": self._hf.num_key_value_heads}
+        if self._family.permutes_heads and part.rpartition(".")[2] in heads:
+            return _heads_in_halves(tensor, heads[part.rpartition(".")[2]])
+        if name.endswith("shared_expert_gate.weight"):
+            return tensor.reshape(1, -1)
+        return tensor
+
+
+def _named(file: GGUFFile, family: Family) -> Iterator[tuple[str, _Entry]]:
+    for tensor in file.tensors.values():
+        name = checkpoint_name(family, tensor)
+        if name is None:
+            continue
+        if "{expert}" not in name:
+            yield name, _Entry(file, tensor)
+            continue
+        for expert in range(tensor.shape[0]):
+            yield name.format(expert=expert), _Entry(file, tensor, expert)
+
+
+def _info(entry: _Entry) -> TensorInfo:
+    tensor, is_plain = entry.tensor, entry.tensor.type.name in PLAIN
+    shape = tensor.shape if is_plain else (*tensor.shape[:-1], tensor.row_bytes)
+    shape, num_bytes = (shape, tensor.num_bytes) if entry.expert is None else (shape[1:], tensor.num_bytes // shape[0])
+    shape = (1, *shape) if "inp_shexp" in tensor.name and len(shape) == 1 else shape
+    offset = tensor.offset + num_bytes * (entry.expert or 0)
+    return TensorInfo(entry.file.path, tensor.type.name if is_plain else "U8", shape, num_bytes, offset)
+
+
+def _map(path: str) -> torch.Tensor:
+    """A file's bytes, read when they are used."""
+    with open(path, "rb") as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+
+
+def _view(data: torch.Tensor, entry: _Entry) -> torch.Tensor:
+    info = _info(entry)
+    piece = data[info.offset : info.offset + info.num_bytes]
+    dtype = DTYPES.get(info.dtype)
+    if dtype is not None:
+        # Offsets are multiples of 32 by default, but a file may say otherwise.
+        piece = (piece if info.offset % dtype.itemsize == 0 else piece.clone()).view(dtype)
+    return piece.view(info.shape)
+
+
+class _Reordered:
+    """A tensor whose rows stand in another order; only what is sliced is read."""
+
+    def __init__(self, tensor: torch.Tensor, order: torch.Tensor) -> None:
+        self._tensor, self._order = tensor, order
+
+    def __getitem__(self, index: Any, /) -> torch.Tensor:
+        rows, *others = index
+        picked = self._tensor[self._order[rows]]
+        return picked[(slice(None), *others)]
+
+
+def _heads_in_halves(tensor: torch.Tensor, heads: int) -> _Reordered:
+    """Rows 0, 2, 4 … of each head, then 1, 3, 5 …: rotation turns value i with i + half, not neighbours."""
+    order = torch.arange(tensor.shape[0]).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+    return _Reordered(tensor, order)

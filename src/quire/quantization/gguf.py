@@ -1,0 +1,176 @@
+"""Matrices in GGUF's block types: each row is a chain of blocks of 32 or 256 values with their scales between the codes.
+
+Every type becomes packed codes with the same values: 4 bits with groups of 16 or 32 columns, or 8 bits. Layouts of the blocks:
+https://github.com/ggml-org/ggml (ggml-common.h). Blocks of 256 have scales of 4, 6 or 8 bits, times one float16.
+Legend: N outputs, B blocks a row, G groups a block.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from quire.config.gguf.container import TYPES
+from quire.config.hf_config import HFConfig
+from quire.kernels.packed import PackedWeight, pack_nibbles
+from quire.layers.linear import ROWS, Axis, Decoded, Stored
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused
+
+IQ4_NL = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
+Blocks = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""(codes [..., values of a block], scale [..., G], and what is subtracted after scaling [..., G])."""
+
+
+def parse(section: HFConfig) -> SchemeOf:
+    """How a GGUF file stores each matrix, as the configuration that was made of it says.
+
+    Raises:
+        ConfigError: a number type without a scheme.
+    """
+    types = section.types.to_dict() if "types" in section else {}
+    for kind in set(types.values()) - set(DECODERS):
+        raise refused("types", kind, ", ".join(DECODERS))
+    schemes = {kind: _scheme(kind) for kind in DECODERS}
+
+    def scheme_of(source: str) -> Scheme | None:
+        kind = types.get(_without_expert(source))
+        return None if kind is None else schemes[kind]
+
+    return scheme_of
+
+
+def _without_expert(source: str) -> str:
+    before, experts, after = source.partition(".experts.")
+    return before + experts + after.partition(".")[2] if experts else source
+
+
+def _scheme(kind: str) -> Scheme:
+    layout = next(layout for layout in TYPES.values() if layout.name == kind)
+    decode_blocks, bits, group, has_zeros = DECODERS[kind]
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        blocks_NBX = tensors["weight"].reshape(shape[0], -1, layout.num_bytes)
+        codes, scale, offset = decode_blocks(blocks_NBX)
+        return _packed(codes.flatten(1), scale.flatten(1), None if offset is None else offset.flatten(1), bits, dtype)
+
+    tensors = {"weight": Stored((ROWS, Axis("columns", layout.values, layout.num_bytes)), (torch.uint8,))}
+    return Scheme(kind, tensors, decode, Form("packed", bits, group, has_zeros))
+
+
+def _packed(
+    codes_NK: torch.Tensor, scale_NG: torch.Tensor, offset_NG: torch.Tensor | None, bits: int, dtype: torch.dtype
+) -> PackedWeight:
+    """A weight worth code * scale - offset."""
+    zero_NG = None
+    if offset_NG is not None:
+        # Where the scale is 0, all values of the group are its offset: (0 - 1) * offset.
+        is_flat = (scale_NG == 0) & (offset_NG != 0)
+        codes_NK = codes_NK.masked_fill(is_flat.repeat_interleave(codes_NK.shape[1] // scale_NG.shape[1], 1), 0)
+        zero_NG = torch.where(is_flat, 1.0, offset_NG / torch.where(scale_NG == 0, 1.0, scale_NG)).contiguous()
+        scale_NG = torch.where(is_flat, offset_NG, scale_NG)
+    data = pack_nibbles(codes_NK) if bits == 4 else codes_NK.to(torch.int8)
+    outputs, inputs = codes_NK.shape
+    return PackedWeight(outputs, inputs, dtype, data.contiguous(), scale=scale_NG.contiguous(), zero=zero_NG)
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """A float16 in every block, as float32 [..., 1]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _nibbles(data: torch.Tensor) -> torch.Tensor:
+    """All low halves of some bytes, then all high ones."""
+    return torch.cat((data & 15, data >> 4), dim=-1)
+
+
+def _fifth_bits(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """32 bits, the lowest of the first byte first."""
+    shifts = torch.arange(8, device=blocks.device, dtype=torch.uint8)
+    return (blocks[..., at : at + 4, None] >> shifts & 1).flatten(-2)
+
+
+def _q4_0(blocks: torch.Tensor) -> Blocks:
+    scale = _half(blocks, 0)
+    return _nibbles(blocks[..., 2:]), scale, 8 * scale
+
+
+def _q4_1(blocks: torch.Tensor) -> Blocks:
+    return _nibbles(blocks[..., 4:]), _half(blocks, 0), -_half(blocks, 2)
+
+
+def _q5_0(blocks: torch.Tensor) -> Blocks:
+    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2) << 4
+    return codes.to(torch.int8) - 16, _half(blocks, 0), None
+
+
+def _q5_1(blocks: torch.Tensor) -> Blocks:
+    return _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4) << 4, _half(blocks, 0), -_half(blocks, 2)
+
+
+def _q8_0(blocks: torch.Tensor) -> Blocks:
+    return blocks[..., 2:].contiguous().view(torch.int8), _half(blocks, 0), None
+
+
+def _iq4_nl(blocks: torch.Tensor) -> Blocks:
+    return IQ4_NL.to(blocks.device)[_nibbles(blocks[..., 2:]).long()], _half(blocks, 0), None
+
+
+def _two_bits(data: torch.Tensor) -> torch.Tensor:
+    """64 bytes to 256 codes: of each half of the bytes the lowest two bits of all, then the next two."""
+    halves = data.unflatten(-1, (2, 1, 32))
+    shifts = torch.arange(0, 8, 2, device=data.device, dtype=torch.uint8)[:, None]
+    return (halves >> shifts & 3).flatten(-3)
+
+
+def _q2_k(blocks: torch.Tensor) -> Blocks:
+    scales = blocks[..., :16]
+    scale, offset = _half(blocks, 80) * (scales & 15).float(), _half(blocks, 82) * (scales >> 4).float()
+    return _two_bits(blocks[..., 16:80]), scale, offset
+
+
+def _q3_k(blocks: torch.Tensor) -> Blocks:
+    shifts = torch.arange(8, device=blocks.device, dtype=torch.uint8)[:, None]
+    high = (blocks[..., None, :32] >> shifts & 1).flatten(-2)  # bit i of byte j belongs to value 32 i + j
+    codes = _two_bits(blocks[..., 32:96]) | high << 2
+    packed = blocks[..., 96:108].unflatten(-1, (3, 4))
+    low = torch.cat(
+        (packed[..., 0, :] & 15, packed[..., 1, :] & 15, packed[..., 0, :] >> 4, packed[..., 1, :] >> 4), -1
+    )
+    twos = torch.arange(0, 8, 2, device=blocks.device, dtype=torch.uint8)[:, None]
+    six_bits = low | (packed[..., 2:, :] >> twos & 3).flatten(-2) << 4
+    scale = _half(blocks, 108) * (six_bits.float() - 32)
+    return codes, scale, 4 * scale
+
+
+def _scales_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight scales and eight offsets of 6 bits in bytes 4 to 16, times the block's two float16."""
+    first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
+    offsets = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
+    return _half(blocks, 0) * scales.float(), _half(blocks, 2) * offsets.float()
+
+
+def _q4_k(blocks: torch.Tensor) -> Blocks:
+    return _nibbles(blocks[..., 16:].unflatten(-1, (4, 32))).flatten(-2), *_scales_k(blocks)
+
+
+def _q5_k(blocks: torch.Tensor) -> Blocks:
+    shifts = torch.arange(8, device=blocks.device, dtype=torch.uint8)[:, None]
+    high = (blocks[..., None, 16:48] >> shifts & 1).flatten(-2)
+    codes = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).flatten(-2)
+    return codes | high << 4, *_scales_k(blocks)
+
+
+def _q6_k(blocks: torch.Tensor) -> Blocks:
+    low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))
+    codes = low.flatten(-2) | _two_bits(blocks[..., 128:192]) << 4
+    scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
+    return codes.to(torch.int8) - 32, _half(blocks, 208) * scales, None
+
+
+DECODERS: dict[str, tuple[Callable[[torch.Tensor], Blocks], int, int, bool]] = {
+    "Q4_0": (_q4_0, 4, 32, True), "Q4_1": (_q4_1, 4, 32, True), "Q5_0": (_q5_0, 8, 32, False),
+    "Q5_1": (_q5_1, 8, 32, True), "Q8_0": (_q8_0, 8, 32, False), "IQ4_NL": (_iq4_nl, 8, 32, False),
+    "Q2_K": (_q2_k, 4, 16, True), "Q3_K": (_q3_k, 4, 16, True), "Q4_K": (_q4_k, 4, 32, True),
+    "Q5_K": (_q5_k, 8, 32, True), "Q6_K": (_q6_k, 8, 16, False),
+}  # fmt: skip
+"""By type: how its blocks are read, bits of the codes that they become, columns a scale, whether there are zeros."""
