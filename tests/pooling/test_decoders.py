@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle, logits, pooled
+from tests.oracles.tiny_recurrent import RECURRENT
 
 from quire import LLM, PoolingParams
 
@@ -47,6 +48,10 @@ def test_every_kind_of_pooling_is_its_definition_over_transformers_hidden_states
         ("GPT2LMHeadModel", {}),
         ("Gemma2Model", {}),
         ("Phi3ForCausalLM", {}),
+        ("DeepseekV3ForCausalLM", {}),
+        ("BloomForCausalLM", {}),
+        ("MambaForCausalLM", RECURRENT["MambaForCausalLM"]),
+        ("JambaForCausalLM", RECURRENT["JambaForCausalLM"]),
     ],
 )
 def test_any_decoder_embeds_with_its_last_token_normalised(architecture, overrides, tiny, prompts):
@@ -54,6 +59,16 @@ def test_any_decoder_embeds_with_its_last_token_normalised(architecture, overrid
     oracle = load_pooling_oracle(path, architecture)
     expected = torch.stack([hidden_states(oracle, prompt)[-1] for prompt in prompts])
     with LLM(str(path), runner="pooling", **SETTINGS) as llm:
+        found = embeddings(llm, prompts)
+    np.testing.assert_allclose(found, torch.nn.functional.normalize(expected, dim=-1).numpy(), atol=1e-4)
+
+
+def test_what_runs_with_transformers_own_modules_embeds_too(tiny, prompts):
+    path = tiny("LlamaForCausalLM")
+    oracle = load_pooling_oracle(path, "LlamaForCausalLM")
+    expected = torch.stack([hidden_states(oracle, prompt).mean(0) for prompt in prompts])
+    config = {"seq_pooling_type": "MEAN"}
+    with LLM(str(path), runner="pooling", model_impl="transformers", pooler_config=config, **SETTINGS) as llm:
         found = embeddings(llm, prompts)
     np.testing.assert_allclose(found, torch.nn.functional.normalize(expected, dim=-1).numpy(), atol=1e-4)
 

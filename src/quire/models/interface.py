@@ -104,7 +104,7 @@ class CausalLM(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Numbers for `quire explain`: at least `parameters`, `weight_bytes`, `workspace_bytes` and `dtype`."""
+        """Numbers for `quire explain`: at least `parameters`, `weight_bytes`, `workspace_bytes`, `hidden` and `dtype`."""
 
     @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:

@@ -97,6 +97,7 @@ class TransformersModel(CausalLM):
             "parameters": own + self._linear_bytes // self.context.dtype.itemsize,
             "weight_bytes": plain + self._linear_bytes,
             "workspace_bytes": self.buffer_bytes,
+            "hidden": int(self.context.hf.hidden_size),
             "dtype": str(self.context.dtype).removeprefix("torch."),
             "quantization": self.context.linear_method.name,
             "layers": len(self._layers),
@@ -187,6 +188,9 @@ class TransformersModel(CausalLM):
             position_ids=step.positions[None, :count].long(),
             use_cache=False,
         ).last_hidden_state[0]
+        return self._hidden_TD
+
+    def compute_hidden(self, step: StepInputs) -> torch.Tensor:
         return self._hidden_TD
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 
 from quire.config import EngineConfig, PoolingConfig
 from quire.core.output import IntArray, SchedulerOutput
-from quire.errors import EngineError
+from quire.errors import ConfigError, EngineError
 from quire.model_loader.pooling_head import load_head
 from quire.models.decoder import Decoder
 from quire.models.interface import CausalLM
@@ -239,8 +239,11 @@ def make_pooler(config: EngineConfig, model: CausalLM, device: torch.device, max
     """
     if config.model.pooling is None:
         return None
+    numbers = model.describe()
+    if "hidden" not in numbers:
+        raise ConfigError(f"{type(model).__name__} does not tell how wide its hidden states are", setting="runner")
     token_types = model.spec.token_types if isinstance(model, Decoder) else 0
-    return Pooler(config, int(model.describe()["hidden"]), device, max_tokens, token_types)
+    return Pooler(config, int(numbers["hidden"]), device, max_tokens, token_types)
 
 
 def _reduce(
