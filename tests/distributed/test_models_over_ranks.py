@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.distributed import one_rank
 from tests.models.test_parity import SHAPES
+from tests.models.test_parity_dense import SHAPES as DENSE
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire.kernels import ops
@@ -33,6 +34,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe": ("Qwen3MoeForCausalLM", {}),
     "qwen2 moe: a gated shared expert": ("Qwen2MoeForCausalLM", {}),
     "phi: both halves on one residual, a head with a bias": ("PhiForCausalLM", {}),
+    **{
+        name: DENSE[name]
+        for name in (
+            "olmo2", "olmo3", "stablelm: parallel, norms of heads, biases", "cohere: norms of heads, untied", "bloom: 6 heads",
+            "mpt", "falcon: 7b", "falcon: 40b", "gpt-neox", "gpt-j", "gpt-bigcode", "apertus", "hunyuan dense",
+            "glm4", "nemotron", "opt: 350m", "ministral", "ministral3", "smollm3", "granite swa", "olmo: clipped",
+        )
+    },
 }  # fmt: skip
 
 
@@ -95,15 +104,17 @@ def test_fused_layers_over_two_ranks_compute_what_one_computes(tmp_path: Path) -
 
 def divides(architecture: str, overrides: dict[str, Any], size: int) -> bool:
     """Whether a shape's heads and widths can be shared evenly."""
-    heads = overrides.get("n_head", overrides.get("num_attention_heads", 4))
+    heads = next((overrides[key] for key in ("n_head", "n_heads", "num_attention_heads") if key in overrides), 4)
+    kv_heads = overrides.get("num_key_value_heads", 2)
     widths = [overrides[key] for key in ("n_inner", "intermediate_size") if overrides.get(key)]
-    return heads % size == 0 and all(width % size == 0 for width in widths)
+    fits = kv_heads % size == 0 or size % kv_heads == 0
+    return heads % size == 0 and fits and all(width % size == 0 for width in widths)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kernels", ["native", "reference", "fused"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_architecture_over_two_and_four_ranks(size: int, kernels: str, tmp_path: Path) -> None:
-    models = {name: shape for name, shape in (SHAPES | MODELS).items() if divides(*shape, size)}
+    models = {name: shape for name, shape in (SHAPES | DENSE | MODELS).items() if divides(*shape, size)}
     assert len(models) > 35
     check(size, tmp_path, models, kernels)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, run_mixed
 from tests.oracles.converted_models import make_converted_model
-from tests.oracles.model_driver import ModelDriver, build_tiny
+from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+
+from quire.kernels.cpu import recording
 
 ODD = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20, "hidden_size": 72, "intermediate_size": 100}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 120, "intermediate_size": 100}
@@ -125,11 +127,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def is_recorded(driver: ModelDriver) -> bool:
+    """Whether nothing but native kernels runs in a step, so that it can be replayed."""
+    driver.step([(Sequence(list(range(5, 15)), row=0), 10)])
+    driver.step_inputs.num_logits = 3
+    step = recording.record(
+        lambda: (driver.model.forward(driver.step_inputs), driver.model.compute_logits(driver.step_inputs)), 10, 3
+    )
+    return step is not None
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_mixed_steps_give_transformers_tokens_and_logprobs(name, kernels, tiny):
     architecture, overrides = SHAPES[name]
     path = tiny(architecture, **overrides)
     driver = ModelDriver(build_tiny(path))
+    assert kernels == "reference" or is_recorded(driver)
     for token_ids, logprobs in run_mixed(driver, seed=len(name)):
         expected = oracle_logprobs(path, tuple(token_ids))[:-1]
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=TOLERANCE)

@@ -138,7 +138,7 @@ def apertus(hf: HFConfig) -> DecoderSpec:
         act_positive="mlp.act_fn.alpha_p",
         act_negative="mlp.act_fn.alpha_n",
     )
-    names = dataclasses.replace(names, ignored=(*names.ignored, "*.act_fn.beta", "*.act_fn.eps"))
+    names = dataclasses.replace(names, ignored=(*names.ignored, "*.act_fn.beta", "*.act_fn.bias", "*.act_fn.eps"))
     spec = llama(hf).with_attention(qk_norm=RMSNorm(hf.rms_norm_eps))
     return dataclasses.replace(spec, mlp=MLP(hf.intermediate_size, hf.get("hidden_act", "xielu")), weights=names)
 
