@@ -22,6 +22,10 @@ LONG = {
     "short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 1.5, 2.0, 4.0],
 }  # fmt: skip
 
+LATENTS = {
+    "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}  # fmt: skip
 ODD = {
     "num_attention_heads": 5, "num_key_value_heads": 5, "hidden_size": 60, "qk_nope_head_dim": 7, "v_head_dim": 9,
     "kv_lora_rank": 19, "q_lora_rank": 11, "attention_bias": True, "first_k_dense_replace": 3,
@@ -43,6 +47,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "v3: halves rotate, wide values, tied": (
         "DeepseekV3ForCausalLM",
         {"rope_interleave": False, "v_head_dim": 40, "tie_word_embeddings": True},
+    ),
+    "glm4 moe lite: dense layers where its config says": (
+        "Glm4MoeLiteForCausalLM",
+        LATENTS
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "n_routed_experts": 8, "moe_intermediate_size": 24},
     ),
     "minicpm3": ("MiniCPM3ForCausalLM", {}),
     "minicpm3: stretched, tied": ("MiniCPM3ForCausalLM", {"rope_parameters": LONG, "tie_word_embeddings": True}),

@@ -5,7 +5,7 @@ import math
 
 from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES
-from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures
+from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
 from quire.models.registry import register
 from quire.models.rope import Rope
 from quire.models.spec import MLA, DecoderSpec, GatedMLP, RMSNorm, WeightNames
@@ -61,7 +61,7 @@ def _sharpening(rope: Rope) -> float:
 
 
 def _mixture_names() -> WeightNames:
-    return dataclasses.replace(EXPERT_NAMES.but(drop=("qkv", "q_norm", "k_norm"), **_LATENT))
+    return EXPERT_NAMES.but(drop=("qkv", "q_norm", "k_norm"), **_LATENT)
 
 
 @register("DeepseekV2ForCausalLM")
@@ -76,3 +76,12 @@ def deepseek_v3(hf: HFConfig) -> DecoderSpec:
     """DeepSeek-V3 and R1, Kimi-K2, Moonlight. Layers that guess further tokens are not read."""
     dense = latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True)))
     return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), _mixture_names())
+
+
+@register("Glm4MoeLiteForCausalLM")
+def glm4_moe_lite(hf: HFConfig) -> DecoderSpec:
+    """GLM-4.7-Flash: DeepSeek-V3 whose config tells each layer's kind of feed-forward."""
+    kinds = hf.get("mlp_layer_types") or ["dense"] + ["sparse"] * (hf.num_hidden_layers - 1)
+    dense = latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True)))
+    spec = with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), _mixture_names())
+    return with_experts(dense, deepseek_mixture(hf), lambda layer: kinds[layer] == "sparse", spec.weights)
