@@ -67,15 +67,8 @@ def store(
         worth[name] = torch.from_numpy(np.ascontiguousarray(stored.worth_NK, dtype=np.float32))
         base = name.removesuffix("weight")
         tensors.update({base + suffix: tensor.contiguous().clone() for suffix, tensor in stored.tensors.items()})
-    for folder, values, section in ((target, tensors, form.section), (target / "worth", worth, None)):
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in source.iterdir():
-            if file.is_file():
-                (folder / file.name).write_bytes(file.read_bytes())
-        save_file(values, folder / "model.safetensors")
-        if section is not None:
-            config = json.loads((folder / "config.json").read_text()) | {"quantization_config": section}
-            (folder / "config.json").write_text(json.dumps(config))
+    _write(source, target, tensors, form.section)
+    _write(source, target / "worth", worth, None)
     return worth
 
 
@@ -427,3 +420,37 @@ FLOAT8 = {
     "modelopt fp8": modelopt_fp8(),
 }
 """Formats in float8, which a CPU makes plain."""
+
+
+def store_mxfp4_experts(source: Path, target: Path) -> None:
+    """gpt-oss: all experts of a layer in `*_blocks` [E, N, K/32, 16] and `*_scales`, from [E, K, N]; and what they are worth."""
+    tensors = load_file(source / "model.safetensors")
+    worth = dict(tensors)
+    for name in [name for name in tensors if re.search(r"experts\.(gate_up|down)_proj$", name)]:
+        w_ENK = tensors.pop(name).float().numpy().swapaxes(1, 2)
+        codes, exponents, values = (np.stack(part) for part in zip(*map(mxfp4_values, w_ENK), strict=True))
+        low_high = codes.reshape(*codes.shape[:2], -1, 16, 2)
+        blocks = (low_high[..., 0] | low_high[..., 1] << 4).astype(np.uint8)
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = (
+            torch.from_numpy(blocks),
+            torch.tensor(exponents.tolist(), dtype=torch.uint8),
+        )
+        worth[name] = torch.from_numpy(values.swapaxes(1, 2).copy())
+    section = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+    }
+    _write(source, target, tensors, section)
+    _write(source, target / "worth", worth, None)
+
+
+def _write(source: Path, folder: Path, tensors: Tensors, section: dict[str, Any] | None) -> None:
+    """A checkpoint with other tensors, and perhaps a description of their format."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, folder / "model.safetensors")
+    if section is not None:
+        config = json.loads((folder / "config.json").read_text()) | {"quantization_config": section}
+        (folder / "config.json").write_text(json.dumps(config))

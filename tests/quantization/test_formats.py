@@ -19,6 +19,7 @@ from quire.kernels import ops, packed
 from quire.kernels.packed import Int8Weight, PackedWeight
 from quire.layers.parallel import ParallelPlan
 from quire.model_loader import load_model
+from quire.model_loader.sharded_state import save_state
 from quire.models.assembly import Assembler
 from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
@@ -329,3 +330,29 @@ def test_experts_are_made_plain_and_a_line_says_so(cpu, tmp_path, name, caplog):
     torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
     is_packed = "fp8" not in name
     assert ("36 matrices of experts or embeddings were made plain" in caplog.text) == is_packed
+
+
+def test_gpt_oss_experts_are_read_from_blocks(cpu, tmp_path):
+    path = make_tiny_model(
+        "GptOssForCausalLM", tmp_path / "plain", head_dim=16, num_local_experts=3, num_experts_per_tok=2,
+        intermediate_size=32, sliding_window=8, dtype="float32",
+    )  # fmt: skip
+    quantized_models.store_mxfp4_experts(path, tmp_path / "stored")
+    expected = logprobs_of(load(cpu, tmp_path / "stored/worth"))
+    torch.testing.assert_close(logprobs_of(load(cpu, tmp_path / "stored")), expected, rtol=0, atol=1e-3)
+    assert (logprobs_of(load(cpu, path)) - expected).abs().max() > 0.01
+
+
+def test_a_state_in_a_kernels_own_layout_is_not_saved(cpu, llama, tmp_path):
+    store(llama, tmp_path, WEIGHT_ONLY["awq"])
+    loaded = load(cpu, tmp_path)
+    weight = loaded.model._layers[0].mlp.linears["down"]
+    assert weight.layout is not None
+    with pytest.raises(ConfigError, match="down is in a kernel's own layout, which cannot be saved"):
+        save_state(loaded.model, [("layers.0.down", weight)], str(tmp_path / "state"))
+
+
+def test_transformers_modules_do_not_read_formats(cpu, llama, tmp_path):
+    store(llama, tmp_path, WEIGHT_ONLY["awq"])
+    with pytest.raises(ConfigError, match=r"stored as 'awq', which TransformersModel.* cannot read"):
+        load(cpu, tmp_path, model_impl="transformers")

@@ -192,6 +192,7 @@ def build_model(
         deterministic=config.model.deterministic,
     )
     if isinstance(source, type):
+        _refuse_stored_format(config, source)
         return cast(Any, source)(context), selection
     spec = cast(DecoderSpec, spec)
     block_size = choose_block_size(spec, context, select, is_given=config.cache.is_block_size_given)
@@ -201,6 +202,16 @@ def build_model(
     model = Decoder.from_context(spec, context)
     _warn_of_experts(model, config.model.quantization)
     return model, selection
+
+
+def _refuse_stored_format(config: EngineConfig, source: type) -> None:
+    section = config.model.hf_config.get("quantization_config")
+    if isinstance(section, HFConfig):
+        raise ConfigError(
+            f"the checkpoint is stored as {section.get('quant_method')!r}, which {source.__name__} (for "
+            f"{config.model.architecture}) cannot read: use the plain checkpoint",
+            setting="quantization",
+        )
 
 
 def _warn_of_experts(model: Decoder, asked: str | None) -> None:

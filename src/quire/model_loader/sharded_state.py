@@ -128,6 +128,11 @@ def _describe(name: str, weight: Weight, tensors: dict[str, torch.Tensor]) -> di
         if isinstance(value, torch.Tensor):
             tensors[f"{name}:{field.name}"] = value.contiguous()
             values[field.name] = {_TENSOR: f"{name}:{field.name}"}
+        elif field.name == "layout" and value is not None:
+            raise ConfigError(
+                f"{name} is in a kernel's own layout, which cannot be saved: use a plain checkpoint, or fp8",
+                setting="quantization",
+            )
         elif isinstance(value, torch.dtype):
             values[field.name] = {"dtype": str(value).removeprefix("torch.")}
         else:
