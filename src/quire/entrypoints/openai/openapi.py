@@ -9,12 +9,14 @@ from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     TokenizeRequest,
 )
 from quire.entrypoints.openai.responses import (
     ChatCompletionResponse,
     CompletionResponse,
     DetokenizeResponse,
+    EmbeddingResponse,
     ModelCard,
     ModelList,
     TokenizeResponse,
@@ -35,6 +37,13 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
         CompletionRequest,
         CompletionResponse,
         {"prompt": "one two three", "max_tokens": 16, "temperature": 0},
+    ),
+    (
+        "/v1/embeddings",
+        "A vector for each input; for servers of embedding models.",
+        EmbeddingRequest,
+        EmbeddingResponse,
+        {"input": ["The tower is three hundred metres tall."]},
     ),
     ("/tokenize", "Token ids of a prompt or of messages.", TokenizeRequest, TokenizeResponse, {"prompt": "Hello"}),
     ("/detokenize", "The text of token ids.", DetokenizeRequest, DetokenizeResponse, {"tokens": [1, 2, 3]}),

@@ -1,6 +1,6 @@
 """The routes: each reads its body, calls one function, and encodes what it gives.
 
-Knows paths and methods. What the answers mean is in `chat.py`, `completions.py` and `prompts.py`.
+Knows paths and methods. What the answers mean is in `chat.py`, `completions.py`, `embeddings.py` and `prompts.py`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,12 +14,14 @@ from starlette.routing import Route
 from quire.entrypoints.openai.chat import answer_chat, prepare_chat, stream_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
 from quire.entrypoints.openai.decoding import read_body
+from quire.entrypoints.openai.embeddings import answer_embeddings
 from quire.entrypoints.openai.errors import HTTPError, not_ready
 from quire.entrypoints.openai.prompts import check_token_ids, require_tokenizer, run_sized, tokenize_prompt
 from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     GenerationFields,
     TokenizeRequest,
 )
@@ -42,7 +44,7 @@ def _state(request: Request) -> ServerState:
     return request.app.state.server
 
 
-def _public_id(request: Request, body: GenerationFields) -> str:
+def _public_id(request: Request, body: GenerationFields | EmbeddingRequest) -> str:
     """The id that the client sees: its own (field, then header), or the one the request was given."""
     return body.request_id or str(request.scope["state"]["request_id"])
 
@@ -83,6 +85,17 @@ async def create_completion(request: Request) -> Response:
         if body.stream:
             return await start_event_stream(CompletionStream(state, job).events(), job.public_id)
         return json_response(await answer_completion(state, job))
+
+    return await run_while_connected(request, work())
+
+
+async def create_embeddings(request: Request) -> Response:
+    """`POST /v1/embeddings`."""
+    state = _state(request)
+    body = await _read(request, EmbeddingRequest)
+
+    async def work() -> Response:
+        return json_response(await answer_embeddings(state, body, _public_id(request, body)))
 
     return await run_while_connected(request, work())
 
@@ -181,6 +194,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/chat/completions", ("POST",), create_chat_completion),
     ("/v1/completions", ("POST",), create_completion),
+    ("/v1/embeddings", ("POST",), create_embeddings),
     ("/v1/models", ("GET",), list_models),
     ("/v1/models/{model:path}", ("GET",), get_model),
     ("/tokenize", ("POST",), tokenize),

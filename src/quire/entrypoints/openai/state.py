@@ -15,7 +15,8 @@ from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.openai.errors import HTTPError, not_ready
 from quire.entrypoints.openai.prompts import TokenizerLike
 from quire.inputs import PromptType
-from quire.outputs import RequestOutput
+from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -37,6 +38,16 @@ class EngineClient(Protocol):
     def beam_search(
         self, prompt: PromptType, params: BeamSearchParams, request_id: str
     ) -> AsyncIterator[RequestOutput]: ...
+
+    def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]: ...
 
     async def check_health(self) -> None: ...
 
