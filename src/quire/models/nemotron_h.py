@@ -1,17 +1,22 @@
 """Nemotron-H: each layer is one of Mamba-2, attention without positions, or a feed-forward."""
 
+import dataclasses
+
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.mamba import LENGTH, MAMBA_NAMES, check_silu
 from quire.models.registry import register
 from quire.models.spec import MLP, Attention, DecoderSpec, Mamba2, RMSNorm
 
-NEMOTRON_H_NAMES = MAMBA_NAMES.but(
-    before_mlp="norm",
-    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
-    out="mixer.o_proj",
-    up="mixer.up_proj",
-    down="mixer.down_proj",
+NEMOTRON_H_NAMES = dataclasses.replace(
+    MAMBA_NAMES.but(
+        before_mlp="norm",
+        qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+        out="mixer.o_proj",
+        up="mixer.up_proj",
+        down="mixer.down_proj",
+    ),
+    ignored=(*MAMBA_NAMES.ignored, "mtp.*"),
 )
 KINDS = {
     "M": "mamba",
@@ -25,7 +30,7 @@ KINDS = {
 
 @register("NemotronHForCausalLM")
 def nemotron_h(hf: HFConfig) -> DecoderSpec:
-    """Nemotron-H; time steps have a lower bound only."""
+    """Nemotron-H; time steps have a lower bound only, and the head is always a matrix of its own."""
     check_silu(hf, "mamba_hidden_act")
     pattern = hf.get("hybrid_override_pattern") or hf.get("layers_block_type") or hf.layer_types
     kinds = [KINDS.get(kind, kind) for kind in map(str, pattern)]
@@ -50,7 +55,8 @@ def nemotron_h(hf: HFConfig) -> DecoderSpec:
         norm=RMSNorm(hf.layer_norm_epsilon),
         norm_groups=hf.n_groups,
     )
-    attention = Attention(hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
+    head_dim = hf.get("head_dim") or hf.attention_head_dim
+    attention = Attention(hf.num_attention_heads, hf.num_key_value_heads, head_dim)
     mlp = MLP(hf.intermediate_size, hf.get("mlp_hidden_act", "relu2"), bool(hf.get("mlp_bias", False)))
     return DecoderSpec(
         vocab=hf.vocab_size,
@@ -61,5 +67,4 @@ def nemotron_h(hf: HFConfig) -> DecoderSpec:
         norm=RMSNorm(hf.layer_norm_epsilon),
         weights=NEMOTRON_H_NAMES,
         max_positions=hf.get("max_position_embeddings", LENGTH),
-        tied_embeddings=bool(hf.get("tie_word_embeddings", False)),
     )

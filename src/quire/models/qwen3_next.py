@@ -8,7 +8,7 @@ from quire.models.mamba import check_silu
 from quire.models.qwen import MIXTURE_NAMES, qwen2_moe
 from quire.models.registry import register
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, DeltaNet, RMSNorm
+from quire.models.spec import Attention, DecoderSpec, DeltaNet, RMSNorm, WeightNames
 
 _DELTA = {
     "delta_conv": "linear_attn.conv1d.weight",
@@ -22,6 +22,13 @@ APART = {
     "delta_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     "delta_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
 }
+IGNORED = (*LLAMA_NAMES.ignored, "mtp.*", "model.visual.*")
+
+
+def _apart(names: WeightNames) -> WeightNames:
+    """Qwen3.5's names, also within a checkpoint that sees pictures."""
+    names = names.but((), **_DELTA, **APART)
+    return dataclasses.replace(names, prefixes=("model.", "model.language_model.", ""), ignored=IGNORED)
 
 
 def _with_delta_net(hf: HFConfig, spec: DecoderSpec) -> DecoderSpec:
@@ -52,18 +59,20 @@ def _with_delta_net(hf: HFConfig, spec: DecoderSpec) -> DecoderSpec:
 @register("Qwen3NextForCausalLM")
 def qwen3_next(hf: HFConfig) -> DecoderSpec:
     """Qwen3-Next: experts with a gated shared one in (nearly) every layer. Its projections lie key head by key head."""
-    names = dataclasses.replace(MIXTURE_NAMES.but((), **_DELTA, **FUSED), by_head=("delta_in", "delta_ba"))
+    names = dataclasses.replace(
+        MIXTURE_NAMES.but((), **_DELTA, **FUSED), by_head=("delta_in", "delta_ba"), ignored=IGNORED
+    )
     return dataclasses.replace(_with_delta_net(hf, qwen2_moe(hf)), weights=names)
 
 
 @register("Qwen3_5ForCausalLM")
 def qwen3_5(hf: HFConfig) -> DecoderSpec:
     """Qwen3.5's text model, dense."""
-    return dataclasses.replace(_with_delta_net(hf, llama(hf)), weights=LLAMA_NAMES.but((), **_DELTA, **APART))
+    return dataclasses.replace(_with_delta_net(hf, llama(hf)), weights=_apart(LLAMA_NAMES))
 
 
 @register("Qwen3_5MoeForCausalLM")
 def qwen3_5_moe(hf: HFConfig) -> DecoderSpec:
     """Qwen3.5's text model with experts in every layer."""
     spec = qwen2_moe(HFConfig({"norm_topk_prob": True, "intermediate_size": 0} | hf.to_dict()))
-    return dataclasses.replace(_with_delta_net(hf, spec), weights=MIXTURE_NAMES.but((), **_DELTA, **APART))
+    return dataclasses.replace(_with_delta_net(hf, spec), weights=_apart(MIXTURE_NAMES))

@@ -1,0 +1,88 @@
+"""Specs of recurrent models from configs as published checkpoints write them."""
+
+import math
+from typing import Any
+
+import pytest
+
+from quire.config import HFConfig
+from quire.errors import ConfigError
+from quire.models.registry import ModelRegistry
+from quire.models.spec import MLP, Attention, DecoderSpec, DeltaNet, Mamba2, ShortConv
+
+SIZES = {
+    "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+}  # fmt: skip
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": "auto", "mamba_d_state": 16, "mamba_expand": 2}
+
+
+def spec_of(architecture: str, **config: Any) -> DecoderSpec:
+    hf = HFConfig(SIZES | config | {"architectures": [architecture]})
+    return ModelRegistry.resolve(hf.architectures).make_spec(hf)
+
+
+def kinds(spec: DecoderSpec) -> list[str]:
+    return [type(mixer).__name__ for layer in range(spec.layers) for mixer in spec.mixers_of(layer)]
+
+
+def test_nemotron_h_reads_its_pattern_and_older_names():
+    spec = spec_of(
+        "NemotronHForCausalLM", hybrid_override_pattern="M-*M", attention_head_dim=32, mamba_num_heads=8, mamba_head_dim=16,
+        n_groups=2, ssm_state_size=16, layer_norm_epsilon=1e-5,
+    )  # fmt: skip
+    assert kinds(spec) == ["Mamba2", "Attention", "Mamba2"]
+    assert isinstance(spec.mlps()[1], MLP) and spec.mlps()[0] is None
+    (attention,) = spec.mixers_of(2)
+    assert isinstance(attention, Attention) and attention.head_dim == 32 and attention.rope is None
+
+
+def test_nemotron_h_with_experts_is_refused_by_name():
+    with pytest.raises(ConfigError, match="layers of kind moe are not known in Nemotron-H"):
+        spec_of("NemotronHForCausalLM", hybrid_override_pattern="ME*E", layer_norm_epsilon=1e-5)
+
+
+def test_granite_4_calls_its_layers_mamba_and_attention():
+    spec = spec_of(
+        "GraniteMoeHybridForCausalLM", **MAMBA2, layer_types=["mamba", "attention", "mamba", "mamba"], num_local_experts=0,
+        position_embedding_type="nope", shared_intermediate_size=48,
+    )  # fmt: skip
+    assert kinds(spec) == ["Mamba2", "Attention", "Mamba2", "Mamba2"]
+    (attention,) = spec.mixers_of(1)
+    assert isinstance(attention, Attention) and attention.rope is None
+
+
+@pytest.mark.parametrize("limit", [[0.0, math.inf], [0.0, {"__float__": "Infinity"}], [0.0, "inf"], None])
+def test_a_limit_of_time_steps_may_be_infinite_in_any_way(limit):
+    spec = spec_of("BambaForCausalLM", **MAMBA2, attn_layer_indices=[1], time_step_limit=limit)
+    (mixer,) = spec.mixers_of(0)
+    assert isinstance(mixer, Mamba2) and mixer.dt_limits == (0.0, math.inf) and mixer.head_dim == 16
+
+
+def test_lfm2_reads_indices_of_attention_and_its_own_names():
+    spec = spec_of(
+        "Lfm2ForCausalLM", full_attn_idxs=[2], conv_L_cache=3, norm_eps=1e-5, block_ff_dim=96, block_multiple_of=32,
+        tie_embedding=False,
+    )  # fmt: skip
+    assert kinds(spec) == ["ShortConv", "ShortConv", "Attention", "ShortConv"]
+    assert spec.mixers_of(0) == (ShortConv(3),)
+    assert spec.mlps()[0].intermediate == 64  # two thirds of 96
+    assert not spec.tied_embeddings
+
+
+def test_qwen3_next_without_layer_types_attends_in_every_fourth_layer():
+    spec = spec_of(
+        "Qwen3NextForCausalLM", head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+        linear_value_head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, partial_rotary_factor=0.5,
+        shared_expert_intermediate_size=8,
+    )  # fmt: skip
+    assert kinds(spec) == ["DeltaNet", "DeltaNet", "DeltaNet", "Attention"]
+    (delta,), (attention,) = spec.mixers_of(0), spec.mixers_of(3)
+    assert isinstance(delta, DeltaNet) and (delta.key_heads, delta.heads) == (2, 4)
+    assert isinstance(attention, Attention) and attention.rope is not None and attention.rope.rotary_dim == 8
+    assert attention.output_gate
+
+
+def test_another_activation_than_the_kernels_is_refused():
+    with pytest.raises(ConfigError, match="hidden_act='gelu'"):
+        spec_of("BambaForCausalLM", **MAMBA2, hidden_act="gelu")
