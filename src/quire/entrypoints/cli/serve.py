@@ -122,8 +122,13 @@ def _settings(args: argparse.Namespace) -> Any:
 
 def _announce(state: "ServerState", options: "ListenOptions", has_keys: bool, seconds: float) -> None:
     """Say where the server is, and how to try it."""
-    body = '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
-    url = ("http://localhost" if options.uds else options.url) + "/v1/chat/completions"
+    route, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
+    pooling = state.engine.config.model.pooling
+    if pooling is not None and pooling.embeds:
+        route, body = "/v1/embeddings", '{"input": ["a text", "another"]}'
+    elif pooling is not None:
+        route, body = "/tokenize", '{"prompt": "a text"}'
+    url = ("http://localhost" if options.uds else options.url) + route
     words = ["curl", url, "-H", "Content-Type: application/json"]
     if options.uds:
         words[1:1] = ["--unix-socket", options.uds]
