@@ -1,5 +1,7 @@
 """Latent attention's own operations: the native kernels, and Triton's in its interpreter, against the references."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -144,3 +146,38 @@ def test_half_precision_and_padded_graphs(dtype, lengths):
     expected = step.expected().float().unflatten(1, (5, -1))[..., :64].flatten(1)
     torch.testing.assert_close(out[:tokens].float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert (out[tokens:] == 7.0).all()
+
+
+def test_latents_in_fp8_are_scaled_back():
+    params = AttentionParams(5, 1, 72, 0.1, latent=64)
+    step = draw_step([(9, 30), (1, 70)], params, layout="latent")
+    rounded = (step.kv_cache[0] / 0.5).clamp(-448, 448).to(torch.float8_e4m3fn)
+    plain = (rounded.float() * 0.5).expand(2, -1, -1, -1, -1)
+    expected, out = torch.zeros(10, 5 * 64), torch.zeros(10, 5 * 64)
+    entries("paged_attention", "any")[0].function(step.qkv_TC, plain, step.metadata, params, expected)
+    pages, scaled = rounded.expand(2, -1, -1, -1, -1), dataclasses.replace(params, k_scale=0.5)
+    entries("paged_attention", "cuda")[0].function(step.qkv_TC, pages, step.metadata, scaled, out)
+    torch.testing.assert_close(out, expected, atol=3e-5, rtol=3e-5)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_a_deterministic_token_has_the_same_bits_alone_and_at_the_end_of_a_chunk(platform):
+    params = AttentionParams(5, 1, 40, 0.2, latent=32, deterministic=True)
+    function = entries("paged_attention", platform)[0].function
+    whole = draw_step([(33, 70), (2, 9)], params, layout="latent")
+    expected = whole.new_out()[:, : 5 * 32].contiguous()
+    function(whole.qkv_TC, whole.kv_cache, whole.metadata, params, expected)
+    for new in (1, 7, 20):
+        metadata = dataclasses.replace(
+            whole.metadata,
+            query_start=torch.tensor([0, new], dtype=torch.int32),
+            seq_lens=whole.metadata.seq_lens[:1],
+            rows=whole.metadata.rows[:1],
+            shape=torch.tensor([new, 1, new, 70]),
+            num_tokens=new,
+            num_requests=1,
+            max_query_len=new,
+        )
+        out = torch.zeros(new, 5 * 32)
+        function(whole.qkv_TC[33 - new : 33].contiguous(), whole.kv_cache, metadata, params, out)
+        assert torch.equal(out, expected[33 - new : 33])
