@@ -382,6 +382,68 @@ def bitsandbytes_nf4(nested: bool) -> Format:
     return Format(section, write)
 
 
+def torchao_section(kind: str, **facts: Any) -> dict[str, Any]:
+    """torchao's configuration, as Transformers writes it."""
+    return {
+        "quant_method": "torchao", "modules_to_not_convert": ["lm_head"],
+        "quant_type": {"default": {"_type": kind, "_version": 2, "_data": facts}},
+    }  # fmt: skip
+
+
+def torchao_int8(group: int, *, rounds: bool = False) -> Format:
+    """Codes and zero points of a byte; `group` 0: one scale a row."""
+
+    def write(w_NK: np.ndarray, rng: np.random.Generator) -> Stored:
+        group_K = np.arange(w_NK.shape[1]) // (group or w_NK.shape[1])
+        codes, scales, zeros = rounded(w_NK, 8, group_K, symmetric=rounds)
+        tensors = {
+            "_weight_qdata": torch.from_numpy((codes - 128).astype(np.int8)),
+            "_weight_scale": torch.from_numpy(scales),
+            "_weight_zero_point": torch.from_numpy((zeros - 128).astype(np.int8)),
+        }
+        return Stored(tensors, values(codes, scales, zeros, group_K))
+
+    if rounds:
+        return Format(torchao_section("Int8DynamicActivationInt8WeightConfig"), write)
+    granularity = {"_type": "PerGroup", "_data": {"group_size": group}} if group else {"_type": "PerRow", "_data": {}}
+    packing = {"_type": "IntxPackingFormat", "_data": "UNPACKED_TO_INT8"}
+    return Format(torchao_section("IntxWeightOnlyConfig", granularity=granularity, intx_packing_format=packing), write)
+
+
+def torchao_int4(group: int) -> Format:
+    """Signed codes two a byte, worth code * scale + zero point, which is a float; scales lie group by group."""
+
+    def write(w_NK: np.ndarray, rng: np.random.Generator) -> Stored:
+        groups = w_NK.reshape(w_NK.shape[0], -1, group)
+        low, high = groups.min(-1), groups.max(-1)
+        scale = ((high - low) / 15).astype(np.float32)
+        codes = np.clip(np.round((groups - low[..., None]) / scale[..., None]), 0, 15).astype(np.int64) - 8
+        zero = low + 8 * scale
+        flat = codes.reshape(w_NK.shape) & 15
+        tensors = {
+            "_weight_qdata": torch.from_numpy((flat[:, 0::2] | flat[:, 1::2] << 4).astype(np.uint8).view(np.int8)),
+            "_weight_scale": torch.from_numpy(scale.T.copy()),
+            "_weight_zero_point": torch.from_numpy(zero.T.copy()),
+        }
+        return Stored(tensors, (codes * scale[..., None] + zero[..., None]).reshape(w_NK.shape))
+
+    packing = {"_type": "Int4PackingFormat", "_data": "PLAIN"}
+    return Format(torchao_section("Int4WeightOnlyConfig", group_size=group, int4_packing_format=packing), write)
+
+
+def torchao_fp8() -> Format:
+    """A scale a row; activations are not rounded."""
+
+    def write(w_NK: np.ndarray, rng: np.random.Generator) -> Stored:
+        scale = torch.from_numpy(np.abs(w_NK).max(1, keepdims=True) / 448)
+        data = (torch.from_numpy(w_NK) / scale).to(torch.float8_e4m3fn)
+        return Stored({"_weight_qdata": data, "_weight_scale": scale}, (data.float() * scale).numpy())
+
+    return Format(
+        torchao_section("Float8WeightOnlyConfig", granularity={"_type": "PerRow", "_data": {"dim": -1}}), write
+    )
+
+
 WEIGHT_ONLY = {
     "gptq 4 bits": gptq(4, 32),
     "gptq 4 bits, one group": gptq(4, -1),
@@ -404,11 +466,15 @@ WEIGHT_ONLY = {
     "bitsandbytes int8": bitsandbytes_int8(),
     "bitsandbytes nf4": bitsandbytes_nf4(False),
     "bitsandbytes nf4, nested": bitsandbytes_nf4(True),
+    "torchao int8": torchao_int8(0),
+    "torchao int8, groups": torchao_int8(32),
+    "torchao int4": torchao_int4(32),
 }
 """Formats whose activations are not rounded."""
 ROUNDING = {
     "compressed int8, channels": compressed_int8(True, "dynamic"),
     "compressed int8, tensor, static": compressed_int8(False, "static"),
+    "torchao int8, activations too": torchao_int8(0, rounds=True),
 }
 """Formats whose activations are rounded to int8."""
 FLOAT8 = {
@@ -418,6 +484,7 @@ FLOAT8 = {
     "compressed fp8 weights": fp8_weights_only(),
     "fbgemm": fbgemm(),
     "modelopt fp8": modelopt_fp8(),
+    "torchao fp8": torchao_fp8(),
 }
 """Formats in float8, which a CPU makes plain."""
 

@@ -266,6 +266,15 @@ REFUSED = [
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ'.*FP8, NVFP4"),
     ({"quant_method": "bitsandbytes"}, "load_in_4bit and load_in_8bit=False"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, "'af4'.*supported: nf4, fp4"),
+    ({"quant_method": "torchao", "quant_type": "int4wo"}, "quant_type='int4wo'.*an object with `default`"),
+    (
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_version": 1}}},
+        r"quant_type\._version=1, .*supported: 2",
+    ),
+    (
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "GemliteUIntXWeightOnlyConfig"}}},
+        "quant_type='GemliteUIntXWeightOnlyConfig', .*Int8WeightOnlyConfig",
+    ),
     ({"quant_method": "aqlm"}, "asks for 'aqlm', which is not supported; supported: awq, bitsandbytes"),
     ({"quant_method": "int4"}, "'int4', which is only made of plain checkpoints"),
     (MARLIN, "format='marlin-24'.*pack-quantized"),
@@ -356,3 +365,21 @@ def test_transformers_modules_do_not_read_formats(cpu, llama, tmp_path):
     store(llama, tmp_path, WEIGHT_ONLY["awq"])
     with pytest.raises(ConfigError, match=r"stored as 'awq', which TransformersModel.* cannot read"):
         load(cpu, tmp_path, model_impl="transformers")
+
+
+def test_a_description_may_stand_in_a_file_of_its_own(cpu, llama, tmp_path):
+    """As modelopt's first checkpoints have it; or under compressed-tensors' first name."""
+    store(llama, tmp_path / "a", WEIGHT_ONLY["modelopt nvfp4"])
+    store(llama, tmp_path / "b", WEIGHT_ONLY["compressed 4 bits"])
+    for folder in ("a", "b"):
+        expected = logprobs_of(load(cpu, tmp_path / folder))
+        path = tmp_path / folder / "config.json"
+        config = json.loads(path.read_text())
+        section = config.pop("quantization_config")
+        if folder == "a":
+            beside = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+            (path.parent / "hf_quant_config.json").write_text(json.dumps(beside))
+        else:
+            config["compression_config"] = section
+        path.write_text(json.dumps(config))
+        assert torch.equal(logprobs_of(load(cpu, tmp_path / folder)), expected)

@@ -57,6 +57,7 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
         ConfigError: no such file, no JSON object in it, or an override function that gives no dict.
     """
     values = read_json_object(os.path.join(path, "config.json"), setting="model")
+    values = _with_quantization(values, path)
     if callable(overrides):
         changed: object = overrides(values)
         if not is_dict(changed):
@@ -66,6 +67,16 @@ def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, A
             )
         return HFConfig(changed)
     return HFConfig(_merge(values, overrides))
+
+
+def _with_quantization(values: dict[str, Any], path: str) -> dict[str, Any]:
+    """`quantization_config`, where older checkpoints have it by another name or in a file of its own."""
+    if values.get("quantization_config") is not None:
+        return values
+    if is_dict(values.get("compression_config")):
+        return values | {"quantization_config": {"quant_method": "compressed-tensors"} | values["compression_config"]}
+    beside = read_json_object_if_there(os.path.join(path, "hf_quant_config.json"), setting="model")
+    return values | {"quantization_config": {"quant_method": "modelopt"} | beside} if beside else values
 
 
 def _merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,22 @@ def packed_weight(
     )  # fmt: skip
 
 
+def affine_weight(
+    codes_NK: torch.Tensor, scale_NG: torch.Tensor, offset_NG: torch.Tensor | None, bits: int, dtype: torch.dtype
+) -> PackedWeight:
+    """A weight worth code * scale - offset, of codes without sign in 4 bits, or signed ones in 8."""
+    zero_NG = None
+    if offset_NG is not None:
+        # Where the scale is 0, all values of the group are its offset: (0 - 1) * offset.
+        is_flat = (scale_NG == 0) & (offset_NG != 0)
+        codes_NK = codes_NK.masked_fill(is_flat.repeat_interleave(codes_NK.shape[1] // scale_NG.shape[1], 1), 0)
+        zero_NG = torch.where(is_flat, 1.0, offset_NG / torch.where(scale_NG == 0, 1.0, scale_NG)).contiguous()
+        scale_NG = torch.where(is_flat, offset_NG, scale_NG)
+    data = pack_nibbles(codes_NK) if bits == 4 else codes_NK.to(torch.int8)
+    outputs, inputs = codes_NK.shape
+    return PackedWeight(outputs, inputs, dtype, data.contiguous(), scale=scale_NG.contiguous(), zero=zero_NG)
+
+
 def check_groups(inputs: int, groups: int) -> None:
     """Raises ConfigError where columns do not fall into equal groups of an even number."""
     if inputs % groups or inputs % 2:

@@ -29,19 +29,20 @@ def round_to_fp8(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: to
     return Fp8Weight(outputs, inputs, dtype, data, bias=None if bias_N is None else bias_N.float(), scale=scale)
 
 
-def scaled(by_channel: bool, static: bool, scale_suffix: str = "weight_scale") -> Scheme:
+def scaled(by_channel: bool, static: bool, codes: str = "weight", scale_suffix: str = "weight_scale") -> Scheme:
     """One scale a tensor or an output channel, of the weight.
 
     Args:
+        codes, scale_suffix: suffixes in the checkpoint.
         static: activations are divided by a scale that the checkpoint holds, rather than by each token's own.
     """
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
         scale_N = tensors[scale_suffix].float().reshape(-1).expand(shape[0]).contiguous()
         input_scale = tensors["input_scale"].float().reshape(-1).max().reshape(1) if static else None
-        return Fp8Weight(*shape, dtype, tensors["weight"].contiguous(), scale=scale_N, input_scale=input_scale)
+        return Fp8Weight(*shape, dtype, tensors[codes].contiguous(), scale=scale_N, input_scale=input_scale)
 
-    tensors = {"weight": WEIGHT, scale_suffix: Stored((ROWS,) if by_channel else ())}
+    tensors = {codes: WEIGHT, scale_suffix: Stored((ROWS,) if by_channel else ())}
     if static:
         tensors["input_scale"] = Stored(())
     return Scheme(f"float8, a scale a {'channel' if by_channel else 'tensor'}", tensors, decode, FP8_FORM)

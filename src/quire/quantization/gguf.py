@@ -11,8 +11,8 @@ import torch
 
 from quire.config.gguf.container import TYPES
 from quire.config.hf_config import HFConfig
-from quire.kernels.packed import PackedWeight, pack_nibbles
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
+from quire.quantization.codes import affine_weight
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused
 
 IQ4_NL = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
@@ -50,26 +50,11 @@ def _scheme(kind: str) -> Scheme:
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
         blocks_NBX = tensors["weight"].reshape(shape[0], -1, layout.num_bytes)
         codes, scale, offset = decode_blocks(blocks_NBX)
-        return _packed(codes.flatten(1), scale.flatten(1), None if offset is None else offset.flatten(1), bits, dtype)
+        offset_NG = None if offset is None else offset.flatten(1)
+        return affine_weight(codes.flatten(1), scale.flatten(1), offset_NG, bits, dtype)
 
     tensors = {"weight": Stored((ROWS, Axis("columns", layout.values, layout.num_bytes)), (torch.uint8,))}
     return Scheme(kind, tensors, decode, Form("packed", bits, group, has_zeros))
-
-
-def _packed(
-    codes_NK: torch.Tensor, scale_NG: torch.Tensor, offset_NG: torch.Tensor | None, bits: int, dtype: torch.dtype
-) -> PackedWeight:
-    """A weight worth code * scale - offset."""
-    zero_NG = None
-    if offset_NG is not None:
-        # Where the scale is 0, all values of the group are its offset: (0 - 1) * offset.
-        is_flat = (scale_NG == 0) & (offset_NG != 0)
-        codes_NK = codes_NK.masked_fill(is_flat.repeat_interleave(codes_NK.shape[1] // scale_NG.shape[1], 1), 0)
-        zero_NG = torch.where(is_flat, 1.0, offset_NG / torch.where(scale_NG == 0, 1.0, scale_NG)).contiguous()
-        scale_NG = torch.where(is_flat, offset_NG, scale_NG)
-    data = pack_nibbles(codes_NK) if bits == 4 else codes_NK.to(torch.int8)
-    outputs, inputs = codes_NK.shape
-    return PackedWeight(outputs, inputs, dtype, data.contiguous(), scale=scale_NG.contiguous(), zero=zero_NG)
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.platforms.interface import Capabilities
-from quire.quantization import awq, bitsandbytes, compressed, fp4, fp8, gguf, gptq, modelopt, online
+from quire.quantization import awq, bitsandbytes, compressed, fp4, fp8, gguf, gptq, modelopt, online, torchao
 from quire.quantization.method import Create, QuantizedLinear
 from quire.quantization.scheme import FP8_FORM, Form, SchemeOf
 
@@ -42,6 +42,7 @@ FORMATS = {
     "int8": Format(online=(online.round_to_int8, online.INT8_ONLINE)),
     "modelopt": Format(modelopt.parse, uses_fp8="may"),
     "mxfp4": Format(fp4.parse_mxfp4),
+    "torchao": Format(torchao.parse, uses_fp8="may"),
 }
 
 _methods: dict[str, type[LinearMethod] | Format] = {UnquantizedLinear.name: UnquantizedLinear, **FORMATS}

@@ -1,0 +1,128 @@
+"""Checkpoints of the torchao library in its safetensors layout (version 2 of its configurations).
+
+A matrix's tensors are called `_weight_qdata`, `_weight_scale` and `_weight_zero_point`. Knows the library's configurations by
+their names; activations are rounded only where weights are 8 bits wide and the configuration says so.
+"""
+
+import torch
+
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+from quire.guards import is_sequence
+from quire.kernels.packed import Int8Weight, unpack_nibbles
+from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
+from quire.quantization import fp8
+from quire.quantization.codes import affine_weight, check_groups
+from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, refused
+
+CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+SUPPORTED = (
+    "Float8DynamicActivationFloat8WeightConfig", "Float8WeightOnlyConfig", "Int4WeightOnlyConfig",
+    "Int8DynamicActivationInt8WeightConfig", "Int8DynamicActivationIntxWeightConfig", "Int8WeightOnlyConfig",
+    "IntxWeightOnlyConfig",
+)  # fmt: skip
+
+
+def parse(section: HFConfig) -> SchemeOf:
+    """How a checkpoint with quant_method `torchao` stores each matrix.
+
+    Raises:
+        ConfigError: another configuration, version or packing.
+    """
+    types = section.get("quant_type")
+    default = types.get("default") if isinstance(types, HFConfig) else types
+    if not isinstance(default, HFConfig):
+        raise refused("quant_type", default, "an object with `default`, as Transformers writes it")
+    scheme = _scheme(str(default.get("_type")), default.get("_version", 1), default.get("_data") or HFConfig({}))
+    plain = [str(name) for name in section.get("modules_to_not_convert") or []]
+
+    def scheme_of(source: str) -> Scheme | None:
+        return None if is_within(plain, source) else scheme
+
+    return scheme_of
+
+
+def _scheme(kind: str, version: object, facts: HFConfig) -> Scheme:
+    if kind not in SUPPORTED:
+        raise refused("quant_type", kind, ", ".join(SUPPORTED))
+    if version != 2:
+        raise refused("quant_type._version", version, "2")
+    packings = ("int4_packing_format", "intx_packing_format", "packing_format")
+    packing = next((facts.get(name) for name in packings if name in facts), None)
+    packing = packing.get("_data") if isinstance(packing, HFConfig) else packing
+    if str(packing).upper() not in ("NONE", "PLAIN", "UNPACKED_TO_INT8"):
+        raise refused("packing_format", packing, "plain, unpacked_to_int8")
+    if kind == "Int4WeightOnlyConfig":
+        return _int4(int(facts.get("group_size", 128)))
+    rows, columns = _granularity(facts)
+    if kind.startswith("Float8"):
+        if columns != WHOLE:
+            raise refused("granularity", "PerGroup", "PerRow, PerTensor")
+        scheme = fp8.scaled(rows, False, CODES, SCALE)
+        return fp8.weights_only(scheme) if kind == "Float8WeightOnlyConfig" else scheme
+    if kind == "Int8DynamicActivationInt8WeightConfig":
+        return _int8_rounding(rows)
+    return _int8(rows, columns)
+
+
+def _granularity(facts: HFConfig) -> tuple[bool, int]:
+    """(whether each row has its own scale, columns that share one)."""
+    given = facts.get("weight_granularity") or facts.get("granularity")
+    given = HFConfig(given[-1]) if is_sequence(given) else given
+    kind = str(given.get("_type")) if isinstance(given, HFConfig) else "PerRow"
+    data = given.get("_data") if isinstance(given, HFConfig) else None
+    if kind in ("PerRow", "PerAxis"):
+        group = facts.get("group_size")
+        return True, int(group) if group else WHOLE
+    if kind == "PerGroup" and isinstance(data, HFConfig):
+        return True, int(data.group_size)
+    if kind == "PerTensor":
+        return False, WHOLE
+    raise refused("granularity", kind, "PerRow, PerAxis, PerGroup, PerTensor")
+
+
+def _tensors(rows: bool, columns: int) -> dict[str, Stored]:
+    axes = (ROWS, Axis("columns", columns)) if rows else (Axis("none"), Axis("none"))
+    zero = Stored(axes, (torch.int8,), optional=True)
+    return {CODES: Stored(dtypes=(torch.int8,)), SCALE: Stored(axes), ZERO: zero}
+
+
+def _int8(rows: bool, columns: int) -> Scheme:
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        scale_NG = tensors[SCALE].float().expand(shape[0], -1)
+        check_groups(shape[1], scale_NG.shape[1])
+        zero = tensors.get(ZERO)
+        offset_NG = None if zero is None or not bool(zero.any()) else zero.float() * scale_NG
+        return affine_weight(tensors[CODES], scale_NG, offset_NG, 8, dtype)
+
+    return Scheme("int8 (torchao)", _tensors(rows, columns), decode, Form("packed", 8, columns))
+
+
+def _int8_rounding(rows: bool) -> Scheme:
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        if ZERO in tensors and bool(tensors[ZERO].any()):
+            raise ConfigError(
+                "its int8 codes have zero points other than 0, which is not supported", setting="quantization"
+            )
+        scale_N = tensors[SCALE].float().reshape(-1).expand(shape[0]).contiguous()
+        return Int8Weight(*shape, dtype, tensors[CODES].contiguous(), scale=scale_N)
+
+    return Scheme("int8, activations too (torchao)", _tensors(rows, WHOLE), decode, INT8_FORM)
+
+
+def _int4(group: int) -> Scheme:
+    """Signed codes, two a byte, worth code * scale + zero; scales and zeros lie group by group."""
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        codes_NK = unpack_nibbles(tensors[CODES].view(torch.uint8)) ^ 8
+        scale_NG, zero_NG = tensors[SCALE].float().T, tensors[ZERO].float().T
+        check_groups(shape[1], scale_NG.shape[1])
+        return affine_weight(codes_NK, scale_NG, 8 * scale_NG - zero_NG, 4, dtype)
+
+    by_group = (Axis("columns", group), ROWS)
+    tensors = {
+        CODES: Stored((ROWS, Axis("columns", 2)), (torch.int8, torch.uint8)),
+        SCALE: Stored(by_group),
+        ZERO: Stored(by_group),
+    }
+    return Scheme(f"int4 (torchao), groups of {group}", tensors, decode, Form("packed", 4, group, True))
