@@ -16,6 +16,14 @@ NAMES = (
     "mamba", "mamba2", "jamba", "bamba: four groups, biases", "falcon h1", "falcon h1: norm before the gate", "nemotron h",
     "granite hybrid", "lfm2: biases, width 4, untied", "qwen3 next", "qwen3.5",
 )  # fmt: skip
+ONE_GROUP = {
+    "mamba2: one group": ("Mamba2ForCausalLM", {"n_groups": 1}),
+    "falcon h1: one group, norm before the gate": (
+        "FalconH1ForCausalLM",
+        {"mamba_n_groups": 1, "mamba_rms_norm": True},
+    ),
+}
+FOUR_RANKS = ("FalconH1ForCausalLM", {"mamba_n_heads": 8, "mamba_d_head": "auto", "mamba_rms_norm": True})
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +33,11 @@ def restored_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
-    check(2, tmp_path, {name: SHAPES[name] for name in NAMES}, "native", tolerance=5e-4)
+    check(2, tmp_path, {name: SHAPES[name] for name in NAMES} | ONE_GROUP, "native", tolerance=5e-4)
+
+
+def test_a_norm_may_go_over_several_of_four_ranks(tmp_path: Path) -> None:
+    check(4, tmp_path, {"mamba2": SHAPES["mamba2"], "falcon h1": FOUR_RANKS}, "native")
 
 
 class FirstOfTwo(SingleRank):
@@ -35,7 +47,7 @@ class FirstOfTwo(SingleRank):
 @pytest.mark.parametrize(
     ("architecture", "overrides", "message"),
     [
-        ("Mamba2ForCausalLM", {"n_groups": 1}, r"Mamba-2's norm, which goes over 1 groups of heads \(8 heads\)"),
+        ("NemotronHForCausalLM", {"n_groups": 3, "mamba_num_heads": 9}, r"layers\.0\.ssm_in: 9 is"),
         ("Qwen3NextForCausalLM", {"linear_num_key_heads": 1}, r"layers\.0\.delta_out: it has 1 parts"),
     ],
 )

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.errors import ConfigError
 from quire.kernels import ops, recurrent
 from quire.kernels.recurrent import SsdWeights
 from quire.layers.parallel import ParallelPlan
@@ -88,10 +87,26 @@ class Mamba2Layer(StateLayer):
         )  # fmt: skip
         if mixer.norm is None:
             recurrent.gate(y_TC, gate_TC, "silu", y_TC)
+        elif mixer.norm_groups % self.context.plan.size:
+            self._norm_over_ranks(y_TC, gate_TC, mixer.norm.eps)
         else:
             group = mixer.heads * mixer.head_dim // mixer.norm_groups
             recurrent.gated_norm(y_TC, gate_TC, tensors["ssm_norm"], mixer.norm.eps, group, mixer.norm_first, y_TC)
         return y_TC
+
+    def _norm_over_ranks(self, y_TC: torch.Tensor, gate_TC: torch.Tensor, eps: float) -> None:
+        """The gated norm where a group's heads are on several ranks, each of which has a part of only one group."""
+        mixer, plan = self.mixer, self.context.plan
+        group, channels = plan.groups(mixer.norm_groups, "groups of a norm").start, mixer.heads * mixer.head_dim
+        if not mixer.norm_first:
+            recurrent.gate(y_TC, gate_TC, "silu", y_TC)
+        sums_GT = torch.zeros(mixer.norm_groups, len(y_TC), device=y_TC.device)
+        sums_GT[group] = y_TC.float().square().sum(-1)
+        self.context.communicator.all_reduce(sums_GT)
+        scale_T = torch.rsqrt(sums_GT[group] * (mixer.norm_groups / channels) + eps)
+        y_TC.copy_(y_TC.float() * scale_T[:, None] * self.tensors["ssm_norm"])
+        if mixer.norm_first:
+            recurrent.gate(y_TC, gate_TC, "silu", y_TC)
 
     def _head_weights(self) -> SsdWeights:
         if self._weights is None:
@@ -101,16 +116,7 @@ class Mamba2Layer(StateLayer):
 
 
 def _local_heads(mixer: Mamba2, plan: ParallelPlan) -> tuple[int, int]:
-    """Heads and groups of this rank.
-
-    Raises:
-        ConfigError: a group that is normed together would be split.
-    """
-    if mixer.norm is not None and mixer.norm_groups % plan.size:
-        raise ConfigError(
-            f"tensor_parallel_size={plan.size} does not fit Mamba-2's norm, which goes over {mixer.norm_groups} groups of heads"
-            f" ({mixer.heads} heads): it must divide {mixer.norm_groups}",
-            setting="tensor_parallel_size",
-        )
+    """Heads and groups of this rank."""
+    plan.groups(mixer.norm_groups, "groups of Mamba-2's norm")
     heads, groups = plan.groups(mixer.heads, "Mamba-2 heads"), plan.groups(mixer.groups, "Mamba-2 groups")
     return heads.stop - heads.start, groups.stop - groups.start
