@@ -164,6 +164,12 @@ CONVERTED: dict[str, dict[str, Any]] = {
     "orion": {"partial_rotary_factor": 1.0},
     "mimo": {},
     "decilm": {"intermediate_size": 256},
+    "gemma3 that sees": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }
+    },
 }  # fmt: skip
 
 

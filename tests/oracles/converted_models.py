@@ -229,6 +229,16 @@ def mimo(config, weights):
     return own | {"attention_bias": True, "head_dim": 16, "num_nextn_predict_layers": 1}, weights
 
 
+@converts("gemma3 that sees", "Gemma3ForCausalLM")
+def gemma3_that_sees(config, weights):
+    weights = {f"language_model.{name}": value for name, value in weights.items()}
+    weights["vision_tower.vision_model.post_layernorm.weight"] = torch.ones(7)
+    weights["multi_modal_projector.mm_input_projection_weight"] = torch.ones(7, 5)
+    text = {key: value for key, value in config.items() if key not in ("architectures", "rope_parameters")}
+    text |= {"rope_theta": 1e6, "rope_local_base_freq": 10000.0}
+    return {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}, weights
+
+
 @converts("decilm", "LlamaForCausalLM")
 def decilm(config, weights):
     """Layer 0 keeps only its feed-forward, layer 1 only its attention (the oracle's other halves give zeros); in layer 2 all

@@ -5,6 +5,10 @@ from typing import Any, Literal
 
 from quire.config.hf_config import HFConfig
 from quire.config.pooling import PoolingConfig
+from quire.errors import ConfigError
+
+GEMMA3_VOCABULARY = 262208
+"""What Gemma 3's configs mean where they leave it out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,5 +69,13 @@ class ModelConfig:
 
     @property
     def vocab_size(self) -> int:
-        """Size of the embedding and of the logits."""
-        return int(self.hf_config.vocab_size)
+        """Size of the embedding and of the logits, which models that see have in `text_config`."""
+        text = self.hf_config.get("text_config")
+        for config in (self.hf_config, text):
+            if isinstance(config, HFConfig):
+                size = config.get("padded_vocab_size") or config.get("vocab_size")
+                if size is not None:
+                    return int(size)
+        if self.hf_config.get("model_type") == "gemma3":
+            return GEMMA3_VOCABULARY
+        raise ConfigError("config.json names no vocab_size", setting="model")

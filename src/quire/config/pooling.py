@@ -18,6 +18,7 @@ from quire.platforms.interface import Because
 Convert = Literal["embed", "classify", "token_classify", "reward"]
 
 GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+GENERATIVE_IN_SPITE_OF_THEIR_NAMES = ("ChatGLMModel", "AquilaModel")
 SUFFIXES: dict[str, Convert] = {
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "token_classify",
@@ -31,9 +32,7 @@ SUFFIXES: dict[str, Convert] = {
 }
 """How a pooling architecture's name ends, and what it gives. What is before it is its family."""
 ENCODERS = {
-    **dict.fromkeys(
-        ("Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "New", "GteNew", "Gte"), "cls"
-    ),
+    **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "New", "GteNew", "Gte"), "cls"),
     "NomicBert": "mean",
 }
 """Families in which every token sees every other, and how their texts are pooled where no file says it."""
@@ -129,6 +128,8 @@ class PoolingConfig:
 
 def split_architecture(architecture: str) -> tuple[str, Convert | None]:
     """The family's name, and what the architecture gives by itself; None for one that generates."""
+    if architecture in GENERATIVE_IN_SPITE_OF_THEIR_NAMES:
+        return architecture, None
     for suffix in GENERATIVE:
         if architecture.endswith(suffix):
             return architecture.removesuffix(suffix), None

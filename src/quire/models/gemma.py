@@ -4,7 +4,7 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES
-from quire.models.patterns import sliding_layers
+from quire.models.patterns import defaults, sliding_layers
 from quire.models.registry import register
 from quire.models.rope import Rope
 from quire.models.spec import PRE, SANDWICH, Attention, DecoderSpec, GatedMLP, RMSNorm
@@ -69,7 +69,13 @@ def vaultgemma(hf: HFConfig) -> DecoderSpec:
 @register("Gemma3ForCausalLM")
 def gemma3(hf: HFConfig) -> DecoderSpec:
     """Gemma 3 (text): five windowed layers with their own rotary base, then a full one; norms on query and key heads."""
-    spec = gemma2(HFConfig({"sliding_window_pattern": 6} | hf.to_dict()))
+    hf = defaults(
+        hf, sliding_window_pattern=6, num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262208,
+        rms_norm_eps=1e-6, query_pre_attn_scalar=256, max_position_embeddings=131072, sliding_window=4096,
+    )  # fmt: skip
+    if "rope_parameters" not in hf:
+        hf = defaults(hf, rope_theta=1e6, rope_local_base_freq=1e4)
+    spec = gemma2(hf)
     local = Rope.from_hf(hf, hf.head_dim, "sliding_attention")
     if "rope_local_base_freq" in hf:
         local = Rope(theta=float(hf.rope_local_base_freq), rotary_dim=hf.head_dim)

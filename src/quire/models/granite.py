@@ -46,6 +46,15 @@ def hyperclovax(hf: HFConfig) -> DecoderSpec:
     )
 
 
+@register("TeleFLMForCausalLM")
+def teleflm(hf: HFConfig) -> DecoderSpec:
+    """Tele-FLM: embeddings and logits scaled by width (muP)."""
+    if not hf.get("use_mup", False):
+        return llama(hf)
+    logits = float(hf.get("output_mult", 1.0)) / float(hf.get("mup_scale_factor", 1.0))
+    return dataclasses.replace(llama(hf), embedding_scale=float(hf.get("input_mult", 1.0)), logits_scale=logits)
+
+
 @register("MiniCPMForCausalLM")
 def minicpm(hf: HFConfig) -> DecoderSpec:
     """MiniCPM 1 and 2: residuals scaled by depth, logits by width."""

@@ -1,0 +1,38 @@
+"""The text part of models that also see: their language model alone, as its own architecture. Images are refused elsewhere."""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
+from quire.models.registry import ModelRegistry, register
+from quire.models.spec import DecoderSpec
+
+ARCHITECTURES = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""By the `model_type` of `text_config`."""
+PREFIXES = ("model.language_model.", "language_model.model.")
+OTHER_PARTS = ("*vision_tower.*", "*vision_model.*", "*multi_modal_projector.*")
+
+
+@register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")
+def text_part(hf: HFConfig) -> DecoderSpec:
+    """Gemma 3 (4B and larger), Mistral Small 3.1, Ministral 3, LLaVA: what they do with text."""
+    text = hf.text_config
+    architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
+    if architecture is None:
+        raise ConfigError(
+            f"text_config.model_type={text.get('model_type')!r} of config.json is not known; known: {', '.join(ARCHITECTURES)}",
+            setting="model",
+        )
+    above = {key: hf.get(key) for key in ("tie_word_embeddings",) if key in hf and key not in text}
+    spec = ModelRegistry.resolve(architecture).make_spec(HFConfig(above | text.to_dict()))
+    weights = dataclasses.replace(
+        spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *OTHER_PARTS)
+    )  # fmt: skip
+    return dataclasses.replace(spec, weights=weights)
