@@ -79,11 +79,6 @@ class Pooler:
         if num_token_types:
             self.token_types = torch.zeros(max_tokens, dtype=torch.int32, device=device)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the head's weights."""
-        return self._head.num_bytes
-
     def apply_diff(self, plan: SchedulerOutput) -> None:
         """Forget the rows that have ended, take in those that begin."""
         for row in plan.finished_rows:

@@ -64,12 +64,6 @@ class PoolingHead:
     def __init__(self, layers: Sequence[LoadedLayer]) -> None:
         self._layers = layers
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of its weights."""
-        tensors = [t for layer in self._layers for t in (layer.weight_OI, layer.bias_O, layer.norm_O) if t is not None]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
     def __call__(self, x_XI: torch.Tensor) -> torch.Tensor:
         """float32 [X, O]."""
         x = x_XI.float()
