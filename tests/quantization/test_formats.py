@@ -119,6 +119,8 @@ def test_explain_names_the_format_and_counts_its_bytes(cpu, llama, tmp_path):
     matrices = [tensor for name, tensor in worth.items() if quantized_models.is_matrix(name)]
     saved = sum(tensor.numel() * 4 - tensor.numel() // 2 - tensor.numel() // 32 * 8 for tensor in matrices)
     assert report["quantization"] == "awq"
+    assert report["matrices"] == {"int4 (AWQ), groups of 32": 21, "plain": 1}
+    assert load(cpu, tmp_path, quantization="awq_marlin").model.describe()["quantization"] == "awq"
     assert plain["weight_bytes"] - report["weight_bytes"] == saved
     assert report["parameters"] == plain["parameters"]
 
@@ -132,6 +134,7 @@ def test_float8_on_a_cpu_says_what_it_takes(cpu, llama, tmp_path, caplog):
         in caplog.text
     )
     assert report["weight_bytes"] == describe(cpu, tmp_path / "worth")["weight_bytes"]
+    assert report["matrices"] == {"float8, a scale a channel, made plain": 21, "plain": 1}
 
 
 def test_matrices_that_a_checkpoint_left_plain_stay_so(cpu, llama, tmp_path):

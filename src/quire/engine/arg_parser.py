@@ -50,7 +50,7 @@ HELP = {
     "hf_overrides": "JSON object of values that replace those of config.json",
     "rope_scaling": "JSON object that replaces config.json's",
     "rope_theta": "replaces config.json's",
-    "quantization": "format of the matrices: fp8 rounds a plain checkpoint's when it is loaded; a stored one's is found",
+    "quantization": "format of matrices: fp8, int8 and int4 round a plain checkpoint's at load; a stored one's is found",
     "model_impl": "quire (a spec), transformers (its modules, our attention), or auto: a spec where there is one",
     "enforce_eager": "record no steps",
     "deterministic": "a request's logits are the same to the bit alone and in any batch, at some cost in speed",

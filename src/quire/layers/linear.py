@@ -221,6 +221,10 @@ class LinearMethod(Products):
     def weight_bytes(self, sources: Sequence[str], out_features: int, in_features: int, dtype: torch.dtype) -> int:
         """Device memory of the weight of matrices that stand under one another."""
 
+    def describe(self, source: str) -> str:
+        """How a matrix is stored or made, for people."""
+        return self.name
+
     def notes(self) -> list[str]:
         """What a user should know of the weights that were made, a sentence each."""
         return []

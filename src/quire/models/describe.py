@@ -1,11 +1,12 @@
 """A decoder in numbers, for `quire explain`: parameters, bytes, pages, layers. Reads shapes only."""
 
+from collections import Counter
 from typing import Any
 
 import torch
 
 from quire.config.kv_spec import KVCacheSpec, describe_memory, group_layers
-from quire.layers.linear import PLAIN, LinearMethod
+from quire.layers.linear import PLAIN, LinearMethod, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.models.modules import Module
 from quire.models.spec import DecoderSpec, MoE
@@ -34,7 +35,18 @@ def describe_weights(
         "weight_bytes": weight_bytes,
         "dtype": str(dtype).removeprefix("torch."),
         "quantization": method.name,
+        **({} if isinstance(method, UnquantizedLinear) else {"matrices": _formats(modules, method)}),
     }
+
+
+def _formats(modules: list[Module], method: LinearMethod) -> dict[str, int]:
+    """How many matrices are stored in each way."""
+    linears = [module for module in modules if module.is_quantizable or module.name == "lm_head"]
+    names = (
+        "plain" if module.name == "lm_head" and method.stored(source) is PLAIN else method.describe(source)
+        for module in linears for source in module.sources
+    )  # fmt: skip
+    return dict(Counter(names))
 
 
 def _active_experts(spec: DecoderSpec, module: Module) -> int:

@@ -126,6 +126,12 @@ class QuantizedLinear(LinearMethod):
             form = form.joined(other)
         return form.num_bytes(out_features, in_features, dtype)
 
+    def describe(self, source: str) -> str:
+        scheme = self.scheme(source)
+        if scheme is None:
+            return self.name if self._online is not None else "plain"
+        return f"{scheme.name}, made plain" if self.form(source) == DENSE else scheme.name
+
     def _note(self, part: Decoded, which: str, why: str) -> None:
         rows, columns = part.shape if isinstance(part, torch.Tensor) else (part.out_features, part.in_features)
         count = self._dense.setdefault((which, why), [0, 0])

@@ -45,6 +45,9 @@ FORMATS = {
     "torchao": Format(torchao.parse, uses_fp8="may"),
 }
 
+ALIASES = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"}
+"""Names by which users of vLLM may ask for a stored format: there they name a kernel too."""
+
 _methods: dict[str, type[LinearMethod] | Format] = {UnquantizedLinear.name: UnquantizedLinear, **FORMATS}
 
 
@@ -68,6 +71,8 @@ def linear_method(quantization: str | None, hf: HFConfig, capabilities: Capabili
     """
     section = hf.get("quantization_config")
     stored = str(section.get("quant_method", "unknown")) if isinstance(section, HFConfig) else None
+    quantization = ALIASES.get(quantization or "", quantization)
+    stored = ALIASES.get(stored or "", stored)
     name = quantization or stored or "unquantized"
     if stored is not None and name != stored:
         raise ConfigError(f"quantization={name!r}, but the checkpoint is stored as {stored!r}", setting="quantization")
