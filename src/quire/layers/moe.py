@@ -36,6 +36,7 @@ class Mixture:
         biased: whether the experts' matrices have biases.
         activation: the kernels' name of the experts' and the shared feed-forward's activation.
         shared: intermediate size of the shared feed-forward on this rank; 0 means none.
+        shared_scale: multiplies its output.
         scratch: buffers that all mixtures of a model use in turn.
     """
 
@@ -53,11 +54,12 @@ class Mixture:
         biased: bool,
         activation: str,
         shared: int,
+        shared_scale: float,
         method: LinearMethod,
         scratch: ExpertScratch,
     ) -> None:
         self.routing, self.activation, self.shared = routing, activation, shared
-        self._options, self._awaited = options, 4 if biased else 2
+        self._options, self._awaited, self._shared_scale = options, 4 if biased else 2, shared_scale
         self._method, self._scratch = method, scratch
         self._linears: dict[str, LinearWeight] = {}
         self._tensors: dict[str, torch.Tensor] = {}
@@ -114,4 +116,6 @@ class Mixture:
             gate_T1 = self._scratch.logits_TE.view(-1)[: x_TD.shape[0]].view(-1, 1)
             ops.linear(x_TD, self._linears["shared_gate"], gate_T1)
             ops.sigmoid_gate(activated_TI, gate_T1)
+        if self._shared_scale != 1.0:
+            ops.scale_and_cap(activated_TI, self._shared_scale, 0.0)
         return activated_TI

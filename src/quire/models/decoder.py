@@ -332,8 +332,10 @@ class Decoder(CausalLM):
         self._run_mixers(layer, step, views, normed)
         if "before_mlp" in layer.norms:
             self._apply_norm(self.spec.norm, layer.norms["before_mlp"], views.residual_TD, views.normed_TD, None)
-        self._run_mlp(cast(FeedForwardLayer, layer.mlp), step, views, normed, views.normed_TD)
-        ops.add(views.normed_TD, views.delta_TD)
+        mlp = cast(FeedForwardLayer, layer.mlp)
+        out_TD = views.normed_TD if mlp.mixture is None else views.beside_TD  # experts do not write where they read
+        self._run_mlp(mlp, step, views, normed, out_TD)
+        ops.add(out_TD, views.delta_TD)
         return True
 
     def _read_residual(self, layer: DecoderLayer, place: str, views: TokenViews, has_delta: bool) -> torch.Tensor:
@@ -444,7 +446,7 @@ class Decoder(CausalLM):
             wide=max(half.wide for half in halves),
             narrow=narrow,
             projected=self.spec.embedding_width,
-            has_beside=any(len(layer.mixers) > 1 for layer in self._layers),
+            has_beside=any(len(layer.mixers) > 1 for layer in self._layers) or self.spec.placement.parallel,
             vocab=self.spec.vocab,
             ranks=self.plan.size,
             dtype=dtype,

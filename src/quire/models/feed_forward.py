@@ -75,8 +75,9 @@ class FeedForwardLayer:
             first = plan.experts(mlp.routing.num_experts).start
             options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
             self.mixture = Mixture(
-                mlp.routing, options, mlp.experts_bias, self.activation, self.width, self.context.linear_method, scratch
-            )
+                mlp.routing, options, mlp.experts_bias, self.activation, self.width,
+                1.0 if mlp.shared is None else mlp.shared.out_scale, self.context.linear_method, scratch,
+            )  # fmt: skip
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""

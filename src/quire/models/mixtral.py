@@ -6,6 +6,7 @@ from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.registry import register
+from quire.models.rope import Rope
 from quire.models.spec import DecoderSpec, LayerNorm, MoE, RMSNorm
 
 MIXTRAL_NAMES = LLAMA_NAMES.but(
@@ -29,13 +30,24 @@ def phimoe(hf: HFConfig) -> DecoderSpec:
     routing = Routing(
         hf.num_local_experts, 2, "sparsemixer", renormalize=False, jitter=float(hf.get("router_jitter_noise", 0.01))
     )
+    spec = llama(hf)
     return dataclasses.replace(
-        llama(hf),
+        spec.with_attention(rope=_stretched(hf, spec.attentions()[0].rope)),
         mlp=MoE(routing, hf.intermediate_size, hf.hidden_act),
         norm=LayerNorm(hf.rms_norm_eps),
         lm_head_bias=bool(hf.get("lm_head_bias", False)),
         weights=MIXTRAL_NAMES,
     )
+
+
+def _stretched(hf: HFConfig, rope: Rope | None) -> Rope | None:
+    """With the factor on cosines and sines that the config names."""
+    section = hf.get("rope_scaling") or hf.get("rope_parameters")
+    if rope is None or rope.scaling is None or section.get("long_mscale") is None:
+        return rope
+    is_long = hf.max_position_embeddings > rope.scaling.original_max_positions
+    factor = float(section.long_mscale if is_long else section.short_mscale)
+    return dataclasses.replace(rope, scaling=dataclasses.replace(rope.scaling, attention_factor=factor))
 
 
 @register("MiniMaxM2ForCausalLM")

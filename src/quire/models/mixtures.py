@@ -58,7 +58,10 @@ def with_deepseek_mixtures(
 ) -> DecoderSpec:
     """Experts in all but the first layers; further layers of the checkpoint, which guess more tokens, are not read."""
     first, every = hf.get("first_k_dense_replace", 0), hf.get("moe_layer_freq", 1)
+    kinds = hf.get("mlp_layer_types") or [
+        "sparse" if layer >= first and layer % every == 0 else "dense" for layer in range(dense.layers)
+    ]
     guessing = range(dense.layers, dense.layers + hf.get("num_nextn_predict_layers", 0))
     ignored = (*names.ignored, *(f"*layers.{layer}.*" for layer in guessing))
     weights = dataclasses.replace(names, ignored=ignored)
-    return with_experts(dense, mixture, lambda layer: layer >= first and layer % every == 0, weights)
+    return with_experts(dense, mixture, lambda layer: kinds[layer] == "sparse", weights)
