@@ -13,9 +13,11 @@ from .conftest import SETTINGS, as_dicts
 VARIANTS = {
     "roomy": {},
     "chunked prefill": {"max_num_batched_tokens": 16, "max_num_seqs": 4},
-    "few pages, so that requests are preempted": {"num_gpu_blocks_override": 14, "max_num_batched_tokens": 24},
+    "few pages, so that requests are preempted": {
+        "num_gpu_blocks_override": 10, "max_num_batched_tokens": 48, "long_prefill_token_threshold": 6,
+    },
     "no prefix cache, eager": {"enable_prefix_caching": False, "enforce_eager": True, "max_num_seqs": 3},
-}
+}  # fmt: skip
 
 
 def embeddings(llm, prompts, **options):
@@ -35,6 +37,8 @@ def test_every_kind_of_pooling_is_its_definition_over_transformers_hidden_states
             batch = prompts[::order]
             expected = [pooled(hidden_states(oracle, prompt), kind).numpy() for prompt in batch]
             np.testing.assert_allclose(embeddings(llm, batch), np.array(expected), atol=1e-4, rtol=1e-4)
+        stats = llm.llm_engine._client.core.stats()
+        assert (stats.num_preemptions > 0) is variant.startswith("few pages")
 
 
 @pytest.mark.parametrize(
