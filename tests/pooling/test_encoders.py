@@ -18,6 +18,7 @@ ENCODERS = {
     "Roberta": {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 130},
     "XLMRoberta": {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 140},
     "Camembert": {"pad_token_id": 1, "max_position_embeddings": 140},
+    "DistilBert": {"dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4},
     "ModernBert": {"local_attention": 16, "num_hidden_layers": 4, "classifier_pooling": "mean"},
     "NomicBert": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "Gte": {"type_vocab_size": 1},
@@ -134,7 +135,7 @@ def test_classifiers_are_transformers(family, labels, tiny, prompts):
     np.testing.assert_allclose([output.outputs.probs for output in outputs], wanted.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["Bert", "XLMRoberta", "ModernBert", "NomicBert", "Gte"])
+@pytest.mark.parametrize("family", ["Bert", "DistilBert", "XLMRoberta", "ModernBert", "NomicBert", "Gte"])
 def test_token_classifiers_are_transformers(family, tiny, prompts):
     architecture = f"{family}ForTokenClassification"
     path = tiny(architecture, num_labels=5, **ENCODERS[family])

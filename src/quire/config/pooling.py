@@ -32,7 +32,9 @@ SUFFIXES: dict[str, Convert] = {
 }
 """How a pooling architecture's name ends, and what it gives. What is before it is its family."""
 ENCODERS = {
-    **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "New", "GteNew", "Gte"), "cls"),
+    **dict.fromkeys(
+        ("Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "ModernBert", "New", "GteNew", "Gte"), "cls"
+    ),
     "NomicBert": "mean",
 }
 """Families in which every token sees every other, and how their texts are pooled where no file says it."""

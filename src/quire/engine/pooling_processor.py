@@ -212,7 +212,7 @@ class PoolingProcessor:
         config, hf = self.config, self._model.hf_config
         if not config.embeds:
             return config.num_labels
-        return config.dense[-1].outputs if config.dense else int(hf.get("hidden_size") or hf.n_embd)
+        return config.dense[-1].outputs if config.dense else int(hf.get("hidden_size") or hf.get("dim") or hf.n_embd)
 
     def _check_columns(self, columns: list[int]) -> None:
         wrong = [column for column in columns if column >= self._num_columns()]

@@ -4,6 +4,8 @@ positions and a plain feed-forward; NomicBERT and GTE with rotary positions and 
 Checkpoints name the layers alike whether a head stands on top of them or not, but for what stands before all names.
 """
 
+import dataclasses
+
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.registry import register
@@ -35,6 +37,22 @@ BERT_NAMES = WeightNames(
         "after_mlp": "output.LayerNorm",
     },
     ignored=("*embeddings.position_ids", "*embeddings.token_type_ids"),
+)
+DISTILBERT_NAMES = WeightNames(
+    prefixes=("", "distilbert.", "model."),
+    layer="transformer.layer.{layer}.",
+    modules={
+        "embedding": "embeddings.word_embeddings",
+        "positions": "embeddings.position_embeddings",
+        "embedding_norm": "embeddings.LayerNorm",
+        "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        "out": "attention.out_lin",
+        "after_mixer": "sa_layer_norm",
+        "up": "ffn.lin1",
+        "down": "ffn.lin2",
+        "after_mlp": "output_layer_norm",
+    },
+    ignored=("*embeddings.position_ids",),
 )
 NOMIC_NAMES = WeightNames(
     prefixes=("", "nomic_bert.", "bert.", "model."),
@@ -105,6 +123,24 @@ def roberta(hf: HFConfig) -> DecoderSpec:
     """RoBERTa and XLM-R (BGE-M3, multilingual E5): the first position is the one after the padding token's id."""
     offset = hf.get("pad_token_id", 1) + 1
     return _bert(hf, LearnedPositions(hf.max_position_embeddings - offset, offset))
+
+
+@register("DistilBertModel")
+def distilbert(hf: HFConfig) -> DecoderSpec:
+    """DistilBERT: BERT without segments, under other names."""
+    values = hf.to_dict()
+    renamed = HFConfig(values | {new: values[old] for old, new in DISTILBERT_KEYS.items() if old in values})
+    spec = _bert(renamed, LearnedPositions(hf.max_position_embeddings))
+    return dataclasses.replace(spec, weights=DISTILBERT_NAMES, token_types=0)
+
+
+DISTILBERT_KEYS = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+}
 
 
 def _rotary(hf: HFConfig, rope: Rope, mlp: GatedMLP, weights: WeightNames, biases: bool) -> DecoderSpec:

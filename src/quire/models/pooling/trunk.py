@@ -14,7 +14,7 @@ from quire.models.spec import DecoderSpec
 
 HEAD_NAMES = (
     *("lm_head.*", "score.*", "v_head.*", "classifier.*", "pooler.*", "*.pooler.*", "head.*", "cls.*", "decoder.*"),
-    *("dense.*", "qa_outputs.*", "linear.*"),
+    *("dense.*", "qa_outputs.*", "linear.*", "pre_classifier.*", "vocab_*"),
 )
 """Names of a checkpoint that are no layer's: what of them is needed is read as the head."""
 SCORE = ("score", "model.score", "classifier")
@@ -60,6 +60,9 @@ def pooling_head(config: ModelConfig, hidden: int) -> tuple[HeadLayer, ...]:
     if pooling.family in POSITIONS_AFTER_PADDING and is_classifier:
         dense = HeadLayer(("classifier.dense",), hidden, hidden, activation="tanh")
         return (dense, HeadLayer(("classifier.out_proj",), hidden, labels))
+    if pooling.family == "DistilBert" and is_classifier:
+        dense = HeadLayer(("pre_classifier",), hidden, hidden, activation="relu")
+        return (dense, HeadLayer(("classifier",), hidden, labels))
     if pooling.family in ENCODERS and is_classifier:
         names = ("pooler.dense", *(f"{prefix}.pooler.dense" for prefix in ("bert", "nomic_bert", "new", "gte")))
         return (HeadLayer(names, hidden, hidden, activation="tanh"), HeadLayer(("classifier",), hidden, labels))
