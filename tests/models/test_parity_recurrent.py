@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+from tests.oracles.tiny_recurrent import RECURRENT
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("MambaForCausalLM", {}),
@@ -47,6 +48,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"linear_num_value_heads": 2, "mlp_only_layers": [1], "attention_bias": True, "norm_topk_prob": False},
     ),
     "qwen3.5": ("Qwen3_5ForCausalLM", {}),
+    "qwen3.5 moe": (
+        "Qwen3_5MoeForCausalLM",
+        {**RECURRENT["Qwen3NextForCausalLM"], "linear_num_value_heads": 6, "shared_expert_intermediate_size": 24},
+    ),
 }  # fmt: skip
 
 

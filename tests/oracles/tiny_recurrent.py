@@ -42,7 +42,6 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 20, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
         "shared_expert_intermediate_size": 56,
     },
-    "OlmoHybridForCausalLM": {"layer_types": ["linear_attention", "linear_attention", "full_attention"]},
     "Qwen3_5ForCausalLM": {
         "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
