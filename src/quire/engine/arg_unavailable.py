@@ -108,7 +108,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
         ),
         _OFF,
     ),
-    "reasoning_parser": _NOTHING,
     "reasoning_parser_plugin": _NOTHING,
     "config_format": ("auto", "hf"),
     "all2all_backend": ("allgather_reducescatter", None),

@@ -265,3 +265,57 @@ def test_a_model_that_is_not_there_is_one_message_and_exit_code_1():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     output = done.stdout + done.stderr
     assert done.returncode == 1 and "/nowhere/at/all" in output and "Traceback" not in output
+
+
+CALCULATOR = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "Evaluate an arithmetic expression",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+
+
+def test_a_tool_call_is_the_same_streamed_and_whole_and_its_result_is_used(demo):
+    client = demo.openai()
+    messages: list = [{"role": "user", "content": "Use the calculator: 12 * 7"}]
+    fields = {"model": "", "messages": messages, "tools": [CALCULATOR], "temperature": 0, "max_tokens": 80}
+    whole = client.chat.completions.create(**fields).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.content is None
+    (call,) = whole.message.tool_calls
+    assert call.function.name == "calculate"
+    assert "12" in json.loads(call.function.arguments)["expression"]
+    name, arguments, finish = "", "", None
+    for chunk in client.chat.completions.create(**fields, stream=True):
+        choice = chunk.choices[0]
+        finish = choice.finish_reason or finish
+        assert not choice.delta.content
+        for part in choice.delta.tool_calls or ():
+            name += part.function.name or ""
+            arguments += part.function.arguments or ""
+    assert (name, arguments, finish) == ("calculate", call.function.arguments, "tool_calls")
+    messages += [whole.message, {"role": "tool", "tool_call_id": call.id, "content": "84"}]
+    answer = client.chat.completions.create(**fields).choices[0]
+    assert "84" in answer.message.content
+    assert not answer.message.tool_calls
+
+
+def test_reasoning_is_apart_from_the_answer_streamed_and_whole(demo):
+    client = demo.openai()
+    question = "Tom has 3 apples and buys 4 more. How many apples does he have?"
+    fields = {
+        "model": "", "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 200,
+        "extra_body": {"chat_template_kwargs": {"enable_thinking": True}},
+    }  # fmt: skip
+    message = client.chat.completions.create(**fields).choices[0].message
+    assert message.reasoning.strip()
+    assert "think>" not in message.reasoning + message.content
+    deltas = [c.choices[0].delta for c in client.chat.completions.create(**fields, stream=True) if c.choices]
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == message.reasoning
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+    fields["extra_body"]["include_reasoning"] = False
+    hidden = client.chat.completions.create(**fields).choices[0].message
+    assert hidden.content == message.content
+    assert not hasattr(hidden, "reasoning")

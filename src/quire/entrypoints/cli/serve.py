@@ -110,9 +110,15 @@ def _api_keys(args: argparse.Namespace) -> list[str]:
 def _settings(args: argparse.Namespace) -> Any:
     from quire import envs
     from quire.entrypoints.openai.state import ServerSettings
+    from quire.parsers.choice import choose_formats
 
+    choose_formats(
+        args.reasoning_parser, args.tool_call_parser, None
+    )  # refuses unknown names before anything is loaded
     return ServerSettings(
         response_role=args.response_role,
+        reasoning_parser=args.reasoning_parser,
+        tool_call_parser=args.tool_call_parser,
         strict=args.strict,
         trust_request_chat_template=args.trust_request_chat_template,
         enable_prompt_tokens_details=args.enable_prompt_tokens_details,

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from quire.entrypoints.openai.answers import AnswerReader, answer_reader
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generation import (
     TokenCount,
@@ -25,6 +26,7 @@ from quire.entrypoints.openai.responses import (
     ChatCompletionResponse,
     ChatLogprobs,
     ChatMessage,
+    Usage,
 )
 from quire.entrypoints.openai.sampling import (
     asked_chat_tokens,
@@ -38,6 +40,7 @@ from quire.entrypoints.openai.sse import ChunkWriter, chat_chunk_writer
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.unsupported import refuse_unsupported_chat
 from quire.outputs import CompletionOutput
+from quire.parsers.stream import AnswerParser
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -53,6 +56,7 @@ class ChatJob:
     role: str
     echoed: str
     created: int
+    reader: AnswerReader | None = None
 
 
 async def prepare_chat(state: ServerState, request: ChatCompletionRequest, public_id: str) -> ChatJob:
@@ -75,11 +79,16 @@ async def prepare_chat(state: ServerState, request: ChatCompletionRequest, publi
         params = build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
     else:
         params = build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
+    reader = None
+    if (tokenizer := state.engine.get_tokenizer()) is not None:
+        reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids)
+    if reader is not None and reader.keeps_special_tokens and isinstance(params, SamplingParams):
+        params.skip_special_tokens = False
     last = normalize_messages(request.messages)[-1]
     continues = not _adds_generation_prompt(request) and last["role"] == "assistant"
     role = "assistant" if continues else state.settings.response_role
     echoed = str(last.get("content") or "") if request.echo and last["role"] == role else ""
-    return ChatJob(request, prompt, params, f"chatcmpl-{public_id}", model, role, echoed, int(time.time()))
+    return ChatJob(request, prompt, params, f"chatcmpl-{public_id}", model, role, echoed, int(time.time()), reader)
 
 
 def _adds_generation_prompt(request: ChatCompletionRequest) -> bool:
@@ -111,14 +120,28 @@ async def answer_chat(state: ServerState, job: ChatJob) -> ChatCompletionRespons
 
 
 def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
+    message, finish_reason = ChatMessage(role=job.role, content=job.echoed + choice.text), choice.finish_reason
+    if job.reader is not None:
+        answer = job.reader.whole(choice.text)
+        message.content = job.echoed + answer.content or None
+        if answer.reasoning:
+            message.reasoning = answer.reasoning
+        if answer.calls:
+            message.tool_calls = job.reader.tool_calls(answer)
+            finish_reason = _finish_reason(finish_reason)
     return ChatChoice(
         index=choice.index,
-        message=ChatMessage(role=job.role, content=job.echoed + choice.text),
+        message=message,
         logprobs=_logprobs(job.request, choice),
-        finish_reason=choice.finish_reason,
+        finish_reason=finish_reason,
         stop_reason=choice.stop_reason,
         token_ids=list(choice.token_ids) if job.request.return_token_ids else UNSET,
     )
+
+
+def _finish_reason(reason: str | None) -> str | None:
+    """Of an answer that calls tools."""
+    return "tool_calls" if reason == "stop" else reason
 
 
 def _logprobs(request: ChatCompletionRequest, choice: CompletionOutput) -> ChatLogprobs | None:
@@ -133,7 +156,8 @@ async def stream_chat(state: ServerState, job: ChatJob) -> AsyncGenerator[bytes,
     include_usage, continuous = wants_usage(job.request)
     writer = chat_chunk_writer(job.public_id, job.created, job.model, include_usage)
     count = TokenCount(len(job.prompt.token_ids), details=state.settings.enable_prompt_tokens_details)
-    plain = not (continuous or job.request.logprobs or job.request.return_token_ids)
+    parsers = {} if job.reader is None else {index: job.reader.parser() for index in range(_num_choices(job))}
+    plain = job.reader is None and not (continuous or job.request.logprobs or job.request.return_token_ids)
     outputs = start_generation(state, job.request, job.prompt, job.params, job.public_id)
     async with aclosing(closable(outputs)) as source:
         opened = False
@@ -150,7 +174,8 @@ async def stream_chat(state: ServerState, job: ChatJob) -> AsyncGenerator[bytes,
                     if choice.text:
                         pieces.append(writer.text(choice.index, choice.text))
                 else:
-                    pieces.extend(_rich_chunks(job, writer, choice, count, continuous))
+                    parser = parsers.get(choice.index)
+                    pieces.extend(_rich_chunks(job, writer, choice, parser, count.usage() if continuous else None))
             if pieces:
                 yield b"".join(pieces)
     if include_usage:
@@ -160,8 +185,7 @@ async def stream_chat(state: ServerState, job: ChatJob) -> AsyncGenerator[bytes,
 def _opening(job: ChatJob, writer: ChunkWriter, count: TokenCount, continuous: bool) -> list[bytes]:
     """The first chunk of every choice: who speaks; and the text that `echo` asks for."""
     chunks: list[bytes] = []
-    number = job.params.n if isinstance(job.params, SamplingParams) else job.params.beam_width
-    for index in range(number):
+    for index in range(_num_choices(job)):
         delta = {"role": job.role, "content": ""}
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         if job.request.return_token_ids:
@@ -172,25 +196,41 @@ def _opening(job: ChatJob, writer: ChunkWriter, count: TokenCount, continuous: b
     return chunks
 
 
+def _num_choices(job: ChatJob) -> int:
+    return job.params.n if isinstance(job.params, SamplingParams) else job.params.beam_width
+
+
+def _deltas(job: ChatJob, choice: CompletionOutput, parser: AnswerParser | None) -> list[dict[str, Any]]:
+    """What a step's text adds to the message. A step whose tokens are wanted too has at least one delta."""
+    if job.reader is None or parser is None:
+        deltas: list[dict[str, Any]] = [{"content": choice.text}] if choice.text else []
+    else:
+        pieces = parser.push(choice.text)
+        if choice.finish_reason is not None:
+            pieces += parser.finish()
+        deltas = [job.reader.delta(piece) for piece in pieces if job.reader.wants(piece)]
+    tells_tokens = choice.token_ids and (job.request.logprobs or job.request.return_token_ids)
+    return deltas or ([{"content": ""}] if tells_tokens else [])
+
+
 def _rich_chunks(
-    job: ChatJob, writer: ChunkWriter, choice: CompletionOutput, count: TokenCount, continuous: bool
+    job: ChatJob, writer: ChunkWriter, choice: CompletionOutput, parser: AnswerParser | None, usage: Usage | None
 ) -> list[bytes]:
-    """Text with logprobs, token ids or usage; then the finish reason in a chunk of its own."""
-    usage = count.usage() if continuous else None
+    """The message's parts, the first with logprobs and token ids; then the finish reason in a chunk of its own."""
     chunks: list[bytes] = []
-    if choice.text or (choice.token_ids and (job.request.logprobs or job.request.return_token_ids)):
-        logprobs = _logprobs(job.request, choice)
-        delta: dict[str, Any] = {"content": choice.text}
+    for number, delta in enumerate(_deltas(job, choice, parser)):
+        logprobs = None if number else _logprobs(job.request, choice)
         chunk: dict[str, Any] = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        if job.request.return_token_ids:
+        if job.request.return_token_ids and not number:
             chunk["token_ids"] = list(choice.token_ids)
         chunks.append(writer.choice(chunk, usage))
     if choice.finish_reason is not None:
+        has_calls = parser is not None and parser.num_calls > 0
         finish: dict[str, Any] = {
             "index": choice.index,
             "delta": {},
             "logprobs": None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": _finish_reason(choice.finish_reason) if has_calls else choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
         chunks.append(writer.choice(finish, usage))

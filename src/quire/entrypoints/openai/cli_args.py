@@ -76,6 +76,18 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--trust-request-chat-template", action="store_true", help="let requests bring a chat template of their own"
     )
 
+    chat.add_argument(
+        "--reasoning-parser", default="auto", metavar="NAME",
+        help="format of the model's reasoning: a name, none, or auto (what its chat template shows)",
+    )  # fmt: skip
+    chat.add_argument(
+        "--tool-call-parser", default="auto", metavar="NAME",
+        help="format of the model's tool calls: a name, none, or auto (what its chat template shows)",
+    )  # fmt: skip
+    chat.add_argument(
+        "--enable-auto-tool-choice", action="store_true", help="accepted for compatibility: calls are always looked for"
+    )
+
     responses = parser.add_argument_group("Answers and log")
     responses.add_argument(
         "--enable-request-id-headers",

@@ -34,6 +34,8 @@ def _normalize(message: dict[str, Any], path: str) -> dict[str, Any]:
         raise bad_request(f"{path}.role: {role[:60]!r} is unknown; allowed: {', '.join(ROLES)}.", f"{path}.role")
     plain = {key: value for key, value in message.items() if value is not None or key == "content"}
     plain["content"] = _content(message, role, path)
+    if "reasoning" in plain:  # the name that templates know
+        plain.setdefault("reasoning_content", plain["reasoning"])
     if "tool_calls" in plain:
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{path}.tool_calls")
     for key in ("name", "tool_call_id"):

@@ -56,12 +56,29 @@ class CompletionLogprobs(msgspec.Struct):
     text_offset: list[int] = []
 
 
+class FunctionCall(msgspec.Struct):
+    """A function's name, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the model asks for."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct):
-    """The assistant's turn."""
+    """The assistant's turn; `reasoning` is what it thought before."""
 
     role: str
     content: str | None
     refusal: str | None = None
+    reasoning: str | Optional = UNSET
+    tool_calls: list[ToolCall] | Optional = UNSET
 
 
 class ChatChoice(msgspec.Struct):

@@ -16,6 +16,7 @@ from quire.entrypoints.openai.errors import HTTPError, not_ready
 from quire.entrypoints.openai.prompts import TokenizerLike
 from quire.inputs import PromptType
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from quire.parsers.choice import AUTO, AnswerFormats, choose_formats
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
@@ -66,6 +67,8 @@ class ServerSettings:
     enable_prompt_tokens_details: bool = False
     max_body_bytes: int = MAX_BODY_BYTES
     drain_retry_after_s: int = 5
+    reasoning_parser: str = AUTO
+    tool_call_parser: str = AUTO
 
 
 class ServerState:
@@ -83,6 +86,7 @@ class ServerState:
         self.metrics: Any = None
         self._engine = engine
         self._sequence = itertools.count()
+        self._formats: AnswerFormats | None = None
 
     def set_engine(self, engine: EngineClient) -> None:
         """The engine is ready: start serving."""
@@ -117,6 +121,14 @@ class ServerState:
         self.in_flight -= 1
         if not self.in_flight:
             self.idle.set()
+
+    @property
+    def formats(self) -> AnswerFormats:
+        """How the model's answers are read."""
+        if self._formats is None:
+            template = getattr(self.engine.get_tokenizer(), "chat_template", None)
+            self._formats = choose_formats(self.settings.reasoning_parser, self.settings.tool_call_parser, template)
+        return self._formats
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -1,0 +1,99 @@
+"""A chat answer's text as the protocol's parts: reasoning, content and tool calls, whole or while it is written.
+
+Knows the protocol; formats belong to `quire.parsers`.
+"""
+
+import dataclasses
+import uuid
+from typing import Any, Protocol
+
+from quire.entrypoints.openai.protocol import ChatCompletionRequest
+from quire.entrypoints.openai.responses import FunctionCall, ToolCall
+from quire.parsers.choice import AnswerFormats, begins_inside
+from quire.parsers.pieces import Answer, Piece
+from quire.parsers.stream import AnswerParser
+
+PROMPT_END = 24
+"""Tokens of a prompt's end that are looked at: a template's opening of an answer is shorter."""
+
+
+class _Tokenizer(Protocol):
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerReader:
+    """How one request's answers are read.
+
+    Attributes:
+        has_tools: calls are looked for.
+        keeps_special_tokens: some marker is a special token of the tokenizer, so these must not be left out of the text.
+    """
+
+    formats: AnswerFormats
+    request: ChatCompletionRequest
+    in_reasoning: bool | None
+    has_tools: bool
+    keeps_special_tokens: bool
+
+    def parser(self) -> AnswerParser:
+        """A parser for one answer."""
+        formats = self.formats
+        return AnswerParser(
+            formats.reasoning,
+            formats.tools if self.has_tools else None,
+            is_harmony=formats.is_harmony,
+            offered=self.request.tools,
+            in_reasoning=self.in_reasoning,
+        )
+
+    def wants(self, piece: Piece) -> bool:
+        """Whether the client asked for such a piece."""
+        if piece.kind == "reasoning":
+            return self.request.include_reasoning is not False
+        return piece.kind == "content" or piece.index == 0 or self.request.parallel_tool_calls is not False
+
+    def whole(self, text: str) -> Answer:
+        """A whole answer."""
+        parser, answer = self.parser(), Answer()
+        for piece in (*parser.push(text), *parser.finish()):
+            if self.wants(piece):
+                answer.add(piece)
+        return answer
+
+    def call_id(self, name: str, index: int) -> str:
+        """The id of a call; some templates want them in a form of their own."""
+        if self.formats.tools is not None and self.formats.tools.has_numbered_ids:
+            return f"functions.{name}:{index}"
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+    def tool_calls(self, answer: Answer) -> list[ToolCall]:
+        """The calls of a whole answer."""
+        return [
+            ToolCall(id=self.call_id(call.name, index), function=FunctionCall(call.name, call.arguments))
+            for index, call in enumerate(answer.calls)
+        ]
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """A piece as a chunk's delta."""
+        if piece.kind in ("reasoning", "content"):
+            return {piece.kind: piece.text}
+        if piece.kind == "arguments":
+            return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+        function = {"name": piece.text, "arguments": ""}
+        call_id = self.call_id(piece.text, piece.index)
+        return {"tool_calls": [{"index": piece.index, "id": call_id, "type": "function", "function": function}]}
+
+
+def answer_reader(
+    formats: AnswerFormats, request: ChatCompletionRequest, tokenizer: _Tokenizer, prompt_ids: list[int]
+) -> AnswerReader | None:
+    """How a request's answers are read; None where they are content as they stand."""
+    has_tools = bool(request.tools) and request.tool_choice != "none" and formats.tools is not None
+    if not (has_tools or formats.reasoning is not None or formats.is_harmony):
+        return None
+    inside = None
+    if formats.reasoning is not None:
+        inside = begins_inside(tokenizer.decode(prompt_ids[-PROMPT_END:], skip_special_tokens=False), formats.reasoning)
+    special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
+    return AnswerReader(formats, request, inside, has_tools, bool(special & formats.markers))

@@ -1,0 +1,108 @@
+"""Which formats a model's answers have: what the operator names, else what its chat template shows beyond doubt.
+
+Knows names, and marks in templates.
+"""
+
+import dataclasses
+from collections.abc import Collection
+
+from quire.errors import ConfigError
+from quire.parsers.formats import HARMONY, REASONING, TOOLS, Reasoning, ToolFormat
+from quire.parsers.harmony import MARKERS
+
+AUTO, NONE = "auto", "none"
+
+_REASONING_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<seed:think>",), "seed_oss"),
+    (("[THINK]",), "mistral"),
+    (("Here is my thought process:",), "granite"),
+    (("<think>", "<answer>"), "hunyuan_a13b"),
+    (("<think>", "<response>"), "ernie45"),
+    (("◁think▷",), "kimi_k2"),
+    (("<think>",), "qwen3"),
+)
+_TOOL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<minimax:tool_call>",), "minimax_m2"),
+    (("<seed:tool_call>",), "seed_oss"),
+    (("<steptml:invoke",), "step3"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<｜tool▁call▁begin｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁call▁begin｜>",), "deepseek_v31"),
+    (("<arg_key>",), "glm45"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|action_start|>",), "internlm"),
+    (("<function_calls>",), "olmo3"),
+    (("<tool_calls>",), "jamba"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|tool_call|>",), "granite"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_start|>",), "llama4_pythonic"),
+    (("<|python_tag|>",), "llama3_json"),
+    (("functools[",), "phi4_mini_json"),
+)
+"""Strings of a chat template that together belong to one format only, the rarest first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerFormats:
+    """How a model's answers are read. The names are for people; a format that is None is not looked for."""
+
+    reasoning_name: str = NONE
+    tools_name: str = NONE
+    reasoning: Reasoning | None = None
+    tools: ToolFormat | None = None
+    is_harmony: bool = False
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Every marker, of which some may be special tokens that must not be left out of the text."""
+        found = set(MARKERS) if self.is_harmony else set[str]()
+        if self.reasoning is not None:
+            found |= {*self.reasoning.start, *self.reasoning.end, *self.reasoning.answer}
+        if self.tools is not None:
+            found |= {*self.tools.begin, *self.tools.end, *self.tools.section, *self.tools.inner}
+        return frozenset(found)
+
+
+def choose_formats(reasoning: str, tools: str, template: str | None) -> AnswerFormats:
+    """The formats.
+
+    Args:
+        reasoning, tools: names, `auto`, or `none`.
+        template: the model's chat template.
+
+    Raises:
+        ConfigError: no such name.
+    """
+    template = template or ""
+    if reasoning in HARMONY or tools in HARMONY or (AUTO in (reasoning, tools) and _is_harmony(template)):
+        return AnswerFormats("openai_gptoss", "openai", is_harmony=True)
+    reasoning = _named(reasoning, REASONING, "reasoning_parser") or _shown(_REASONING_MARKS, template)
+    tools = _named(tools, TOOLS, "tool_call_parser") or _shown(_TOOL_MARKS, template)
+    return AnswerFormats(reasoning, tools, REASONING.get(reasoning), TOOLS.get(tools))
+
+
+def _is_harmony(template: str) -> bool:
+    return all(mark in template for mark in ("<|channel|>", "<|message|>", "analysis"))
+
+
+def _named(name: str, known: Collection[str], setting: str) -> str | None:
+    if name == AUTO:
+        return None
+    if name != NONE and name not in known:
+        allowed = ", ".join(sorted((AUTO, NONE, *HARMONY, *known)))
+        raise ConfigError(f"{setting}={name!r} is not known; allowed: {allowed}", setting=setting)
+    return name
+
+
+def _shown(marks: tuple[tuple[tuple[str, ...], str], ...], template: str) -> str:
+    return next((name for strings, name in marks if all(mark in template for mark in strings)), NONE)
+
+
+def begins_inside(prompt_end: str, reasoning: Reasoning) -> bool | None:
+    """Whether an answer to a prompt with this end begins within reasoning; None where the prompt does not tell."""
+    end = prompt_end.rstrip()
+    if end.endswith(reasoning.start):
+        return True
+    return False if end.endswith(reasoning.end) else None

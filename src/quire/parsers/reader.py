@@ -1,0 +1,178 @@
+"""Text that comes in pieces, for parsers that are written as if all of it were there.
+
+A parser is a generator; it yields where it needs more text. `Reader` gives out no character before it is certain what it
+belongs to, so that where the text was cut makes no difference. Knows characters; knows no format.
+"""
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+Waiting = Generator[None, None, T]
+"""A parser that returns T; each `yield` asks for more text."""
+Emit = Callable[[str], None]
+
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_STRING_END = re.compile(r'["\\]')
+_SCALAR_END = re.compile(r"[,\]}\s]")
+
+
+class Malformed(Exception):
+    """The text is not what the format says."""
+
+
+class Reader:
+    """The text that has come and was not taken yet.
+
+    Attributes:
+        taken: everything that was taken since `mark`, for a parser that has to give it back.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ended = False
+        self.taken = ""
+
+    def mark(self) -> None:
+        """Forget what was taken before."""
+        self.taken = ""
+
+    def take(self, count: int) -> str:
+        """The next characters, which are there."""
+        part, self.text = self.text[:count], self.text[count:]
+        self.taken += part
+        return part
+
+    def until(self, markers: tuple[str, ...], emit: Emit) -> Waiting[str | None]:
+        """Emit what stands before the first of some markers and take the marker; None where the text ends before one."""
+        while True:
+            found = [(at, marker) for marker in markers if (at := self.text.find(marker)) >= 0]
+            if found:
+                at, marker = min(found, key=lambda each: (each[0], -len(each[1])))
+                emit(self.take(at))
+                if not self.ended and any(other != self.text and other.startswith(self.text) for other in markers):
+                    yield  # it may be the beginning of a longer one
+                    continue
+                self.take(len(marker))
+                return marker
+            if self.ended:
+                emit(self.take(len(self.text)))
+                return None
+            keep = begun(self.text, markers)
+            emit(self.take(len(self.text) - keep))
+            yield
+
+    def peek(self) -> Waiting[str]:
+        """The next character that is no white space, which is taken; empty at the end."""
+        while True:
+            self.take(len(self.text) - len(self.text.lstrip()))
+            if self.text or self.ended:
+                return self.text[:1]
+            yield
+
+    def starts_with(self, words: tuple[str, ...]) -> Waiting[str | None]:
+        """The word with which the text goes on, white space aside; nothing else is taken. None if it is none of them."""
+        while True:
+            rest = self.text.lstrip()
+            for word in words:
+                if rest.startswith(word):
+                    return word
+            if self.ended or not any(word.startswith(rest) for word in words):
+                return None
+            yield
+
+    def expect(self, words: tuple[str, ...]) -> Waiting[str]:
+        """Take one of some words and the white space before it.
+
+        Raises:
+            Malformed: the text goes on otherwise.
+        """
+        word = yield from self.starts_with(words)
+        if word is None:
+            raise Malformed
+        self.take(self.text.index(word) + len(word))
+        return word
+
+    def json_value(self, emit: Emit) -> Waiting[None]:
+        """Take one JSON value, emitting it as it is written.
+
+        Raises:
+            Malformed: no value begins here, or brackets close that were not opened.
+        """
+        first = yield from self.peek()
+        if first == '"':
+            yield from self._string(emit)
+        elif first in ("{", "["):
+            yield from self._nested(emit)
+        elif first and first not in ",}]:":
+            yield from self._scalar(emit)
+        else:
+            raise Malformed
+
+    def json_string(self) -> Waiting[str]:
+        """Take one JSON string; returns it with its quotes."""
+        if (yield from self.peek()) != '"':
+            raise Malformed
+        parts: list[str] = []
+        yield from self._string(parts.append)
+        return "".join(parts)
+
+    def _string(self, emit: Emit) -> Waiting[None]:
+        emit(self.take(1))
+        while True:
+            match = _STRING_END.search(self.text)
+            if match is None:
+                emit(self.take(len(self.text)))
+            elif match.group() == '"':
+                emit(self.take(match.end()))
+                return
+            elif match.end() < len(self.text):
+                emit(self.take(match.end() + 1))
+                continue
+            else:
+                emit(self.take(match.start()))
+            if self.ended:
+                raise Malformed
+            yield
+
+    def _nested(self, emit: Emit) -> Waiting[None]:
+        depth = 0
+        while True:
+            match = _STRUCTURE.search(self.text)
+            if match is None:
+                emit(self.take(len(self.text)))
+                if self.ended:
+                    raise Malformed
+                yield
+                continue
+            emit(self.take(match.start()))
+            if match.group() == '"':
+                yield from self._string(emit)
+                continue
+            depth += 1 if match.group() in "{[" else -1
+            emit(self.take(1))
+            if depth == 0:
+                return
+
+    def _scalar(self, emit: Emit) -> Waiting[None]:
+        while True:
+            match = _SCALAR_END.search(self.text)
+            if match is not None:
+                emit(self.take(match.start()))
+                return
+            emit(self.take(len(self.text)))
+            if self.ended:
+                return
+            yield
+
+
+def begun(text: str, markers: tuple[str, ...]) -> int:
+    """How many of the last characters may be the beginning of a marker."""
+    longest = 0
+    for marker in markers:
+        for size in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:size]):
+                longest = size
+                break
+    return longest
