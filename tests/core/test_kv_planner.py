@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import msgspec
@@ -181,3 +182,9 @@ def test_memory_is_told_by_token_and_by_request() -> None:
     assert (windows["kv_bytes_per_token"], windows["kv_bytes_per_request"]) == (64, (7 + 2) * 1024)
     short = describe_memory([FULL, msgspec.structs.replace(STATE, bytes_per_token=1600)])
     assert short["kv_bytes_per_token"] == 1600 // 16 and "padded to 1600 bytes" in str(short["block_size_reason"])
+
+
+def test_slots_ahead_are_pages_too() -> None:
+    ahead = SchedulerConfig(max_num_batched_tokens=7, num_lookahead_slots=3)
+    assert ahead.max_open_tokens == 10
+    assert dataclasses.replace(ahead, async_scheduling=True).max_open_tokens == 17

@@ -38,5 +38,5 @@ class SchedulerConfig:
 
     @property
     def max_open_tokens(self) -> int:
-        """Tokens that steps may hold which are planned and not collected yet: those of one step, or of two."""
-        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
+        """Tokens for which a request may hold pages beyond what is collected: of one step or two, and the slots ahead."""
+        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1) + self.num_lookahead_slots
