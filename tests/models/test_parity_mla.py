@@ -53,6 +53,18 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         LATENTS
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "n_routed_experts": 8, "moe_intermediate_size": 24},
     ),
+    "mistral4: queries grow, no latent of queries": (
+        "Mistral4ForCausalLM",
+        LATENTS
+        | {
+            "q_lora_rank": None,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+            "rope_parameters": YARN | {"llama_4_scaling_beta": 0.3, "partial_rotary_factor": 8 / 24},
+        },
+    ),
+    "youtu: tied": ("YoutuForCausalLM", LATENTS | {"tie_word_embeddings": True, "pad_token_id": None}),
     "minicpm3": ("MiniCPM3ForCausalLM", {}),
     "minicpm3: stretched, tied": ("MiniCPM3ForCausalLM", {"rope_parameters": LONG, "tie_word_embeddings": True}),
 }

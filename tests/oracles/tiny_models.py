@@ -136,7 +136,7 @@ def load_oracle(path: str | Path, dtype: str = "float32") -> Any:
     import transformers
 
     values = json.loads((Path(path) / "config.json").read_bytes())
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    return getattr(transformers, values["architectures"][0]).from_pretrained(
         str(path), dtype=getattr(torch, dtype), attn_implementation="sdpa" if values.get("alibi") else "eager"
     ).eval()
 

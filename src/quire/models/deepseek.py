@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
+from typing import cast
 
 from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
 from quire.models.registry import register
 from quire.models.rope import Rope
-from quire.models.spec import MLA, DecoderSpec, GatedMLP, RMSNorm, WeightNames
+from quire.models.spec import MLA, DecoderSpec, GatedMLP, RMSNorm, Temperature, WeightNames
 
 _LATENT = {
     "q": "self_attn.q_proj",
@@ -76,6 +78,32 @@ def deepseek_v3(hf: HFConfig) -> DecoderSpec:
     """DeepSeek-V3 and R1, Kimi-K2, Moonlight. Layers that guess further tokens are not read."""
     dense = latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True)))
     return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), _mixture_names())
+
+
+@register("Mistral4ForCausalLM")
+def mistral4(hf: HFConfig) -> DecoderSpec:
+    """Mistral 4 (text): softmax over experts, queries that grow with each multiple of the original context."""
+    dense, mixture = (
+        latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True))),
+        deepseek_mixture(hf, has_bias=False),
+    )
+    if hf.get("n_group", 1) > 1:
+        raise ConfigError(
+            f"n_group={hf.n_group} in a {hf.architectures[0]}: experts in groups are not known of it", setting="model"
+        )
+    rope = hf.rope_parameters
+    beta, length = rope.get("llama_4_scaling_beta", 0.0), rope.get("original_max_position_embeddings")
+    temperature = Temperature(float(beta), int(length)) if beta and length else None
+    mixer = dataclasses.replace(cast(MLA, dense.mixer), temperature=temperature)
+    routing = dataclasses.replace(mixture.routing, renormalize=bool(hf.get("norm_topk_prob", True)))
+    dense, mixture = dataclasses.replace(dense, mixer=mixer), dataclasses.replace(mixture, routing=routing)
+    return with_deepseek_mixtures(hf, dense, mixture, _mixture_names())
+
+
+@register("YoutuForCausalLM")
+def youtu(hf: HFConfig) -> DecoderSpec:
+    """Youtu-LLM: latent attention in dense layers."""
+    return latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True)))
 
 
 @register("Glm4MoeLiteForCausalLM")

@@ -94,6 +94,7 @@ class MLA:
         norm: of both latents.
         scale: of the scores; None means (nope_dim + rotary_dim) ** -0.5.
         in_bias: of the matrices that make latents.
+        temperature: queries grow with their position.
     """
 
     heads: int
@@ -106,6 +107,7 @@ class MLA:
     scale: float | None = None
     in_bias: bool = False
     out_bias: bool = False
+    temperature: Temperature | None = None
 
 
 @dataclasses.dataclass(frozen=True)

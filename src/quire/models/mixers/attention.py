@@ -60,7 +60,7 @@ class AttentionLayer(MixerLayer):
             ones_H = torch.ones(mixer.head_dim, device=context.device)
             self.norms = {"q_norm": NormWeight(ones_H), "k_norm": NormWeight(ones_H)}
         self._head_norms: tuple[NormWeight, NormWeight] | None = None
-        self._growth_L = None if mixer.temperature is None else _growth(mixer.temperature, context)
+        self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
         self._kv_cache: torch.Tensor = torch.empty(0)
         self._group = 0
 
@@ -246,7 +246,7 @@ def _local_slopes(mixer: Attention, context: LayerContext) -> torch.Tensor | Non
     return torch.tensor(mixer.alibi[heads], dtype=torch.float32, device=context.device) if mixer.alibi else None
 
 
-def _growth(temperature: Temperature, context: LayerContext) -> torch.Tensor | None:
+def growth_table(temperature: Temperature, context: LayerContext) -> torch.Tensor | None:
     """Each position's factor [L] on queries; None where no context is long enough for one."""
     if context.max_positions + temperature.offset <= temperature.length:
         return None

@@ -16,11 +16,12 @@ import torch
 from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import latent, ops
+from quire.kernels.heads import scale_rows
 from quire.kernels.latent import HeadWeight
 from quire.kernels.ops import LinearWeight
 from quire.layers.parallel import ParallelPlan
 from quire.models.interface import StepInputs
-from quire.models.mixers.attention import rotary_table
+from quire.models.mixers.attention import growth_table, rotary_table
 from quire.models.mixers.interface import LayerContext, MixerLayer
 from quire.models.modules import LayerScope, Module, Part
 from quire.models.spec import MLA
@@ -55,6 +56,7 @@ class MLALayer(MixerLayer):
         self._parts = (queries, mixer.q_rank, self.columns, self.heads * self.columns)
         self.wide = sum(self._parts)
         self.narrow = max(self.heads * max(mixer.kv_rank, mixer.value_dim), mixer.q_rank)
+        self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
         self._to_latent: HeadWeight | None = None
         self._to_values: HeadWeight | None = None
         self._kv_cache = torch.empty(0)
@@ -160,6 +162,8 @@ class MLALayer(MixerLayer):
             q_TNQ[..., mixer.nope_dim :], latent_TC, norm_R, mixer.norm.eps, self.rope, self._kv_cache, metadata,
             absorbed_TNC[..., mixer.kv_rank :], self.params.k_scale,
         )  # fmt: skip
+        if self._growth_L is not None:
+            scale_rows(absorbed_TC, self._growth_L, step.positions[:tokens])
         attended_TC = views.narrow(self.heads * mixer.kv_rank)
         self.context.backend.forward(absorbed_TC, self._kv_cache, metadata, self.params, attended_TC)
         values_TC = first_TC.view(-1)[: tokens * self.heads * mixer.value_dim].view(tokens, -1)
