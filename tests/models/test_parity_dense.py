@@ -1,14 +1,18 @@
 """Dense decoders of every family against Transformers in float32: the same greedy tokens, and logprobs within 1e-3."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
-from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, run_mixed
+from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
 from tests.oracles.converted_models import make_converted_model
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+from tests.oracles.tiny_models import load_oracle
 
 from quire.kernels.cpu import recording
+from quire.models import registry
+from quire.models.registry import ModelRegistry
 
 ODD = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20, "hidden_size": 72, "intermediate_size": 100}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 120, "intermediate_size": 100}
@@ -163,6 +167,12 @@ CONVERTED: dict[str, dict[str, Any]] = {
     "chatglm": {"head_dim": 16},
     "orion": {"partial_rotary_factor": 1.0},
     "mimo": {},
+    "teleflm": {"attention_multiplier": 0.25, "residual_multiplier": 1.0},
+    "mistral3 that sees": {"sliding_window": 9},
+    "falcon: before Transformers had it": {
+        "new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": True,
+    },
+    "pythia: before rope_parameters": {"rotary_pct": 0.5, "rotary_emb_base": 500, "tie_word_embeddings": False},
     "decilm": {"intermediate_size": 256},
     "gemma3 that sees": {
         "rope_parameters": {
@@ -184,3 +194,50 @@ def test_architectures_that_transformers_lacks_give_the_logprobs_of_a_model_that
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=TOLERANCE)
         first_new = len(token_ids) - NEW_TOKENS
         assert token_ids[first_new:] == expected[first_new - 1 :].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "name", ["bloom", "olmo2", "hunyuan dense", "falcon: 7b", "granite swa", "ministral3", "opt: 350m", "cwm"]
+)
+def test_a_prefix_that_another_request_computed_may_be_shared(name, kernels, tiny):
+    """Two rows whose tables name the same first pages: the second computes only its own rest."""
+    architecture, overrides = SHAPES[name]
+    path = tiny(architecture, **overrides)
+    driver = ModelDriver(build_tiny(path))
+    *_, first, second = prompts()
+    second = first[:32] + second[:20]
+    driver.prefill(Sequence(first, row=0))
+    for group in driver.step_inputs.attention:
+        group.block_table[1, :2] = group.block_table[0, :2]
+    logprobs = driver.prefill(Sequence(second, row=1, computed=32), chunk=7)
+    torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(second))[32:], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Phi3ForCausalLM"])
+def test_longrope_beyond_the_original_length_gives_transformers_logprobs(architecture, kernels, tiny):
+    """Transformers chooses the divisors by each request's length, a model here by the longest context: both are beyond it."""
+    parameters = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [2.0 + 0.5 * i for i in range(8)],
+    }  # fmt: skip
+    overrides = {"original_max_position_embeddings": 16} if architecture.startswith("Phi3") else {}
+    path = tiny(architecture, rope_parameters=parameters, **overrides)
+    (*_, token_ids) = prompts()
+    logprobs = ModelDriver(build_tiny(path)).prefill(Sequence(token_ids, row=0), chunk=16)
+    torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(token_ids)), rtol=0, atol=TOLERANCE)
+
+
+def test_a_head_may_be_divided_by_its_rows_lengths_when_it_is_loaded(kernels, tiny, monkeypatch):
+    """Baichuan 2."""
+    path = tiny("LlamaForCausalLM")
+    (*_, token_ids) = prompts()
+    oracle = load_oracle(path)
+    head = oracle.lm_head.weight.data
+    head.copy_(torch.nn.functional.normalize(head))
+    make = ModelRegistry.resolve("LlamaForCausalLM").load()
+    spec = lambda hf: dataclasses.replace(make(hf), normalized_head=True)  # noqa: E731
+    monkeypatch.setitem(registry._entries, "LlamaForCausalLM", registry.Entry("LlamaForCausalLM", spec, "test"))
+    logprobs = ModelDriver(build_tiny(path)).prefill(Sequence(token_ids, row=0))
+    with torch.no_grad():
+        expected = oracle(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=TOLERANCE)

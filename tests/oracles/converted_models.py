@@ -193,6 +193,15 @@ def minicpm(config, weights):
     }, weights  # fmt: skip
 
 
+@converts("teleflm", "GraniteForCausalLM")
+def teleflm(config, weights):
+    own = common(config, "TeleFLMForCausalLM") | {"hidden_act": "silu", "rms_norm_eps": 1e-6, "use_mup": True}
+    return own | {
+        "input_mult": config["embedding_multiplier"], "output_mult": 3.0, "mup_scale_factor": 3.0 * config["logits_scaling"],
+        "max_position_embeddings": 256,
+    }, weights  # fmt: skip
+
+
 @converts("chatglm", "GlmForCausalLM")
 def chatglm(config, weights):
     weights = renamed(
@@ -237,6 +246,46 @@ def gemma3_that_sees(config, weights):
     text = {key: value for key, value in config.items() if key not in ("architectures", "rope_parameters")}
     text |= {"rope_theta": 1e6, "rope_local_base_freq": 10000.0}
     return {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "vision_config": {}}, weights
+
+
+@converts("mistral3 that sees", "MistralForCausalLM")
+def mistral3_that_sees(config, weights):
+    """As Transformers stores it since its version 5."""
+    weights = {name.replace("model.", "model.language_model."): value for name, value in weights.items()}
+    weights["model.vision_tower.ln_pre.weight"] = torch.ones(7)
+    own = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": config, "vision_config": {}}
+    return own, weights
+
+
+@converts("falcon: before Transformers had it", "FalconForCausalLM")
+def old_falcon(config, weights):
+    own = {
+        "architectures": ["RWForCausalLM"], "vocab_size": config["vocab_size"], "hidden_size": config["hidden_size"],
+        "n_layer": config["num_hidden_layers"], "n_head": config["num_attention_heads"], "n_head_kv": 2, "alibi": False,
+        "bias": False, "multi_query": True, "parallel_attn": True, "new_decoder_architecture": True,
+        "layer_norm_epsilon": config["layer_norm_epsilon"],
+    }  # fmt: skip
+    return own, weights
+
+
+@converts("pythia: before rope_parameters", "GPTNeoXForCausalLM")
+def old_pythia(config, weights):
+    kept = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "layer_norm_eps",
+    )
+    own = {key: config[key] for key in kept} | {"architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu"}
+    weights = renamed(weights, ("lm_head", "embed_out")) | {
+        "gpt_neox.layers.0.attention.rotary_emb.inv_freq": torch.ones(2)
+    }
+    return own | {
+        "max_position_embeddings": 256, "rotary_emb_base": 500, "rotary_pct": 0.5, "use_parallel_residual": True,
+        "tie_word_embeddings": False,
+    }, weights  # fmt: skip
 
 
 @converts("decilm", "LlamaForCausalLM")
