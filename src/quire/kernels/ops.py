@@ -90,6 +90,20 @@ def choices() -> dict[str, registry.Choice]:
     return dict(_choices)
 
 
+def explain() -> dict[str, Any]:
+    """What was chosen, by operation, as plain values; and why the others were passed over."""
+    return {
+        op: {
+            "chosen": choice.chosen.platform,
+            "function": f"{choice.chosen.function.__module__}.{choice.chosen.function.__qualname__}",
+            "priority": choice.chosen.priority,
+            "owner": choice.chosen.owner,
+            "passed_over": [{"platform": other.platform, "why": why} for other, why in choice.passed_over],
+        }
+        for op, choice in sorted(_choices.items())
+    }
+
+
 def chosen(op: str) -> Callable[..., Any]:
     """The implementation that was chosen, for operations whose signatures stand elsewhere (`kernels/fp8.py`)."""
     return _chosen[op]

@@ -29,23 +29,10 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
     model, selection = build_model(config, platform, torch.device("meta"), tokens, rows)
     numbers = model.describe()
     return {
-        "kernels": _kernels(),
+        "kernels": ops.explain(),
         "attention_backend": {"chosen": model.attention_backend.name, "reasons": dict(selection.reasons)},
         "model": numbers,
         "memory": _memory(config, runtime, numbers, model.kv_cache_specs()),
-    }
-
-
-def _kernels() -> dict[str, Any]:
-    return {
-        op: {
-            "chosen": choice.chosen.platform,
-            "function": f"{choice.chosen.function.__module__}.{choice.chosen.function.__qualname__}",
-            "priority": choice.chosen.priority,
-            "owner": choice.chosen.owner,
-            "passed_over": [{"platform": other.platform, "why": why} for other, why in choice.passed_over],
-        }
-        for op, choice in sorted(ops.choices().items())
     }
 
 

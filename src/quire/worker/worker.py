@@ -156,13 +156,7 @@ class Worker:
         report: dict[str, Any] = {
             "platform": self.platform.name,
             "device": str(self.runtime.device()),
-            "kernels": {
-                op: {
-                    "chosen": f"{choice.chosen.platform} (priority {choice.chosen.priority}, {choice.chosen.owner})",
-                    "passed_over": [f"{other.platform}: {why}" for other, why in choice.passed_over],
-                }
-                for op, choice in sorted(ops.choices().items())
-            },
+            "kernels": ops.explain(),
             "memory": {
                 "free_at_start": self._free_at_start,
                 "free": free,

@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": ("generate", "generate for every prompt of a file, without a server"),
     "bench": ("bench", "measure: throughput, latency, startup, scheduler, serve, step, demo"),
     "explain": ("explain", "tell what would be chosen for a model, and why"),
+    "models": ("models", "list the architectures and what each can do; --check compares them with Transformers"),
     "compile-cache": ("compile_cache", "compile a model's GPU kernels before anybody waits for them"),
     "collect-env": ("collect_env", "tell about this machine and installation"),
 }
@@ -67,11 +68,12 @@ def _unknown(word: str) -> int:
 
 
 def _run_command(name: str, argv: Sequence[str]) -> int:
-    from quire.engine.arg_parser import ArgumentParser
     from quire.env_override import set_default
 
-    if name != "serve":
+    if name != "serve":  # before anything makes a logger
         set_default("QUIRE_LOGGING_STREAM", "stderr")  # standard output is the command's own
+    from quire.engine.arg_parser import ArgumentParser
+
     module, about = COMMANDS[name]
     command = cast("Command", importlib.import_module(f"quire.entrypoints.cli.{module}"))
     parser = ArgumentParser(prog=f"quire {name}", description=about[0].upper() + about[1:] + ".")
