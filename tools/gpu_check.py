@@ -46,6 +46,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {},
     "GraniteForCausalLM": {},
     "Cohere2ForCausalLM": {},
+    "BloomForCausalLM": {},
+    "MiniCPM3ForCausalLM": {},
+    "DeepseekV3ForCausalLM": {},
 }
 PROMPT_LENGTHS = (5, 30, 61, 17, 1, 44, 90, 12)
 NEW_TOKENS = 24
@@ -60,6 +63,7 @@ ALSO_IN_BFLOAT16 = (
     "Qwen3MoeForCausalLM",
     "GPT2LMHeadModel",
     "Gemma3ForCausalLM",
+    "MiniCPM3ForCausalLM",
 )
 
 
