@@ -51,3 +51,19 @@ def test_an_encoders_tokens_and_segments_are_the_same(beside_the_host, tiny, pro
                 types = {"token_type_ids": torch.tensor([[index % 2] * len(prompt)])}
                 expected = logits(oracle, prompt, **types).softmax(-1)
                 np.testing.assert_allclose(output.outputs.data, expected.numpy(), atol=1e-4)
+
+
+def test_an_encoder_over_the_kernels_of_a_gpu(monkeypatch, tiny):
+    """In Triton's interpreter: attention in both directions, within windows and over all."""
+    platform = AsyncCpuPlatform("cuda")
+    monkeypatch.setattr(uniproc, "current_platform", lambda _name: platform)
+    path = tiny("ModernBertModel", local_attention=8, num_hidden_layers=2)
+    oracle = load_pooling_oracle(path, "ModernBertModel")
+    prompts = [[5], list(range(10, 31)), [7, 8, 9]]
+    options = {"max_model_len": 32, "max_num_batched_tokens": 32, "max_num_seqs": 4, "num_gpu_blocks_override": 20}
+    params = PoolingParams(task="token_embed", use_activation=False)
+    with LLM(str(path), async_scheduling=True, enforce_eager=True, skip_tokenizer_init=True, **options) as llm:
+        outputs = llm.encode(as_dicts(prompts), params, use_tqdm=False)
+        assert llm.llm_engine.explain()["attention_backend"]["chosen"] == "triton"
+    for prompt, output in zip(prompts, outputs, strict=True):
+        np.testing.assert_allclose(output.outputs.data, hidden_states(oracle, prompt).numpy(), atol=1e-4)

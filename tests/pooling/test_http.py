@@ -10,7 +10,7 @@ from tests.entrypoints.openai.conftest import serve
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire import AsyncEngineArgs, AsyncLLMEngine
+from quire import AsyncEngineArgs, AsyncLLMEngine, PoolingParams
 
 from .conftest import SETTINGS
 
@@ -91,6 +91,23 @@ def test_what_cannot_be_served_is_refused_by_name(body, param, engine):
 def test_an_embedding_server_refuses_to_generate(engine):
     response = ask(engine, "/v1/completions", prompt="x", max_tokens=2)
     assert response.status_code == 400 and "runs as a pooling model" in response.json()["error"]["message"]
+
+
+def test_a_reader_that_goes_takes_its_request_along(engine):
+    async def main():
+        async def read():
+            async for _ in engine.encode({"prompt_token_ids": [5] * 100}, PoolingParams(), "gone"):
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0)  # it is queued, and waits
+        assert engine.get_num_unfinished_requests() == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert engine.get_num_unfinished_requests() == 0
+        return [output async for output in engine.encode({"prompt_token_ids": [5]}, PoolingParams(), "next")]
+
+    assert len(asyncio.run(main())) == 1
 
 
 def test_the_openapi_page_knows_the_route():

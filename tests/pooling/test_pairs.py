@@ -10,6 +10,7 @@ from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM
 from quire.errors import RequestError
+from quire.tokenizers.loader import get_tokenizer
 
 QUERY = "How tall is the tower?"
 DOCUMENTS = ["It is three hundred metres tall.", "The river is long. " * 6, "Nobody knows."]
@@ -69,6 +70,13 @@ def test_pairs_are_cut_as_transformers_cuts_them(keep, llm, oracle):
             for ids, types in zip(pairs["input_ids"], pairs["token_type_ids"], strict=True)
         ]
     np.testing.assert_allclose(scores(outputs), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("keep", [None, 13])
+def test_both_kinds_of_tokenizers_join_pairs_alike(keep, folder):
+    fast, slow = get_tokenizer(str(folder)), get_tokenizer(str(folder), "slow")
+    for document in DOCUMENTS:
+        assert fast.encode_pair(QUERY, document, keep) == slow.encode_pair(QUERY, document, keep)
 
 
 def test_a_template_may_join_the_pair(llm):
