@@ -21,6 +21,7 @@ MODULES: tuple[str, ...] = (
     "paged_attention",
     "latent",
     "fp8",
+    "packed",
     "recurrent",
     "recurrent_scan",
 )

@@ -1,0 +1,88 @@
+"""The operations of `kernels/packed.py` on NVIDIA GPUs: which kernel serves how many rows.
+
+Up to four rows are multiplied on the ordinary units, more on the tensor cores. Codes stay as they are stored; scales and zeros
+become float16 where that holds them exactly. What no kernel takes (groups that are no multiples of 16 columns) is multiplied
+by the reference.
+"""
+
+import dataclasses
+
+import torch
+
+from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.kernels.reference import packed as reference
+from quire.kernels.registry import kernel
+from quire.kernels.triton.launch import next_power_of_2
+from quire.kernels.triton.linear_dot import split_workspace
+from quire.kernels.triton.packed_dot import block_k_of, launch_packed_dot
+from quire.kernels.triton.packed_gemv import MAX_ROWS, launch_packed_gemv
+from quire.kernels.triton.packed_int8 import launch_int8
+
+MAX_BLOCK_T, INVARIANT_BLOCK_T = 128, 64
+
+
+def _narrow(values: torch.Tensor) -> torch.Tensor:
+    half = values.half()
+    return half if torch.equal(half.float(), values) else values.contiguous()
+
+
+@kernel("pack_codes", platform="cuda", priority=10)
+def pack_codes(weight: PackedWeight) -> PackedWeight:
+    """As `packed.pack_codes`."""
+    codes, scale_NG = weight.plain()
+    split_workspace(codes.device)
+    zero = None if weight.zero is None else _narrow(weight.zero)
+    return dataclasses.replace(weight, data=codes.contiguous(), scale=_narrow(scale_NG), zero=zero)
+
+
+def _fits(weight: PackedWeight) -> bool:
+    """Whether a thread's columns are whole loads of one group."""
+    _, scale_NG = weight.plain()
+    group = weight.in_features // scale_NG.shape[1]
+    return group % 16 == 0 and block_k_of(group, weight.in_features) > 0
+
+
+def _multiply(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor, is_invariant: bool) -> None:
+    if not (x_TK.is_contiguous() and out_TN.is_contiguous()):
+        raise ValueError(f"rows must lie together; strides are {x_TK.stride()} and {out_TN.stride()}")
+    rows = x_TK.shape[0]
+    if not rows:
+        return
+    if not _fits(weight):
+        reference.packed_linear(x_TK, weight, out_TN)
+    elif is_invariant:
+        launch_packed_dot(x_TK, weight, out_TN, block_t=INVARIANT_BLOCK_T, may_split=False)
+    elif rows <= MAX_ROWS:
+        launch_packed_gemv(x_TK, weight, out_TN)
+    else:
+        block_t = min(max(next_power_of_2(rows), 16), MAX_BLOCK_T)
+        launch_packed_dot(x_TK, weight, out_TN, block_t=block_t, may_split=True)
+
+
+@kernel("packed_linear", platform="cuda", priority=10, invariant=False)
+def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
+    """As `packed.packed_linear`. With more than four rows, values are rounded to x's type before they are multiplied."""
+    _multiply(x_TK, weight, out_TN, is_invariant=False)
+
+
+@kernel("packed_linear", platform="cuda", priority=5)
+def invariant_packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
+    """As `packed.packed_linear`; a row's bits do not depend on the others."""
+    _multiply(x_TK, weight, out_TN, is_invariant=True)
+
+
+@kernel("pack_int8", platform="cuda", priority=10)
+def pack_int8(weight: Int8Weight) -> Int8Weight:
+    """As `packed.pack_int8`."""
+    if weight.data is None:
+        raise ValueError("this weight was packed by another kernel: choose `pack_int8` and `int8_linear` together")
+    return dataclasses.replace(weight, data=weight.data.contiguous(), scale=weight.scale.float().contiguous())
+
+
+@kernel("int8_linear", platform="cuda", priority=10)
+def int8_linear(x_TK: torch.Tensor, weight: Int8Weight, out_TN: torch.Tensor) -> None:
+    """As `packed.int8_linear`."""
+    if not (x_TK.is_contiguous() and out_TN.is_contiguous()):
+        raise ValueError(f"rows must lie together; strides are {x_TK.stride()} and {out_TN.stride()}")
+    if x_TK.shape[0]:
+        launch_int8(x_TK, weight, out_TN)
