@@ -14,7 +14,7 @@ import torch
 class Routing:
     """From a token's logits over experts to its experts and their weights.
 
-    Scores are softmax or sigmoid of the logits, in float32. The `top_k` largest are chosen (of equals the first); with
+    Scores are softmax or sigmoid of the logits, in float32. The `top_k` largest are chosen (of equals the first, also of groups); with
     a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay the scores. Softmax with
     `renormalize` is also the softmax over the chosen logits alone.
 

@@ -116,6 +116,7 @@ CASES = {
     "a few tokens, sigmoid, bias, scale": Case(2, 2, Routing(16, 4, scoring="sigmoid", scale=2.5), has_bias=True),
     "softmax with bias": Case(6, 6, Routing(20, 5), has_bias=True),
     "groups": Case(9, 8, Routing(16, 3, scoring="sigmoid", groups=4, top_groups=2), has_bias=True),
+    "groups that do not fill a power of two": Case(7, 7, Routing(15, 4, groups=5, top_groups=3, renormalize=False)),
     "groups, a few tokens": Case(2, 2, Routing(16, 3, groups=4, top_groups=2)),
     "odd sizes": Case(11, 11, SOFTMAX, hidden=72, intermediate=20),
     "odd sizes, a few tokens": Case(2, 2, SOFTMAX, hidden=72, intermediate=20),

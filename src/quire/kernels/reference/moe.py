@@ -32,7 +32,8 @@ def moe_route(
         grouped_TGE = ranked_TE.unflatten(-1, (routing.groups, -1))
         worth_TG = grouped_TGE.topk(1 if bias_E is None else 2, dim=-1).values.sum(-1)
         closed_TG = torch.ones_like(worth_TG, dtype=torch.bool)
-        closed_TG.scatter_(-1, worth_TG.topk(routing.top_groups, dim=-1).indices, False)
+        best_TG = worth_TG.sort(dim=-1, descending=True, stable=True).indices
+        closed_TG.scatter_(-1, best_TG[:, : routing.top_groups], False)
         ranked_TE = grouped_TGE.masked_fill(closed_TG[..., None], float("-inf")).flatten(-2)
     chosen_TK = ranked_TE.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
     weights = scores_TE.gather(-1, chosen_TK)

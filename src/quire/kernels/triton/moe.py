@@ -11,7 +11,6 @@ import triton
 from quire.kernels import ops
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.ops import LinearWeight
-from quire.kernels.reference.moe import moe_route as reference_route
 from quire.kernels.registry import kernel
 from quire.kernels.triton import moe_configs
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
@@ -39,9 +38,9 @@ def _are_all(experts: ExpertWeights, scratch: ExpertScratch) -> bool:
     return experts.count == scratch.counts_E.shape[0]
 
 
-def _must_refer(routing: Routing) -> bool:
-    """Whether a choice has no kernel of its own: groups, and one choice after the other."""
-    return routing.top_groups < routing.groups or routing.scoring == "sparsemixer"
+def _is_plain(routing: Routing) -> bool:
+    """Whether a choice is so little work that every program may make it for itself: no groups, not one after the other."""
+    return routing.top_groups >= routing.groups and routing.scoring != "sparsemixer"
 
 
 def _invariant_config(experts: ExpertWeights) -> ManyConfig:
@@ -61,10 +60,7 @@ def moe_route(
     """As `ops.moe_route`."""
     if not logits_TE.shape[0]:
         return
-    if _must_refer(routing):
-        reference_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
-    else:
-        launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+    launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
 
 
 def _experts_of_many(
@@ -185,7 +181,7 @@ def _norm_moe(
 ) -> None:
     rows, top_k = x_TD.shape[0], routing.top_k
     logits_TE, ids_TK, weights_TK = scratch.logits_TE[:rows], scratch.ids_TK[:rows], scratch.weights_TK[:rows]
-    if isinstance(config, FewConfig) and not _must_refer(routing):
+    if isinstance(config, FewConfig) and _is_plain(routing):
         ops.norm_linear(x_TD, norm_D, eps, router, logits_TE, scratch_TD)
         launch_few_gate_up(
             x_TD, norm_D, eps, experts, routing, top_k, kind, num_tokens, ids_TK, weights_TK, scratch, bias_E,
@@ -195,8 +191,8 @@ def _norm_moe(
         return
     ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
     ops.linear(scratch_TD, router, logits_TE)
-    if _must_refer(routing) or not _are_all(experts, scratch):
-        moe_route(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+    if not _are_all(experts, scratch):
+        launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
         launch_lists(ids_TK, num_tokens, scratch, experts.first, experts.count)
     else:
         launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E, scratch)

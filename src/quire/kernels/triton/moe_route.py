@@ -59,6 +59,49 @@ def take_best(keys_E):
 
 
 @triton.jit
+def _open_groups(
+    keys_E,
+    num_experts,
+    HAS_BIAS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
+):
+    """The keys of the experts of the best groups, as `experts.Routing` says it, and none of the others."""
+    expert_E, group_G = tl.arange(0, keys_E.shape[0]), tl.arange(0, GROUPS_BLOCK)
+    group_E = expert_E // (num_experts // GROUPS)
+    keys_G = tl.full((GROUPS_BLOCK,), -2147483648, dtype=tl.int32)
+    for group in tl.static_range(GROUPS):
+        best, _, rest_E = take_best(tl.where(group_E == group, keys_E, -2147483648))
+        if HAS_BIAS:
+            best = _sortable(_unsortable(best) + _unsortable(tl.max(rest_E, axis=0)))
+        keys_G = tl.where(group_G == group, best, keys_G)
+    open_E = expert_E < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        _, group, keys_G = take_best(keys_G)
+        open_E = open_E | (group_E == group)
+    return tl.where(open_E, keys_E, -2147483648)
+
+
+@triton.jit
+def _choose_in_turn(logits_E, num_experts, scale, JITTER: tl.constexpr, K: tl.constexpr, K_BLOCK: tl.constexpr):
+    """As `choose`, for `sparsemixer`."""
+    expert_E, slot_K = tl.arange(0, logits_E.shape[0]), tl.arange(0, K_BLOCK)
+    keys_E, left_E = rank_keys(logits_E, logits_E, num_experts, False, False), logits_E
+    ids_K = tl.zeros((K_BLOCK,), dtype=tl.int32)
+    weights_K = tl.zeros((K_BLOCK,), dtype=tl.float32)
+    for k in tl.static_range(K):
+        best, expert, keys_E = take_best(keys_E)
+        top = _unsortable(best)
+        is_far_E = top - logits_E > 2.0 * JITTER * tl.maximum(tl.abs(logits_E), top)
+        total = tl.sum(tl.where(is_far_E, 0.0, tl.exp(left_E - top)), axis=0)
+        ids_K = tl.where(slot_K == k, tl.minimum(expert, num_experts - 1), ids_K)
+        weights_K = tl.where(slot_K == k, scale / total, weights_K)
+        left_E = tl.where(expert_E == expert, float("-inf"), left_E)
+    return ids_K, weights_K
+
+
+@triton.jit
 def choose(
     logits_E,
     bias_ptr,
@@ -69,9 +112,14 @@ def choose(
     RENORMALIZE: tl.constexpr,
     K: tl.constexpr,
     K_BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr = 1,
+    TOP_GROUPS: tl.constexpr = 1,
+    GROUPS_BLOCK: tl.constexpr = 1,
 ):
     """(ids [K_BLOCK], weights [K_BLOCK]) of one token, best first. Logits of no expert are minus infinity."""
     keys_E = rank_keys(logits_E, bias_ptr, num_experts, SIGMOID, HAS_BIAS)
+    if TOP_GROUPS < GROUPS:
+        keys_E = _open_groups(keys_E, num_experts, HAS_BIAS, GROUPS, TOP_GROUPS, GROUPS_BLOCK)
     expert_E, slot_K = tl.arange(0, logits_E.shape[0]), tl.arange(0, K_BLOCK)
     ids_K = tl.zeros((K_BLOCK,), dtype=tl.int32)
     chosen_K = tl.full((K_BLOCK,), float("-inf"), dtype=tl.float32)
@@ -144,6 +192,11 @@ def choose_kernel(
     SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     RENORMALIZE: tl.constexpr,
+    IN_TURN: tl.constexpr,
+    JITTER: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUPS_BLOCK: tl.constexpr,
     K: tl.constexpr,
     K_BLOCK: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -159,7 +212,13 @@ def choose_kernel(
     expert_E, slot_K = tl.arange(0, BLOCK_E), tl.arange(0, K_BLOCK)
     row = logits_ptr + token.to(tl.int64) * num_experts
     logits_E = tl.load(row + expert_E, mask=expert_E < num_experts, other=float("-inf")).to(tl.float32)
-    ids_K, weights_K = choose(logits_E, bias_ptr, num_experts, scale, SIGMOID, HAS_BIAS, RENORMALIZE, K, K_BLOCK)
+    if IN_TURN:
+        ids_K, weights_K = _choose_in_turn(logits_E, num_experts, scale, JITTER, K, K_BLOCK)
+    else:
+        ids_K, weights_K = choose(
+            logits_E, bias_ptr, num_experts, scale, SIGMOID, HAS_BIAS, RENORMALIZE, K, K_BLOCK, GROUPS, TOP_GROUPS,
+            GROUPS_BLOCK,
+        )  # fmt: skip
     pair_K = token * K + slot_K
     tl.store(ids_ptr + pair_K, ids_K, mask=slot_K < K)
     tl.store(weights_ptr + pair_K, weights_K, mask=slot_K < K)
@@ -205,6 +264,11 @@ def launch_choose(
         SIGMOID=routing.scoring == "sigmoid",
         HAS_BIAS=bias_E is not None,
         RENORMALIZE=routing.renormalize,
+        IN_TURN=routing.scoring == "sparsemixer",
+        JITTER=routing.jitter,
+        GROUPS=routing.groups,
+        TOP_GROUPS=routing.top_groups,
+        GROUPS_BLOCK=next_power_of_2(routing.groups),
         K=routing.top_k,
         K_BLOCK=next_power_of_2(routing.top_k),
         BLOCK_E=max(next_power_of_2(num_experts), 32),
