@@ -119,7 +119,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "OPTForCausalLM",
         {"enable_bias": False, "layer_norm_elementwise_affine": False, "tie_word_embeddings": False},
     ),
-    "phi: norms of heads": ("PhiForCausalLM", {"qk_layernorm": True}),
+    "phi: norms of heads, tied": ("PhiForCausalLM", {"qk_layernorm": True, **TIED}),
+    "gpt-j: tied": ("GPTJForCausalLM", GPT | {"rotary_dim": 8, **TIED}),
+    "gemma: another activation, untied": (
+        "GemmaForCausalLM", ODD | {"hidden_act": "silu", "head_dim": 24, "tie_word_embeddings": False},
+    ),
     "cohere: norms of heads, untied": ("CohereForCausalLM", {"use_qk_norm": True, "tie_word_embeddings": False}),
     "vaultgemma": ("VaultGemmaForCausalLM", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8, **TIED}),
     "granite swa": (

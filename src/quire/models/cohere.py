@@ -27,4 +27,4 @@ def cohere(hf: HFConfig) -> DecoderSpec:
 @register("Cohere2ForCausalLM")
 def cohere2(hf: HFConfig) -> DecoderSpec:
     """Command R7B: windowed layers rotate; full ones know no positions."""
-    return full_where_not_sliding(cohere(hf), hf, every=4, rope=None)
+    return full_where_not_sliding(cohere(hf).with_attention(qk_norm=None), hf, every=4, rope=None)

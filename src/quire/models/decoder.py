@@ -110,6 +110,7 @@ class Decoder(CausalLM):
         self._token_types: LinearWeight | None = None
         self._lm_head: LinearWeight | None = None
         self._tied_head: LinearWeight | None = None
+        self._lm_head_bias: torch.Tensor | None = None
         self._embedding_norm: NormWeight | None = None
         self._final_norm: NormWeight | None = None
         self._project_in: LinearWeight | None = None
@@ -295,10 +296,11 @@ class Decoder(CausalLM):
         if not self.spec.tied_embeddings:
             return cast(LinearWeight, self._lm_head)
         if self._tied_head is None:
-            whole = self._tied_head = cast(LinearWeight, self._embedding)
+            whole = self._tied_head = dataclasses.replace(cast(LinearWeight, self._embedding), bias=self._lm_head_bias)
             if self.plan.size > 1 and whole.data is not None:
                 rows = self.plan.vocabulary(self.spec.vocab)
-                self._tied_head = LinearWeight(rows.stop - rows.start, whole.in_features, whole.dtype, whole.data[rows])
+                count, bias = rows.stop - rows.start, None if whole.bias is None else whole.bias[rows]
+                self._tied_head = LinearWeight(count, whole.in_features, whole.dtype, whole.data[rows], bias=bias)
         return self._tied_head
 
     def _run_fused(self, layer: DecoderLayer, step: StepInputs, views: TokenViews) -> None:

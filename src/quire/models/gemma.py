@@ -18,7 +18,9 @@ SANDWICH_NAMES = LLAMA_NAMES.but(
 
 @register("GemmaForCausalLM")
 def gemma(hf: HFConfig) -> DecoderSpec:
-    """Gemma 1."""
+    """Gemma 1; its first configs say "gelu" and mean its tanh form."""
+    act = hf.get("hidden_activation") or hf.get("hidden_act", "gelu")
+    act = "gelu_pytorch_tanh" if act == "gelu" else act
     return DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
@@ -31,8 +33,7 @@ def gemma(hf: HFConfig) -> DecoderSpec:
             qkv_bias=bool(hf.get("attention_bias", False)),
             out_bias=bool(hf.get("attention_bias", False)),
         ),
-        # Gemma's first configs say "gelu" and mean its tanh form.
-        mlp=GatedMLP(hf.intermediate_size, act=hf.get("hidden_activation", "gelu_pytorch_tanh")),
+        mlp=GatedMLP(hf.intermediate_size, act=act),
         norm=RMSNorm(hf.rms_norm_eps, weight_offset=1.0),
         weights=LLAMA_NAMES,
         max_positions=hf.max_position_embeddings,
@@ -44,7 +45,7 @@ def gemma(hf: HFConfig) -> DecoderSpec:
 @register("Gemma2ForCausalLM")
 def gemma2(hf: HFConfig) -> DecoderSpec:
     """Gemma 2: every second layer sees a window; soft caps on scores and logits."""
-    spec = gemma(hf)
+    spec = gemma(defaults(hf, hidden_activation="gelu_pytorch_tanh"))
     base = dataclasses.replace(
         spec.attentions()[0], scale=hf.query_pre_attn_scalar**-0.5, soft_cap=hf.get("attn_logit_softcapping", 0.0)
     )

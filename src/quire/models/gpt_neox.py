@@ -33,6 +33,7 @@ GPTJ_NAMES = dataclasses.replace(
         out="attn.out_proj",
         up="mlp.fc_in",
         down="mlp.fc_out",
+        lm_head_bias="lm_head.bias",
     ),
     transposed=(),
 )

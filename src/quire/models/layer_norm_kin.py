@@ -64,8 +64,8 @@ def jais2(hf: HFConfig) -> DecoderSpec:
 @register("PersimmonForCausalLM")
 def persimmon(hf: HFConfig) -> DecoderSpec:
     """Persimmon: a layer norm of each head, half of which rotates; q, k and v stored head by head."""
-    hf, norm = defaults(hf, partial_rotary_factor=0.5, attention_bias=True, hidden_act="relu2"), layer_norm_of(hf)
+    hf, norm = defaults(hf, partial_rotary_factor=0.5, hidden_act="relu2"), layer_norm_of(hf)
     qk_norm = norm if hf.get("qk_layernorm", True) else None
-    spec = llama(hf).with_attention(qk_norm=qk_norm, kv_heads=hf.num_attention_heads)
+    spec = llama(hf).with_attention(qk_norm=qk_norm, kv_heads=hf.num_attention_heads, qkv_bias=True, out_bias=True)
     mlp = MLP(hf.intermediate_size, hf.hidden_act, bias=True)
     return dataclasses.replace(spec, mlp=mlp, norm=norm, weights=PERSIMMON_NAMES)

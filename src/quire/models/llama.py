@@ -62,7 +62,7 @@ def llama(hf: HFConfig) -> DecoderSpec:
 @register("MinistralForCausalLM")
 def ministral(hf: HFConfig) -> DecoderSpec:
     """Ministral 8B: windows in the layers that `layer_types` names, or in all."""
-    return full_where_not_sliding(llama(hf), hf)
+    return full_where_not_sliding(llama(hf).with_attention(qkv_bias=False, out_bias=False), hf)
 
 
 @register("CwmForCausalLM")

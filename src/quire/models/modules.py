@@ -140,6 +140,8 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
         head = (Part(spec.vocab, spec.vocab),)
         lm_head = model.linear("lm_head", head, width, bias=spec.lm_head_bias, shard="vocabulary")
         modules.append(dataclasses.replace(lm_head, normalized=spec.normalized_head))
+    elif spec.lm_head_bias:
+        modules.append(model.vector("lm_head_bias", Part(spec.vocab, 1)))
     return modules
 
 

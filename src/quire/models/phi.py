@@ -16,6 +16,7 @@ PHI_NAMES = LLAMA_NAMES.but(
     up="mlp.fc1",
     down="mlp.fc2",
     final_norm="final_layernorm",
+    lm_head_bias="lm_head.bias",
 )
 PHI3_NAMES = LLAMA_NAMES.but(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
 
@@ -24,7 +25,7 @@ PHI3_NAMES = LLAMA_NAMES.but(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj
 def phi(hf: HFConfig) -> DecoderSpec:
     """Phi-1, Phi-1.5, Phi-2."""
     norm = LayerNorm(hf.layer_norm_eps)
-    spec = llama(defaults(hf, partial_rotary_factor=0.5, attention_bias=True))
+    spec = llama(defaults(hf, partial_rotary_factor=0.5)).with_attention(qkv_bias=True, out_bias=True)
     return dataclasses.replace(
         spec.with_attention(qk_norm=norm if hf.get("qk_layernorm", False) else None),
         mlp=MLP(hf.intermediate_size, act=hf.hidden_act, bias=True),

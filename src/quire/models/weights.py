@@ -207,7 +207,7 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
     is_formatted = columns and not module.plain and (module.kind != "embedding" or method.stores_embeddings)
     is_formatted = is_formatted and module.kind not in ("norm", "table")
     plain = CONVOLUTION if module.is_conv else TRANSPOSED if module.transposed else PLAIN["weight"]
-    prefix = "" if module.name == "lm_head" else prefix
+    prefix = "" if module.name.startswith("lm_head") else prefix
     for name, (rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
         source = functools.partial(
             Source, module=module, source=name, rows=rows, blocks=blocks, columns=columns, is_stack=is_stack
