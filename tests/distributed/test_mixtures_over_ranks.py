@@ -14,13 +14,13 @@ __all__ = ["restored_choice"]
 QUICK = ("gpt-oss", "llama4", "glm4 moe", "phimoe", "granite moe shared", "deepseek v2: groups")
 
 
-@pytest.mark.parametrize("experts", ["split", "whole"])
-def test_two_ranks_compute_what_one_computes(experts, tmp_path: Path) -> None:
-    check(2, tmp_path, {name: SHAPES[name] for name in QUICK}, "native", experts=experts)
+@pytest.mark.parametrize(("experts", "kernels"), [("split", "native"), ("whole", "native"), ("whole", "fused")])
+def test_two_ranks_compute_what_one_computes(experts, kernels, tmp_path: Path) -> None:
+    check(2, tmp_path, {name: SHAPES[name] for name in QUICK}, kernels, experts=experts)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("kernels", ["native", "reference", "fused"])
 @pytest.mark.parametrize("experts", ["split", "whole"])
 def test_every_mixture_over_two_ranks(experts, kernels, tmp_path: Path) -> None:
     check(2, tmp_path, SHAPES, kernels, experts=experts)

@@ -14,9 +14,9 @@ import torch
 class Routing:
     """From a token's logits over experts to its experts and their weights.
 
-    Scores are softmax or sigmoid of the logits, in float32. The `top_k` largest are chosen (of equals the first, also of groups); with
-    a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay the scores. Softmax with
-    `renormalize` is also the softmax over the chosen logits alone.
+    Scores are softmax or sigmoid of the logits, in float32. The `top_k` largest are chosen (of equals the first, also of
+    groups); with a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay the scores.
+    Softmax with `renormalize` is also the softmax over the chosen logits alone.
 
     `sparsemixer` (https://arxiv.org/abs/2409.12136, as evaluated) chooses by the logits; a choice's weight is its softmax
     over the experts that no earlier choice took and whose logit l is close to the choice's own c:
