@@ -33,7 +33,6 @@ def state_of(path, folder, **settings):
         ("GPT2LMHeadModel", {}),
         ("Gemma2ForCausalLM", {"dtype": "bfloat16"}),
         ("Qwen3MoeForCausalLM", {}),
-        ("LlamaForCausalLM", {"quantization": "int8"}),
     ],
 )
 def test_a_saved_state_computes_the_same(architecture, settings, tmp_path):

@@ -1,5 +1,6 @@
 """Checkpoints in every number format, through the engine: they give what their values in a plain checkpoint give."""
 
+import dataclasses
 import json
 import re
 
@@ -25,6 +26,7 @@ from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
 from quire.models.weights import canonical_name, names_within, sources_of
 from quire.platforms.cpu import CpuPlatform
+from quire.platforms.interface import Because
 from quire.quantization import join
 from quire.quantization.registry import linear_method
 
@@ -332,16 +334,48 @@ def test_the_head_may_be_stored_so_too(cpu, llama, tmp_path, name):
     assert describe(cpu, tmp_path)["weight_bytes"] < describe(cpu, tmp_path / "worth")["weight_bytes"] - 384 * 64 * 3
 
 
-@pytest.mark.parametrize("name", ["gptq 4 bits", "awq", "compressed nvfp4", "fp8 small blocks", "bitsandbytes nf4"])
-def test_experts_are_made_plain_and_a_line_says_so(cpu, tmp_path, name, caplog):
+class RunsAhead(CpuPlatform):
+    """As the CPU, said to work beside the host: nobody can ask what a router chose."""
+
+    def capabilities(self):
+        return dataclasses.replace(super().capabilities(), async_output=Because(True, "a test's own platform"))
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits", "awq", "compressed nvfp4", "bitsandbytes nf4", "fp8 small blocks"])
+def test_experts_stay_small_where_the_host_may_look_at_the_router(cpu, tmp_path, name, caplog):
     path = make_tiny_model("Qwen3MoeForCausalLM", tmp_path / "plain", num_experts=4, moe_intermediate_size=64)
     store(path, tmp_path / "stored", (WEIGHT_ONLY | FLOAT8)[name])
-    with caplog.at_level("WARNING", logger="quire"):
-        loaded = load(cpu, tmp_path / "stored")
-    expected = logprobs_of(load(cpu, tmp_path / "stored/worth"))
-    torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
-    is_packed = "fp8" not in name
-    assert ("36 matrices of experts or embeddings were made plain" in caplog.text) == is_packed
+    expected, plain_bytes = logprobs_of(load(cpu, tmp_path / "stored/worth")), describe(cpu, tmp_path / "stored/worth")
+    ahead = RunsAhead()
+    ahead.select_kernels(deterministic=True)
+    for platform in (cpu, ahead):
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="quire"):
+            loaded = load(platform, tmp_path / "stored")
+        torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
+        is_small = platform is cpu and "fp8" not in name
+        assert (loaded.model._layers[0].mlp.mixture._packed is not None) == is_small
+        assert ("36 matrices of experts or embeddings were made plain" in caplog.text) == (
+            not is_small and "fp8" not in name
+        )
+        ratio = loaded.explain()["model"]["weight_bytes"] / plain_bytes["weight_bytes"]
+        assert (ratio < 0.75) == is_small
+
+
+def test_the_engine_generates_with_small_experts(tmp_path):
+    """Steps of such mixtures are not recorded; several requests at once choose several experts."""
+    path = make_tiny_model("Qwen3MoeForCausalLM", tmp_path / "plain", num_experts=4, moe_intermediate_size=64)
+    store(path, tmp_path / "stored", WEIGHT_ONLY["compressed 4 bits"])
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    prompts = [{"prompt_token_ids": TOKENS[start:]} for start in range(5)]
+    stored, worth = (
+        [
+            list(o.outputs[0].token_ids)
+            for o in LLM(str(p), dtype="float32", deterministic=True).generate(prompts, params)
+        ]
+        for p in (tmp_path / "stored", tmp_path / "stored/worth")
+    )
+    assert stored == worth
 
 
 def test_gpt_oss_experts_are_read_from_blocks(cpu, tmp_path):
@@ -351,7 +385,12 @@ def test_gpt_oss_experts_are_read_from_blocks(cpu, tmp_path):
     )  # fmt: skip
     quantized_models.store_mxfp4_experts(path, tmp_path / "stored")
     expected = logprobs_of(load(cpu, tmp_path / "stored/worth"))
-    torch.testing.assert_close(logprobs_of(load(cpu, tmp_path / "stored")), expected, rtol=0, atol=1e-3)
+    ahead = RunsAhead()
+    ahead.select_kernels(deterministic=True)
+    for platform in (cpu, ahead):
+        loaded = load(platform, tmp_path / "stored")
+        torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
+        assert (loaded.model._layers[0].mlp.mixture._packed is not None) == (platform is cpu)
     assert (logprobs_of(load(cpu, path)) - expected).abs().max() > 0.01
 
 

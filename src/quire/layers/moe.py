@@ -6,14 +6,17 @@ Legend: T tokens, E experts, K experts a token, D hidden, I intermediate of the 
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
+from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.ops import LinearWeight
+from quire.kernels.packed import PackedWeight
 from quire.layers.linear import LinearMethod
+from quire.layers.packed_experts import PackedExperts
 
 
 class Room(Protocol):
@@ -64,18 +67,36 @@ class Mixture:
         self._linears: dict[str, LinearWeight] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._experts: ExpertWeights | None = None
+        self._listed: dict[str, list[LinearWeight]] = {}
+        self._packed: PackedExperts | None = None
 
-    def set_weight(self, name: str, weight: LinearWeight | torch.Tensor) -> None:
-        """Take one of `WEIGHTS`."""
+    def set_weight(self, name: str, weight: LinearWeight | torch.Tensor | list[LinearWeight]) -> None:
+        """Take one of `WEIGHTS`; a list has one weight an expert."""
         if isinstance(weight, LinearWeight):
             self._linears[name] = weight
             return
-        self._tensors[name] = weight
+        if isinstance(weight, list):
+            self._listed[name] = weight
+        else:
+            self._tensors[name] = weight
+        if self._listed:
+            self._build_packed()
+            return
         there = {field: self._tensors[name] for name, field in self.EXPERTS.items() if name in self._tensors}
         if name in self.EXPERTS and len(there) == self._awaited:
             self._experts = ops.pack_experts(ExpertWeights(**there, **self._options))
             for each in self.EXPERTS:
                 self._tensors.pop(each, None)
+
+    def _build_packed(self) -> None:
+        if len(self._listed) == 1 and len({*self._listed, *self._tensors} & {"experts_gate_up", "experts_down"}) == 2:
+            raise ConfigError("the experts' two matrices are stored in different ways", setting="quantization")
+        biases = [self._tensors[name] for name in ("experts_gate_up_bias", "experts_down_bias") if name in self._tensors]
+        if len(self._listed) + len(biases) < self._awaited:
+            return
+        gate_up, down = (cast("list[PackedWeight]", self._listed[name]) for name in ("experts_gate_up", "experts_down"))
+        experts = PackedExperts(gate_up, down, **self._options)
+        self._packed = experts.with_biases(*biases) if biases else experts
 
     def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: Room) -> None:
         """out = the mixture of x, this rank's part of it. `views` has room for the shared feed-forward."""
@@ -83,7 +104,10 @@ class Mixture:
         logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
         ops.linear(x_TD, self._linears["router"], logits_TE)
         ops.moe_route(logits_TE, self.routing, num_tokens, ids_TK, weights_TK, self._tensors.get("router_bias"))
-        ops.moe_experts(x_TD, ids_TK, weights_TK, self._weights(), self.activation, num_tokens, out_TD, scratch)
+        if self._packed is not None:
+            self._packed.run(x_TD, ids_TK, weights_TK, self.activation, int(num_tokens[0]), out_TD)
+        else:
+            ops.moe_experts(x_TD, ids_TK, weights_TK, self._weights(), self.activation, num_tokens, out_TD, scratch)
         if self.shared:
             shared_TD = scratch.out_PD[:count]
             self._method.apply(self._activate_shared(x_TD, views), self._linears["shared_down"], shared_TD)

@@ -122,6 +122,8 @@ def _describe(name: str, weight: Weight, tensors: dict[str, torch.Tensor]) -> di
     if isinstance(weight, torch.Tensor):
         tensors[name] = weight.contiguous()
         return {"class": _TENSOR}
+    if isinstance(weight, list):  # experts, one by one
+        weight = weight[0]
     values: dict[str, Any] = {"class": type(weight).__name__}
     for field in dataclasses.fields(weight):
         value = getattr(weight, field.name)

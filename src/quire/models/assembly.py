@@ -33,7 +33,8 @@ class NormWeight:
     bias: torch.Tensor | None = None
 
 
-Weight: TypeAlias = LinearWeight | NormWeight | torch.Tensor
+Weight: TypeAlias = LinearWeight | NormWeight | torch.Tensor | list[LinearWeight]
+"""A list has one weight an expert."""
 
 
 @dataclasses.dataclass
@@ -55,6 +56,7 @@ class _Unfinished:
     staged: list[torch.Tensor] = dataclasses.field(default_factory=list)
     matrices: dict[tuple[str, int], _Matrix] = dataclasses.field(default_factory=dict)
     parts: dict[int, Decoded] = dataclasses.field(default_factory=dict)
+    keeps_experts: bool = True
 
 
 class Assembler:
@@ -79,6 +81,7 @@ class Assembler:
                 unfinished = _Unfinished(set(), source.module.local_shape(plan))
                 self._unfinished[source.module.name] = unfinished
             unfinished.missing.add(source.name)
+            unfinished.keeps_experts &= source.is_decoded and method.keeps_expert(source.source)
             if not source.is_decoded:
                 continue
             for block in source.blocks:
@@ -130,7 +133,7 @@ class Assembler:
                 continue
             del unfinished.matrices[source.source, block.at]
             part = self._method.decode(matrix.source, matrix.tensors, matrix.shape, self._dtype)
-            if source.module.kind != "linear":
+            if source.module.kind != "linear" and not (source.module.kind == "experts" and unfinished.keeps_experts):
                 self._place(source, self._method.dense(part, self._dtype), block.at, unfinished)
             else:
                 unfinished.parts[block.at] = part
@@ -156,6 +159,8 @@ class Assembler:
     def _finish(self, module: Module, unfinished: _Unfinished) -> Weight:
         tensors = unfinished.tensors
         bias = tensors.pop("bias", None)
+        if module.kind == "experts" and unfinished.parts:
+            return self._finish_experts(module, unfinished)
         if unfinished.parts:
             # Of a module only some of whose matrices have a format of their own, the others are parts as they are.
             if "weight" in tensors:
@@ -173,6 +178,18 @@ class Assembler:
             mine = self._plan.experts(module.experts)
             return tensors["weight"].unflatten(0, (mine.stop - mine.start, -1))
         return tensors["weight"]
+
+    def _finish_experts(self, module: Module, unfinished: _Unfinished) -> Weight:
+        mine = self._plan.experts(module.experts)
+        rows = unfinished.shape[0] // (mine.stop - mine.start)
+        experts: list[list[Decoded]] = [[] for _ in range(mine.start, mine.stop)]
+        for at in sorted(unfinished.parts):
+            experts[at // rows].append(unfinished.parts[at])
+        weights = self._method.join_experts(experts)
+        if weights is None:
+            dense = [self._method.dense(part, self._dtype) for parts in experts for part in parts]
+            return torch.cat(dense).unflatten(0, (len(experts), -1))
+        return weights
 
     def _plain_parts(self, unfinished: _Unfinished) -> dict[int, torch.Tensor]:
         """Stretches of rows that no part in a format of its own covers."""

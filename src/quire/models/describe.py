@@ -24,7 +24,8 @@ def describe_weights(
         if module.kind == "experts":
             idle += rows * max(columns, 1) * (module.experts - _active_experts(spec, module)) // module.experts
         is_head = module.name == "lm_head" and method.stored(*module.sources) is not PLAIN
-        if module.is_quantizable or is_head:
+        keeps_experts = module.kind == "experts" and bool(columns) and all(map(method.keeps_expert, module.sources))
+        if module.is_quantizable or is_head or keeps_experts:
             weight_bytes += method.weight_bytes(module.sources, rows, columns, dtype)
         else:
             weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.columns and module.kind != "table" else 4)

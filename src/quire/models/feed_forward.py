@@ -85,7 +85,7 @@ class FeedForwardLayer:
         if name == "experts_down_bias" and plan.rank > 0 and not plan.expert_parallel:  # summed over ranks: one adds it
             weight = torch.zeros_like(cast(torch.Tensor, weight))
         if self.mixture is not None:
-            self.mixture.set_weight(name, cast("LinearWeight | torch.Tensor", weight))
+            self.mixture.set_weight(name, cast("LinearWeight | torch.Tensor | list[LinearWeight]", weight))
         elif self._alphas is not None and isinstance(weight, torch.Tensor):
             set_alpha(self._alphas, name == "act_positive", weight)
         else:

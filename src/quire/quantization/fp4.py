@@ -9,7 +9,7 @@ from quire.config.hf_config import HFConfig
 from quire.kernels.fp8 import FP8
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
 from quire.quantization.codes import e8m0_scale, unpack_e2m1
-from quire.quantization.scheme import DENSE, Form, Scheme, SchemeOf, Tensors, is_within
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within
 
 BYTES = (torch.uint8,)
 E8M0 = (torch.uint8, torch.float8_e8m0fnu)
@@ -60,7 +60,7 @@ def parse_mxfp4(section: HFConfig) -> SchemeOf:
         "_blocks": Stored((ROWS, Axis("columns", 32), Axis("none", entries=16)), BYTES),
         "_scales": Stored((ROWS, Axis("columns", 32)), E8M0),
     }
-    scheme = Scheme("mxfp4", tensors, decode, DENSE)
+    scheme = Scheme("mxfp4", tensors, decode, Form("packed", 4, 32))
     plain = [str(name) for name in section.get("modules_to_not_convert") or [] if "*" not in str(name)]
 
     def scheme_of(source: str) -> Scheme | None:

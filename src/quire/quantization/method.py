@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from quire.errors import ConfigError
+from quire.kernels import ops
 from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
 from quire.kernels.ops import LinearWeight
 from quire.kernels.packed import Int8Weight, PackedWeight
@@ -46,6 +47,7 @@ class QuantizedLinear(LinearMethod):
         self.name, self._online, self._uses_fp8 = name, online, uses_fp8
         self._scheme_of = scheme_of or (lambda source: None)
         self._has_fp8, self._lacks_fp8 = True, ""
+        self._keeps_experts = False
         self._names: Collection[str] = ()
         self._dense: dict[tuple[str, str], list[int]] = {}
         self._scratch: Fp8Scratch | None = None
@@ -57,6 +59,9 @@ class QuantizedLinear(LinearMethod):
 
     def on_device(self, capabilities: Capabilities) -> None:
         self._has_fp8, self._lacks_fp8 = capabilities.fp8.value, capabilities.fp8.why
+        # A device that runs ahead of the host, or takes a mixture in one operation, asks nobody what its router chose.
+        is_asked = not capabilities.async_output.value and not ops.is_native("norm_moe")
+        self._keeps_experts = is_asked and ops.is_native("packed_linear")
         if self._uses_fp8 == "needs" and not self._has_fp8:
             raise ConfigError(
                 f"quantization={self.name!r} cannot run on this device: {self._lacks_fp8}", setting="quantization"
@@ -107,6 +112,13 @@ class QuantizedLinear(LinearMethod):
             for part in parts:
                 self._note(part, "that are multiplied together", "not all of them are stored alike")
         return weight
+
+    def keeps_expert(self, source: str) -> bool:
+        scheme = self.scheme(source)
+        return self._keeps_experts and scheme is not None and scheme.form.kind == "packed"
+
+    def join_experts(self, experts: Sequence[Sequence[Decoded]]) -> list[LinearWeight] | None:
+        return join.join_experts(experts)
 
     def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
         if self._online is None:
