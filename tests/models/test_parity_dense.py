@@ -86,6 +86,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTNeoXForCausalLM",
         ODD_HEADS | {"use_parallel_residual": False, "attention_bias": False, "rotary_pct": 0.5},
     ),
+    "gpt-neox: five values of each head rotate": ("GPTNeoXForCausalLM", {"num_attention_heads": 3, "hidden_size": 60}),
     "gpt-j": ("GPTJForCausalLM", GPT | {"rotary_dim": 8}),
     "gpt-j: odd": ("GPTJForCausalLM", GPT | {"n_embd": 72, "n_head": 3, "rotary_dim": 12, "n_inner": 100}),
     "gpt-bigcode": ("GPTBigCodeForCausalLM", GPT),
@@ -172,6 +173,7 @@ CONVERTED: dict[str, dict[str, Any]] = {
     "orion": {"partial_rotary_factor": 1.0},
     "mimo": {},
     "teleflm": {"attention_multiplier": 0.25, "residual_multiplier": 1.0},
+    "fuyu": {},
     "mistral3 that sees": {"sliding_window": 9},
     "falcon: before Transformers had it": {
         "new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": True,

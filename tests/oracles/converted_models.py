@@ -257,6 +257,13 @@ def mistral3_that_sees(config, weights):
     return own, weights
 
 
+@converts("fuyu", "PersimmonForCausalLM")
+def fuyu(config, weights):
+    weights = {f"language_model.{name}": value for name, value in weights.items()}
+    weights["vision_embed_tokens.weight"] = torch.ones(7, 5)
+    return {"architectures": ["FuyuForCausalLM"], "text_config": config, "tie_word_embeddings": False}, weights
+
+
 @converts("falcon: before Transformers had it", "FalconForCausalLM")
 def old_falcon(config, weights):
     own = {

@@ -26,7 +26,6 @@ CHATGLM_NAMES = WeightNames(
     },
     prefixes=("transformer.",),
     layer="encoder.layers.{layer}.",
-    ignored=("*.rotary_pos_emb.inv_freq",),
 )
 
 

@@ -24,7 +24,7 @@ NEOX_NAMES = WeightNames(
     },
     prefixes=("gpt_neox.", ""),
     by_head=("qkv",),
-    ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+    ignored=("*.attention.bias", "*.attention.masked_bias", "*.inv_freq"),
 )
 GPTJ_NAMES = dataclasses.replace(
     GPT2_NAMES.but(

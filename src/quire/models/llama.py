@@ -34,7 +34,7 @@ def head_dim_of(hf: HFConfig) -> int:
 @register(
     "LlamaForCausalLM", "LLaMAForCausalLM", "YiForCausalLM", "AquilaForCausalLM", "AquilaModel", "XverseForCausalLM"
 )
-@register("MistralForCausalLM")
+@register("MistralForCausalLM", "IQuestCoderForCausalLM", "TeleChat3ForCausalLM")
 def llama(hf: HFConfig) -> DecoderSpec:
     """Llama 1 to 3, Mistral (with its window where the config has one), and models that only carry another name."""
     head_dim, bias = head_dim_of(hf), bool(hf.get("attention_bias", False))
@@ -114,7 +114,7 @@ def seed_oss(hf: HFConfig) -> DecoderSpec:
     return spec.with_attention(out_bias=bool(hf.get("attention_out_bias", False)))
 
 
-@register("InternLMForCausalLM", "InternLM3ForCausalLM")
+@register("InternLMForCausalLM", "InternLM3ForCausalLM", "PanguEmbeddedForCausalLM")
 def internlm(hf: HFConfig) -> DecoderSpec:
     """InternLM 1 (`bias`: of all attention's matrices) and 3 (`bias`: of the output's and the feed-forward's)."""
     bias, is_third = bool(hf.get("bias", False)), "qkv_bias" in hf

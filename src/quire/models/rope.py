@@ -44,7 +44,7 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary embedding of the first `rotary_dim` values of a head."""
+    """Rotary embedding of the first `rotary_dim` values of a head, and of one more if they are odd in number."""
 
     theta: float
     rotary_dim: int

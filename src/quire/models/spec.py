@@ -148,7 +148,7 @@ class MoE:
 
     Attributes:
         routing: how many experts there are, and how a token chooses.
-        intermediate: of one expert, a gated feed-forward.
+        intermediate: of one expert, a gated feed-forward; with `is_gated` off a plain one, and `experts_gate_up` is its `up`.
         bias_correction: the choice (not the weights) adds a learned bias to each expert's score.
         router_bias, experts_bias: whether the router's and the experts' matrices have biases.
         clamp: stands in the place of the activation.
@@ -165,7 +165,8 @@ class MoE:
     experts_bias: bool = False
     clamp: ClampedSwiglu | None = None
     scales_input: bool = False
-    shared: GatedMLP | None = None
+    is_gated: bool = True
+    shared: GatedMLP | MLP | None = None
     shared_gate: bool = False
 
 
@@ -315,7 +316,7 @@ class WeightNames:
     layer: str = "layers.{layer}."
     transposed: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+    ignored: tuple[str, ...] = ("*.inv_freq",)
     stacked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     interleaved: tuple[str, ...] = ()
     row_vectors: tuple[str, ...] = ()

@@ -12,17 +12,19 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
+    "persimmon": "PersimmonForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 """By the `model_type` of `text_config`."""
 PREFIXES = ("model.language_model.", "language_model.model.")
-OTHER_PARTS = ("*vision_tower.*", "*vision_model.*", "*multi_modal_projector.*")
+OTHER_PARTS = ("*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*")
 
 
 @register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")
+@register("FuyuForCausalLM")
 def text_part(hf: HFConfig) -> DecoderSpec:
-    """Gemma 3 (4B and larger), Mistral Small 3.1, Ministral 3, LLaVA: what they do with text."""
+    """Gemma 3 (4B and larger), Mistral Small 3.1, Ministral 3, LLaVA, Fuyu: what they do with text."""
     text = hf.text_config
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:

@@ -232,7 +232,7 @@ def rotary_table(rope: Rope, context: LayerContext) -> ops.Rope:
     """The table of a rotation, made once for all layers that have it."""
     if rope not in context.tables:
         cos_sin = rope.table(context.max_positions).to(context.device)
-        context.tables[rope] = ops.Rope(cos_sin, rope.rotary_dim, rope.interleaved)
+        context.tables[rope] = ops.Rope(cos_sin, cos_sin.shape[1], rope.interleaved)
     return context.tables[rope]
 
 
