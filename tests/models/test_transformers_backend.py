@@ -49,6 +49,12 @@ def test_what_nobody_knows_is_refused(tiny, tmp_path):
         LLM(model=str(tmp_path), model_impl="transformers", max_num_seqs=2, **COMMON)
 
 
+def test_layers_that_keep_something_else_are_refused(tiny):
+    path = tiny("OlmoHybridForCausalLM")
+    with pytest.raises(ConfigError, match=r"of its 3 layers 1 have attention .*others: linear_attention"):
+        LLM(model=str(path), max_num_seqs=2, **COMMON)
+
+
 def test_a_model_whose_attention_is_not_an_interface_is_refused(tiny, tmp_path):
     values = {"architectures": ["XLNetLMHeadModel"], "model_type": "xlnet", "vocab_size": 300, "d_model": 32, "n_layer": 1}
     (tmp_path / "config.json").write_text(json.dumps(values | {"n_head": 2, "d_inner": 32, "eos_token_id": 2}))

@@ -357,6 +357,8 @@ def _heads_of(key: str) -> tuple[_Heads, ...]:
         ConfigError: Transformers has no such model, or one whose attention does not go through its interface.
     """
     config = _config(key)
+    layers = int(getattr(config, "num_hidden_layers", 0))
+    others = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
     try:
         tree = _skeleton(key)
         found: list[_Heads] = []
@@ -374,9 +376,10 @@ def _heads_of(key: str) -> tuple[_Heads, ...]:
             f"Transformers' {type(config).__name__} cannot run on pages: {type(error).__name__}: {error}",
             setting="model_impl",
         ) from error
-    if not found:
+    if others or len(found) != layers:  # what other layers keep of a request is unknown here
         raise ConfigError(
-            f"Transformers' {type(config).__name__} has no attention that goes through its attention interface",
+            f"Transformers' {type(config).__name__} cannot run on pages: of its {layers} layers {len(found)} have attention that "
+            f"goes through its attention interface{f' (others: {chr(44).join(others)})' if others else ''}",
             setting="model_impl",
         )
     return tuple(found)
