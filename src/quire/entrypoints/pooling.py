@@ -4,13 +4,13 @@ Thin: parameters and prompts are checked by the pooling processor before anythin
 """
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
 from quire.entrypoints.prompts import as_prompts
+from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
 from quire.errors import EngineError, RequestError
 from quire.inputs import PromptType
 from quire.outputs import (
@@ -159,16 +159,11 @@ class PoolingMethods:
                 the tokenizer joins pairs.
         """
         check_lora(lora_request)
-        firsts, seconds = _pairs(data_1, data_2)
+        firsts, seconds = pair_texts(data_1, data_2)
         config = self.llm_engine.pooling_processor.config
         if config.embeds:
             return self._score_embeddings(firsts, seconds, pooling_params, truncate_prompt_tokens, use_tqdm)
-        if config.num_labels != 1 or "classify" not in config.tasks:
-            raise RequestError(
-                f"score needs an embedding model or a classifier with one label; this model runs as {config.convert!r} with "
-                f"{config.num_labels} labels",
-                param="task",
-            )
+        check_scores(config)
         (params,) = _params_per_prompt(pooling_params, 1, "classify", truncate_prompt_tokens)
         prompts = self._pair_prompts(firsts, seconds, params, chat_template)
         return [
@@ -181,21 +176,9 @@ class PoolingMethods:
         processor = self.llm_engine.pooling_processor
         pairs = list(zip(firsts, seconds, strict=True))
         if chat_template is None:
-            return [processor.tokenize_pair(first, second, params) for first, second in pairs]
+            return join_pairs(processor, pairs, params)
         tokenizer = self.llm_engine.get_tokenizer()
-        template = ChatTemplate.choose(tokenizer.template, chat_template)
-        texts = [
-            template.render(
-                [{"role": "query", "content": first}, {"role": "document", "content": second}],
-                tools=None,
-                documents=None,
-                add_generation_prompt=False,
-                continue_final_message=False,
-                variables=dict(tokenizer.special_tokens_map),
-            )
-            for first, second in pairs
-        ]
-        return processor.tokenize_batch(cast("list[PromptType]", texts))
+        return render_pairs(processor, tokenizer, ChatTemplate.choose(tokenizer.template, chat_template), pairs)
 
     def _score_embeddings(
         self,
@@ -219,7 +202,7 @@ class PoolingMethods:
         return [
             PoolingRequestOutput(
                 request_id=f"{first.request_id}_{second.request_id}",
-                outputs=ScoringOutput(_cosine(first, second)),
+                outputs=ScoringOutput(cosine(first, second)),
                 prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
                 finished=True,
                 num_cached_tokens=first.num_cached_tokens + second.num_cached_tokens,
@@ -264,22 +247,6 @@ def _with(given: PoolingParams, task: str | None, truncate: int | None) -> Pooli
     return params
 
 
-def _pairs(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> tuple[list[str], list[str]]:
-    firsts = [data_1] if isinstance(data_1, str) else list(data_1)
-    seconds = [data_2] if isinstance(data_2, str) else list(data_2)
-    for name, texts in (("data_1", firsts), ("data_2", seconds)):
-        if not texts or not all(isinstance(text, str) for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RequestError(f"{name} must be a text, or a list of texts", param=name)
-    if len(firsts) == 1:
-        firsts *= len(seconds)
-    if len(firsts) != len(seconds):
-        raise RequestError(
-            f"data_1 has {len(firsts)} texts and data_2 {len(seconds)}: give one and many, or as many of both",
-            param="data_2",
-        )
-    return firsts, seconds
-
-
 def _as(output: Pooled, convert: Callable[[PoolingOutput], OutputT]) -> PoolingRequestOutput[OutputT]:
     return PoolingRequestOutput(
         request_id=output.request_id,
@@ -288,9 +255,3 @@ def _as(output: Pooled, convert: Callable[[PoolingOutput], OutputT]) -> PoolingR
         finished=output.finished,
         num_cached_tokens=output.num_cached_tokens,
     )
-
-
-def _cosine(first: Pooled, second: Pooled) -> float:
-    a, b = first.outputs.data, second.outputs.data
-    length = math.sqrt(float(a @ a)) * math.sqrt(float(b @ b))
-    return float(a @ b) / length if length else 0.0
