@@ -293,12 +293,13 @@ class WeightNames:
 
     Attributes:
         modules: our name → the checkpoint's module name, or several whose rows are stacked in that order. Ours outside
-            layers: `embedding`, `positions`, `token_types`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k and v; or one
-            each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head's stands alone),
-            `sinks`; of latent attention `q` or `q_a`, `q_a_norm`,
-            `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`, `out`; `gate_up`, `up`, `act_positive` and `act_negative` (of xIELU), `down`, `before_mixer`, `after_mixer`, `before_mlp`, `after_mlp`. In a mixture:
-            `router`, `router_bias` (of the choice), `experts_gate_up` and `experts_down` (with `{expert}` for its number),
-            `experts_gate_up_bias` and `experts_down_bias` ([experts, rows]), `shared_gate_up`, `shared_down`, `shared_gate`.
+            layers: `embedding`, `positions`, `token_types`, `final_norm`, `lm_head`. In a layer: `qkv` (one source for q, k
+            and v; or one each; or q's and one for k and v), `out`, `q_norm`, `k_norm` (with `{head}` where each head's
+            stands alone), `sinks`; of latent attention `q` or `q_a`, `q_a_norm`, `q_b`, then `kv_a`, `kv_a_norm`, `kv_b`,
+            `out`; `gate_up`, `up`, `act_positive` and `act_negative` (of xIELU), `down`, `before_mixer`, `after_mixer`,
+            `before_mlp`, `after_mlp`. In a mixture: `router`, `router_bias` (of the choice), `experts_gate_up` and
+            `experts_down` (with `{expert}` for its number), `experts_gate_up_bias` and `experts_down_bias` ([experts,
+            rows]), `shared_gate_up`, `shared_down`, `shared_gate`.
         prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
         layer: what stands before a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
