@@ -8,6 +8,7 @@ import importlib
 MODULES: tuple[str, ...] = (
     "step",
     "norms",
+    "heads",
     "activations",
     "gather",
     "sampling",
