@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
 from quire.models.weights import canonical_name, names_within, sources_of
 from quire.platforms.cpu import CpuPlatform
-from quire.platforms.interface import Because
+from quire.platforms.interface import Because, UploadStream
 from quire.quantization import join
 from quire.quantization.registry import linear_method
 
@@ -354,12 +355,26 @@ def test_experts_stay_small_where_the_host_may_look_at_the_router(cpu, tmp_path,
             loaded = load(platform, tmp_path / "stored")
         torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
         is_small = platform is cpu and "fp8" not in name
-        assert (loaded.model._layers[0].mlp.mixture._packed is not None) == is_small
+        assert (loaded.model._layers[0].mlp.mixture._one_by_one is not None) == is_small
         assert ("36 matrices of experts or embeddings were made plain" in caplog.text) == (
             not is_small and "fp8" not in name
         )
         ratio = loaded.explain()["model"]["weight_bytes"] / plain_bytes["weight_bytes"]
         assert (ratio < 0.75) == is_small
+
+
+@pytest.mark.parametrize("plain", ["down_proj", "up_proj"])
+def test_experts_that_are_stored_in_part_are_used_so(cpu, tmp_path, plain):
+    """One of the two matrices in a plain type; or a half of the first, which makes all of it plain."""
+    path = make_tiny_model("Qwen3MoeForCausalLM", tmp_path / "plain", num_experts=4, moe_intermediate_size=64)
+    store(path, tmp_path / "stored", WEIGHT_ONLY["gptq 4 bits, act order"], plain=plain)
+    expected = logprobs_of(load(cpu, tmp_path / "stored/worth"))
+    loaded = load(cpu, tmp_path / "stored")
+    torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
+    experts = loaded.model._layers[0].mlp.mixture._one_by_one
+    kinds = {name: type(getattr(experts, name)[0]).__name__ for name in ("gate_up", "down")}
+    assert kinds[{"down_proj": "down", "up_proj": "gate_up"}[plain]] == "LinearWeight"
+    assert "PackedWeight" in kinds.values()
 
 
 def test_the_engine_generates_with_small_experts(tmp_path):
@@ -390,7 +405,7 @@ def test_gpt_oss_experts_are_read_from_blocks(cpu, tmp_path):
     for platform in (cpu, ahead):
         loaded = load(platform, tmp_path / "stored")
         torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
-        assert (loaded.model._layers[0].mlp.mixture._packed is not None) == (platform is cpu)
+        assert (loaded.model._layers[0].mlp.mixture._one_by_one is not None) == (platform is cpu)
     assert (logprobs_of(load(cpu, path)) - expected).abs().max() > 0.01
 
 
@@ -425,3 +440,44 @@ def test_a_description_may_stand_in_a_file_of_its_own(cpu, llama, tmp_path):
             config["compression_config"] = section
         path.write_text(json.dumps(config))
         assert torch.equal(logprobs_of(load(cpu, tmp_path / folder)), expected)
+
+
+class CopiesBeside(UploadStream):
+    """A device's copies, done when they are asked for."""
+
+    def staging(self, num_bytes):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def fence(self):
+        pass
+
+    def submit(self, target, source):
+        target.copy_(source)
+        return mock.Mock()
+
+    def join(self, event):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq 4 bits, act order", "awq", "bitsandbytes nf4, nested", "modelopt nvfp4", "fp8 small blocks"]
+)
+def test_what_a_device_is_sent_is_the_same(cpu, llama, tmp_path, name, monkeypatch):
+    """Stretches of rows go through buffers: also of tensors that have no rows, or fewer."""
+    store(llama, tmp_path, (WEIGHT_ONLY | FLOAT8)[name])
+    expected = logprobs_of(load(cpu, tmp_path))
+    monkeypatch.setattr(CpuPlatform, "upload_stream", lambda self, device: CopiesBeside())
+    assert torch.equal(logprobs_of(load(cpu, tmp_path)), expected)
+
+
+def test_scales_may_have_a_type_of_their_own(cpu, llama, tmp_path):
+    """Powers of two as float8_e8m0fnu rather than as bytes."""
+    store(llama, tmp_path, WEIGHT_ONLY["compressed mxfp4"])
+    expected = logprobs_of(load(cpu, tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {
+        n: t.view(torch.float8_e8m0fnu) if t.dtype == torch.uint8 and n.endswith("scale") else t
+        for n, t in tensors.items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert torch.equal(logprobs_of(load(cpu, tmp_path)), expected)

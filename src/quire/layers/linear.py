@@ -217,10 +217,6 @@ class LinearMethod(Products):
         """Whether experts that are stored so stay small, each a weight by itself, rather than plain in one tensor."""
         return False
 
-    def join_experts(self, experts: Sequence[Sequence[Decoded]]) -> list[LinearWeight] | None:
-        """One weight an expert, of the parts of each; None where they must become plain after all."""
-        return None
-
     @abc.abstractmethod
     def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
         """A layer's weight from a plain matrix, which may be dropped or kept."""

@@ -6,17 +6,15 @@ Legend: T tokens, E experts, K experts a token, D hidden, I intermediate of the 
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
-from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import PackedWeight
 from quire.layers.linear import LinearMethod
-from quire.layers.packed_experts import PackedExperts
+from quire.layers.listed_experts import ListedExperts
 
 
 class Room(Protocol):
@@ -68,7 +66,7 @@ class Mixture:
         self._tensors: dict[str, torch.Tensor] = {}
         self._experts: ExpertWeights | None = None
         self._listed: dict[str, list[LinearWeight]] = {}
-        self._packed: PackedExperts | None = None
+        self._one_by_one: ListedExperts | None = None
 
     def set_weight(self, name: str, weight: LinearWeight | torch.Tensor | list[LinearWeight]) -> None:
         """Take one of `WEIGHTS`; a list has one weight an expert."""
@@ -79,8 +77,8 @@ class Mixture:
             self._listed[name] = weight
         else:
             self._tensors[name] = weight
-        if self._listed:
-            self._build_packed()
+        if self._listed:  # the two matrices come one after the other, in any order
+            self._build_listed()
             return
         there = {field: self._tensors[name] for name, field in self.EXPERTS.items() if name in self._tensors}
         if name in self.EXPERTS and len(there) == self._awaited:
@@ -88,15 +86,17 @@ class Mixture:
             for each in self.EXPERTS:
                 self._tensors.pop(each, None)
 
-    def _build_packed(self) -> None:
-        if len(self._listed) == 1 and len({*self._listed, *self._tensors} & {"experts_gate_up", "experts_down"}) == 2:
-            raise ConfigError("the experts' two matrices are stored in different ways", setting="quantization")
-        biases = [self._tensors[name] for name in ("experts_gate_up_bias", "experts_down_bias") if name in self._tensors]
-        if len(self._listed) + len(biases) < self._awaited:
+    def _build_listed(self) -> None:
+        there = {*self._listed, *self._tensors} & {*self.EXPERTS}
+        if len(there) < self._awaited:
             return
-        gate_up, down = (cast("list[PackedWeight]", self._listed[name]) for name in ("experts_gate_up", "experts_down"))
-        experts = PackedExperts(gate_up, down, **self._options)
-        self._packed = experts.with_biases(*biases) if biases else experts
+        gate_up, down = (
+            self._listed.get(name) or [ops.pack_linear(matrix) for matrix in self._tensors[name]]
+            for name in ("experts_gate_up", "experts_down")
+        )
+        biases = [self._tensors[name] for name in ("experts_gate_up_bias", "experts_down_bias") if name in there]
+        experts = ListedExperts(self._method, gate_up, down, **self._options)
+        self._one_by_one = experts.with_biases(*biases) if biases else experts
 
     def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: Room) -> None:
         """out = the mixture of x, this rank's part of it. `views` has room for the shared feed-forward."""
@@ -104,8 +104,8 @@ class Mixture:
         logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
         ops.linear(x_TD, self._linears["router"], logits_TE)
         ops.moe_route(logits_TE, self.routing, num_tokens, ids_TK, weights_TK, self._tensors.get("router_bias"))
-        if self._packed is not None:
-            self._packed.run(x_TD, ids_TK, weights_TK, self.activation, int(num_tokens[0]), out_TD)
+        if self._one_by_one is not None:
+            self._one_by_one.run(x_TD, ids_TK, weights_TK, self.activation, int(num_tokens[0]), out_TD)
         else:
             ops.moe_experts(x_TD, ids_TK, weights_TK, self._weights(), self.activation, num_tokens, out_TD, scratch)
         if self.shared:

@@ -185,11 +185,7 @@ class Assembler:
         experts: list[list[Decoded]] = [[] for _ in range(mine.start, mine.stop)]
         for at in sorted(unfinished.parts):
             experts[at // rows].append(unfinished.parts[at])
-        weights = self._method.join_experts(experts)
-        if weights is None:
-            dense = [self._method.dense(part, self._dtype) for parts in experts for part in parts]
-            return torch.cat(dense).unflatten(0, (len(experts), -1))
-        return weights
+        return [self._method.join(parts, None, self._dtype) for parts in experts]
 
     def _plain_parts(self, unfinished: _Unfinished) -> dict[int, torch.Tensor]:
         """Stretches of rows that no part in a format of its own covers."""

@@ -41,13 +41,6 @@ def join(parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dty
     return packed.pack_int8(joined) if isinstance(joined, Int8Weight) else joined
 
 
-def join_experts(experts: Sequence[Sequence[Decoded]]) -> list[LinearWeight] | None:
-    """One packed weight an expert; None where some expert's parts do not fit together."""
-    joined = [_joined(parts) for parts in experts]
-    ready = [packed.pack_codes(weight) for weight in joined if isinstance(weight, PackedWeight)] if all(joined) else []
-    return [*ready] if len(ready) == len(joined) else None
-
-
 def _joined(parts: Sequence[Decoded]) -> LinearWeight | None:
     packs = [part for part in parts if isinstance(part, PackedWeight)]
     if len(packs) == len(parts):

@@ -117,9 +117,6 @@ class QuantizedLinear(LinearMethod):
         scheme = self.scheme(source)
         return self._keeps_experts and scheme is not None and scheme.form.kind == "packed"
 
-    def join_experts(self, experts: Sequence[Sequence[Decoded]]) -> list[LinearWeight] | None:
-        return join.join_experts(experts)
-
     def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
         if self._online is None:
             return UnquantizedLinear().create(weight_NK, bias_N, dtype)

@@ -1,7 +1,7 @@
-"""A mixture's experts as small codes, each a packed weight of its own: where a device's host may look at what a router chose.
+"""A mixture's experts as a list, each a weight of its own in any format: where the host may look at what a router chose.
 
-Knows which rows go to which expert. Products are `packed_linear`'s; what stands between them is plain PyTorch, so that steps of
-such mixtures run eagerly. Legend: T tokens, K experts a token, D hidden, I intermediate, S tokens of one expert.
+Knows which rows go to which expert. Products are the format's; what stands between them is plain PyTorch, so that steps of such
+mixtures run eagerly. Legend: T tokens, K experts a token, D hidden, I intermediate, S tokens of one expert.
 """
 
 import dataclasses
@@ -9,29 +9,32 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.kernels import ops, packed
+from quire.kernels import ops
 from quire.kernels.experts import ClampedSwiglu
-from quire.kernels.packed import PackedWeight
+from quire.kernels.ops import LinearWeight
+from quire.layers.linear import Products
 
 
 @dataclasses.dataclass(frozen=True)
-class PackedExperts:
-    """A layer's experts on one rank; the other fields are those of `ExpertWeights`.
+class ListedExperts:
+    """A layer's experts on one rank; fields that are not explained are those of `ExpertWeights`.
 
     Attributes:
+        products: of such weights.
         gate_up, down: one weight an expert.
     """
 
-    gate_up: Sequence[PackedWeight]
-    down: Sequence[PackedWeight]
+    products: Products
+    gate_up: Sequence[LinearWeight]
+    down: Sequence[LinearWeight]
     clamp: ClampedSwiglu | None = None
     scales_input: bool = False
     first: int = 0
 
-    def with_biases(self, gate_up_E2I: torch.Tensor, down_ED: torch.Tensor) -> "PackedExperts":
-        """The same with biases, which stand beside packed codes."""
+    def with_biases(self, gate_up_E2I: torch.Tensor, down_ED: torch.Tensor) -> "ListedExperts":
+        """The same with biases."""
 
-        def added(weights: Sequence[PackedWeight], biases: torch.Tensor) -> list[PackedWeight]:
+        def added(weights: Sequence[LinearWeight], biases: torch.Tensor) -> list[LinearWeight]:
             pairs = zip(weights, biases.float(), strict=True)
             return [dataclasses.replace(weight, bias=bias.contiguous()) for weight, bias in pairs]
 
@@ -64,15 +67,22 @@ class PackedExperts:
 
     def _run_one(self, expert: int, x_SD: torch.Tensor, kind: str) -> torch.Tensor:
         wide, down = self.gate_up[expert], self.down[expert]
-        gate_up_S2I = x_SD.new_empty(len(x_SD), wide.out_features)
-        packed.packed_linear(x_SD, wide, gate_up_S2I)
-        activated_SI = x_SD.new_empty(len(x_SD), down.in_features)
-        if self.clamp is None:
-            ops.gated_activation(gate_up_S2I, kind, activated_SI)
+        wide_SX = x_SD.new_empty(len(x_SD), wide.out_features)
+        self.products.apply(x_SD, wide, wide_SX)
+        activated_SI = wide_SX
+        if wide.out_features == down.in_features:
+            ops.activation(wide_SX, kind)
         else:
-            gate, up = gate_up_S2I.float().chunk(2, dim=-1)
-            gate, up = gate.clamp(max=self.clamp.limit), up.clamp(-self.clamp.limit, self.clamp.limit)
-            activated_SI.copy_(gate * torch.sigmoid(self.clamp.alpha * gate) * (up + 1))
+            activated_SI = x_SD.new_empty(len(x_SD), down.in_features)
+            self._gate(wide_SX, kind, activated_SI)
         out_SD = x_SD.new_empty(len(x_SD), down.out_features)
-        packed.packed_linear(activated_SI, down, out_SD)
+        self.products.apply(activated_SI, down, out_SD)
         return out_SD
+
+    def _gate(self, wide_S2I: torch.Tensor, kind: str, out_SI: torch.Tensor) -> None:
+        if self.clamp is None:
+            ops.gated_activation(wide_S2I, kind, out_SI)
+            return
+        gate, up = wide_S2I.float().chunk(2, dim=-1)
+        gate, up = gate.clamp(max=self.clamp.limit), up.clamp(-self.clamp.limit, self.clamp.limit)
+        out_SI.copy_(gate * torch.sigmoid(self.clamp.alpha * gate) * (up + 1))
