@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels import cpu, ops
+from quire.kernels import cpu, ops, packed
 from quire.kernels.cpu import arguments, recording
 from quire.kernels.cpu.library import library
+from quire.kernels.packed import PackedWeight
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GEMV_SHAPES = [(1024, 512), (3072, 512), (512, 1536), (32000, 512), (4096, 1024), (1024, 3072), (4096, 4096)]
@@ -78,6 +79,48 @@ def time_gemv(dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
         rows.append(
             {"dtype": str(dtype), "n": n, "k": k, "gemv_gb_s": gemv, "read_gb_s": reading, "share": gemv / reading}
         )
+    return rows
+
+
+def packed_weight(n: int, k: int, bits: int) -> PackedWeight:
+    """Groups of 32 columns with float16 scales: what llama.cpp calls Q4_0 and Q8_0."""
+    codes = torch.randint(0, 256, (n, k // 2)).to(torch.uint8) if bits == 4 else torch.zeros(n, k, dtype=torch.int8)
+    zero = torch.full((n, k // 32), 8.0) if bits == 4 else None
+    return PackedWeight(n, k, torch.bfloat16, codes, scale=torch.rand(n, k // 32).half().float(), zero=zero)
+
+
+def time_packed(bits: int, rounds: int) -> list[dict[str, Any]]:
+    """One row over weights of 128 MiB together beside a read test; many rows in operations a second."""
+    rows, read = [], ReadTest()
+    for n, k in GEMV_SHAPES:
+        size = n * k * bits // 8 + n * k // 16
+        weights = [packed.pack_codes(packed_weight(n, k, bits)) for _ in range(max(2, (128 << 20) // size))]
+        x, out = torch.randn(1, k), torch.empty(1, n)
+        step = recording.record(
+            lambda w=weights, x=x, out=out: [packed.packed_linear(x, each, out) for each in w], 1, 2
+        )
+        assert step is not None
+        pairs = []
+        for _ in range(rounds):
+            reading = read.gigabytes_a_second()
+            start = time.perf_counter()
+            step.replay(1, 0)
+            pairs.append((len(weights) * size / (time.perf_counter() - start) / 1e9, reading))
+        pairs.sort(key=lambda pair: pair[0] / pair[1])
+        gemv, reading = pairs[len(pairs) // 2]
+        entry: dict[str, Any] = {
+            "bits": bits,
+            "n": n,
+            "k": k,
+            "gemv_gb_s": gemv,
+            "read_gb_s": reading,
+            "share": gemv / reading,
+        }
+        for m in (8, 64, 512):
+            x, out = torch.randn(m, k), torch.empty(m, n)
+            taken = seconds_of(lambda x=x, w=weights[0], out=out: packed.packed_linear(x, w, out), rounds)
+            entry[f"gop_s_{m}"] = 2 * m * n * k / taken / 1e9
+        rows.append(entry)
     return rows
 
 
@@ -182,6 +225,7 @@ def measure(rounds: int) -> dict[str, Any]:
         "overheads": time_overheads(rounds),
         "gemv": [row for dtype in types for row in time_gemv(dtype, rounds)],
         "gemm": [row for dtype in types for row in time_gemm(dtype, rounds)],
+        "packed": [row for bits in (4, 8) for row in time_packed(bits, rounds)],
         "attention": [row for dtype in types for row in time_attention(dtype, rounds)],
     }
 
@@ -197,8 +241,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def check(isa: str) -> dict[str, Any]:
-    """The test module with this instruction set."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/test_cpu_kernels.py"]
+    """The test modules with this instruction set."""
+    modules = ["tests/kernels/test_cpu_kernels.py", "tests/kernels/cpu/test_packed.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules]
     environment = {**os.environ, "QUIRE_CPU_ISA": isa, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
@@ -220,7 +265,7 @@ def run_isa(isa: str, options: argparse.Namespace) -> dict[str, Any]:
         command, env={**os.environ, "QUIRE_CPU_ISA": isa}, stdout=subprocess.PIPE, text=True, check=True
     )
     result["measured"] = json.loads(done.stdout)
-    for part in ("gemv", "gemm", "attention"):
+    for part in ("gemv", "gemm", "packed", "attention"):
         print(f"-- {part}")
         print_table(result["measured"][part])
     print("-- overheads:", ", ".join(f"{name} {value:.2f}" for name, value in result["measured"]["overheads"].items()))
