@@ -100,7 +100,7 @@ def test_of_equal_experts_and_groups_the_first_are_chosen():
     choice=st.sampled_from([(1, 1), (5, 2), (6, 6), (40, 3)]),
     kind=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu", "relu2"]),
     dtype=st.sampled_from(DTYPES),
-    extras=st.sampled_from(["", "clamp", "biases", "input", "biases clamp input"]),
+    extras=st.sampled_from(["", "clamp", "biases", "input", "biases clamp input", "no gate"]),
     threads=st.integers(1, 3),
     seed=st.integers(0, 999),
 )
@@ -110,6 +110,8 @@ def test_experts_give_what_the_reference_gives(
     cpu.set_num_threads(threads)
     num_experts, top_k = choice
     experts = draw_experts(num_experts, hidden, intermediate, dtype, seed)
+    if extras == "no gate" and intermediate > 1:
+        experts = dataclasses.replace(experts, gate_up_E2ID=experts.gate_up_E2ID[:, :intermediate].contiguous())
     if "biases" in extras:
         biases = draw_tensor(num_experts, 2 * intermediate, seed=seed), draw_tensor(num_experts, hidden, seed=seed + 1)
         experts = dataclasses.replace(experts, gate_up_bias_E2I=biases[0], down_bias_ED=biases[1])

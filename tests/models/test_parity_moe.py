@@ -144,6 +144,15 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid"}
         | {"rms_norm_eps": 1e-5, "prefix_dense_sliding_window_pattern": 2, "first_k_dense_replace": 2},
     ),
+    "nemotron-h: experts without gates": (
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["mamba", "moe", "attention", "mlp", "moe"], "num_hidden_layers": 5, "head_dim": 16,
+            "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 3, "topk_group": 2,
+            "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5, "moe_latent_size": None,
+            "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8,
+        },
+    ),
     "deepseek v2: groups": (
         "DeepseekV2ForCausalLM",
         LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},

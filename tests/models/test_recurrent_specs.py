@@ -37,9 +37,9 @@ def test_nemotron_h_reads_its_pattern_and_older_names():
     assert isinstance(attention, Attention) and attention.head_dim == 32 and attention.rope is None
 
 
-def test_nemotron_h_with_experts_is_refused_by_name():
-    with pytest.raises(ConfigError, match="layers of kind moe are not known in Nemotron-H"):
-        spec_of("NemotronHForCausalLM", hybrid_override_pattern="ME*E", layer_norm_epsilon=1e-5)
+def test_nemotron_h_with_layers_of_another_kind_is_refused_by_name():
+    with pytest.raises(ConfigError, match="layers of kind X are not known in Nemotron-H"):
+        spec_of("NemotronHForCausalLM", hybrid_override_pattern="MX*E", layer_norm_epsilon=1e-5)
 
 
 def test_granite_4_calls_its_layers_mamba_and_attention():

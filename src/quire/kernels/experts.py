@@ -54,7 +54,7 @@ class ExpertWeights:
     """A layer's experts on one rank. Here E are the rank's own.
 
     Attributes:
-        gate_up_E2ID: rows are the gate's, then up's.
+        gate_up_E2ID: rows are the gate's, then up's; [E, I, D] where experts have no gate.
         down_EDI: the way back.
         gate_up_bias_E2I, down_bias_ED: float32, or None.
         clamp: in place of the activation that an operation is told.
@@ -74,6 +74,11 @@ class ExpertWeights:
     def count(self) -> int:
         """E."""
         return self.down_EDI.shape[0]
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether an expert is down(act(gate(x)) * up(x)) rather than down(act(up(x)))."""
+        return self.gate_up_E2ID.shape[1] != self.intermediate
 
     @property
     def intermediate(self) -> int:

@@ -267,7 +267,7 @@ def moe_experts(
     scratch: ExpertScratch,
 ) -> None:
     """out[t] = sum over k of weights[t, k] * down(act(gate(x[t])) * up(x[t])) of expert ids[t, k]; `kind` as in
-    `gated_activation`, and more as `ExpertWeights` says. Of T rows the first num_tokens[0] are the step's. `out` is not `x`."""
+    `activation`, and more as `ExpertWeights` says. Of T rows the first num_tokens[0] are the step's. `out` is not `x`."""
     _chosen["moe_experts"](x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
 
 

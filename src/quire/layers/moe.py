@@ -5,6 +5,7 @@ ordinary matrices and belong to the `LinearMethod`; routers and gates stay in th
 Legend: T tokens, E experts, K experts a token, D hidden, I intermediate of the shared feed-forward.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -28,6 +29,20 @@ class Room(Protocol):
     def narrow(self, columns: int) -> torch.Tensor: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """The feed-forward that every token takes.
+
+    Attributes:
+        intermediate: its size on this rank.
+        scale: multiplies its output.
+    """
+
+    intermediate: int
+    is_gated: bool = True
+    scale: float = 1.0
+
+
 class Mixture:
     """Routed experts, and the feed-forward that every token takes besides, if there is one.
 
@@ -36,8 +51,7 @@ class Mixture:
         options: fields of `ExpertWeights` that are no tensors.
         biased: whether the experts' matrices have biases.
         activation: the kernels' name of the experts' and the shared feed-forward's activation.
-        shared: intermediate size of the shared feed-forward on this rank; 0 means none.
-        shared_scale: multiplies its output.
+        shared: the feed-forward beside the experts, if there is one.
         scratch: buffers that all mixtures of a model use in turn.
     """
 
@@ -54,13 +68,12 @@ class Mixture:
         options: Mapping[str, Any],
         biased: bool,
         activation: str,
-        shared: int,
-        shared_scale: float,
+        shared: Shared | None,
         method: LinearMethod,
         scratch: ExpertScratch,
     ) -> None:
         self.routing, self.activation, self.shared = routing, activation, shared
-        self._options, self._awaited, self._shared_scale = options, 4 if biased else 2, shared_scale
+        self._options, self._awaited = options, 4 if biased else 2
         self._method, self._scratch = method, scratch
         self._linears: dict[str, LinearWeight] = {}
         self._tensors: dict[str, torch.Tensor] = {}
@@ -108,9 +121,9 @@ class Mixture:
             self._one_by_one.run(x_TD, ids_TK, weights_TK, self.activation, int(num_tokens[0]), out_TD)
         else:
             ops.moe_experts(x_TD, ids_TK, weights_TK, self._weights(), self.activation, num_tokens, out_TD, scratch)
-        if self.shared:
+        if self.shared is not None:
             shared_TD = scratch.out_PD[:count]
-            self._method.apply(self._activate_shared(x_TD, views), self._linears["shared_down"], shared_TD)
+            self._method.apply(self._activate_shared(x_TD, views, self.shared), self._linears["shared_down"], shared_TD)
             ops.add(shared_TD, out_TD)
 
     def run_normed(
@@ -118,9 +131,9 @@ class Mixture:
     ) -> None:
         """x += the mixture of rms_norm(x), on a platform that has kernels for all of it. `views` gives room."""
         activated_TI = None
-        if self.shared:
+        if self.shared is not None:
             ops.rms_norm(x_TD, norm_D, eps, views.normed_TD)
-            activated_TI = self._activate_shared(views.normed_TD, views)
+            activated_TI = self._activate_shared(views.normed_TD, views, self.shared)
         ops.norm_moe(
             x_TD, norm_D, eps, self._linears["router"], self.routing, self._weights(), self.activation, num_tokens,
             views.normed_TD, self._scratch, self._tensors.get("router_bias"),
@@ -132,14 +145,19 @@ class Mixture:
         assert self._experts is not None, "the experts' weights were not loaded"
         return self._experts
 
-    def _activate_shared(self, x_TD: torch.Tensor, views: Room) -> torch.Tensor:
-        gate_up_T2I, activated_TI = views.wide(2 * self.shared), views.narrow(self.shared)
-        self._method.apply(x_TD, self._linears["shared_gate_up"], gate_up_T2I)
-        ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
+    def _activate_shared(self, x_TD: torch.Tensor, views: Room, shared: Shared) -> torch.Tensor:
+        activated_TI = views.narrow(shared.intermediate)
+        if shared.is_gated:
+            gate_up_T2I = views.wide(2 * shared.intermediate)
+            self._method.apply(x_TD, self._linears["shared_gate_up"], gate_up_T2I)
+            ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
+        else:
+            self._method.apply(x_TD, self._linears["shared_gate_up"], activated_TI)
+            ops.activation(activated_TI, self.activation)
         if "shared_gate" in self._linears:
             gate_T1 = self._scratch.logits_TE.view(-1)[: x_TD.shape[0]].view(-1, 1)
             ops.linear(x_TD, self._linears["shared_gate"], gate_T1)
             ops.sigmoid_gate(activated_TI, gate_T1)
-        if self._shared_scale != 1.0:
-            ops.scale_and_cap(activated_TI, self._shared_scale, 0.0)
+        if shared.scale != 1.0:
+            ops.scale_and_cap(activated_TI, shared.scale, 0.0)
         return activated_TI

@@ -14,7 +14,7 @@ from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.kernels.xielu import XIELU, set_alpha, xielu
 from quire.layers.activation import kernel_activation
-from quire.layers.moe import Mixture
+from quire.layers.moe import Mixture, Shared
 from quire.models.interface import StepInputs
 from quire.models.mixers.interface import LayerContext
 from quire.models.modules import Deal, LayerScope, Module, Part
@@ -74,10 +74,12 @@ class FeedForwardLayer:
             scratch = workspace.experts(mlp.routing, mlp.intermediate // (1 if plan.expert_parallel else plan.size))
             first = plan.experts(mlp.routing.num_experts).start
             options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
+            shared = None
+            if mlp.shared is not None:
+                shared = Shared(self.width, isinstance(mlp.shared, GatedMLP), getattr(mlp.shared, "out_scale", 1.0))
             self.mixture = Mixture(
-                mlp.routing, options, mlp.experts_bias, self.activation, self.width,
-                1.0 if mlp.shared is None else mlp.shared.out_scale, self.context.linear_method, scratch,
-            )  # fmt: skip
+                mlp.routing, options, mlp.experts_bias, self.activation, shared, self.context.linear_method, scratch
+            )
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""
@@ -153,17 +155,19 @@ def _mixture_modules(scope: LayerScope, mlp: MoE) -> Iterator[Module]:
     yield scope.linear("router", (Part(count, 1),), bias=mlp.router_bias, plain=True)
     if mlp.bias_correction:
         yield scope.vector("router_bias", Part(count, 1))
-    yield scope.experts("experts_gate_up", count, (wide, wide), shard="rows")
+    halves = (wide, wide) if mlp.is_gated else (wide,)
+    yield scope.experts("experts_gate_up", count, halves, shard="rows")
     yield scope.experts(
         "experts_down", count, (scope.hidden,), mlp.intermediate, shard="columns", groups=mlp.intermediate
     )
     if mlp.experts_bias:
-        yield scope.experts("experts_gate_up_bias", count, (wide, wide), 0, shard="rows")
+        yield scope.experts("experts_gate_up_bias", count, halves, 0, shard="rows")
         yield scope.experts("experts_down_bias", count, (scope.hidden,), 0, shard="none")
     if mlp.shared is not None:
         shared = Part(mlp.shared.intermediate, mlp.shared.intermediate)
         bias = mlp.shared.bias
-        yield scope.linear("shared_gate_up", (shared, shared), bias=bias, shard="rows")
+        halves = (shared, shared) if isinstance(mlp.shared, GatedMLP) else (shared,)
+        yield scope.linear("shared_gate_up", halves, bias=bias, shard="rows")
         yield scope.linear("shared_down", (scope.hidden,), shared.rows, bias=bias, shard="columns", groups=shared.rows)
         if mlp.shared_gate:
             yield scope.linear("shared_gate", (Part(1, 1),), plain=True)

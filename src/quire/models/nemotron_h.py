@@ -1,12 +1,13 @@
-"""Nemotron-H: each layer is one of Mamba-2, attention without positions, or a feed-forward."""
+"""Nemotron-H: each layer is one of Mamba-2, attention without positions, or a feed-forward, which may have experts."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.mamba import LENGTH, MAMBA_NAMES, check_silu
+from quire.models.mixtures import deepseek_mixture
 from quire.models.registry import register
-from quire.models.spec import MLP, Attention, DecoderSpec, Mamba2, RMSNorm
+from quire.models.spec import MLP, Attention, DecoderSpec, Mamba2, MoE, RMSNorm
 
 NEMOTRON_H_NAMES = dataclasses.replace(
     MAMBA_NAMES.but(
@@ -15,7 +16,14 @@ NEMOTRON_H_NAMES = dataclasses.replace(
         out="mixer.o_proj",
         up="mixer.up_proj",
         down="mixer.down_proj",
+        router="mixer.gate",
+        router_bias="mixer.gate.e_score_correction_bias",
+        experts_gate_up="mixer.experts.{expert}.up_proj",
+        experts_down="mixer.experts.{expert}.down_proj",
+        shared_gate_up="mixer.shared_experts.up_proj",
+        shared_down="mixer.shared_experts.down_proj",
     ),
+    stacked={"experts_gate_up": "mixer.experts.up_proj", "experts_down": "mixer.experts.down_proj"},
     ignored=(*MAMBA_NAMES.ignored, "mtp.*"),
 )
 KINDS = {
@@ -34,11 +42,10 @@ def nemotron_h(hf: HFConfig) -> DecoderSpec:
     check_silu(hf, "mamba_hidden_act")
     pattern = hf.get("hybrid_override_pattern") or hf.get("layers_block_type") or hf.layer_types
     kinds = [KINDS.get(kind, kind) for kind in map(str, pattern)]
-    unknown = sorted({*kinds} - {"mamba", "attention", "mlp"})
+    unknown = sorted({*kinds} - {"mamba", "attention", "mlp", "moe"})
     if unknown:
         raise ConfigError(
-            f"layers of kind {', '.join(unknown)} are not known in Nemotron-H (its experts have no gate); known: mamba,"
-            " attention, mlp",
+            f"layers of kind {', '.join(unknown)} are not known in Nemotron-H; known: mamba, attention, mlp, moe",
             setting="model",
         )
     bias = bool(hf.get("use_bias", False))
@@ -58,13 +65,23 @@ def nemotron_h(hf: HFConfig) -> DecoderSpec:
     head_dim = hf.get("head_dim") or hf.attention_head_dim
     attention = Attention(hf.num_attention_heads, hf.num_key_value_heads, head_dim)
     mlp = MLP(hf.intermediate_size, hf.get("mlp_hidden_act", "relu2"), bool(hf.get("mlp_bias", False)))
+    mixture = _mixture(hf, mlp) if "moe" in kinds else None
     return DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
         layers=len(kinds),
         mixer=tuple({"mamba": mamba, "attention": attention}.get(kind) for kind in kinds),
-        mlp=tuple(mlp if kind == "mlp" else None for kind in kinds),
+        mlp=tuple({"mlp": mlp, "moe": mixture}.get(kind) for kind in kinds),
         norm=RMSNorm(hf.layer_norm_epsilon),
         weights=NEMOTRON_H_NAMES,
         max_positions=hf.get("max_position_embeddings", LENGTH),
     )
+
+
+def _mixture(hf: HFConfig, mlp: MLP) -> MoE:
+    """DeepSeek-V3's kind of choice among experts without gates."""
+    if hf.get("moe_latent_size") is not None:
+        raise ConfigError(f"moe_latent_size={hf.moe_latent_size} has no implementation; only null has", setting="model")
+    shared = dataclasses.replace(mlp, intermediate=hf.moe_shared_expert_intermediate_size)
+    mixture = deepseek_mixture(HFConfig(hf.to_dict() | {"hidden_act": mlp.act}))
+    return dataclasses.replace(mixture, is_gated=False, shared=shared)

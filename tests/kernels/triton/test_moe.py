@@ -58,8 +58,12 @@ class Case:
             (draw(experts, 2 * width, hidden) / hidden**0.5).to(self.dtype),
             (draw(experts, hidden, width) / width**0.5).to(self.dtype),
         )
+        if "no gate" in self.extras:
+            up = self.experts.gate_up_E2ID[:, width:].contiguous()
+            self.experts = dataclasses.replace(self.experts, gate_up_E2ID=up)
         if "biases" in self.extras:
-            biases = {"gate_up_bias_E2I": draw(experts, 2 * width), "down_bias_ED": draw(experts, hidden)}
+            rows = self.experts.gate_up_E2ID.shape[1]
+            biases = {"gate_up_bias_E2I": draw(experts, rows), "down_bias_ED": draw(experts, hidden)}
             self.experts = dataclasses.replace(self.experts, **biases)
         if "clamp" in self.extras:
             self.experts = dataclasses.replace(self.experts, clamp=ClampedSwiglu(1.702, 0.8))
@@ -128,6 +132,8 @@ CASES = {
     ),
     "weights on inputs": Case(14, 14, Routing(6, 2, "sigmoid", renormalize=False), extras="input"),
     "weights on inputs, biases, bfloat16": Case(35, 35, SOFTMAX, dtype=torch.bfloat16, extras="input biases clamp"),
+    "no gates, relu2": Case(15, 14, SOFTMAX, kind="relu2", extras="no gate"),
+    "no gates, a few tokens, biases": Case(3, 3, SOFTMAX, kind="relu", extras="no gate biases"),
     "some of the experts": Case(17, 16, SOFTMAX, extras="part"),
     "some of the experts, a few tokens, groups": Case(2, 2, Routing(16, 3, groups=4, top_groups=2), extras="part"),
     "bfloat16": Case(33, 33, SOFTMAX, dtype=torch.bfloat16),

@@ -31,7 +31,7 @@ _Route = _structure(
 )  # fmt: skip
 _Experts = _structure(
     "_Experts", pointers="x ids weights out gate_up down gate_up_bias down_bias",
-    longs="d intermediate experts first top_k", ints="dtype kind clamped scales_input", floats="alpha limit",
+    longs="d intermediate experts first top_k", ints="dtype kind gated clamped scales_input", floats="alpha limit",
 )  # fmt: skip
 _SigmoidGate = _structure("_SigmoidGate", pointers="x gate", longs="d gate_stride", ints="each")
 
@@ -41,7 +41,7 @@ class PackedExperts(ExpertWeights):
     """Experts in panels; the plain matrices keep their shapes and types only.
 
     Attributes:
-        packed_gate_up: of each expert the gate's panels, then up's.
+        packed_gate_up: of each expert the gate's panels (if it has a gate), then up's.
         packed_down: of each expert its panels.
     """
 
@@ -98,7 +98,7 @@ def pack_experts(experts: ExpertWeights) -> ExpertWeights:
         values[name] = values[name].to("meta")
     return PackedExperts(
         **values,
-        packed_gate_up=_pack(experts.gate_up_E2ID.unflatten(1, (2, -1)).flatten(0, 1)),
+        packed_gate_up=_pack(experts.gate_up_E2ID.unflatten(1, (-1, experts.intermediate)).flatten(0, 1)),
         packed_down=_pack(experts.down_EDI),
     )
 
@@ -150,6 +150,7 @@ def moe_experts(
         ids_TK.shape[1],
         DTYPES[gate_up.dtype],
         ACTIVATIONS[kind],
+        int(experts.is_gated),
         int(clamp is not None),
         int(experts.scales_input),
         0.0 if clamp is None else clamp.alpha,

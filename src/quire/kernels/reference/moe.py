@@ -99,6 +99,8 @@ def _mixture(x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, experts: ExpertWe
 
 
 def _activate(gate_up: Tensor, experts: ExpertWeights, kind: str) -> Tensor:
+    if not experts.is_gated:
+        return ACTIVATIONS[kind](gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     if experts.clamp is None:
         return ACTIVATIONS[kind](gate) * up

@@ -29,9 +29,9 @@ def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int, scratch: Exp
 
 
 def _are_plain(experts: ExpertWeights, scratch: ExpertScratch) -> bool:
-    """Whether all experts are here, and have neither biases nor ways of their own."""
+    """Whether all experts are here, and have gates and neither biases nor ways of their own."""
     own_ways = experts.clamp is not None or experts.scales_input or experts.gate_up_bias_E2I is not None
-    return not own_ways and _are_all(experts, scratch)
+    return not own_ways and experts.is_gated and _are_all(experts, scratch)
 
 
 def _are_all(experts: ExpertWeights, scratch: ExpertScratch) -> bool:
@@ -78,8 +78,10 @@ def _experts_of_many(
     """Both products over the scratch's lists, and the sum."""
     top_k = ids_TK.shape[1]
     pairs, scaled = x_TD.shape[0] * top_k, experts.scales_input
+    gated, plain = (kind, None) if experts.is_gated else (None, kind)
     launch_grouped(
-        x_TD, experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, config.gate_up, divisor=top_k, kind=kind,
+        x_TD, experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, config.gate_up, divisor=top_k, kind=gated,
+        activation=plain,
         scaled=scaled, bias=experts.gate_up_bias_E2I, clamp=experts.clamp,
     )  # fmt: skip
     launch_grouped(

@@ -131,6 +131,7 @@ def grouped_kernel(
     ROW_DIVISOR: tl.constexpr,
     KIND: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     SCALED: tl.constexpr,
     CLAMPED: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -149,6 +150,7 @@ def grouped_kernel(
     """out[pair] = x[pair // ROW_DIVISOR] @ w[expert of pair].T, N outputs from D inputs. KIND >= 0: the weight has 2 N rows,
     gate and up, a program's BLOCK_N rows are the two by turns, and out is act(gate) * up. WEIGHTED: times the pair's weight;
     SCALED: x is. A bias [experts, rows] is added, CLAMPED stands in the place of an activation (`experts.ClampedSwiglu`).
+    ACTIVATION >= 0: of a product without a gate.
     BULK: w is a descriptor of all experts' rows under one another, in blocks [rows, BLOCK_K]: half of BLOCK_N for a gated
     pair, whose halves are two products then."""
     blocks_n = tl.cdiv(N, BLOCK_N // 2 if KIND >= 0 else BLOCK_N)
@@ -223,8 +225,12 @@ def grouped_kernel(
                 y = _gated(gate, up, bias_ptr, column_N[None, :], N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT)
             else:
                 column_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                if ACTIVATION >= 0 and SCALED:
+                    y *= tl.load(weights_ptr + pair_M)[:, None]
                 if bias_ptr is not None:
                     y += tl.load(bias_ptr + column_N, mask=column_N < N, other=0.0)[None, :]
+                if ACTIVATION >= 0:
+                    y = activate(y, ACTIVATION)
         if WEIGHTED:
             y *= tl.load(weights_ptr + pair_M)[:, None]
         out = out_ptr + pair_M.to(tl.int64)[:, None] * N + column_N[None, :]
@@ -307,6 +313,7 @@ def launch_grouped(
     *,
     divisor: int,
     kind: str | None = None,
+    activation: str | None = None,
     weighted: bool = False,
     scaled: bool = False,
     bias: torch.Tensor | None = None,
@@ -318,6 +325,7 @@ def launch_grouped(
         rows: pairs at most.
         divisor: x's row of a pair is pair // divisor.
         kind: the activation of a gated pair of matrices; None is a plain matrix.
+        activation: of a plain matrix.
         weighted: results are multiplied by the pairs' weights.
         scaled: inputs are multiplied by the pairs' weights.
         bias: float32, a row an expert.
@@ -342,6 +350,7 @@ def launch_grouped(
         ROW_DIVISOR=divisor,
         KIND=-1 if kind is None else KINDS.index(kind),
         WEIGHTED=weighted,
+        ACTIVATION=-1 if activation is None else KINDS.index(activation),
         SCALED=scaled,
         CLAMPED=clamp is not None,
         ALPHA=0.0 if clamp is None else clamp.alpha,

@@ -29,12 +29,12 @@ struct ExpertsArguments {  // rows: tokens
     const int32_t* ids;
     const float* weights;
     float* out;
-    const void* gate_up;  // of each expert the gate's panels, then up's, as `linear.h` packs them
+    const void* gate_up;  // of each expert the gate's panels (if it has a gate), then up's, as `linear.h` packs them
     const void* down;
-    const float* gate_up_bias;  // [experts, 2 * intermediate] or nullptr
+    const float* gate_up_bias;  // [experts, 2 * intermediate, or intermediate without gates] or nullptr
     const float* down_bias;     // [experts, d] or nullptr
     int64_t d, intermediate, experts, first, top_k;  // experts first to first + experts - 1 are here
-    int32_t dtype, kind, clamped, scales_input;
+    int32_t dtype, kind, gated, clamped, scales_input;
     float alpha, limit;
 };
 
@@ -256,10 +256,13 @@ void multiply_rows(const LinearArguments& args, const typename StepOf<T>::type::
 
 template <int kind>
 void activate_block(float* gate, const float* up, int64_t begin, int64_t end) {
-    over_row(begin, end, [&](int64_t i, int n) { put(gate + i, activate<kind>(take(gate + i, n)) * take(up + i, n), n); });
+    over_row(begin, end, [&](int64_t i, int n) {
+        const vf value = activate<kind>(take(gate + i, n));
+        put(gate + i, up ? value * take(up + i, n) : value, n);
+    });
 }
 
-// gate = what the expert makes of gate and up, in place.
+// gate = what the expert makes of gate and up, in place; without gates `up` is nullptr, and what it were stands in `gate`.
 inline void activate_pair(const ExpertsArguments& args, float* gate, const float* up, int64_t begin, int64_t end) {
     if (args.clamped) {
         const vf limit = set1(args.limit);
@@ -294,21 +297,24 @@ void over_experts(const int32_t* active, int64_t panels, Team& team, Body body) 
 template <class T>
 void multiply_gate_up(const ExpertsArguments& args, const Slab<T>& slab, Team& team) {
     const int64_t size = args.intermediate, panels = (size + PANEL - 1) / PANEL, stride = panel_elements(args.d);
+    const int64_t matrices = args.gated ? 2 : 1;
     over_experts(slab.active, panels, team, [&](int64_t e, int64_t first, int64_t count) {
         const int64_t start = slab.starts[e], rows = slab.starts[e + 1] - start;
-        const T* packed = static_cast<const T*>(args.gate_up) + e * 2 * panels * stride;
-        const float* bias = args.gate_up_bias ? args.gate_up_bias + e * 2 * size : nullptr;
+        const T* packed = static_cast<const T*>(args.gate_up) + e * matrices * panels * stride;
+        const float* bias = args.gate_up_bias ? args.gate_up_bias + e * matrices * size : nullptr;
         const auto* x = slab.x + start * slab.x_stride;
-        float *gate = slab.gate + start * size, *up = slab.up + start * size;
+        float *gate = slab.gate + start * size, *up = args.gated ? slab.up + start * size : nullptr;
         LinearArguments product{nullptr, packed, bias, gate, size, args.d, args.dtype};
         multiply_rows<T>(product, x, slab.x_stride, rows, first, count, team);
-        product.packed = packed + panels * stride;
-        product.bias = bias ? bias + size : nullptr;
-        product.out = up;
-        multiply_rows<T>(product, x, slab.x_stride, rows, first, count, team);
+        if (up) {
+            product.packed = packed + panels * stride;
+            product.bias = bias ? bias + size : nullptr;
+            product.out = up;
+            multiply_rows<T>(product, x, slab.x_stride, rows, first, count, team);
+        }
         const int64_t begin = first * PANEL, last = begin + count * PANEL, end = last < size ? last : size;
         for (int64_t r = 0; r < rows; ++r) {
-            activate_pair(args, gate + r * size, up + r * size, begin, end);
+            activate_pair(args, gate + r * size, up ? up + r * size : nullptr, begin, end);
             if constexpr (converts_a<T>())
                 to_pairs(gate + r * size + begin, end - begin,
                          slab.activated + (start + r) * slab.activated_stride + begin / 2);
