@@ -164,6 +164,23 @@ def check_cuts(operation: Operation, block_size: int, lengths: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+def test_native_results_do_not_depend_on_the_cut_to_the_bit(name):
+    if not cpu.library_status()[0]:
+        pytest.skip(cpu.library_status()[2])
+    operation = Operation(name, seed=3)
+    rows, outs = operation.draw(60, 1), []
+    for block_size, counts in ((64, [60]), (16, [60]), (16, [1, 30, 2, 3, 17, 7]), (3, [1] * 60)):
+        pages, done = Pages(block_size), 0
+        states, parts = pages.allocate(*operation.state), []
+        for count in counts:
+            work = pages.fill([(0, done, count)])
+            parts.append(operation.run("cpu", rows[done : done + count], states, work))
+            done += count
+        outs.append(torch.cat(parts))
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_a_page_holds_the_state_at_its_end_for_another_request(name, platform):
     operation = Operation(name, seed=5)
     pages = Pages(block_size=8)

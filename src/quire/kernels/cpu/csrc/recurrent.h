@@ -117,10 +117,10 @@ QUIRE_INLINE void over_requests(const BatchArguments& batch, int64_t blocks, Tea
 
 // A piece of the state, [rows, columns] of which are `row_stride` apart, over all tokens of a request: it lives in the page of
 // the last token, starts as it is in the page before the first, and is copied to the pages that end on the way.
-// step(state, token) advances it in place.
+// step(state, token, count) advances it in place over some tokens, at most `most`.
 template <class Step>
 QUIRE_INLINE void over_tokens(const Request& request, float* states, int64_t page_stride, int64_t rows, int64_t row_stride,
-                              int64_t columns, Step step) {
+                              int64_t columns, int64_t most, Step step) {
     const int64_t last_page = request.page_after(request.last_position());
     float* state = states + last_page * page_stride;
     auto copy = [&](float* to, const float* from) {
@@ -134,9 +134,13 @@ QUIRE_INLINE void over_tokens(const Request& request, float* states, int64_t pag
         if (page != last_page) copy(state, states + page * page_stride);
     }
     int64_t done = request.position;
-    for (int64_t t = request.start; t < request.end; ++t) {
-        step(state, t);
-        if (++done % request.block_size == 0 && t + 1 < request.end)
+    for (int64_t t = request.start; t < request.end;) {
+        const int64_t left = request.end - t, to_border = request.block_size - done % request.block_size;
+        int64_t count = left < to_border ? left : to_border;
+        count = count < most ? count : most;
+        step(state, t, count);
+        t += count, done += count;
+        if (done % request.block_size == 0 && t < request.end)
             copy(states + request.page_after(done) * page_stride, state);
     }
 }

@@ -57,7 +57,7 @@ inline void selective_scan(const void* arguments, int64_t, Team& team) {
     over_requests(args.batch, blocks, team, [&](const Request& request, int64_t block) {
         const int64_t first = block * CHANNEL_BLOCK;
         const int64_t columns = channels - first < CHANNEL_BLOCK ? channels - first : CHANNEL_BLOCK;
-        auto step = [&](float* state, int64_t t) {
+        auto step = [&](float* state, int64_t t, int64_t) {
             const float *b = args.b + t * args.b_stride, *c = args.c + t * args.c_stride;
             over_row(0, columns, [&](int64_t i, int n) {
                 vf dt = softplus(take(args.dt + t * args.dt_stride + first + i, n));
@@ -73,41 +73,63 @@ inline void selective_scan(const void* arguments, int64_t, Team& team) {
                 put(args.out + t * args.out_stride + first + i, y, n);
             });
         };
-        over_tokens(request, args.states + first, args.page_stride, args.state, channels, columns, step);
+        over_tokens(request, args.states + first, args.page_stride, args.state, channels, columns, 1, step);
     });
 }
 
 // softplus of one number, in the same arithmetic as of many.
 QUIRE_INLINE float softplus_of(float x) { return softplus(set1(x))[0]; }
 
+// Tokens whose states are computed while a number of the state is in a register.
+constexpr int TOKEN_BLOCK = W == 16 ? 8 : 4;
+
+// `count` tokens of some of a head's columns; b and c are the tokens' rows.
+template <int count>
+void ssd_tokens(const SsdArguments& args, float* state, int64_t t, int64_t head, int64_t at, int64_t columns) {
+    const int64_t group = head / (args.heads / args.groups);
+    const float* b = args.b + t * args.b_stride + group * args.state;
+    const float* c = args.c + t * args.c_stride + group * args.state;
+    float dt[count];
+    vf decay[count];
+    for (int k = 0; k < count; ++k) {
+        dt[k] = softplus_of(args.dt[(t + k) * args.dt_stride + head] + args.dt_bias[head]);
+        dt[k] = dt[k] < args.dt_min ? args.dt_min : dt[k] > args.dt_max ? args.dt_max : dt[k];
+        decay[k] = exponential(set1(dt[k] * args.a[head]));
+    }
+    over_row(0, columns, [&](int64_t i, int n) {
+        vf input[count], y[count];
+        for (int k = 0; k < count; ++k) {
+            vf x = take(args.x + (t + k) * args.x_stride + at + i, n);
+            input[k] = dt[k] * x;
+            y[k] = x * args.d[head];
+        }
+        for (int64_t s = 0; s < args.state; ++s) {
+            float* place = state + s * args.head_dim + i;
+            vf h = take(place, n);
+#pragma GCC unroll 8
+            for (int k = 0; k < count; ++k) {
+                h = fma(decay[k], h, input[k] * b[k * args.b_stride + s]);
+                y[k] = fma(h, set1(c[k * args.c_stride + s]), y[k]);
+            }
+            put(place, h, n);
+        }
+        for (int k = 0; k < count; ++k) put(args.out + (t + k) * args.out_stride + at + i, y[k], n);
+    });
+}
+
 inline void ssd_scan(const void* arguments, int64_t, Team& team) {
     const auto& args = *static_cast<const SsdArguments*>(arguments);
     const int64_t size = args.head_dim, blocks = (size + CHANNEL_BLOCK - 1) / CHANNEL_BLOCK;
     over_requests(args.batch, args.heads * blocks, team, [&](const Request& request, int64_t block) {
-        const int64_t head = block / blocks, group = head / (args.heads / args.groups);
-        const int64_t first = block % blocks * CHANNEL_BLOCK;
+        const int64_t head = block / blocks, first = block % blocks * CHANNEL_BLOCK;
         const int64_t columns = size - first < CHANNEL_BLOCK ? size - first : CHANNEL_BLOCK;
         const int64_t at = head * size + first;
-        auto step = [&](float* state, int64_t t) {
-            const float* b = args.b + t * args.b_stride + group * args.state;
-            const float* c = args.c + t * args.c_stride + group * args.state;
-            float dt = softplus_of(args.dt[t * args.dt_stride + head] + args.dt_bias[head]);
-            dt = dt < args.dt_min ? args.dt_min : dt > args.dt_max ? args.dt_max : dt;
-            const vf decay = exponential(set1(dt * args.a[head]));
-            over_row(0, columns, [&](int64_t i, int n) {
-                vf x = take(args.x + t * args.x_stride + at + i, n), input = dt * x;
-                vf y = x * args.d[head];
-                for (int64_t s = 0; s < args.state; ++s) {
-                    float* h = state + s * size + i;
-                    vf next = fma(decay, take(h, n), input * b[s]);
-                    put(h, next, n);
-                    y = fma(next, set1(c[s]), y);
-                }
-                put(args.out + t * args.out_stride + at + i, y, n);
-            });
+        auto step = [&](float* state, int64_t t, int64_t count) {
+            if (count == TOKEN_BLOCK) return ssd_tokens<TOKEN_BLOCK>(args, state, t, head, at, columns);
+            for (int64_t k = 0; k < count; ++k) ssd_tokens<1>(args, state, t + k, head, at, columns);
         };
         float* states = args.states + head * args.state * size + first;
-        over_tokens(request, states, args.page_stride, args.state, size, columns, step);
+        over_tokens(request, states, args.page_stride, args.state, size, columns, TOKEN_BLOCK, step);
     });
 }
 
@@ -121,38 +143,64 @@ QUIRE_INLINE float inverse_length(const float* x, int64_t size) {
     return 1.f / std::sqrt(sum(squares) + 1e-6f);
 }
 
+// `count` tokens of `vectors` vectors of a head's columns (of the last, `n` lanes). The pass over the state that writes one
+// token's value also reads what the next token's key recalls.
+template <int vectors>
+void delta_tokens(const DeltaArguments& args, float* state, int64_t t, int64_t count, int64_t head, int64_t at, int n) {
+    const int64_t key_head = head / (args.heads / args.key_heads);
+    auto key = [&](int64_t k) { return args.k + (t + k) * args.k_stride + key_head * args.state; };
+    auto lanes = [&](int v) { return v + 1 < vectors ? W : n; };
+    vf recalled[vectors] = {};
+    for (int64_t s = 0; s < args.state; ++s)
+        for (int v = 0; v < vectors; ++v)
+            recalled[v] = fma(take(state + s * args.head_dim + v * W, lanes(v)), set1(key(0)[s]), recalled[v]);
+    for (int64_t k = 0; k < count; ++k) {
+        const float *q = args.q + (t + k) * args.q_stride + key_head * args.state, *now = key(k);
+        const float* next = key(k + 1 < count ? k + 1 : k);
+        const float q_scale = inverse_length(q, args.state) / std::sqrt(static_cast<float>(args.state));
+        const float k_scale = inverse_length(now, args.state);
+        const float dt = softplus_of(args.a[(t + k) * args.a_stride + head] + args.dt_bias[head]);
+        const float beta = sigmoid(set1(args.b[(t + k) * args.b_stride + head]))[0] * args.beta_scale;
+        const vf decay = exponential(set1(dt * args.a_weight[head]));
+        vf error[vectors], y[vectors], ahead[vectors];
+        for (int v = 0; v < vectors; ++v) {
+            vf value = take(args.v + (t + k) * args.v_stride + at + v * W, lanes(v));
+            error[v] = (value - recalled[v] * decay * k_scale) * (beta * k_scale);
+            y[v] = ahead[v] = zero();
+        }
+        for (int64_t s = 0; s < args.state; ++s) {
+            const vf by_now = set1(now[s]), by_q = set1(q[s]), by_next = set1(next[s]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) {
+                float* place = state + s * args.head_dim + v * W;
+                vf h = fma(decay, take(place, lanes(v)), error[v] * by_now);
+                put(place, h, lanes(v));
+                y[v] = fma(h, by_q, y[v]);
+                ahead[v] = fma(h, by_next, ahead[v]);
+            }
+        }
+        for (int v = 0; v < vectors; ++v) {
+            put(args.out + (t + k) * args.out_stride + at + v * W, y[v] * q_scale, lanes(v));
+            recalled[v] = ahead[v];
+        }
+    }
+}
+
 inline void gated_delta_rule(const void* arguments, int64_t, Team& team) {
     const auto& args = *static_cast<const DeltaArguments*>(arguments);
-    const int64_t size = args.head_dim, blocks = (size + CHANNEL_BLOCK - 1) / CHANNEL_BLOCK;
-    const float query_scale = 1.f / std::sqrt(static_cast<float>(args.state));
+    constexpr int vectors = W == 16 ? 4 : 2;
+    constexpr int64_t wide = vectors * W;
+    const int64_t size = args.head_dim, blocks = (size + wide - 1) / wide;
     over_requests(args.batch, args.heads * blocks, team, [&](const Request& request, int64_t block) {
-        const int64_t head = block / blocks, key_head = head / (args.heads / args.key_heads);
-        const int64_t first = block % blocks * CHANNEL_BLOCK;
-        const int64_t columns = size - first < CHANNEL_BLOCK ? size - first : CHANNEL_BLOCK;
-        const int64_t at = head * size + first;
-        auto step = [&](float* state, int64_t t) {
-            const float* q = args.q + t * args.q_stride + key_head * args.state;
-            const float* k = args.k + t * args.k_stride + key_head * args.state;
-            const float q_scale = inverse_length(q, args.state) * query_scale, k_scale = inverse_length(k, args.state);
-            const float dt = softplus_of(args.a[t * args.a_stride + head] + args.dt_bias[head]);
-            const vf decay = exponential(set1(dt * args.a_weight[head]));
-            const float beta = sigmoid(set1(args.b[t * args.b_stride + head]))[0] * args.beta_scale;
-            over_row(0, columns, [&](int64_t i, int n) {
-                vf recalled = zero();
-                for (int64_t s = 0; s < args.state; ++s) recalled = fma(take(state + s * size + i, n), set1(k[s]), recalled);
-                vf value = take(args.v + t * args.v_stride + at + i, n);
-                vf error = (value - recalled * decay * k_scale) * (beta * k_scale), y = zero();
-                for (int64_t s = 0; s < args.state; ++s) {
-                    float* h = state + s * size + i;
-                    vf next = fma(decay, take(h, n), error * k[s]);
-                    put(h, next, n);
-                    y = fma(next, set1(q[s]), y);
-                }
-                put(args.out + t * args.out_stride + at + i, y * q_scale, n);
-            });
+        const int64_t head = block / blocks, first = block % blocks * wide, at = head * size + first;
+        const int64_t columns = size - first < wide ? size - first : wide;
+        auto step = [&](float* state, int64_t t, int64_t count) {
+            if (columns == wide) return delta_tokens<vectors>(args, state, t, count, head, at, W);
+            for (int64_t i = 0; i < columns; i += W)
+                delta_tokens<1>(args, state + i, t, count, head, at + i, columns - i < W ? columns - i : W);
         };
         float* states = args.states + head * args.state * size + first;
-        over_tokens(request, states, args.page_stride, args.state, size, columns, step);
+        over_tokens(request, states, args.page_stride, args.state, size, columns, INT64_MAX, step);
     });
 }
 
