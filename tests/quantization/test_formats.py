@@ -142,16 +142,16 @@ def test_float8_on_a_cpu_says_what_it_takes(cpu, llama, tmp_path, caplog):
 
 def test_matrices_that_a_checkpoint_left_plain_stay_so(cpu, llama, tmp_path):
     """Be it that a list says so, or (as GPTQ has no list) only the names of tensors."""
-    for name, change in (("awq", {"modules_to_not_convert": ["self_attn"]}), ("gptq 4 bits", {})):
+    for name, change in (("awq", {"modules_to_not_convert": ["self_attn"]}), ("gptq 4 bits", {}), ("fbgemm", {})):
         folder = tmp_path / name
-        store(llama, folder, WEIGHT_ONLY[name], plain="self_attn")
+        store(llama, folder, (WEIGHT_ONLY | FLOAT8)[name], plain="self_attn")
         config = json.loads((folder / "config.json").read_text())
         config["quantization_config"] |= change
         (folder / "config.json").write_text(json.dumps(config))
         loaded = load(cpu, folder)
         torch.testing.assert_close(logprobs_of(loaded), logprobs_of(load(cpu, folder / "worth")), rtol=0, atol=1e-3)
         assert not isinstance(loaded.model._layers[0].mixers[0].linears["qkv"], PackedWeight)
-        assert isinstance(loaded.model._layers[0].mlp.linears["down"], PackedWeight)
+        assert isinstance(loaded.model._layers[0].mlp.linears["down"], PackedWeight) == (name != "fbgemm")
 
 
 def test_parts_with_other_bits_and_groups_are_joined_without_loss(cpu, llama, tmp_path):
@@ -281,6 +281,9 @@ REFUSED = [
         {"quant_method": "torchao", "quant_type": {"default": {"_type": "GemliteUIntXWeightOnlyConfig"}}},
         "quant_type='GemliteUIntXWeightOnlyConfig', .*Int8WeightOnlyConfig",
     ),
+    (MARLIN | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format='sparse-24-bitmask'"),
+    (MARLIN | {"transform_config": {"config_groups": {"R1": {}}}}, r"transform_config=\['R1'\]"),
+    ({"quant_method": "gptq", "pack_dtype": "int8"}, "pack_dtype='int8'"),
     ({"quant_method": "aqlm"}, "asks for 'aqlm', which is not supported; supported: awq, bitsandbytes"),
     ({"quant_method": "int4"}, "'int4', which is only made of plain checkpoints"),
     (MARLIN, "format='marlin-24'.*pack-quantized"),
@@ -425,10 +428,12 @@ def test_transformers_modules_do_not_read_formats(cpu, llama, tmp_path):
 
 
 def test_a_description_may_stand_in_a_file_of_its_own(cpu, llama, tmp_path):
-    """As modelopt's first checkpoints have it; or under compressed-tensors' first name."""
+    """As the first checkpoints of modelopt, AutoGPTQ and AutoAWQ have it; or under compressed-tensors' first name."""
     store(llama, tmp_path / "a", WEIGHT_ONLY["modelopt nvfp4"])
     store(llama, tmp_path / "b", WEIGHT_ONLY["compressed 4 bits"])
-    for folder in ("a", "b"):
+    store(llama, tmp_path / "c", WEIGHT_ONLY["gptq 4 bits"])
+    store(llama, tmp_path / "d", WEIGHT_ONLY["awq"])
+    for folder in ("a", "b", "c", "d"):
         expected = logprobs_of(load(cpu, tmp_path / folder))
         path = tmp_path / folder / "config.json"
         config = json.loads(path.read_text())
@@ -436,6 +441,11 @@ def test_a_description_may_stand_in_a_file_of_its_own(cpu, llama, tmp_path):
         if folder == "a":
             beside = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
             (path.parent / "hf_quant_config.json").write_text(json.dumps(beside))
+        elif folder == "c":
+            (path.parent / "quantize_config.json").write_text('{"bits": 4, "group_size": 32, "desc_act": false}')
+        elif folder == "d":
+            beside = {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}
+            (path.parent / "quant_config.json").write_text(json.dumps(beside))
         else:
             config["compression_config"] = section
         path.write_text(json.dumps(config))

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.oracles.gguf_models import HALVES, ROUNDS, draw, write_gguf
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.tiny_models import make_tiny_model
@@ -16,11 +17,19 @@ from quire.config.gguf.container import TYPES, read_header
 from quire.config.gguf.folder import find_gguf
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
+from quire.kernels import ops
 from quire.kernels.packed import PackedWeight
+from quire.layers.parallel import ParallelPlan
 from quire.model_loader import load_model
+from quire.model_loader.gguf_reader import GGUFReader
+from quire.models.assembly import Assembler
+from quire.models.modules import modules_of
+from quire.models.registry import ModelRegistry
+from quire.models.weights import sources_of
 from quire.platforms.cpu import CpuPlatform
 from quire.quantization.gguf import DECODERS, _scheme
 from quire.quantization.join import dense
+from quire.quantization.registry import linear_method
 from quire.tokenizers.loader import get_tokenizer
 
 TOKENS = [5, 99, 271, 17, 5, 44, 200, 81, 9, 150, 33, 7]
@@ -310,3 +319,31 @@ def test_a_type_without_a_decoder_is_named(tmp_path):
         ConfigError, match=r"blk\.0\.ffn_down\.weight is IQ4_XS, which is not supported; supported: F32, F16"
     ):
         EngineArgs(model=str(path)).create_engine_config()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_have_their_heads_and_columns(tmp_path, rank):
+    """Rows in the checkpoint's order, columns in whole blocks."""
+    ops.select("any")
+    source = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", intermediate_size=128)
+    path = write_gguf(source, tmp_path, "llama", {"": "Q4_1"})
+    hf = EngineArgs(model=str(path)).create_engine_config().model.hf_config
+    spec, method, reader = (
+        ModelRegistry.resolve(hf.architectures).make_spec(hf),
+        linear_method(None, hf),
+        GGUFReader(hf),
+    )
+    plan = ParallelPlan(2, rank)
+    sources = sources_of(modules_of(spec), spec, plan, method, reader.infos)
+    assembler = Assembler(sources, plan, torch.float32, torch.device("cpu"), method)
+    finished = (assembler.add(name, tensor) for name, tensor in reader.stream())
+    done = {module.name: weight for module, weight in filter(None, finished)}
+    worth = load_file(tmp_path / "worth/model.safetensors")
+    query, key, value = (worth[f"model.layers.1.self_attn.{part}_proj.weight"].chunk(2)[rank] for part in "qkv")
+    expected = {
+        "layers.1.qkv": torch.cat((query, key, value)),
+        "layers.1.down": worth["model.layers.1.mlp.down_proj.weight"],
+    }
+    expected["layers.1.down"] = expected["layers.1.down"].chunk(2, dim=1)[rank]
+    for name, values in expected.items():
+        torch.testing.assert_close(dense(done[name], torch.float32), values, atol=1e-6, rtol=1e-5)

@@ -1,12 +1,18 @@
 """Which number format a model's matrices have."""
 
+import re
+from pathlib import Path
+
 import pytest
+import torch
 
 from quire.config import HFConfig
 from quire.errors import ConfigError
-from quire.layers.linear import UnquantizedLinear
+from quire.kernels.packed import PackedWeight, dequantize
+from quire.layers.linear import ROWS, Axis, Stored, UnquantizedLinear
 from quire.quantization import registry
-from quire.quantization.registry import linear_method, register_linear_method
+from quire.quantization.registry import Format, linear_method, register_linear_method
+from quire.quantization.scheme import Form, Scheme
 
 
 class Int8(UnquantizedLinear):
@@ -54,3 +60,19 @@ def test_a_second_registration_needs_override():
     with pytest.raises(ConfigError, match="'mine' is already registered by Int8"):
         register_linear_method("mine", UnquantizedLinear)
     register_linear_method("mine", UnquantizedLinear, override=True)
+
+
+def test_the_guides_example_of_a_format_works():
+    text = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text()
+    (example,) = re.findall(r"```python\n(def parse.*?)```", text, re.S)
+    names = {
+        "torch": torch, "Stored": Stored, "Axis": Axis, "ROWS": ROWS, "PackedWeight": PackedWeight, "Scheme": Scheme,
+        "Form": Form, "Format": Format, "register_linear_method": lambda *given: register_linear_method(*given, override=True),
+    }  # fmt: skip
+    exec(example, names)
+    method = linear_method(None, checkpoint("mine"))
+    scheme = method.scheme("layers.0.mlp.down_proj")
+    codes = torch.arange(64, dtype=torch.uint8).expand(2, 64)
+    weight = method.decode("x", {"codes": codes, "scale": torch.ones(2, 2)}, (2, 128), torch.float32)
+    assert dequantize(weight)[0, :4].tolist() == [0, 0, 1, 0]
+    assert scheme.form.num_bytes(2, 128, torch.float32) == 2 * (64 + 8)

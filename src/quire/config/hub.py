@@ -13,7 +13,7 @@ from quire.config.gguf.folder import find_gguf, gguf_folder
 from quire.errors import ConfigError
 
 CONFIG_PATTERNS = (
-    *("config.json", "hf_quant_config.json", "generation_config.json"),
+    *("config.json", "generation_config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json"),
     *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json"),
 )
 TOKENIZER_PATTERNS = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken")

@@ -40,6 +40,8 @@ _TABLE_KEYS = ("n_positions", "max_target_positions")
 _UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 """Rope types whose checkpoints already count the scaling in max_position_embeddings."""
 FALLBACK_MODEL_LEN = 2048
+QUANTIZATION_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Where older checkpoints describe their number format, and which that is."""
 
 
 class ModelLength(NamedTuple):
@@ -75,8 +77,11 @@ def _with_quantization(values: dict[str, Any], path: str) -> dict[str, Any]:
         return values
     if is_dict(values.get("compression_config")):
         return values | {"quantization_config": {"quant_method": "compressed-tensors"} | values["compression_config"]}
-    beside = read_json_object_if_there(os.path.join(path, "hf_quant_config.json"), setting="model")
-    return values | {"quantization_config": {"quant_method": "modelopt"} | beside} if beside else values
+    for name, method in QUANTIZATION_FILES.items():
+        beside = read_json_object_if_there(os.path.join(path, name), setting="model")
+        if beside:
+            return values | {"quantization_config": {"quant_method": method} | beside}
+    return values
 
 
 def _merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

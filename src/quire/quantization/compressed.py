@@ -29,6 +29,11 @@ def parse(section: HFConfig) -> SchemeOf:
     Raises:
         ConfigError: no group, or one that has no scheme.
     """
+    sparsity, transforms = section.get("sparsity_config"), section.get("transform_config")
+    if isinstance(sparsity, HFConfig) and sparsity.get("format", "dense") != "dense":
+        raise refused("sparsity_config.format", sparsity.get("format"), "dense")
+    if isinstance(transforms, HFConfig) and transforms.get("config_groups"):
+        raise refused("transform_config", sorted(transforms.config_groups), "none: activations are not rotated")
     groups = section.get("config_groups")
     values = groups.to_dict() if isinstance(groups, HFConfig) else {}
     if not values:

@@ -29,6 +29,8 @@ def parse(section: HFConfig) -> SchemeOf:
     stored_as = section.get("checkpoint_format", "gptq")
     if stored_as not in ("gptq", "gptq_v2") or section.get("is_marlin_format"):
         raise refused("checkpoint_format", "marlin" if stored_as == "gptq" else stored_as, "gptq, gptq_v2")
+    if section.get("pack_dtype", "int32") != "int32":
+        raise refused("pack_dtype", section.get("pack_dtype"), "int32")
     base = section.to_dict()
     overrides = section.get("dynamic")
     rules: Mapping[str, object] = overrides.to_dict() if isinstance(overrides, HFConfig) else {}

@@ -64,7 +64,8 @@ class QuantizedLinear(LinearMethod):
         self._keeps_experts = is_asked and ops.is_native("packed_linear")
         if self._uses_fp8 == "needs" and not self._has_fp8:
             raise ConfigError(
-                f"quantization={self.name!r} cannot run on this device: {self._lacks_fp8}", setting="quantization"
+                f"quantization={self.name!r} cannot run on this device: {self._lacks_fp8}; int8 and int4 run everywhere",
+                setting="quantization",
             )
 
     # What a checkpoint holds, and how a weight is made of it.
@@ -75,10 +76,11 @@ class QuantizedLinear(LinearMethod):
     def scheme(self, source: str) -> Scheme | None:
         """How the checkpoint stores a matrix; None: in a plain type, be it that only the names of its tensors tell."""
         scheme = self._scheme_of(source)
-        if scheme is None or "weight" in scheme.tensors or f"{source}.weight" not in self._names:
+        if scheme is None or f"{source}.weight" not in self._names:
             return scheme
-        required = (suffix for suffix, tensor in scheme.tensors.items() if not tensor.optional)
-        return scheme if any(f"{source}.{suffix}" in self._names for suffix in required) else None
+        own = [suffix for suffix, tensor in scheme.tensors.items() if suffix != "weight" and not tensor.optional]
+        is_plain = own and not any(f"{source}.{suffix}" in self._names for suffix in own)
+        return None if is_plain else scheme
 
     def stored(self, source: str) -> Mapping[str, Stored]:
         scheme = self.scheme(source)

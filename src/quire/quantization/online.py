@@ -24,7 +24,7 @@ def round_to_int8(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: t
     """A packed weight of 8 bits."""
     outputs, inputs = weight_NK.shape
     groups = _grouped(weight_NK, GROUP8)
-    scale_NG = (groups.abs().amax(-1) / 127).clamp(min=1e-12)
+    scale_NG = _half(groups.abs().amax(-1) / 127)
     codes = (groups / scale_NG[..., None]).round().clamp(-127, 127).to(torch.int8).reshape(outputs, inputs)
     return join([PackedWeight(outputs, inputs, dtype, codes, scale=scale_NG)], bias_N, dtype)
 
@@ -41,10 +41,17 @@ def round_to_int4(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: t
 def _rounded_to_int4(weight_NK: torch.Tensor, group: int, dtype: torch.dtype) -> PackedWeight:
     groups = _grouped(weight_NK, group)
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-    scale_NG = ((high - low) / 15).clamp(min=1e-12)
+    scale_NG = _half((high - low) / 15)
     zero_NG = (-low / scale_NG).round()
     codes = (groups / scale_NG[..., None]).round() + zero_NG[..., None]
     return packed_weight(codes.clamp(0, 15).to(torch.uint8).flatten(1), scale_NG, zero_NG, 4, dtype)
+
+
+def _half(scale_NG: torch.Tensor) -> torch.Tensor:
+    """Scales rounded to what float16 holds, but for one power of two that all of them share: kernels keep them so. None is 0, so
+    that zeros stay zeros."""
+    power = torch.exp2(scale_NG.max().clamp(min=1e-30).log2().floor())
+    return (scale_NG / power).clamp(min=2.0**-24).half().float() * power
 
 
 def _grouped(weight_NK: torch.Tensor, group: int) -> torch.Tensor:
