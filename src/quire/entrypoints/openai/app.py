@@ -13,7 +13,7 @@ from starlette.responses import Response
 from quire.entrypoints.openai.errors import HTTPError, from_exception
 from quire.entrypoints.openai.middleware import Authentication, RequestContext
 from quire.entrypoints.openai.openapi import build_openapi
-from quire.entrypoints.openai.routes import build_routes
+from quire.entrypoints.openai.routes import WORK, build_routes
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import QuireError
 from quire.logger import init_logger
@@ -33,7 +33,7 @@ def build_app(
     docs: bool = True,
 ) -> FastAPI:
     """An application around `state`; the engine may be set later."""
-    middleware = [Middleware(RequestContext, state=state)]
+    middleware = [Middleware(RequestContext, state=state, work_paths=WORK)]
     if allowed_origins:
         middleware.append(
             Middleware(

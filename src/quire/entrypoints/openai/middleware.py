@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,9 +21,6 @@ logger = init_logger(__name__)
 
 OPEN_PATHS = ("/health",)
 """Reached without a key: a load balancer has none."""
-
-WORK_PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
-"""Refused while the engine starts or the server drains; waited for when it drains."""
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -52,9 +49,10 @@ class RequestContext:
     """Outermost: gives each request an id (the client's `X-Request-Id`, or a new one), returns it, and turns whatever
     escapes a route into an answer."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, work_paths: Container[str]) -> None:
         self._app = app
         self._state = state
+        self._work_paths = work_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,7 +98,7 @@ class RequestContext:
         return uuid.uuid4().hex
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if route_path(scope) not in WORK_PATHS or scope["method"] == "OPTIONS":
+        if route_path(scope) not in self._work_paths or scope["method"] == "OPTIONS":
             await self._app(scope, receive, send)
             return
         self._state.begin_request()

@@ -5,23 +5,37 @@ from typing import Any
 import msgspec
 
 from quire.entrypoints.openai.errors import ErrorResponse, openapi_error_responses
+from quire.entrypoints.openai.pooling_protocol import (
+    ClassificationRequest,
+    ClassificationResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
     TokenizeRequest,
 )
 from quire.entrypoints.openai.responses import (
     ChatCompletionResponse,
     CompletionResponse,
     DetokenizeResponse,
-    EmbeddingResponse,
     ModelCard,
     ModelList,
     TokenizeResponse,
 )
 from quire.version import __version__
+
+_DOCUMENTS = ["Three hundred metres.", "I like rivers."]
+_SCORE: dict[str, Any] = {"text_1": "How tall is the tower?", "text_2": _DOCUMENTS}
+_RERANK: dict[str, Any] = {"query": "How tall is the tower?", "documents": _DOCUMENTS, "top_n": 1}
 
 _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
     (
@@ -44,6 +58,28 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
         EmbeddingRequest,
         EmbeddingResponse,
         {"input": ["The tower is three hundred metres tall."]},
+    ),
+    (
+        "/classify",
+        "The probability of each class, for every input; for servers of classifiers.",
+        ClassificationRequest,
+        ClassificationResponse,
+        {"input": ["A fine film."]},
+    ),
+    (
+        "/pooling",
+        "What the pooler gives for every input, of any task that the model has.",
+        PoolingRequest,
+        PoolingResponse,
+        {"input": ["A fine film."]},
+    ),
+    *(
+        (path, "How well pairs of texts match.", ScoreRequest, ScoreResponse, _SCORE)
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        (path, "Documents in the order in which they fit a query.", RerankRequest, RerankResponse, _RERANK)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
     ("/tokenize", "Token ids of a prompt or of messages.", TokenizeRequest, TokenizeResponse, {"prompt": "Hello"}),
     ("/detokenize", "The text of token ids.", DetokenizeRequest, DetokenizeResponse, {"tokens": [1, 2, 3]}),

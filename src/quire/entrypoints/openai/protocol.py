@@ -125,23 +125,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     web_search_options: Any = None
 
 
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """Body of `POST /v1/embeddings`."""
-
-    input: str | list[PromptItem]
-    model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
-    normalize: bool | None = None
-    use_activation: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = None
-    priority: Priority | None = None
-    request_id: RequestId | None = None
-    cache_salt: CacheSalt | None = None
-    user: str | None = None
-
-
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of `POST /tokenize`: a prompt, or messages."""
 

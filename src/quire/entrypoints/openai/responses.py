@@ -150,30 +150,6 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-class EmbeddingData(msgspec.Struct):
-    """One input's vector: numbers, or base64 of little-endian float32."""
-
-    index: int
-    embedding: list[float] | str
-    object: str = "embedding"
-
-
-class EmbeddingUsage(msgspec.Struct):
-    """Tokens of an embedding request."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingResponse(msgspec.Struct, kw_only=True):
-    """Body of a successful `/v1/embeddings`."""
-
-    object: str = "list"
-    data: list[EmbeddingData]
-    model: str
-    usage: EmbeddingUsage
-
-
 class TokenizeResponse(msgspec.Struct):
     """Answer of `POST /tokenize`."""
 

@@ -1,6 +1,7 @@
 """The routes: each reads its body, calls one function, and encodes what it gives.
 
-Knows paths and methods. What the answers mean is in `chat.py`, `completions.py`, `embeddings.py` and `prompts.py`.
+Knows paths and methods. What the answers mean is in `chat.py`, `completions.py`, `embeddings.py`, `pooled.py`, `scores.py` and
+`prompts.py`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,22 +17,33 @@ from quire.entrypoints.openai.completions import CompletionStream, answer_comple
 from quire.entrypoints.openai.decoding import read_body
 from quire.entrypoints.openai.embeddings import answer_embeddings
 from quire.entrypoints.openai.errors import HTTPError, not_ready
+from quire.entrypoints.openai.pooled import answer_classification, answer_pooling
+from quire.entrypoints.openai.pooling_protocol import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingFields,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from quire.entrypoints.openai.prompts import check_token_ids, require_tokenizer, run_sized, tokenize_prompt
 from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
     GenerationFields,
     TokenizeRequest,
 )
 from quire.entrypoints.openai.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
+from quire.entrypoints.openai.scores import answer_rerank, answer_score
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import run_while_connected, start_event_stream
 from quire.errors import EngineDeadError
 from quire.version import __version__
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+PoolingT = TypeVar("PoolingT", bound=PoolingFields)
+Handler = Callable[[Request], Awaitable[Response]]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -44,7 +56,7 @@ def _state(request: Request) -> ServerState:
     return request.app.state.server
 
 
-def _public_id(request: Request, body: GenerationFields | EmbeddingRequest) -> str:
+def _public_id(request: Request, body: GenerationFields | PoolingFields) -> str:
     """The id that the client sees: its own (field, then header), or the one the request was given."""
     return body.request_id or str(request.scope["state"]["request_id"])
 
@@ -89,15 +101,26 @@ async def create_completion(request: Request) -> Response:
     return await run_while_connected(request, work())
 
 
-async def create_embeddings(request: Request) -> Response:
-    """`POST /v1/embeddings`."""
-    state = _state(request)
-    body = await _read(request, EmbeddingRequest)
+def _pooling_route(kind: type[PoolingT], answer: Callable[[ServerState, PoolingT, str], Awaitable[Any]]) -> Handler:
+    """A route of a pooling model: `answer` gives what is encoded."""
 
-    async def work() -> Response:
-        return json_response(await answer_embeddings(state, body, _public_id(request, body)))
+    async def handler(request: Request) -> Response:
+        state = _state(request)
+        body = await _read(request, kind)
 
-    return await run_while_connected(request, work())
+        async def work() -> Response:
+            return json_response(await answer(state, body, _public_id(request, body)))
+
+        return await run_while_connected(request, work())
+
+    return handler
+
+
+create_embeddings = _pooling_route(EmbeddingRequest, answer_embeddings)
+create_classification = _pooling_route(ClassificationRequest, answer_classification)
+create_pooling = _pooling_route(PoolingRequest, answer_pooling)
+create_score = _pooling_route(ScoreRequest, answer_score)
+create_rerank = _pooling_route(RerankRequest, answer_rerank)
 
 
 async def tokenize(request: Request) -> Response:
@@ -105,9 +128,7 @@ async def tokenize(request: Request) -> Response:
     state = _state(request)
     body = await _read(request, TokenizeRequest)
     state.resolve_model(body.model)
-    if body.chat_template is not None and not state.settings.trust_request_chat_template:
-        message = "chat_template: the operator has not allowed templates in requests (--trust-request-chat-template)."
-        raise HTTPError(400, message, param="chat_template")
+    state.check_request_template(body.chat_template)
     tokenizer = state.engine.get_tokenizer()
     token_ids = await tokenize_prompt(body, tokenizer)
     strings = None
@@ -189,16 +210,25 @@ async def metrics(request: Request) -> Response:
     return Response(body, headers={"content-type": content_type})
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+WORK: dict[str, Handler] = {
+    "/v1/chat/completions": create_chat_completion,
+    "/v1/completions": create_completion,
+    "/v1/embeddings": create_embeddings,
+    "/classify": create_classification,
+    "/pooling": create_pooling,
+    "/score": create_score,
+    "/v1/score": create_score,
+    "/rerank": create_rerank,
+    "/v1/rerank": create_rerank,
+    "/v2/rerank": create_rerank,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+}
+"""What is posted to be worked on: refused while the engine starts or the server drains, waited for when it drains."""
 
-ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("/v1/chat/completions", ("POST",), create_chat_completion),
-    ("/v1/completions", ("POST",), create_completion),
-    ("/v1/embeddings", ("POST",), create_embeddings),
+OTHERS: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/models", ("GET",), list_models),
     ("/v1/models/{model:path}", ("GET",), get_model),
-    ("/tokenize", ("POST",), tokenize),
-    ("/detokenize", ("POST",), detokenize),
     ("/health", ("GET",), health),
     ("/ready", ("GET",), ready),
     ("/ping", ("GET", "POST"), ping),
@@ -210,4 +240,5 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
 
 def build_routes() -> list[Route]:
     """The routes as Starlette's objects; FastAPI's own route class would validate what msgspec already has."""
-    return [Route(path, handler, methods=list(methods)) for path, methods, handler in ROUTES]
+    routes = [Route(path, handler, methods=["POST"]) for path, handler in WORK.items()]
+    return routes + [Route(path, handler, methods=list(methods)) for path, methods, handler in OTHERS]

@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from quire.config import EngineConfig
+from quire.engine.input_processor import TokenizedPrompt
+from quire.engine.pooling_processor import PoolingProcessor
 from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
-from quire.entrypoints.openai.errors import HTTPError, not_ready
+from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.openai.prompts import TokenizerLike
 from quire.inputs import PromptType
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -30,6 +32,9 @@ class EngineClient(Protocol):
     @property
     def errored(self) -> bool: ...
 
+    @property
+    def pooling_processor(self) -> PoolingProcessor: ...
+
     def get_tokenizer(self) -> TokenizerLike | None: ...
 
     def generate(
@@ -42,7 +47,7 @@ class EngineClient(Protocol):
 
     def encode(
         self,
-        prompt: PromptType,
+        prompt: PromptType | TokenizedPrompt,
         pooling_params: PoolingParams,
         request_id: str,
         *,
@@ -147,6 +152,14 @@ class ServerState:
             message = f"model: {name[:200]!r} is not served here; served: {', '.join(names)}."
             raise HTTPError(404, message, param="model", code="model_not_found")
         return name
+
+    def check_request_template(self, chat_template: str | None) -> None:
+        """A 400 for a request that brings a chat template where the operator has not allowed it."""
+        if chat_template is not None and not self.settings.trust_request_chat_template:
+            message = (
+                "chat_template: the operator has not allowed templates in requests (--trust-request-chat-template)."
+            )
+            raise bad_request(message, "chat_template")
 
     def engine_request_id(self, public_id: str) -> str:
         """An id that is unique in the engine even when two clients choose the same one."""

@@ -1,0 +1,88 @@
+"""`POST /classify` and `POST /pooling`: probabilities of classes, and the pooler's numbers as they are."""
+
+import time
+from typing import Any
+
+from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.pooling_protocol import (
+    ClassificationData,
+    ClassificationRequest,
+    ClassificationResponse,
+    PoolingData,
+    PoolingRequest,
+    PoolingResponse,
+)
+from quire.entrypoints.openai.pooling_run import (
+    activation,
+    numbers,
+    read_prompts,
+    require_pooling,
+    run_pooling,
+    usage_of,
+)
+from quire.entrypoints.openai.state import ServerState
+from quire.pooling_params import PoolingParams
+
+
+async def answer_classification(
+    state: ServerState, request: ClassificationRequest, public_id: str
+) -> ClassificationResponse:
+    """The probability of each class, for every input."""
+    model = state.resolve_model(request.model)
+    _check_task(state, "classify")
+    params = PoolingParams(
+        task="classify",
+        use_activation=activation(request),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+    )
+    prompts = await read_prompts(state, request)
+    special = request.add_special_tokens is not False
+    outputs = await run_pooling(state, request, prompts, params, public_id, add_special_tokens=special)
+    labels = _labels(state)
+    data: list[ClassificationData] = []
+    for index, output in enumerate(outputs):
+        probs: list[float] = output.outputs.data.tolist()
+        best = max(range(len(probs)), key=probs.__getitem__)
+        data.append(ClassificationData(index, labels.get(best, f"LABEL_{best}"), probs, len(probs)))
+    return ClassificationResponse(
+        id=f"classify-{public_id}", created=int(time.time()), model=model, data=data, usage=usage_of(outputs)
+    )
+
+
+def _labels(state: ServerState) -> dict[int, str]:
+    """Names of classes, by number, where config.json has them; its keys are texts."""
+    named: Any = state.engine.config.model.hf_config.to_dict().get("id2label") or {}
+    return {int(key): str(name) for key, name in named.items()}
+
+
+def _check_task(state: ServerState, task: str) -> None:
+    pooling = require_pooling(state)
+    if task not in pooling.tasks:
+        message = (
+            f"{state.engine.config.model.model!r} runs as {pooling.convert!r} and cannot do {task!r}; "
+            f"it can: {', '.join(pooling.tasks)}."
+        )
+        raise bad_request(message, "task", "not_supported")
+
+
+async def answer_pooling(state: ServerState, request: PoolingRequest, public_id: str) -> PoolingResponse:
+    """What the pooler gives for every input, of any task that the model has."""
+    model = state.resolve_model(request.model)
+    params = PoolingParams(
+        task=request.task,
+        dimensions=request.dimensions,
+        use_activation=activation(request, request.normalize),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        step_tag_id=request.step_tag_id,
+        returned_token_ids=request.returned_token_ids,
+    )
+    _check_task(state, params.task or require_pooling(state).tasks[0])
+    prompts = await read_prompts(state, request)
+    special = request.add_special_tokens is not False
+    outputs = await run_pooling(state, request, prompts, params, public_id, add_special_tokens=special)
+    data = [
+        PoolingData(index, numbers(output.outputs, request.encoding_format)) for index, output in enumerate(outputs)
+    ]
+    return PoolingResponse(
+        id=f"pool-{public_id}", created=int(time.time()), model=model, data=data, usage=usage_of(outputs)
+    )

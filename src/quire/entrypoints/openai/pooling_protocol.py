@@ -1,0 +1,189 @@
+"""What the routes of pooling models read and answer: embeddings, classes, scores, ranks, and the pooler's numbers as they are.
+
+Names and types only; values are checked by `PoolingParams` and the engine.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from quire.entrypoints.openai.protocol import CacheSalt, Priority, PromptItem, RequestId
+
+UNSET = msgspec.UNSET
+EncodingFormat = Literal["float", "base64"]
+
+
+class PoolingFields(msgspec.Struct, kw_only=True):
+    """The fields that every route of a pooling model takes."""
+
+    model: str | None = None
+    use_activation: bool | None = None
+    activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: Priority | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
+
+
+class InputFields(PoolingFields, kw_only=True):
+    """Of routes that take inputs one by one: texts or token ids, or a conversation in place of them."""
+
+    input: str | list[PromptItem] | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: CacheSalt | None = None
+
+
+class EmbeddingRequest(InputFields, kw_only=True):
+    """Body of `POST /v1/embeddings`."""
+
+    encoding_format: EncodingFormat | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+class ClassificationRequest(InputFields, kw_only=True):
+    """Body of `POST /classify`."""
+
+
+class PoolingRequest(InputFields, kw_only=True):
+    """Body of `POST /pooling`."""
+
+    task: str | None = None
+    encoding_format: EncodingFormat | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+
+
+class PairFields(PoolingFields, kw_only=True):
+    """Of routes that compare texts."""
+
+    max_tokens_per_query: int | None = None
+    max_tokens_per_doc: int | None = None
+
+
+class ScoreRequest(PairFields, kw_only=True):
+    """Body of `POST /score`: one text against many, or as many of both; any of four pairs of names."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    items: str | list[str] | None = None
+
+
+class RerankRequest(PairFields, kw_only=True):
+    """Body of `POST /rerank`, in Jina's and Cohere's form. A document is a text, or an object with a `text`."""
+
+    query: str
+    documents: list[str | dict[str, Any]]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class PoolingUsage(msgspec.Struct):
+    """Tokens of a pooling request; nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingData(msgspec.Struct):
+    """One input's vector: numbers, or base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingResponse(msgspec.Struct, kw_only=True):
+    """Answer of `POST /v1/embeddings`."""
+
+    object: str = "list"
+    data: list[EmbeddingData]
+    model: str
+    usage: PoolingUsage
+
+
+class PoolingAnswer(msgspec.Struct, kw_only=True):
+    """What the other answers have in common."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    usage: PoolingUsage
+
+
+class ClassificationData(msgspec.Struct):
+    """One input's probabilities; `label` is the likeliest class's name."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationResponse(PoolingAnswer, kw_only=True):
+    """Answer of `POST /classify`."""
+
+    data: list[ClassificationData]
+
+
+class PoolingData(msgspec.Struct):
+    """One input's numbers: a vector, a row for each token, or base64 of their little-endian float32."""
+
+    index: int
+    data: list[float | list[float]] | str
+    object: str = "pooling"
+
+
+class PoolingResponse(PoolingAnswer, kw_only=True):
+    """Answer of `POST /pooling`."""
+
+    data: list[PoolingData]
+
+
+class ScoreData(msgspec.Struct):
+    """One pair's score."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreResponse(PoolingAnswer, kw_only=True):
+    """Answer of `POST /score`."""
+
+    data: list[ScoreData]
+
+
+class RankedDocument(msgspec.Struct):
+    """A document's text."""
+
+    text: str
+
+
+class RankedResult(msgspec.Struct):
+    """A document's place: `index` is where it stood in the request."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | msgspec.UnsetType = UNSET
+
+
+class RerankResponse(msgspec.Struct, kw_only=True):
+    """Answer of `POST /rerank`: the best document first."""
+
+    id: str
+    model: str
+    usage: PoolingUsage
+    results: list[RankedResult]

@@ -1,0 +1,149 @@
+"""What the routes of pooling models share: a request's inputs as prompts, and their runs in the engine.
+
+Knows inputs and failures. What the numbers mean is in `embeddings.py`, `pooled.py` and `scores.py`.
+"""
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from quire.config import PoolingConfig, limits
+from quire.engine.input_processor import TokenizedPrompt
+from quire.entrypoints.openai.errors import bad_request, error_of_finished
+from quire.entrypoints.openai.pooling_protocol import InputFields, PoolingFields, PoolingUsage
+from quire.entrypoints.openai.prompts import render_chat, require_tokenizer
+from quire.entrypoints.openai.state import ServerState
+from quire.errors import RequestError
+from quire.inputs import PromptType, TextPrompt, TokensPrompt
+from quire.outputs import PoolingOutput, PoolingRequestOutput
+from quire.pooling_params import PoolingParams
+
+Pooled = PoolingRequestOutput[PoolingOutput]
+
+
+def require_pooling(state: ServerState) -> PoolingConfig:
+    """How the model pools; a 400 where it generates."""
+    model = state.engine.config.model
+    if model.pooling is None:
+        message = (
+            f"{model.model!r} generates text here and cannot embed, classify or score: start the server with "
+            "--runner pooling (and --convert embed or classify)."
+        )
+        raise bad_request(message, "model", "not_supported")
+    return model.pooling
+
+
+def activation(request: PoolingFields, normalize: bool | None = None) -> bool | None:
+    """`use_activation`, under any of its names."""
+    values = (request.use_activation, request.activation, normalize)
+    return next((value for value in values if value is not None), None)
+
+
+async def read_prompts(state: ServerState, request: InputFields) -> list[PromptType]:
+    """The inputs: a text, texts, token ids, lists of token ids; or a conversation."""
+    if (request.input is None) == (request.messages is None):
+        raise bad_request("input: this field is required (or messages, but not both).", "input", "missing_field")
+    if request.messages is not None:
+        return [await _conversation(state, request, request.messages)]
+    given = request.input
+    if isinstance(given, str):
+        items: list[Any] = [given]
+    elif not given:
+        raise bad_request("input: the list is empty.", "input")
+    elif all(isinstance(item, int) for item in given):
+        items = [given]
+    else:
+        items = list(given)
+    if len(items) > limits.MAX_PROMPTS:
+        raise bad_request(f"input: {len(items)} inputs; at most {limits.MAX_PROMPTS} in one request.", "input")
+    if any(isinstance(item, int) for item in items):
+        raise bad_request("input: a list mixes token ids with texts or lists.", "input")
+    return [_prompt(item, request.cache_salt) for item in items]
+
+
+def _prompt(item: str | list[int], cache_salt: str | None) -> PromptType:
+    prompt: TextPrompt | TokensPrompt
+    prompt = TextPrompt(prompt=item) if isinstance(item, str) else TokensPrompt(prompt_token_ids=item)
+    if cache_salt is not None:
+        prompt["cache_salt"] = cache_salt
+    return prompt
+
+
+async def _conversation(state: ServerState, request: InputFields, messages: list[dict[str, Any]]) -> PromptType:
+    state.check_request_template(request.chat_template)
+    prompt = await render_chat(
+        messages,
+        require_tokenizer(state.engine.get_tokenizer(), "messages"),
+        tools=None,
+        documents=None,
+        chat_template=request.chat_template,
+        add_generation_prompt=bool(request.add_generation_prompt),
+        continue_final_message=bool(request.continue_final_message),
+        add_special_tokens=bool(request.add_special_tokens),
+        template_kwargs=dict(request.chat_template_kwargs or {}),
+    )
+    return _prompt(prompt.token_ids, request.cache_salt)
+
+
+async def run_pooling(
+    state: ServerState,
+    request: PoolingFields,
+    prompts: Sequence[PromptType | TokenizedPrompt],
+    params: PoolingParams,
+    public_id: str,
+    *,
+    field: str = "input",
+    add_special_tokens: bool = True,
+) -> list[Pooled]:
+    """The pooler's output for each prompt. One that fails cancels the others, and its error is the request's.
+
+    Args:
+        field: named where a prompt cannot be served.
+    """
+    options = {"add_special_tokens": add_special_tokens}
+    runs = [_run(state, request, prompt, params, public_id, field, options) for prompt in prompts]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run) for run in runs]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _run(
+    state: ServerState,
+    request: PoolingFields,
+    prompt: PromptType | TokenizedPrompt,
+    params: PoolingParams,
+    public_id: str,
+    field: str,
+    options: dict[str, Any],
+) -> Pooled:
+    request_id, priority = state.engine_request_id(public_id), request.priority or 0
+    outputs = state.engine.encode(prompt, params, request_id, priority=priority, tokenization_kwargs=options)
+    try:
+        async for output in outputs:
+            return output
+    except RequestError as error:
+        if error.param in ("prompt", "prompt_token_ids"):
+            raise bad_request(f"{field}: {error}", field) from None
+        raise
+    finally:
+        close = getattr(outputs, "aclose", None)
+        if close is not None:
+            await close()
+    raise error_of_finished(None, public_id)
+
+
+def usage_of(outputs: Sequence[Pooled]) -> PoolingUsage:
+    """The prompts' tokens."""
+    count = sum(len(output.prompt_token_ids) for output in outputs)
+    return PoolingUsage(count, count)
+
+
+def numbers(pooled: PoolingOutput, encoding_format: str | None) -> Any:
+    """A vector or rows as JSON's numbers, or as base64 of little-endian float32."""
+    if encoding_format == "base64":
+        return base64.b64encode(pooled.data.astype("<f4").tobytes()).decode()
+    return pooled.data.tolist()

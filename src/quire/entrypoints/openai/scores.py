@@ -1,0 +1,129 @@
+"""`POST /score` and `POST /rerank`: how well pairs of texts match, and documents in the order of that.
+
+A cross-encoder reads both texts as one prompt; of an embedding model a score is the cosine of two embeddings.
+"""
+
+import time
+from typing import Any
+
+from quire.config import limits
+from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.pooling_protocol import (
+    PairFields,
+    PoolingUsage,
+    RankedDocument,
+    RankedResult,
+    RerankRequest,
+    RerankResponse,
+    ScoreData,
+    ScoreRequest,
+    ScoreResponse,
+)
+from quire.entrypoints.openai.pooling_run import activation, require_pooling, run_pooling, usage_of
+from quire.entrypoints.openai.prompts import TokenizerLike, require_tokenizer, run_sized
+from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
+from quire.pooling_params import PoolingParams
+
+Names = tuple[str, str]
+_PAIRS_OF_NAMES: tuple[Names, ...] = (
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+)
+
+
+async def answer_score(state: ServerState, request: ScoreRequest, public_id: str) -> ScoreResponse:
+    """The score of every pair."""
+    model = state.resolve_model(request.model)
+    names = _names(request)
+    firsts, seconds = pair_texts(getattr(request, names[0]), getattr(request, names[1]), names)
+    scores, usage = await _score(state, request, firsts, seconds, names, public_id)
+    data = [ScoreData(index, score) for index, score in enumerate(scores)]
+    return ScoreResponse(id=f"score-{public_id}", created=int(time.time()), model=model, data=data, usage=usage)
+
+
+def _names(request: ScoreRequest) -> Names:
+    found = [names for names in _PAIRS_OF_NAMES if all(getattr(request, name) is not None for name in names)]
+    if len(found) != 1:
+        allowed = ", ".join(f"{first} and {second}" for first, second in _PAIRS_OF_NAMES)
+        raise bad_request(f"text_1: give one pair of these: {allowed}.", "text_1", "missing_field")
+    return found[0]
+
+
+async def answer_rerank(state: ServerState, request: RerankRequest, public_id: str) -> RerankResponse:
+    """The documents, the one that fits the query best first."""
+    model = state.resolve_model(request.model)
+    if not request.documents:
+        raise bad_request("documents: the list is empty.", "documents")
+    if request.top_n is not None and request.top_n < 0:
+        raise bad_request(f"top_n: {request.top_n} is out of range; at least 0 (0 means all).", "top_n")
+    texts = [_document_text(document, index) for index, document in enumerate(request.documents)]
+    queries = [request.query] * len(texts)
+    scores, usage = await _score(state, request, queries, texts, ("query", "documents"), public_id)
+    order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
+    results = [RankedResult(index, scores[index]) for index in order[: request.top_n or None]]
+    if request.return_documents is not False:
+        for result in results:
+            result.document = RankedDocument(texts[result.index])
+    return RerankResponse(id=f"rerank-{public_id}", model=model, usage=usage, results=results)
+
+
+def _document_text(document: str | dict[str, Any], index: int) -> str:
+    text = document if isinstance(document, str) else document.get("text")
+    if not isinstance(text, str):
+        raise bad_request(f"documents[{index}].text: expected a string.", f"documents[{index}].text")
+    return text
+
+
+async def _score(
+    state: ServerState, request: PairFields, firsts: list[str], seconds: list[str], names: Names, public_id: str
+) -> tuple[list[float], PoolingUsage]:
+    """The score of each pair, and what it took."""
+    config = require_pooling(state)
+    check_scores(config)
+    if len(firsts) > limits.MAX_PROMPTS:
+        message = f"{names[1]}: {len(firsts)} pairs; at most {limits.MAX_PROMPTS} in one request."
+        raise bad_request(message, names[1])
+    tokenizer = require_tokenizer(state.engine.get_tokenizer(), names[0])
+    firsts = await _shortened(firsts, request.max_tokens_per_query, "max_tokens_per_query", tokenizer)
+    seconds = await _shortened(seconds, request.max_tokens_per_doc, "max_tokens_per_doc", tokenizer)
+    params = PoolingParams(
+        task="embed" if config.embeds else "classify",
+        use_activation=activation(request),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+    )
+    if config.embeds:
+        texts = list(dict.fromkeys([*firsts, *seconds]))  # each is embedded once, however often it is paired
+        outputs = await run_pooling(state, request, texts, params, public_id, field=names[1])
+        by_text = dict(zip(texts, outputs, strict=True))
+        pairs = zip(firsts, seconds, strict=True)
+        return [cosine(by_text[first], by_text[second]) for first, second in pairs], usage_of(outputs)
+    prompts = await _pair_prompts(state, firsts, seconds, params)
+    outputs = await run_pooling(state, request, prompts, params, public_id, field=names[1])
+    return [float(output.outputs.data[0]) for output in outputs], usage_of(outputs)
+
+
+async def _pair_prompts(state: ServerState, firsts: list[str], seconds: list[str], params: PoolingParams) -> list[Any]:
+    """A prompt for each pair, written by the operator's template where there is one (`--chat-template`)."""
+    engine, pairs = state.engine, list(zip(firsts, seconds, strict=True))
+    size = sum(map(len, firsts)) + sum(map(len, seconds))
+    tokenizer: Any = engine.get_tokenizer()
+    if engine.config.model.chat_template is not None:
+        return await run_sized(size, render_pairs, engine.pooling_processor, tokenizer, tokenizer.template, pairs)
+    return await run_sized(size, join_pairs, engine.pooling_processor, pairs, params)
+
+
+async def _shortened(texts: list[str], keep: int | None, field: str, tokenizer: TokenizerLike) -> list[str]:
+    """The texts, each cut to so many tokens of its own."""
+    if keep is None:
+        return texts
+    if keep < 1:
+        raise bad_request(f"{field}: {keep} is out of range; at least 1.", field)
+
+    def cut(text: str) -> str:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return text if len(token_ids) <= keep else tokenizer.decode(token_ids[:keep])
+
+    return await run_sized(sum(map(len, texts)), lambda: [cut(text) for text in texts])
