@@ -186,4 +186,4 @@ def write_tokenizer(writer: gguf.GGUFWriter, source: Path) -> None:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)
-    writer.add_chat_template("{{ messages[0]['content'] }}")
+    writer.add_chat_template(json.loads((source / "tokenizer_config.json").read_text())["chat_template"])

@@ -133,7 +133,7 @@ def test_float8_on_a_cpu_says_what_it_takes(cpu, llama, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="quire"):
         report = describe(cpu, tmp_path)
     assert (
-        "21 matrices stored as float8, a scale a channel were made plain and take 0.00 GiB: CPUs have no fp8"
+        "21 matrices stored as float8, a scale a channel were made plain and took 0.00 GiB: CPUs have no fp8"
         in caplog.text
     )
     assert report["weight_bytes"] == describe(cpu, tmp_path / "worth")["weight_bytes"]

@@ -176,6 +176,8 @@ def test_the_tokenizer_is_the_checkpoints(tmp_path):
         assert ours.encode(text) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == text
     assert ours.eos_token_id == theirs.eos_token_id
+    messages = [{"role": "user", "content": "hello"}]
+    assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages)
     assert config.model.eos_token_ids == (1,)
 
 

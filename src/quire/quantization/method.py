@@ -150,7 +150,8 @@ class QuantizedLinear(LinearMethod):
 
     def notes(self) -> list[str]:
         return [
-            f"{count} matrices {which} were made plain and take {num_bytes / GIB:.2f} GiB: {why}"
+            f"{count} {'matrix' if count == 1 else 'matrices'} {which} {'was' if count == 1 else 'were'} made plain and "
+            f"took {num_bytes / GIB:.2f} GiB: {why}"
             for (which, why), (count, num_bytes) in self._dense.items()
         ]
 
