@@ -36,6 +36,11 @@ def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
     check(2, tmp_path, {name: SHAPES[name] for name in NAMES} | ONE_GROUP, "native", tolerance=5e-4)
 
 
+def test_fused_layers_over_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
+    names = ("mamba", "nemotron h", "qwen3.5")
+    check(2, tmp_path, {name: SHAPES[name] for name in names} | ONE_GROUP, "fused", tolerance=5e-4)
+
+
 def test_a_norm_may_go_over_several_of_four_ranks(tmp_path: Path) -> None:
     check(4, tmp_path, {"mamba2": SHAPES["mamba2"], "falcon h1": FOUR_RANKS}, "native")
 
