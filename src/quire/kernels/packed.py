@@ -26,8 +26,8 @@ class PackedWeight(LinearWeight):
     """A weight-only format's weight. `data` holds the codes, `dtype` is the type of the model.
 
     Codes of 4 bits: uint8 [N, K/2], the low half of a byte is the even column; a code's value is itself (0 to 15), or
-    `table[code]`. Codes of 8 bits: int8 [N, K], a code's value is itself. A kernel that packs a weight into its own layout
-    may leave None in place of every tensor but the bias.
+    `table[code]`. Codes of 8 bits: int8 [N, K], or float8 (e4m3) where a device has kernels for that (GPUs); a code's value is
+    itself. A kernel that packs a weight into its own layout may leave None in place of every tensor but the bias.
 
     Attributes:
         scale: float32 [N, G].

@@ -24,16 +24,19 @@ FORMATS = {
     "table and zeros": {"table": torch.linspace(-1, 1, 16) ** 3, "zero": "broken"},
     "int8": {"bits": 8},
     "int8 with zeros": {"bits": 8, "zero": "broken"},
+    "float8": {"bits": 8, "is_float": True},
 }
 SHAPES = [(32, 128, 128), (70, 128, 16), (33, 96, 32), (20, 80, 80), (9, 36, 36)]
 
 
-def make(n, k, group, *, bits=4, zero=None, table=None, is_permuted=False, has_bias=True):
+def make(n, k, group, *, bits=4, zero=None, table=None, is_permuted=False, has_bias=True, is_float=False):
     draw = torch.Generator().manual_seed(n + k)
     groups = k // group
     codes = torch.randint(-128, 128, (n, k), generator=draw).to(torch.int8)
     if bits == 4:
         codes = packed.pack_nibbles(torch.randint(0, 16, (n, k), generator=draw))
+    if is_float:
+        codes = (torch.randn(n, k, generator=draw) * 20).to(torch.float8_e4m3fn)
     scale = (torch.rand(n, groups, generator=draw) + 0.5) * 2.0**-4
     zeros = torch.full((n, groups), zero) if isinstance(zero, float) else None
     if zero == "broken":
@@ -140,7 +143,7 @@ def compiled(kernel, warps, types, **constants):
     )
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 
-form = dict(HAS_ZERO=True, HAS_TABLE=False, HAS_PERM=False, HAS_BIAS=False, PDL=True)
+form = dict(IS_FLOAT=False, HAS_ZERO=True, HAS_TABLE=False, HAS_PERM=False, HAS_BIAS=False, PDL=True)
 for bits, codes, group, table, rows in ((4, "*u8", 128, False, 1), (4, "*u8", 32, True, 1), (8, "*i8", 128, False, 4)):
     given = form | dict(K=4096, GROUP=group, BITS=bits, HAS_TABLE=table)
     run = 32 if bits == 4 else 16

@@ -168,6 +168,8 @@ def _cpu(op: str, *, rounds: bool = False, below: int = 0):
 def pack_codes(weight: PackedWeight) -> PackedWeight:
     """As `packed.pack_codes`; nothing of the plain layout is kept."""
     codes, scale_NG = weight.plain()
+    if codes.is_floating_point():
+        raise ValueError(f"codes are {codes.dtype}; the CPU kernels take codes of 4 bits (uint8) and of 8 bits (int8)")
     n, k, zero_NG = weight.out_features, weight.in_features, weight.zero
     kind, digits, code_zero, unit = NIBBLES if code_bits(codes) == 4 else BYTES, None, 0, 1.0
     if weight.table is not None:

@@ -27,6 +27,7 @@ def _values(
     K: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    IS_FLOAT: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_TABLE: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -41,6 +42,8 @@ def _values(
         codes = tl.interleave(codes & 15, codes >> 4)
     if HAS_TABLE:
         values = tl.load(table_ptr + codes.to(tl.int32))
+    elif IS_FLOAT:
+        values = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
         values = codes.to(tl.float32)
     place = row * (K // GROUP) + (start // GROUP + tl.arange(0, PARTS))[None, :]
@@ -68,6 +71,7 @@ def packed_dot_kernel(
     K: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    IS_FLOAT: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_TABLE: tl.constexpr,
     HAS_PERM: tl.constexpr,
@@ -94,7 +98,7 @@ def packed_dot_kernel(
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     for start in tl.range(first, tl.minimum(first + length, K), BLOCK_K, num_stages=STAGES):
         w = _values(
-            w_ptr, scale_ptr, zero_ptr, table_ptr, row, start, K, GROUP, BITS, HAS_ZERO, HAS_TABLE, BLOCK_K
+            w_ptr, scale_ptr, zero_ptr, table_ptr, row, start, K, GROUP, BITS, IS_FLOAT, HAS_ZERO, HAS_TABLE, BLOCK_K
         )  # fmt: skip
         at = start + tl.arange(0, BLOCK_K)
         is_column = at < K
@@ -156,7 +160,7 @@ def launch_packed_dot(
         split *= 2
     packed_dot_kernel[(*blocks, split)](
         x_TK,
-        codes,
+        codes.view(torch.int8) if code_bits(codes) == 8 else codes,
         scale_NG,
         weight.zero,
         weight.table,
@@ -170,6 +174,7 @@ def launch_packed_dot(
         K=k,
         GROUP=group,
         BITS=code_bits(codes),
+        IS_FLOAT=codes.is_floating_point(),
         HAS_ZERO=weight.zero is not None,
         HAS_TABLE=weight.table is not None,
         HAS_PERM=weight.perm is not None,

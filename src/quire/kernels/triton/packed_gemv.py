@@ -103,6 +103,7 @@ def packed_gemv_kernel(
     K: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    IS_FLOAT: tl.constexpr,
     HAS_ZERO: tl.constexpr,
     HAS_TABLE: tl.constexpr,
     HAS_PERM: tl.constexpr,
@@ -149,6 +150,8 @@ def packed_gemv_kernel(
             x = tl.load(x_ptr + tl.minimum(t, num_rows - 1) * K + at, mask=is_column, other=0.0).to(tl.float32)
             if BITS == 4:
                 part = _products(codes, x, table_ptr, HAS_TABLE, RUN // 8)
+            elif IS_FLOAT:  # carried as bytes: float8 values would be taken apart and put together again
+                part = tl.sum(codes.to(tl.float8e4nv, bitcast=True).to(tl.float32) * x[:, None, :], axis=2)
             else:
                 part = tl.sum(codes.to(tl.float32) * x[:, None, :], axis=2)
             if HAS_ZERO:
@@ -177,7 +180,7 @@ def launch_packed_gemv(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.T
         block_n //= 2
     packed_gemv_kernel[(cdiv(n, block_n),)](
         x_TK,
-        codes,
+        codes.view(torch.int8) if bits == 8 else codes,
         scale_NG,
         weight.zero,
         weight.table,
@@ -189,6 +192,7 @@ def launch_packed_gemv(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.T
         K=k,
         GROUP=group,
         BITS=bits,
+        IS_FLOAT=codes.is_floating_point(),
         HAS_ZERO=weight.zero is not None,
         HAS_TABLE=weight.table is not None,
         HAS_PERM=weight.perm is not None,
