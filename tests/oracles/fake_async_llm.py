@@ -90,6 +90,7 @@ class FakeAsyncLLM:
         self.started: list[tuple[str, Any, SamplingParams]] = []
         self.aborted: list[str] = []
         self.yielded = 0
+        self.resets = 0
         self.news = asyncio.Event()
 
     def get_tokenizer(self) -> ByteTokenizer | None:
@@ -98,6 +99,10 @@ class FakeAsyncLLM:
     async def check_health(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    async def reset_prefix_cache(self) -> bool:
+        self.resets += 1
+        return True
 
     async def abort(self, request_id: Any) -> None:
         self.aborted.append(request_id)

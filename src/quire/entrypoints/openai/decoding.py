@@ -75,17 +75,16 @@ class BodyDecoder:
         """
         _check_encoding(body)
         _check_depth(body)
-        try:
-            fields = _decoder(dict[str, msgspec.Raw]).decode(body)
-            decoded: BodyT = _decoder(kind).decode(body)
-        except msgspec.ValidationError as error:
-            raise _validation_error(error) from None
-        except msgspec.DecodeError as error:
-            raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
-        except RecursionError:
-            raise _too_deep() from None
+        fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
+        decoded: BodyT = _decode(body, kind)
         self._check_unknown(fields.keys() - _known_fields(kind))
         return decoded
+
+    def field_names(self, body: bytes) -> Set[str]:
+        """The names of a body's fields; raises as `decode` does."""
+        _check_encoding(body)
+        _check_depth(body)
+        return _decode(body, dict[str, msgspec.Raw]).keys()
 
     def _check_unknown(self, unknown: Set[str]) -> None:
         if not unknown:
@@ -103,6 +102,17 @@ class BodyDecoder:
 @functools.cache
 def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
     return msgspec.json.Decoder(kind)
+
+
+def _decode(body: bytes, kind: Any) -> Any:
+    try:
+        return _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise _validation_error(error) from None
+    except msgspec.DecodeError as error:
+        raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+    except RecursionError:
+        raise _too_deep() from None
 
 
 @functools.cache

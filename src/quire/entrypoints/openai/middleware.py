@@ -19,8 +19,8 @@ from quire.logger import init_logger
 
 logger = init_logger(__name__)
 
-OPEN_PATHS = ("/health",)
-"""Reached without a key: a load balancer has none."""
+OPEN_PATHS = ("/health", "/live")
+"""Reached without a key: a load balancer or a supervisor has none."""
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 

@@ -84,14 +84,23 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
     ("/tokenize", "Token ids of a prompt or of messages.", TokenizeRequest, TokenizeResponse, {"prompt": "Hello"}),
     ("/detokenize", "The text of token ids.", DetokenizeRequest, DetokenizeResponse, {"tokens": [1, 2, 3]}),
 )
+_ACTIONS: tuple[tuple[str, str], ...] = (
+    ("/reset_prefix_cache", "Forget every cached prefix."),
+    ("/start_profile", "501: profiles cannot be taken over HTTP yet."),
+    ("/stop_profile", "501: profiles cannot be taken over HTTP yet."),
+    ("/v1/load_lora_adapter", "501: adapters are not supported yet."),
+    ("/v1/unload_lora_adapter", "501: adapters are not supported yet."),
+)
 _READS: tuple[tuple[str, str, type | None], ...] = (
     ("/v1/models", "The served models.", ModelList),
     ("/v1/models/{model}", "One served model.", ModelCard),
     ("/health", "200 while the engine lives and makes progress; needs no key.", None),
+    ("/live", "200 unless the engine has died, also while it starts; needs no key.", None),
     ("/ready", "200 while new requests are welcome.", None),
     ("/ping", "The same as /health, under another name.", None),
     ("/version", "The server's version.", None),
     ("/load", "Requests in flight.", None),
+    ("/tokenizer_info", "What the tokenizer is, and its chat template.", None),
     ("/metrics", "Prometheus metrics.", None),
 )
 
@@ -109,6 +118,12 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
         paths[path] = {"post": _work_operation(summary, reference[body], reference[answer], example)}
     for path, summary, kind in _READS:
         paths[path] = {"get": _read_operation(path, summary, reference[kind] if kind else None)}
+    for path, summary in _ACTIONS:
+        paths[path] = {"post": _read_operation(path, summary, None)}
+    bodies = [{"$ref": reference[body]["$ref"]} for path, _, body, _, _ in _WORK if not path.endswith("tokenize")]
+    any_body = {"anyOf": list({body["$ref"]: body for body in bodies}.values())}
+    summary = "Any of the bodies above: the route is chosen by its fields."
+    paths["/invocations"] = {"post": _work_operation(summary, any_body, {"type": "object"}, _WORK[0][4])}
     security = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",

@@ -1,22 +1,22 @@
-"""The routes: each reads its body, calls one function, and encodes what it gives.
+"""The routes of work: each reads its body, calls one function, and encodes what it gives.
 
-Knows paths and methods. What the answers mean is in `chat.py`, `completions.py`, `embeddings.py`, `pooled.py`, `scores.py` and
-`prompts.py`.
+Knows paths; those of operators are in `operations.py`. What the answers mean is in `chat.py`, `completions.py`,
+`embeddings.py`, `pooled.py`, `scores.py` and `prompts.py`.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.config import PoolingConfig
 from quire.entrypoints.openai.chat import answer_chat, prepare_chat, stream_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
-from quire.entrypoints.openai.decoding import read_body
 from quire.entrypoints.openai.embeddings import answer_embeddings
-from quire.entrypoints.openai.errors import HTTPError, not_ready
+from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.pooled import answer_classification, answer_pooling
 from quire.entrypoints.openai.pooling_protocol import (
     ClassificationRequest,
@@ -31,55 +31,24 @@ from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
-    GenerationFields,
     TokenizeRequest,
 )
-from quire.entrypoints.openai.responses import DetokenizeResponse, ModelCard, ModelList, TokenizeResponse
+from quire.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
+from quire.entrypoints.openai.route_tools import Handler, json_response, public_id, read_bytes, read_request, state_of
 from quire.entrypoints.openai.scores import answer_rerank, answer_score
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import run_while_connected, start_event_stream
-from quire.errors import EngineDeadError
-from quire.version import __version__
 
-BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 PoolingT = TypeVar("PoolingT", bound=PoolingFields)
-Handler = Callable[[Request], Awaitable[Response]]
-_encode = msgspec.json.Encoder().encode
-
-
-def json_response(body: Any, status: int = 200) -> Response:
-    """An answer in JSON."""
-    return Response(_encode(body), status_code=status, media_type="application/json")
-
-
-def _state(request: Request) -> ServerState:
-    return request.app.state.server
-
-
-def _public_id(request: Request, body: GenerationFields | PoolingFields) -> str:
-    """The id that the client sees: its own (field, then header), or the one the request was given."""
-    return body.request_id or str(request.scope["state"]["request_id"])
-
-
-async def _read(request: Request, kind: type[BodyT]) -> BodyT:
-    """The typed body of a request for work; refused before it is read while the server cannot serve."""
-    state = _state(request)
-    state.accept_work()
-    content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if content_type not in ("application/json", "text/json", "") and not content_type.endswith("+json"):
-        message = f"Content-Type: {content_type[:100]!r} cannot be read; send application/json."
-        raise HTTPError(400, message, code="unsupported_media_type")
-    body = await read_body(request, state.settings.max_body_bytes)
-    return state.decoder.decode(body, kind)
 
 
 async def create_chat_completion(request: Request) -> Response:
     """`POST /v1/chat/completions`."""
-    state = _state(request)
-    body = await _read(request, ChatCompletionRequest)
+    state = state_of(request)
+    body = await read_request(request, ChatCompletionRequest)
 
     async def work() -> Response:
-        job = await prepare_chat(state, body, _public_id(request, body))
+        job = await prepare_chat(state, body, public_id(request, body))
         if body.stream:
             return await start_event_stream(stream_chat(state, job), job.public_id)
         return json_response(await answer_chat(state, job))
@@ -89,11 +58,11 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def create_completion(request: Request) -> Response:
     """`POST /v1/completions`."""
-    state = _state(request)
-    body = await _read(request, CompletionRequest)
+    state = state_of(request)
+    body = await read_request(request, CompletionRequest)
 
     async def work() -> Response:
-        job = await prepare_completion(state, body, _public_id(request, body))
+        job = await prepare_completion(state, body, public_id(request, body))
         if body.stream:
             return await start_event_stream(CompletionStream(state, job).events(), job.public_id)
         return json_response(await answer_completion(state, job))
@@ -105,11 +74,11 @@ def _pooling_route(kind: type[PoolingT], answer: Callable[[ServerState, PoolingT
     """A route of a pooling model: `answer` gives what is encoded."""
 
     async def handler(request: Request) -> Response:
-        state = _state(request)
-        body = await _read(request, kind)
+        state = state_of(request)
+        body = await read_request(request, kind)
 
         async def work() -> Response:
-            return json_response(await answer(state, body, _public_id(request, body)))
+            return json_response(await answer(state, body, public_id(request, body)))
 
         return await run_while_connected(request, work())
 
@@ -125,8 +94,8 @@ create_rerank = _pooling_route(RerankRequest, answer_rerank)
 
 async def tokenize(request: Request) -> Response:
     """`POST /tokenize`."""
-    state = _state(request)
-    body = await _read(request, TokenizeRequest)
+    state = state_of(request)
+    body = await read_request(request, TokenizeRequest)
     state.resolve_model(body.model)
     state.check_request_template(body.chat_template)
     tokenizer = state.engine.get_tokenizer()
@@ -140,8 +109,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """`POST /detokenize`."""
-    state = _state(request)
-    body = await _read(request, DetokenizeRequest)
+    state = state_of(request)
+    body = await read_request(request, DetokenizeRequest)
     state.resolve_model(body.model)
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), "tokens")
     if body.tokens:
@@ -149,65 +118,28 @@ async def detokenize(request: Request) -> Response:
     return json_response(DetokenizeResponse(await run_sized(len(body.tokens), tokenizer.decode, body.tokens)))
 
 
-def _model_cards(state: ServerState) -> list[ModelCard]:
-    config = state.engine.config.model
-    return [
-        ModelCard(id=name, created=state.started_at, root=config.model, max_model_len=config.max_model_len)
-        for name in state.model_names
-    ]
+async def invoke(request: Request) -> Response:
+    """`POST /invocations`: the route that a body's fields belong to, under the one name that hosting services use."""
+    state = state_of(request)
+    state.accept_work()
+    fields = state.decoder.field_names(await read_bytes(request))
+    return await _invoked(fields, state.engine.config.model.pooling)(request)
 
 
-async def list_models(request: Request) -> Response:
-    """`GET /v1/models`."""
-    return json_response(ModelList(_model_cards(_state(request))))
-
-
-async def get_model(request: Request) -> Response:
-    """`GET /v1/models/{model}`; a name may hold slashes."""
-    state = _state(request)
-    name = state.resolve_model(request.path_params["model"])
-    return json_response(next(card for card in _model_cards(state) if card.id == name))
-
-
-async def health(request: Request) -> Response:
-    """`GET /health`: 200 while the engine lives and makes progress."""
-    engine = _state(request).engine
-    try:
-        await engine.check_health()
-    except EngineDeadError:
-        raise not_ready("The engine is not running.") from None
-    return Response(status_code=200)
-
-
-async def ready(request: Request) -> Response:
-    """`GET /ready`: 200 while new requests are welcome."""
-    _state(request).accept_work()
-    return Response(status_code=200)
-
-
-async def ping(request: Request) -> Response:
-    """`GET` or `POST /ping`: `/health` under the name that hosting services use."""
-    return await health(request)
-
-
-async def version(request: Request) -> Response:
-    """`GET /version`."""
-    del request
-    return json_response({"version": __version__})
-
-
-async def load(request: Request) -> Response:
-    """`GET /load`: requests in flight."""
-    return json_response({"server_load": _state(request).in_flight})
-
-
-async def metrics(request: Request) -> Response:
-    """`GET /metrics`: Prometheus' text format."""
-    registry = _state(request).metrics
-    if registry is None:
-        raise not_ready("The engine is starting; there are no metrics yet.")
-    body, content_type = registry.exposition()
-    return Response(body, headers={"content-type": content_type})
+def _invoked(fields: Set[str], pooling: PoolingConfig | None) -> Handler:
+    if "prompt" in fields:
+        return create_completion
+    if "query" in fields:
+        return create_rerank
+    if fields & {"text_1", "data_1", "queries"}:
+        return create_score
+    if pooling is None and "messages" in fields:
+        return create_chat_completion
+    if not fields & {"input", "messages"}:
+        raise bad_request("The request body has none of: messages, prompt, input, query, text_1, data_1, queries.")
+    if pooling is None or pooling.embeds:
+        return create_embeddings
+    return create_classification if "classify" in pooling.tasks else create_pooling
 
 
 WORK: dict[str, Handler] = {
@@ -221,24 +153,14 @@ WORK: dict[str, Handler] = {
     "/rerank": create_rerank,
     "/v1/rerank": create_rerank,
     "/v2/rerank": create_rerank,
+    "/invocations": invoke,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
 }
 """What is posted to be worked on: refused while the engine starts or the server drains, waited for when it drains."""
 
-OTHERS: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("/v1/models", ("GET",), list_models),
-    ("/v1/models/{model:path}", ("GET",), get_model),
-    ("/health", ("GET",), health),
-    ("/ready", ("GET",), ready),
-    ("/ping", ("GET", "POST"), ping),
-    ("/version", ("GET",), version),
-    ("/load", ("GET",), load),
-    ("/metrics", ("GET",), metrics),
-)
-
 
 def build_routes() -> list[Route]:
     """The routes as Starlette's objects; FastAPI's own route class would validate what msgspec already has."""
     routes = [Route(path, handler, methods=["POST"]) for path, handler in WORK.items()]
-    return routes + [Route(path, handler, methods=list(methods)) for path, methods, handler in OTHERS]
+    return routes + [Route(path, handler, methods=list(methods)) for path, methods, handler in OPERATIONS]

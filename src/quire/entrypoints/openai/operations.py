@@ -1,0 +1,138 @@
+"""The routes of those who run a server: what is served, whether it lives, what it counts, what it forgets."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.entrypoints.openai.errors import HTTPError, not_ready
+from quire.entrypoints.openai.prompts import require_tokenizer
+from quire.entrypoints.openai.responses import ModelCard, ModelList
+from quire.entrypoints.openai.route_tools import Handler, json_response, state_of
+from quire.entrypoints.openai.state import ServerState
+from quire.errors import EngineDeadError
+from quire.version import __version__
+
+
+def _model_cards(state: ServerState) -> list[ModelCard]:
+    config = state.engine.config.model
+    return [
+        ModelCard(id=name, created=state.started_at, root=config.model, max_model_len=config.max_model_len)
+        for name in state.model_names
+    ]
+
+
+async def list_models(request: Request) -> Response:
+    """`GET /v1/models`."""
+    return json_response(ModelList(_model_cards(state_of(request))))
+
+
+async def get_model(request: Request) -> Response:
+    """`GET /v1/models/{model}`; a name may hold slashes."""
+    state = state_of(request)
+    name = state.resolve_model(request.path_params["model"])
+    return json_response(next(card for card in _model_cards(state) if card.id == name))
+
+
+async def health(request: Request) -> Response:
+    """`GET /health`: 200 while the engine lives and makes progress."""
+    engine = state_of(request).engine
+    try:
+        await engine.check_health()
+    except EngineDeadError:
+        raise not_ready("The engine is not running.") from None
+    return Response(status_code=200)
+
+
+async def live(request: Request) -> Response:
+    """`GET /live`: 200 unless the engine has died; also while it is starting."""
+    engine = state_of(request).engine_or_none
+    return Response(status_code=200) if engine is None else await health(request)
+
+
+async def ready(request: Request) -> Response:
+    """`GET /ready`: 200 while new requests are welcome."""
+    state_of(request).accept_work()
+    return Response(status_code=200)
+
+
+async def ping(request: Request) -> Response:
+    """`GET` or `POST /ping`: `/health` under the name that hosting services use."""
+    return await health(request)
+
+
+async def version(request: Request) -> Response:
+    """`GET /version`."""
+    del request
+    return json_response({"version": __version__})
+
+
+async def load(request: Request) -> Response:
+    """`GET /load`: requests in flight."""
+    return json_response({"server_load": state_of(request).in_flight})
+
+
+async def metrics(request: Request) -> Response:
+    """`GET /metrics`: Prometheus' text format."""
+    registry = state_of(request).metrics
+    if registry is None:
+        raise not_ready("The engine is starting; there are no metrics yet.")
+    body, content_type = registry.exposition()
+    return Response(body, headers={"content-type": content_type})
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """`POST /reset_prefix_cache`: forget every cached prefix; running requests keep their pages."""
+    state = state_of(request)
+    state.accept_work()
+    return json_response({"success": await state.engine.reset_prefix_cache()})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """`GET /tokenizer_info`: what the tokenizer is, and its chat template."""
+    state = state_of(request)
+    tokenizer: Any = require_tokenizer(state.engine.get_tokenizer(), "tokenizer")
+    config = state.engine.config.model
+    info: dict[str, Any] = {
+        "tokenizer_class": type(tokenizer).__name__,
+        "name_or_path": config.tokenizer,
+        "vocab_size": len(tokenizer),
+        "model_max_length": config.max_model_len,
+        **tokenizer.special_tokens,
+        "additional_special_tokens": list(tokenizer.additional_special_tokens),
+        "added_tokens": dict(sorted(tokenizer.get_added_vocab().items(), key=lambda item: item[1])),
+        "chat_template": tokenizer.chat_template,
+    }
+    return json_response(info)
+
+
+def _absent(message: str) -> Handler:
+    """A route that is known and not served yet."""
+
+    async def handler(request: Request) -> Response:
+        del request
+        raise HTTPError(501, message, code="not_supported")
+
+    return handler
+
+
+_PROFILE = "Profiles cannot be taken over HTTP yet; `quire bench` and /metrics tell times."
+_ADAPTERS = "LoRA adapters are not supported yet."
+
+OPERATIONS: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
+    ("/v1/models", ("GET",), list_models),
+    ("/v1/models/{model:path}", ("GET",), get_model),
+    ("/health", ("GET",), health),
+    ("/live", ("GET",), live),
+    ("/ready", ("GET",), ready),
+    ("/ping", ("GET", "POST"), ping),
+    ("/version", ("GET",), version),
+    ("/load", ("GET",), load),
+    ("/metrics", ("GET",), metrics),
+    ("/tokenizer_info", ("GET",), tokenizer_info),
+    ("/reset_prefix_cache", ("POST",), reset_prefix_cache),
+    ("/start_profile", ("POST",), _absent(_PROFILE)),
+    ("/stop_profile", ("POST",), _absent(_PROFILE)),
+    ("/v1/load_lora_adapter", ("POST",), _absent(_ADAPTERS)),
+    ("/v1/unload_lora_adapter", ("POST",), _absent(_ADAPTERS)),
+)

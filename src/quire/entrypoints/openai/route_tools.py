@@ -1,0 +1,51 @@
+"""What every route does: finds the server's state, reads a typed body, answers in JSON."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.entrypoints.openai.decoding import read_body
+from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.openai.pooling_protocol import PoolingFields
+from quire.entrypoints.openai.protocol import GenerationFields
+from quire.entrypoints.openai.state import ServerState
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+Handler = Callable[[Request], Awaitable[Response]]
+_encode = msgspec.json.Encoder().encode
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(_encode(body), status_code=status, media_type="application/json")
+
+
+def state_of(request: Request) -> ServerState:
+    return request.app.state.server
+
+
+def public_id(request: Request, body: GenerationFields | PoolingFields) -> str:
+    """The id that the client sees: its own (field, then header), or the one the request was given."""
+    return body.request_id or str(request.scope["state"]["request_id"])
+
+
+async def read_request(request: Request, kind: type[BodyT]) -> BodyT:
+    """The typed body of a request for work; refused before it is read while the server cannot serve."""
+    state = state_of(request)
+    state.accept_work()
+    content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if content_type not in ("application/json", "text/json", "") and not content_type.endswith("+json"):
+        message = f"Content-Type: {content_type[:100]!r} cannot be read; send application/json."
+        raise HTTPError(400, message, code="unsupported_media_type")
+    return state.decoder.decode(await read_bytes(request), kind)
+
+
+async def read_bytes(request: Request) -> bytes:
+    """The body as it came; read once, however often it is asked for."""
+    kept: dict[str, Any] = request.scope["state"]
+    if "body" not in kept:
+        kept["body"] = await read_body(request, state_of(request).settings.max_body_bytes)
+    return kept["body"]
