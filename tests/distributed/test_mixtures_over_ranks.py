@@ -14,9 +14,11 @@ __all__ = ["restored_choice"]
 QUICK = ("gpt-oss", "llama4", "glm4 moe", "phimoe", "granite moe shared", "deepseek v2: groups")
 
 
-@pytest.mark.parametrize(("experts", "kernels"), [("split", "native"), ("whole", "native"), ("whole", "fused")])
-def test_two_ranks_compute_what_one_computes(experts, kernels, tmp_path: Path) -> None:
-    check(2, tmp_path, {name: SHAPES[name] for name in QUICK}, kernels, experts=experts)
+@pytest.mark.parametrize(
+    ("experts", "kernels", "count"), [("split", "native", 6), ("whole", "native", 4), ("whole", "fused", 2)]
+)
+def test_two_ranks_compute_what_one_computes(experts, kernels, count, tmp_path: Path) -> None:
+    check(2, tmp_path, {name: SHAPES[name] for name in QUICK[:count]}, kernels, experts=experts)
 
 
 @pytest.mark.exhaustive
