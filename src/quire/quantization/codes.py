@@ -3,6 +3,8 @@
 Legend: N outputs, K inputs, G groups of columns.
 """
 
+import dataclasses
+
 import torch
 
 from quire.errors import ConfigError
@@ -20,15 +22,16 @@ def unpack_words(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     return codes.movedim(-1, dim + 1).flatten(dim, dim + 1)
 
 
-def packed_weight(
-    codes_NK: torch.Tensor,
+def weight_of_words(
+    words_NW: torch.Tensor,
+    inputs: int,
     scale_NG: torch.Tensor,
     zero_NG: torch.Tensor | None,
     bits: int,
     dtype: torch.dtype,
     group_K: torch.Tensor | None = None,
 ) -> PackedWeight:
-    """A weight of codes without sign (0 to 2**bits - 1).
+    """A weight whose codes stand in int32 words along the inputs, the lowest bits first.
 
     Args:
         zero_NG: the code of 0, by group; None: the middle one.
@@ -37,22 +40,39 @@ def packed_weight(
     Raises:
         ConfigError: columns do not fall into equal groups.
     """
-    outputs, inputs = codes_NK.shape
-    perm = None
-    if group_K is not None:
-        codes_NK, perm = _sorted_by_group(codes_NK, group_K.long(), scale_NG.shape[1])
+    perm_K = None if group_K is None else _order_of_groups(group_K.long(), scale_NG.shape[1])
+    if perm_K is None and bits in (4, 8) and words_NW.shape[1] * 32 == inputs * bits:  # words are bytes as we have them
+        data = words_NW.contiguous().view(torch.uint8)
+        return _finished(data if bits == 4 else (data ^ 128).view(torch.int8), inputs, scale_NG, zero_NG, bits, dtype)
+    codes_NK = unpack_words(words_NW, bits, 1)[:, :inputs]
+    if perm_K is None:
+        return packed_weight(codes_NK, scale_NG, zero_NG, bits, dtype)
+    weight = packed_weight(codes_NK[:, perm_K], scale_NG, zero_NG, bits, dtype)
+    return dataclasses.replace(weight, perm=perm_K.int())
+
+
+def packed_weight(
+    codes_NK: torch.Tensor, scale_NG: torch.Tensor, zero_NG: torch.Tensor | None, bits: int, dtype: torch.dtype
+) -> PackedWeight:
+    """A weight of codes without sign (0 to 2**bits - 1), one a byte. Raises ConfigError as `weight_of_words`."""
+    data = pack_nibbles(codes_NK) if bits < 8 else (codes_NK.to(torch.uint8) ^ 128).view(torch.int8)
+    return _finished(data, codes_NK.shape[1], scale_NG, zero_NG, bits, dtype)
+
+
+def _finished(
+    data: torch.Tensor, inputs: int, scale_NG: torch.Tensor, zero_NG: torch.Tensor | None, bits: int, dtype: torch.dtype
+) -> PackedWeight:
+    """Codes of 8 bits have got their sign here, zeros not yet."""
     check_groups(inputs, scale_NG.shape[1])
     middle = 1 << bits - 1
     zero = None if zero_NG is None else zero_NG.float()
     if bits == 8:
-        data = (codes_NK.to(torch.int16) - middle).to(torch.int8).contiguous()
         zero = None if zero is None or bool((zero == middle).all()) else zero - middle
-    else:
-        data = pack_nibbles(codes_NK)
-        zero = torch.full_like(scale_NG, middle, dtype=torch.float32) if zero is None else zero
+    elif zero is None:
+        zero = torch.full_like(scale_NG, middle, dtype=torch.float32)
     return PackedWeight(
-        outputs, inputs, dtype, data, scale=scale_NG.float().contiguous(),
-        zero=None if zero is None else zero.contiguous(), perm=perm,
+        data.shape[0], inputs, dtype, data.contiguous(), scale=scale_NG.float().contiguous(),
+        zero=None if zero is None else zero.contiguous(),
     )  # fmt: skip
 
 
@@ -64,7 +84,8 @@ def affine_weight(
     if offset_NG is not None:
         # Where the scale is 0, all values of the group are its offset: (0 - 1) * offset.
         is_flat = (scale_NG == 0) & (offset_NG != 0)
-        codes_NK = codes_NK.masked_fill(is_flat.repeat_interleave(codes_NK.shape[1] // scale_NG.shape[1], 1), 0)
+        if bool(is_flat.any()):
+            codes_NK = codes_NK.masked_fill(is_flat.repeat_interleave(codes_NK.shape[1] // scale_NG.shape[1], 1), 0)
         zero_NG = torch.where(is_flat, 1.0, offset_NG / torch.where(scale_NG == 0, 1.0, scale_NG)).contiguous()
         scale_NG = torch.where(is_flat, offset_NG, scale_NG)
     data = pack_nibbles(codes_NK) if bits == 4 else codes_NK.to(torch.int8)
@@ -81,13 +102,11 @@ def check_groups(inputs: int, groups: int) -> None:
         )
 
 
-def _sorted_by_group(
-    codes_NK: torch.Tensor, group_K: torch.Tensor, groups: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Columns in the order of their groups, and that order; None where they are in it already."""
+def _order_of_groups(group_K: torch.Tensor, groups: int) -> torch.Tensor | None:
+    """Columns in the order of their groups; None where they are in it already."""
     inputs = group_K.shape[0]
     if bool((group_K < 0).any()):  # not set: adjacent columns
-        return codes_NK, None
+        return None
     is_sorted = bool((group_K.diff() >= 0).all())
     if is_sorted:  # a rank's columns may begin with any group
         group_K = group_K - group_K[0]
@@ -98,10 +117,7 @@ def _sorted_by_group(
             f"{int(group_K.max())}, for {groups} scales: columns in the order of their activations cannot be split over ranks",
             setting="tensor_parallel_size",
         )
-    if is_sorted:
-        return codes_NK, None
-    perm = torch.argsort(group_K, stable=True)
-    return codes_NK[:, perm], perm.int()
+    return None if is_sorted else torch.argsort(group_K, stable=True)
 
 
 def unpack_e2m1(packed_NB: torch.Tensor, scale_NG: torch.Tensor, dtype: torch.dtype) -> PackedWeight:

@@ -13,7 +13,7 @@ from quire.guards import is_sequence
 from quire.kernels.packed import Int8Weight, PackedWeight
 from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import fp4, fp8
-from quire.quantization.codes import check_groups, packed_weight, unpack_words
+from quire.quantization.codes import check_groups, unpack_words, weight_of_words
 from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, matches, refused
 
 BITS = (2, 4, 8)
@@ -162,12 +162,12 @@ def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
     int32, int64 = (torch.int32,), (torch.int64, torch.int32)
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        codes_NK = unpack_words(tensors["weight_packed"], bits, 1)[:, : shape[1]]
         scale = tensors["weight_scale"]
         scale_NG = scale.reshape(1 if scale.numel() == 1 else shape[0], -1).expand(shape[0], -1)
         zeros = tensors.get("weight_zero_point")
         zeros_NG = None if zeros is None else unpack_words(zeros, bits, 0)[: shape[0]]
-        return packed_weight(codes_NK, scale_NG, zeros_NG, bits, dtype, tensors.get("weight_g_idx"))
+        words_NW, group_K = tensors["weight_packed"], tensors.get("weight_g_idx")
+        return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, group_K)
 
     tensors = {
         "weight_packed": Stored((ROWS, Axis("columns", words)), int32),

@@ -13,7 +13,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
-from quire.quantization.codes import packed_weight, unpack_words
+from quire.quantization.codes import unpack_words, weight_of_words
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused
 
 BITS = (2, 4, 8)
@@ -66,10 +66,10 @@ def _scheme(values: Mapping[str, object]) -> Scheme:
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
         if "bias" in tensors and bool(tensors["bias"].any()):
             raise ConfigError("it has a bias, which this architecture has not", setting="model")
-        codes_NK = unpack_words(tensors["qweight"], bits, 0).T[:, : shape[1]]
         zeros_NG = unpack_words(tensors["qzeros"], bits, 1).T.int()
         zeros_NG = zeros_NG + offset & (1 << bits) - 1
-        return packed_weight(codes_NK, tensors["scales"].T, zeros_NG, bits, dtype, tensors.get("g_idx"))
+        words_NW, scale_NG = tensors["qweight"].T, tensors["scales"].T
+        return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, tensors.get("g_idx"))
 
     tensors = {
         "qweight": Stored((Axis("columns", words), ROWS), INT32),
