@@ -173,6 +173,14 @@ CONVERTED: dict[str, dict[str, Any]] = {
     "orion": {"partial_rotary_factor": 1.0},
     "mimo": {},
     "teleflm": {"attention_multiplier": 0.25, "residual_multiplier": 1.0},
+    "olmo3: before rope_parameters": {
+        "sliding_window": 9,
+        "num_hidden_layers": 5,
+        "rope_parameters": {
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
     "fuyu": {},
     "mistral3 that sees": {"sliding_window": 9},
     "falcon: before Transformers had it": {

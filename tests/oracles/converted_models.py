@@ -119,6 +119,13 @@ def internlm3(config, weights):
     return own | {"hidden_act": "silu", "rms_norm_eps": 1e-6, "head_dim": config["head_dim"]}, weights
 
 
+@converts("olmo3: before rope_parameters", "Olmo3ForCausalLM")
+def old_olmo3(config, weights):
+    own = {key: value for key, value in config.items() if key not in ("rope_parameters", "layer_types")}
+    scaling = config["rope_parameters"]["full_attention"]
+    return own | {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}, weights
+
+
 @converts("baichuan: 7b", "LlamaForCausalLM")
 def baichuan_7b(config, weights):
     own = common(config, "BaiChuanForCausalLM") | {"hidden_act": "silu", "rms_norm_eps": 1e-6}

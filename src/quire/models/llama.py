@@ -76,7 +76,7 @@ def cwm(hf: HFConfig) -> DecoderSpec:
 @register("Ministral3ForCausalLM")
 def ministral3(hf: HFConfig) -> DecoderSpec:
     """Ministral 3: queries grow with each multiple of the original context."""
-    rope = hf.rope_parameters
+    rope = hf.get("rope_parameters", hf.get("rope_scaling", HFConfig({})))
     beta, length = rope.get("llama_4_scaling_beta", 0.0), rope.get("original_max_position_embeddings")
     temperature = Temperature(float(beta), int(length)) if beta and length else None
     return llama(hf).with_attention(temperature=temperature)
