@@ -56,7 +56,6 @@ class Axis:
         if self.per >= size:
             return slice(0, self.entries)
         if part.step is not None:
-            part, size = slice(part.start, part.stop, part.step), size
             if self.per > 1 or self.entries > 1:
                 raise _badly_cut(name, f"{self.of} are stored in groups of {self.per}, not one by one: some of them")
             return part
