@@ -1,13 +1,17 @@
 """Recurrent layers and hybrids against Transformers in float32: the same greedy tokens, and logprobs within 1e-3, however a
 step is cut and wherever pages end."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
 from tests.oracles.tiny_recurrent import RECURRENT
+
+FILE = "model.safetensors"
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("MambaForCausalLM", {}),
@@ -90,6 +94,19 @@ def test_a_prefix_that_another_request_computed_may_be_shared_at_a_page_border(n
         group.block_table[1, :2] = group.block_table[0, :2]
     logprobs = driver.prefill(Sequence(second, row=1, computed=32))
     torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(second))[32:], rtol=0, atol=TOLERANCE)
+
+
+def test_the_text_part_of_qwen3_5_is_read_from_a_checkpoint_that_sees(reference_kernels, tiny, tmp_path):
+    path, (*_, token_ids) = tiny("Qwen3_5ForCausalLM"), prompts()
+    config = json.loads((path / "config.json").read_bytes())
+    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): value for name, value in load_file(path / FILE).items()
+    }
+    save_file(tensors | {"model.visual.patch_embed.proj.weight": torch.zeros(2, 2)}, tmp_path / FILE)
+    logprobs = ModelDriver(build_tiny(tmp_path)).prefill(Sequence(token_ids, row=0), chunk=30)
+    torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(token_ids)), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "lfm2"])

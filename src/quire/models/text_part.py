@@ -15,16 +15,18 @@ ARCHITECTURES = {
     "persimmon": "PersimmonForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 """By the `model_type` of `text_config`."""
 PREFIXES = ("model.language_model.", "language_model.model.")
-OTHER_PARTS = ("*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*")
+OTHER_PARTS = ("*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*", "*visual.*")
 
 
 @register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")
-@register("FuyuForCausalLM")
+@register("FuyuForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 def text_part(hf: HFConfig) -> DecoderSpec:
-    """Gemma 3 (4B and larger), Mistral Small 3.1, Ministral 3, LLaVA, Fuyu: what they do with text."""
+    """Gemma 3 (4B and larger), Mistral Small 3.1, Ministral 3, LLaVA, Fuyu, Qwen3.5: what they do with text."""
     text = hf.text_config
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:
