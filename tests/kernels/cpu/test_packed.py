@@ -163,6 +163,21 @@ def test_rows_of_zeros_and_of_huge_values_give_zeros_and_what_they_should():
     assert error.norm() < 0.02 * expected.norm()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_with_a_value_that_is_no_number_says_so_and_others_do_not(bad):
+    x_TK = torch.randn(5, 64)
+    x_TK[3, 40] = bad
+    int8 = native.pack_int8(
+        Int8Weight(16, 64, torch.bfloat16, torch.ones(16, 64, dtype=torch.int8), scale=torch.ones(16))
+    )
+    for function, weight in (
+        (native.packed_linear, native.pack_codes(make(16, 64, 32))),
+        (native.int8_linear, int8),
+    ):
+        out_TN = multiply(function, x_TK, weight)
+        assert not out_TN[3].isfinite().any() and out_TN[[0, 1, 2, 4]].isfinite().all()
+
+
 @pytest.mark.parametrize("input_scale", [None, 0.02, 0.001])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (16, 64), (37, 101), (200, 1000)])
 def test_int8_products_are_the_references(n, k, input_scale):
@@ -207,3 +222,6 @@ def test_what_cannot_be_multiplied_is_refused_with_its_reason():
         native.packed_linear(torch.randn(1, 64).bfloat16(), prepared, torch.empty(1, 16))
     with pytest.raises(ValueError, match="packed by another kernel"):
         packed.dequantize(prepared)
+    weight = make(16, 64, 32, bits=8)
+    with pytest.raises(ValueError, match=r"codes are torch\.float8_e4m3fn; the CPU kernels take codes of 4 bits"):
+        native.pack_codes(dataclasses.replace(weight, data=torch.zeros(16, 64).to(torch.float8_e4m3fn)))

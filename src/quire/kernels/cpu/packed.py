@@ -24,6 +24,8 @@ NIBBLES, ONE_DIGIT, TWO_DIGITS, BYTES = range(4)
 """How codes become numbers: `PackedKind` in `csrc/packed.h`."""
 DIGIT = 128
 """A digit's values, 0 to 127: what the multiplication of unsigned with signed bytes takes on every processor."""
+LARGEST_CODE_ZERO = 255
+"""Larger zeros that all groups share are multiplied like others, outside of whole numbers."""
 MAX_INT8_INPUTS = 1 << 16
 """Sums of so many products of bytes stay within 32 bits."""
 
@@ -174,8 +176,10 @@ def pack_codes(weight: PackedWeight) -> PackedWeight:
     kind, digits, code_zero, unit = NIBBLES if code_bits(codes) == 4 else BYTES, None, 0, 1.0
     if weight.table is not None:
         kind, digits, code_zero, unit = _digits(weight.table)
-    elif zero_NG is not None and bool((zero_NG == zero_NG[0, 0]).all()) and float(zero_NG[0, 0]).is_integer():
-        zero_NG, code_zero = None, int(zero_NG[0, 0])
+    elif zero_NG is not None and bool((zero_NG == zero_NG[0, 0]).all()):
+        common = float(zero_NG[0, 0])
+        if common.is_integer() and abs(common) <= LARGEST_CODE_ZERO:
+            zero_NG, code_zero = None, int(common)
     layout = CpuLayout(codes, n, k, kind, _block(k, scale_NG.shape[1]), scale_NG, zero_NG)
     layout.call.unit *= unit
     layout.call.code_zero = code_zero

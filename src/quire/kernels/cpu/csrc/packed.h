@@ -173,15 +173,15 @@ struct RoundedRows {
     int rows_of_tile(int64_t first) const { return rows - first >= PACKED_ROWS ? PACKED_ROWS : tile_rows(rows - first); }
 };
 
+// NaN if any value is NaN or infinite: a scale that says so, since whole numbers cannot.
 inline float largest_magnitude(const float* x, int64_t count) {
-    vf most = zero();
-    int64_t i = 0;
-    for (; i + W <= count; i += W) {
-        const vf v = load(x + i);
+    vf most = zero(), mark = zero();
+    for (int64_t i = 0; i < count; i += W) {
+        const vf v = count - i >= W ? load(x + i) : load_some(x + i, static_cast<int>(count - i));
         most = max(most, max(v, -v));
+        mark = mark + (v - v);
     }
-    const vf v = load_some(x + i, static_cast<int>(count - i));
-    return largest(max(most, max(v, -v)));
+    return largest(most) + sum(mark);
 }
 
 // One block of a row: `count` values, of which those from `valid` on are zero, as bytes, four of them to every `step`-th word.
@@ -223,8 +223,9 @@ inline void round_row(const PackedLinearArguments& args, const float* x, const R
     const int32_t code_zero = args.code_zero + (UNSIGNED_BYTES && args.kind == kBytes ? 128 : 0);
     for (int64_t b = 0; b < rows.blocks; ++b) {
         const int64_t first = b * args.block, left = args.k - first, valid = left < args.block ? left : args.block;
-        float scale = args.input_scale ? *args.input_scale : largest_magnitude(x + first, valid) / 127.f;
-        scale = scale < 1e-12f ? 1e-12f : scale;  // rows of zeros stay zeros
+        const float most = largest_magnitude(x + first, valid);
+        float scale = args.input_scale ? *args.input_scale + (most - most) : most / 127.f;
+        scale = scale < 1e-12f ? 1e-12f : scale;  // rows of zeros stay zeros, NaN stays NaN
         const int32_t sum = round_block(x + first, args.block, valid, scale, rows.blocks == 1, words + first / 4 * step, step);
         rest[b * step] = bit_cast<int32_t>(scale * args.unit);
         rest[(rows.blocks + b) * step] = bit_cast<int32_t>(static_cast<float>(-sum));
