@@ -38,9 +38,10 @@ GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sl
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 6, "attention_bias": True, "lm_head_bias": True}),
-    "phimoe: an expert that is chosen alone, window": (
+    "phimoe: an expert that is chosen alone, window, tied": (
         "PhimoeForCausalLM",
-        {"num_local_experts": 9, "router_jitter_noise": 0.2, "sliding_window": 9},
+        {"num_local_experts": 9, "router_jitter_noise": 0.2, "sliding_window": 9}
+        | {"tie_word_embeddings": True, "lm_head_bias": True},
     ),
     "phimoe: stretched": (
         "PhimoeForCausalLM",
@@ -73,7 +74,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4.5 moe": ("Ernie4_5_MoeForCausalLM", ERNIE),
     "ernie4.5 moe: biases, nothing shared, one layer of experts": (
         "Ernie4_5_MoeForCausalLM",
-        ERNIE | {"use_bias": True, "moe_num_shared_experts": 0, "moe_layer_interval": 2, "moe_layer_end_index": 1},
+        ERNIE
+        | {"use_bias": True, "tie_word_embeddings": True, "moe_num_shared_experts": 0}
+        | {"moe_layer_interval": 2, "moe_layer_end_index": 1},
     ),
     "gpt-oss": ("GptOssForCausalLM", GPT_OSS),
     "gpt-oss: no biases of attention, all layers with windows, narrow limit": (

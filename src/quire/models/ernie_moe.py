@@ -4,21 +4,15 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
-from quire.models.llama import llama
+from quire.models.llama import interleaved, llama
 from quire.models.mixtures import EXPERT_NAMES, with_experts
 from quire.models.registry import register
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE
+from quire.models.spec import DecoderSpec, GatedMLP, MoE
 
 ERNIE_MOE_NAMES = dataclasses.replace(
-    EXPERT_NAMES.but(router_bias="mlp.moe_statics.e_score_correction_bias"), row_vectors=("router_bias",)
+    EXPERT_NAMES.but(lm_head_bias="lm_head.bias", router_bias="mlp.moe_statics.e_score_correction_bias"),
+    row_vectors=("router_bias",),
 )
-
-
-def _turned_in_pairs(attention: Attention) -> Attention:
-    rope = attention.rope
-    return (
-        attention if rope is None else dataclasses.replace(attention, rope=dataclasses.replace(rope, interleaved=True))
-    )
 
 
 @register("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM")
@@ -44,5 +38,5 @@ def ernie4_5_moe(hf: HFConfig) -> DecoderSpec:
     def has_experts(layer: int) -> bool:
         return first <= layer <= last and (layer + 1) % every == 0
 
-    dense = dataclasses.replace(dense.map_attention(_turned_in_pairs), lm_head_bias=bias)
+    dense = dataclasses.replace(interleaved(dense), lm_head_bias=bias)
     return with_experts(dense, mixture, has_experts, ERNIE_MOE_NAMES)

@@ -10,6 +10,7 @@ from quire.models.rope import Rope
 from quire.models.spec import DecoderSpec, LayerNorm, MoE, RMSNorm
 
 MIXTRAL_NAMES = LLAMA_NAMES.but(
+    lm_head_bias="lm_head.bias",
     router="block_sparse_moe.gate",
     router_bias="block_sparse_moe.e_score_correction_bias",
     experts_gate_up=("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),
