@@ -380,6 +380,22 @@ def test_experts_that_are_stored_in_part_are_used_so(cpu, tmp_path, plain):
     assert "PackedWeight" in kinds.values()
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_plain_mixtures_experts_are_rounded_one_by_one(cpu, tmp_path, kind, caplog):
+    path = make_tiny_model("Qwen3MoeForCausalLM", tmp_path, num_experts=4, moe_intermediate_size=64)
+    plain = load(cpu, path)
+    with caplog.at_level("WARNING", logger="quire"):
+        loaded = load(cpu, path, quantization=kind)
+    assert "Experts stay" not in caplog.text
+    experts = loaded.model._layers[0].mlp.mixture._one_by_one
+    assert {type(weight) for weight in (*experts.gate_up, *experts.down)} == {PackedWeight}
+    assert (experts.gate_up[0].out_features, len(experts.gate_up)) == (128, 4)
+    moved = (logprobs_of(loaded) - logprobs_of(plain)).abs().mean()
+    assert 1e-4 < moved < (0.1 if kind == "int8" else 1.0)
+    ratio = loaded.explain()["model"]["weight_bytes"] / plain.explain()["model"]["weight_bytes"]
+    assert ratio < (0.6 if kind == "int8" else 0.5)
+
+
 def test_the_engine_generates_with_small_experts(tmp_path):
     """Steps of such mixtures are not recorded; several requests at once choose several experts."""
     path = make_tiny_model("Qwen3MoeForCausalLM", tmp_path / "plain", num_experts=4, moe_intermediate_size=64)

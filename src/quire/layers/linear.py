@@ -213,7 +213,7 @@ class LinearMethod(Products):
         raise ValueError(f"{self.name} has no stored form")
 
     def keeps_expert(self, source: str) -> bool:
-        """Whether experts that are stored so stay small, each a weight by itself, rather than plain in one tensor."""
+        """Whether experts that are stored so are weights by themselves in this format, rather than plain in one tensor."""
         return False
 
     @abc.abstractmethod

@@ -216,7 +216,8 @@ def _refuse_stored_format(config: EngineConfig, source: type) -> None:
 
 def _warn_of_experts(model: Decoder, asked: str | None) -> None:
     method = model.linear_method
-    if asked and any(m.kind == "experts" and method.stored(m.sources[0]) is PLAIN for m in model.modules):
+    experts = [module.sources[0] for module in model.modules if module.kind == "experts" and module.columns]
+    if asked and any(method.stored(source) is PLAIN and not method.keeps_expert(source) for source in experts):
         logger.warning("Experts stay in the model's own type: quantization=%r covers the other matrices only", asked)
 
 

@@ -81,7 +81,7 @@ class Assembler:
                 unfinished = _Unfinished(set(), source.module.local_shape(plan))
                 self._unfinished[source.module.name] = unfinished
             unfinished.missing.add(source.name)
-            unfinished.keeps_experts &= source.is_decoded and method.keeps_expert(source.source)
+            unfinished.keeps_experts &= method.keeps_expert(source.source)
             if not source.is_decoded:
                 continue
             for block in source.blocks:
@@ -159,7 +159,7 @@ class Assembler:
     def _finish(self, module: Module, unfinished: _Unfinished) -> Weight:
         tensors = unfinished.tensors
         bias = tensors.pop("bias", None)
-        if module.kind == "experts" and unfinished.parts:
+        if module.kind == "experts":
             return self._finish_experts(module, unfinished)
         if unfinished.parts:
             # Of a module only some of whose matrices have a format of their own, the others are parts as they are.
@@ -174,17 +174,18 @@ class Assembler:
         if module.kind == "norm":
             weight = tensors["weight"]
             return NormWeight(weight + module.weight_offset if module.weight_offset else weight, bias)
-        if module.kind == "experts":
-            mine = self._plan.experts(module.experts)
-            return tensors["weight"].unflatten(0, (mine.stop - mine.start, -1))
         return tensors["weight"]
 
     def _finish_experts(self, module: Module, unfinished: _Unfinished) -> Weight:
         mine = self._plan.experts(module.experts)
-        rows = unfinished.shape[0] // (mine.stop - mine.start)
-        experts: list[list[Decoded]] = [[] for _ in range(mine.start, mine.stop)]
+        count = mine.stop - mine.start
+        if not unfinished.parts:
+            stacked = unfinished.tensors["weight"].unflatten(0, (count, -1))
+            keeps = bool(module.columns) and unfinished.keeps_experts
+            return [self._method.create(matrix, None, self._dtype) for matrix in stacked] if keeps else stacked
+        experts: list[list[Decoded]] = [[] for _ in range(count)]
         for at in sorted(unfinished.parts):
-            experts[at // rows].append(unfinished.parts[at])
+            experts[at * count // unfinished.shape[0]].append(unfinished.parts[at])
         return [self._method.join(parts, None, self._dtype) for parts in experts]
 
     def _plain_parts(self, unfinished: _Unfinished) -> dict[int, torch.Tensor]:

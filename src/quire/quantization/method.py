@@ -116,8 +116,7 @@ class QuantizedLinear(LinearMethod):
         return weight
 
     def keeps_expert(self, source: str) -> bool:
-        scheme = self.scheme(source)
-        return self._keeps_experts and scheme is not None and scheme.form.kind == "packed"
+        return self._keeps_experts and self.form(source).kind == "packed"
 
     def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
         if self._online is None:
