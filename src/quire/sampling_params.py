@@ -60,7 +60,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
@@ -92,26 +92,30 @@ def _check_text(name: str, value: Any, most: int) -> None:
         checks.refuse(name, value, f"text of 1 to {most} characters")
 
 
-def _check_schema(value: Any) -> None:
+def _check_json(name: str, value: Any) -> None:
+    """A JSON object (or the schema `true`), or text that holds one."""
     if isinstance(value, str):
-        _check_text("json", value, limits.MAX_GRAMMAR_BYTES)
+        _check_text(name, value, limits.MAX_GRAMMAR_BYTES)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"structured_outputs.json is not valid JSON: {error}", param="json") from None
-    if not isinstance(value, dict | bool):
-        checks.refuse("json", value, "a JSON schema: an object, or text that holds one")
-    _check_depth(value, limits.MAX_JSON_DEPTH)
+            raise RequestError(f"structured_outputs.{name} is not valid JSON: {error}", param=name) from None
+    if not is_dict(value) and not (name == "json" and isinstance(value, bool)):
+        checks.refuse(name, value, f"{_JSON_VALUES[name]}: an object, or text that holds one")
+    _check_depth(name, value, limits.MAX_JSON_DEPTH)
 
 
-def _check_depth(value: Any, left: int) -> None:
+_JSON_VALUES = {"json": "a JSON schema", "structural_tag": "a structural tag"}
+
+
+def _check_depth(name: str, value: Any, left: int) -> None:
     if left < 0:
         raise RequestError(
-            f"structured_outputs.json is nested deeper than {limits.MAX_JSON_DEPTH} levels", param="json"
+            f"structured_outputs.{name} is nested deeper than {limits.MAX_JSON_DEPTH} levels", param=name
         )
     inner = list(value.values()) if is_dict(value) else value if is_sequence(value) else ()
     for part in inner:
-        _check_depth(part, left - 1)
+        _check_depth(name, part, left - 1)
 
 
 def _check_choice(value: Any) -> None:
@@ -125,12 +129,12 @@ def _check_json_object(value: Any) -> None:
 
 
 _CONSTRAINT_CHECKS: dict[str, Callable[[Any], None]] = {
-    "json": _check_schema,
+    "json": lambda value: _check_json("json", value),
     "regex": lambda value: _check_text("regex", value, limits.MAX_REGEX_CHARS),
     "choice": _check_choice,
     "grammar": lambda value: _check_text("grammar", value, limits.MAX_GRAMMAR_BYTES),
     "json_object": _check_json_object,
-    "structural_tag": lambda value: _check_text("structural_tag", value, limits.MAX_GRAMMAR_BYTES),
+    "structural_tag": lambda value: _check_json("structural_tag", value),
 }
 
 

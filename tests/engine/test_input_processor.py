@@ -109,7 +109,7 @@ def test_a_long_prompt_s_refusal_names_both_lengths():
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
-        ({"structured_outputs": StructuredOutputsParams(regex="a")}, "structured_outputs"),
+        ({"structured_outputs": StructuredOutputsParams(regex="(?=a)")}, "regex"),
         ({"bad_words": [f"{index} word " * 100 for index in range(8)]}, "bad_words"),
     ],
 )

@@ -55,3 +55,5 @@ MAX_MODEL_LEN = 1 << 24
 """Tokens that a request may have in all: positions stay exact in float32."""
 MAX_CONFIG_FILE_BYTES = 64 << 20
 """Bytes of a JSON file of a checkpoint that is read whole."""
+MAX_GRAMMAR_SECONDS = 10.0
+"""How long the compilation of one grammar is waited for."""

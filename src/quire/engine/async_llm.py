@@ -39,7 +39,7 @@ from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.log_stats import StatsLogger
 from quire.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
-from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from quire.tokenizers.interface import Tokenizer
 
 logger = init_logger(__name__)
@@ -132,6 +132,9 @@ class AsyncLLM:
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         if not isinstance(prompt, TokenizedPrompt):
             prompt = await self._tokenize(prompt, add_special_tokens(tokenization_kwargs))
+        constraint: StructuredOutputsParams | None = getattr(sampling_params, "structured_outputs", None)
+        if constraint is not None:
+            await asyncio.to_thread(self.input_processor.check_grammar, constraint)
         processed = self.input_processor.process(
             request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
         )

@@ -20,7 +20,9 @@ from quire.errors import RequestError
 from quire.inputs import PromptType
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.structured_output.grammars import shared_grammars
+from quire.structured_output.vocabulary import read_vocabulary
 from quire.tokenizers.interface import Tokenizer
 
 _SEED_BITS = 63
@@ -303,10 +305,25 @@ class InputProcessor:
                 param="logits_processors",
             )
         if params.structured_outputs is not None:
-            raise RequestError("structured_outputs is not supported yet", param="structured_outputs")
+            self.check_grammar(params.structured_outputs)
         if params.prompt_logprobs is not None and params.skip_reading_prefix_cache is None:
             params.skip_reading_prefix_cache = True
         return params
+
+    def check_grammar(self, constraint: StructuredOutputsParams) -> None:
+        """Wait until a request's grammar is compiled: milliseconds, or seconds with the first one of a large vocabulary.
+
+        Raises:
+            RequestError: it cannot be used; `param` names the field.
+        """
+        tokenizer = self._source.get()
+        if tokenizer is None:
+            raise RequestError(
+                f"structured_outputs need a tokenizer, but {self._source.why_absent}", param="structured_outputs"
+            )
+        model = self._model
+        grammars = shared_grammars(model.tokenizer_path, model.tokenizer_mode, model.vocab_size)
+        grammars.check(constraint, self._eos(tokenizer), lambda: read_vocabulary(tokenizer, model.vocab_size))
 
     def _eos(self, tokenizer: Tokenizer | None) -> list[int]:
         """The ids that end a sequence: the model's and the tokenizer's."""

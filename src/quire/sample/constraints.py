@@ -1,16 +1,19 @@
-"""Which tokens a row may not draw, and which it should draw more: allowed ids, bad words, min_tokens, logit bias.
+"""Which tokens a row may not draw, and which it should draw more: allowed ids, bad words, min_tokens, logit bias; and the
+row's grammar, if it has one, which `grammar_masks` asks.
 
 Knows token ids and positions. Knows nothing of probabilities.
 
 Legend: S rows of the batch, V vocabulary, N edited logits of all rows.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from quire.sampling_params import SamplingParams
 
-NOTHING_LEFT = "allowed_token_ids, bad_words and min_tokens together forbid every token"
+NOTHING_LEFT = "allowed_token_ids, bad_words, min_tokens and the grammar together forbid every token"
 
 
 class RowConstraints:
@@ -21,10 +24,20 @@ class RowConstraints:
         num_prompt_tokens: where its output begins.
         output_token_ids: its output so far; the caller keeps this very list up to date.
         vocab_size: ids from here on are ignored.
+        grammar: where the row stands in its grammar, as the source of grammars made it.
+
+    Attributes:
+        grammar_ends: of a row with a grammar, in place of `early`: ids that end it, not drawn before `min_position` as long
+            as the grammar leaves others.
     """
 
     def __init__(
-        self, params: SamplingParams, num_prompt_tokens: int, output_token_ids: list[int], vocab_size: int
+        self,
+        params: SamplingParams,
+        num_prompt_tokens: int,
+        output_token_ids: list[int],
+        vocab_size: int,
+        grammar: Any = None,
     ) -> None:
         bias = {token: value for token, value in (params.logit_bias or {}).items() if 0 <= int(token) < vocab_size}
         self.bias_ids = np.fromiter((int(token) for token in bias), dtype=np.int64, count=len(bias))
@@ -32,11 +45,13 @@ class RowConstraints:
         self.allowed = _sorted_ids(params.allowed_token_ids or [], vocab_size)
         self.min_position = num_prompt_tokens + params.min_tokens
         early = [*params.eos_token_ids, *(params.stop_token_ids or ())] if params.min_tokens else []
-        self.early = _sorted_ids(early, vocab_size)
+        early_ids, none = _sorted_ids(early, vocab_size), _sorted_ids([], vocab_size)
+        self.early, self.grammar_ends = (early_ids, none) if grammar is None else (none, early_ids)
+        self.grammar = grammar
         self._bad_words = [words for words in params.bad_words_token_ids if words]
         self.single = _sorted_ids([words[0] for words in self._bad_words if len(words) == 1], vocab_size)
         self._sequences = [words for words in self._bad_words if len(words) > 1]
-        self._output = output_token_ids
+        self.output = output_token_ids
 
     @staticmethod
     def are_needed(params: SamplingParams) -> bool:
@@ -45,17 +60,19 @@ class RowConstraints:
             params.logit_bias
             or params.allowed_token_ids
             or params.bad_words_token_ids
+            or params.structured_outputs is not None
             or (params.min_tokens and (params.eos_token_ids or params.stop_token_ids))
         )
 
     @property
     def needs_output(self) -> bool:
         """Whether the output list is read."""
-        return bool(self._sequences)
+        return bool(self._sequences) or self.grammar is not None
 
     def end_at(self, position: int) -> bool:
         """Whether nothing is left to do from this position on."""
-        return position >= self.min_position and not (len(self.bias_ids) or len(self.allowed) or self._bad_words)
+        others = len(self.bias_ids) or len(self.allowed) or self._bad_words or self.grammar is not None
+        return position >= self.min_position and not others
 
     def banned(self, position: int) -> list[np.ndarray]:
         """Ids that may not be drawn at this position, in parts."""
@@ -65,7 +82,7 @@ class RowConstraints:
         ends = [
             words[-1]
             for words in self._sequences
-            if len(words) - 1 <= len(self._output) and self._output[1 - len(words) :] == words[:-1]
+            if len(words) - 1 <= len(self.output) and self.output[1 - len(words) :] == words[:-1]
         ]
         if ends:
             parts.append(np.array(ends, dtype=np.int64))

@@ -2,7 +2,8 @@
 
 What rows draw is what `Sampler` would draw, in the same order of steps: raw logprobs; allowed ids, logit bias, bad words,
 min_tokens; custom processors; penalties; temperature; min-p, top-k, top-p; Gumbel-max. Earlier tokens are counted where
-they were drawn. Only rows with code of the user's, or bad words of several tokens, need their tokens on the host first.
+they were drawn. Only rows with a grammar, code of the user's, or bad words of several tokens, need their tokens on the host
+first.
 Knows rows and logits. Knows nothing of requests, pages or steps.
 
 Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in all, F figures a row.
@@ -21,6 +22,7 @@ from quire.sample.constraints import NOTHING_LEFT, RowConstraints
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.device_logprobs import LogprobGroup, compute_groups
 from quire.sample.device_tables import AllowedTable, EditTable, SeenTable, to_device
+from quire.sample.grammar_masks import GrammarSource, fill_grammar_masks
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs
 from quire.sample.sampler import LOGPROBS_MODES, SamplerOutput
@@ -60,7 +62,7 @@ class DeviceSampler:
         max_rows: rows there are.
         vocab_size: logits a row has.
         device: where logits live.
-        logprobs_mode, logits_processors: as `Sampler` takes them.
+        logprobs_mode, logits_processors, grammars: as `Sampler` takes them.
 
     Attributes:
         table: the rows' parameters; whoever packs a step reads its columns from there.
@@ -73,10 +75,11 @@ class DeviceSampler:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         logits_processors: list[LogitsProcessor] | None = None,
+        grammars: GrammarSource | None = None,
     ) -> None:
         if logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
-        self.table = SamplingRows(max_rows, vocab_size, logits_processors or [])
+        self.table = SamplingRows(max_rows, vocab_size, logits_processors or [], grammars)
         self._vocab_size = vocab_size
         self._device = device
         self._is_processed = logprobs_mode.startswith("processed")
@@ -258,6 +261,7 @@ class DeviceSampler:
         errors: dict[int, str],
     ) -> None:
         hidden: list[np.ndarray] = []
+        followed: list[tuple[int, int, RowConstraints]] = []
         for index in self._members(rows_S, features.CONSTRAINTS).tolist():
             row, position = int(rows_S[index]), int(positions_S[index])
             constraints = self.table.objects[row].constraints
@@ -267,10 +271,14 @@ class DeviceSampler:
                 self.table.end_constraints(row)
                 self._free_constraints(row)
                 continue
-            if self._forbids_everything(constraints, position):
+            if constraints.grammar is not None:
+                followed.append((index, position, constraints))
+            elif self._forbids_everything(constraints, position):
                 errors[row] = NOTHING_LEFT
             if constraints.needs_output:
                 hidden += [part + index * self._vocab_size for part in constraints.banned(position)]
+        if followed:
+            self._follow_grammars(logits_SV, followed, rows_S, errors)
         if (self._allowed_slot_R[rows_S] >= 0).any():
             ops.keep_allowed(logits_SV, figures_FS[2], self._allowed.bits_XW)
         if (self._edit_slot_R[rows_S] >= 0).any():
@@ -278,6 +286,21 @@ class DeviceSampler:
             ops.edit_logits(logits_SV, figures_FS[1], position_S, edits.ids_XE, edits.values_XE, edits.until_XE)
         if hidden:
             logits_SV.view(-1).index_fill_(0, to_device(np.concatenate(hidden), self._device), float("-inf"))
+
+    def _follow_grammars(
+        self,
+        logits_SV: torch.Tensor,
+        followed: list[tuple[int, int, RowConstraints]],
+        rows_S: IntArray,
+        errors: dict[int, str],
+    ) -> None:
+        """The host makes the masks while the device runs the model; the step's rows find theirs by number."""
+        assert self.table.grammars is not None
+        masks = fill_grammar_masks(self.table.grammars, followed, self._vocab_size)
+        numbers_S = np.full(len(rows_S), -1, dtype=np.int32)
+        numbers_S[masks.index_N] = np.arange(len(masks.index_N), dtype=np.int32)
+        ops.keep_allowed(logits_SV, to_device(numbers_S, self._device), to_device(masks.masks_NW, self._device))
+        errors.update((int(rows_S[index]), message) for index, message in masks.errors.items())
 
     def _forbids_everything(self, constraints: RowConstraints, position: int) -> bool:
         allowed = constraints.allowed

@@ -19,6 +19,7 @@ from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, apply_constraints
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.filters import FilterRows, compute_thresholds, hide_below
+from quire.sample.grammar_masks import GrammarSource, fill_grammar_masks, unpack_mask
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs
 from quire.sample.penalties import apply_penalties
@@ -49,6 +50,7 @@ class Sampler:
         logprobs_mode: whether logprobs are those of the model (`raw_`) or of what is drawn from (`processed_`), and
             whether they are log probabilities or plain logits.
         logits_processors: the engine's own processors, already made.
+        grammars: follows rows with `structured_outputs` through their grammars.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class Sampler:
         device: torch.device,
         logprobs_mode: str = "raw_logprobs",
         logits_processors: list[LogitsProcessor] | None = None,
+        grammars: GrammarSource | None = None,
     ) -> None:
         if logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
-        self._rows = SamplingRows(max_rows, vocab_size, logits_processors or [])
+        self._rows = SamplingRows(max_rows, vocab_size, logits_processors or [], grammars)
         self._device = device
         self._is_processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
@@ -182,6 +185,13 @@ class Sampler:
                 constrained.append((index, position, constraints))
         for index in apply_constraints(logits_SV, constrained):
             errors[int(rows_S[index])] = NOTHING_LEFT
+        followed = [entry for entry in constrained if entry[2].grammar is not None]
+        if followed and self._rows.grammars is not None:
+            masks = fill_grammar_masks(self._rows.grammars, followed, logits_SV.shape[1])
+            for index, mask_W in zip(masks.index_N, masks.masks_NW, strict=True):
+                forbidden = torch.from_numpy(~unpack_mask(mask_W, logits_SV.shape[1]))
+                logits_SV[index].masked_fill_(forbidden.to(logits_SV.device), float("-inf"))
+            errors.update((int(rows_S[index]), message) for index, message in masks.errors.items())
 
     def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:
         """Hide what min-p, top-k and top-p drop."""

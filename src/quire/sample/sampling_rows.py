@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 
 from quire.sample.constraints import RowConstraints
+from quire.sample.grammar_masks import GrammarSource
 from quire.sample.logits_processor import LogitsProcessor, RowProcessor, adapt_callable
 from quire.sample.penalties import SeenTokens
 from quire.sampling_params import GREEDY_BELOW, SamplingParams
@@ -48,8 +49,15 @@ class RowObjects:
 class SamplingRows:
     """Sampling state of all rows."""
 
-    def __init__(self, max_rows: int, vocab_size: int, engine_processors: list[LogitsProcessor]) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        engine_processors: list[LogitsProcessor],
+        grammars: GrammarSource | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
+        self.grammars = grammars
         self._engine_processors = engine_processors
         self.features_R = np.zeros(max_rows, dtype=np.uint8)
         self.inverse_temperature_R = np.full(max_rows, np.inf, dtype=np.float32)
@@ -92,7 +100,11 @@ class SamplingRows:
         output = objects.output_token_ids
         if RowConstraints.are_needed(params):
             num_prompt = len(objects.prompt_token_ids)
-            objects.constraints = RowConstraints(params, num_prompt, output, self.vocab_size)
+            grammar = None
+            if params.structured_outputs is not None:
+                assert self.grammars is not None, "a sampler without grammars got a request with structured_outputs"
+                grammar = self.grammars.start(params)
+            objects.constraints = RowConstraints(params, num_prompt, output, self.vocab_size, grammar)
             features |= CONSTRAINTS
         if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
             objects.seen = SeenTokens(params, objects.prompt_token_ids, output)

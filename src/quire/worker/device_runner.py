@@ -28,6 +28,7 @@ from quire.sample.device_sampler import DeviceSampled, DeviceSampler
 from quire.sample.logits_processor import load_logits_processors
 from quire.worker.batch_state import BatchState
 from quire.worker.device_inputs import DeviceInputs
+from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import PooledRows, Pooler, make_pooler
@@ -142,7 +143,12 @@ class DeviceRunner(Runner):
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
         self._sampler = DeviceSampler(
-            self._max_rows, config.model.vocab_size, self._device, config.model.logprobs_mode, processors
+            self._max_rows,
+            config.model.vocab_size,
+            self._device,
+            config.model.logprobs_mode,
+            processors,
+            WorkerGrammars(config),
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None
@@ -244,13 +250,13 @@ class DeviceRunner(Runner):
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
         wanted = self._sampler.wanted(batch.rows_S)
-        if self._sampler.needs_tokens(wanted):
-            for step in self._in_flight:
-                step.result()
         slot = self._begin_slot()
         self._inputs.upload(batch)
         shape = self._shape_of(plan, batch, self._sampler.is_plain(wanted))
         self._graphs.run(shape)
+        if self._sampler.needs_tokens(wanted):  # while the device computes this step's logits
+            for step in self._in_flight:
+                step.result()
         count = len(batch.rows_S)
         sampled = None
         if count and not shape.samples:

@@ -22,6 +22,7 @@ from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
 from quire.sample.logits_processor import load_logits_processors
 from quire.sample.sampler import Sampler, SamplerOutput
 from quire.worker.batch_state import BatchState
+from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.input_prep import InputPreparation, PreparedBatch
 from quire.worker.page_store import PageStore
 from quire.worker.pooling import Pooler, make_pooler
@@ -56,7 +57,12 @@ class ModelRunner(Runner):
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
         self._sampler = Sampler(
-            self._max_rows, config.model.vocab_size, self._device, config.model.logprobs_mode, processors
+            self._max_rows,
+            config.model.vocab_size,
+            self._device,
+            config.model.logprobs_mode,
+            processors,
+            WorkerGrammars(config),
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None

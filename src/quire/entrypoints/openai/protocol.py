@@ -23,10 +23,13 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """The form of the answer; `text` is the only one that is served yet."""
+    """The form of the answer: see `structured.py`."""
 
     type: str
     json_schema: Any = None
+    structures: Any = None
+    triggers: Any = None
+    format: Any = None
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
@@ -67,7 +70,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     user: str | None = None
-    # Read so that they can be refused by name: see unsupported.py.
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
@@ -75,6 +77,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     guided_grammar: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
+    # Read so that they can be refused by name: see unsupported.py.
     logits_processors: Any = None
     kv_transfer_params: Any = None
     mm_processor_kwargs: Any = None

@@ -9,6 +9,7 @@ from typing import Any
 from quire.config import limits
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from quire.entrypoints.openai.structured import read_constraint
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -84,6 +85,7 @@ def build_sampling_params(
     values["max_tokens"] = max_tokens
     values["logprobs"] = logprobs
     values["logit_bias"] = _logit_bias(request.logit_bias)
+    values["structured_outputs"] = read_constraint(request)
     values["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(**values)
 
@@ -104,6 +106,8 @@ def build_beam_search_params(
     """The parameters of a beam search; `n` is the beam width, as in vLLM."""
     if request.stream:
         raise bad_request("stream: beam search has no tokens to stream before it ends.", "stream")
+    if read_constraint(request) is not None:
+        raise bad_request("structured_outputs: beam search follows no grammar.", "structured_outputs")
     width = 1 if request.n is None else request.n
     if not 1 <= width <= limits.MAX_BEAM_WIDTH:
         raise bad_request(f"n: {width} is out of range; a beam search takes 1 to {limits.MAX_BEAM_WIDTH}.", "n")

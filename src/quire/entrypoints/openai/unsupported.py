@@ -9,13 +9,6 @@ from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 
 _NOT_YET = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
     "logits_processors",
     "kv_transfer_params",
     "mm_processor_kwargs",
@@ -38,11 +31,6 @@ def _refuse_common(request: GenerationFields) -> None:
     for field in _NOT_YET:
         if _is_set(getattr(request, field)):
             raise _refuse(field)
-    if request.response_format is not None and request.response_format.type != "text":
-        kind = request.response_format.type
-        if kind not in ("json_object", "json_schema", "structural_tag"):
-            raise bad_request(f"response_format.type: {kind!r} is unknown; allowed: 'text'.", "response_format.type")
-        raise _refuse("response_format", kind)
 
 
 def refuse_unsupported_completion(request: CompletionRequest) -> None:

@@ -1,0 +1,76 @@
+"""The wanted form of an answer, as requests state it: `response_format`, `structured_outputs`, and the older `guided_*`.
+
+Knows the fields' names. What a constraint means is checked by `StructuredOutputsParams` and by the engine.
+"""
+
+from typing import Any
+
+from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
+from quire.guards import is_dict
+from quire.sampling_params import StructuredOutputsParams
+
+_GUIDED = ("json", "regex", "choice", "grammar")
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+
+
+def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None:
+    """The one constraint of a request, None where it has none.
+
+    Raises:
+        HTTPError: 400, it has several, or one whose fields make no sense.
+        RequestError: a constraint's value is wrong.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if request.response_format is not None and (fields := _of_format(request.response_format)) is not None:
+        found["response_format"] = fields
+    if request.structured_outputs is not None:
+        found["structured_outputs"] = _of_structured_outputs(request.structured_outputs)
+    for name in _GUIDED:
+        value = getattr(request, f"guided_{name}")
+        if value is not None and value != "" and value != []:
+            pattern = {"whitespace_pattern": request.guided_whitespace_pattern}
+            found[f"guided_{name}"] = {name: value} | (pattern if request.guided_whitespace_pattern else {})
+    if len(found) > 1:
+        raise bad_request(f"{' and '.join(found)} cannot be used together: give one of them.", next(iter(found)))
+    return StructuredOutputsParams(**next(iter(found.values()))) if found else None
+
+
+def _of_format(given: ResponseFormat) -> dict[str, Any] | None:
+    match given.type:
+        case "text":
+            return None
+        case "json_object":
+            return {"json_object": True}
+        case "json_schema":
+            return {"json": _schema_of(given.json_schema)}
+        case "structural_tag":
+            tag = {"structures": given.structures, "triggers": given.triggers, "format": given.format}
+            return {"structural_tag": {name: value for name, value in tag.items() if value is not None}}
+        case _:
+            allowed = ", ".join(map(repr, _FORMATS))
+            raise bad_request(
+                f"response_format.type: {given.type!r} is unknown; allowed: {allowed}.", "response_format.type"
+            )
+
+
+def _schema_of(given: Any) -> Any:
+    schema = given.get("schema") if is_dict(given) else None
+    if schema is None:
+        raise _wrong("response_format.json_schema", "an object with a `schema`")
+    return schema
+
+
+def _of_structured_outputs(given: Any) -> dict[str, Any]:
+    if not is_dict(given):
+        raise _wrong("structured_outputs", "an object")
+    if unknown := sorted(set(given) - set(StructuredOutputsParams.__struct_fields__)):
+        allowed = ", ".join(StructuredOutputsParams.__struct_fields__)
+        raise bad_request(
+            f"structured_outputs: {', '.join(unknown)[:200]} is unknown; allowed: {allowed}.", "structured_outputs"
+        )
+    return given
+
+
+def _wrong(field: str, wanted: str) -> HTTPError:
+    return bad_request(f"{field}: must be {wanted}.", field)

@@ -1,0 +1,35 @@
+"""A worker's grammars: `quire.structured_output` with this model's tokenizer, which is read when the first request asks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.config import EngineConfig
+from quire.sampling_params import SamplingParams
+from quire.structured_output.grammars import RowGrammar, shared_grammars
+from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
+from quire.tokenizers.loader import get_tokenizer
+
+
+class WorkerGrammars:
+    """What a sampler takes as `GrammarSource`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._model = config.model
+        self._grammars = shared_grammars(
+            config.model.tokenizer_path, config.model.tokenizer_mode, config.model.vocab_size
+        )
+
+    def start(self, params: SamplingParams) -> RowGrammar:
+        """A new row's grammar, being compiled if it was not seen before."""
+        assert params.structured_outputs is not None
+        return self._grammars.start(params.structured_outputs, params.eos_token_ids, self._load_vocabulary)
+
+    def fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: npt.NDArray[np.int32]) -> dict[int, str]:
+        """As `Grammars.fill`."""
+        return self._grammars.fill(rows, masks_NW)
+
+    def _load_vocabulary(self) -> Vocabulary:
+        tokenizer = get_tokenizer(self._model.tokenizer_path, self._model.tokenizer_mode)
+        return read_vocabulary(tokenizer, self._model.vocab_size)
