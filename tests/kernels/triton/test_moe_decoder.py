@@ -1,7 +1,8 @@
-"""A whole decoder on Triton's kernels, fused, with mixtures of experts: Transformers' logprobs."""
+"""Whole decoders with mixtures of experts on Triton's kernels, fused where they can be: Transformers' logprobs."""
 
 import pytest
 import torch
+from tests.models.test_parity_moe import SHAPES
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
 from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
@@ -20,11 +21,27 @@ def kernels(monkeypatch):
     ops.select("cuda")
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM"])
-def test_the_fused_way_gives_transformers_logprobs(architecture, tmp_path):
-    path = make_tiny_model(architecture, tmp_path, tokenizer=False, num_hidden_layers=1)
+FUSED = {
+    "qwen3": ("Qwen3MoeForCausalLM", {}),
+    "qwen2": ("Qwen2MoeForCausalLM", {}),
+    "gpt-oss": SHAPES["gpt-oss"],
+    "glm4: groups, a bias": SHAPES["glm4 moe"],
+}
+UNFUSED = {
+    "phimoe": SHAPES["phimoe"],
+    "granite: multipliers": SHAPES["granite moe shared"],
+    "cohere2": SHAPES["cohere2 moe"],
+}
+
+
+@pytest.mark.parametrize("name", [*FUSED, *UNFUSED])
+def test_mixtures_give_transformers_logprobs(name, tmp_path):
+    architecture, overrides = (FUSED | UNFUSED)[name]
+    first = {"first_k_dense_replace": 0, "num_hidden_layers": 1}
+    kinds = {"mlp_layer_types": ["sparse"]} if "mlp_layer_types" in overrides else {}
+    path = make_tiny_model(architecture, tmp_path, tokenizer=False, **(overrides | first | kinds))
     model = build_tiny(path)
-    assert model._is_fused
+    assert model._is_fused == (name in FUSED)
     driver, sequence = ModelDriver(model), Sequence(list(TOKENS), row=0)
     logprobs = torch.cat([*driver.step([(sequence, 9)]), *driver.step([(sequence, 3)])])
     with torch.no_grad():
