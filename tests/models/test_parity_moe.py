@@ -61,6 +61,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite moe shared": ("GraniteMoeSharedForCausalLM", GRANITE | {"shared_intermediate_size": 56}),
     "granite moe shared: nothing shared": ("GraniteMoeSharedForCausalLM", GRANITE),
+    "granite moe swa": (
+        "GraniteMoeSWAForCausalLM",
+        GRANITE | {"shared_intermediate_size": 56, "sliding_window": 9, "layer_rope_theta": [0, 10000.0, 500.0]},
+    ),
     "glm4 moe": ("Glm4MoeForCausalLM", DEEPSEEK | {"head_dim": 16, "use_qk_norm": True}),
     "glm4 moe: biases, one group, one expert": (
         "Glm4MoeForCausalLM",

@@ -4,7 +4,7 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
-from quire.models.granite import granite
+from quire.models.granite import granite, granite_swa
 from quire.models.llama import LLAMA_NAMES
 from quire.models.registry import register
 from quire.models.spec import DecoderSpec, GatedMLP, MoE
@@ -20,6 +20,13 @@ GRANITE_MOE_NAMES = dataclasses.replace(
         "experts_down": "block_sparse_moe.output_linear.weight",
     },
 )
+GRANITE_MOE_SWA_NAMES = dataclasses.replace(
+    GRANITE_MOE_NAMES.but(sinks="self_attn.sinks", router="block_sparse_moe.router"),
+    stacked={
+        "experts_gate_up": "block_sparse_moe.experts.gate_up_proj",
+        "experts_down": "block_sparse_moe.experts.down_proj",
+    },
+)
 
 
 def granite_mixture(hf: HFConfig) -> MoE:
@@ -32,3 +39,9 @@ def granite_mixture(hf: HFConfig) -> MoE:
 def granite_moe(hf: HFConfig) -> DecoderSpec:
     """Granite 3 MoE (1B-A400M, 3B-A800M), and those with a shared feed-forward."""
     return dataclasses.replace(granite(hf), mlp=granite_mixture(hf), weights=GRANITE_MOE_NAMES)
+
+
+@register("GraniteMoeSWAForCausalLM")
+def granite_moe_swa(hf: HFConfig) -> DecoderSpec:
+    """Granite with windows and sinks, and experts."""
+    return dataclasses.replace(granite_swa(hf), mlp=granite_mixture(hf), weights=GRANITE_MOE_SWA_NAMES)
