@@ -185,5 +185,6 @@ def write_tokenizer(writer: gguf.GGUFWriter, source: Path) -> None:
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    writer.add_eot_token_id(3)
     writer.add_add_bos_token(False)
     writer.add_chat_template(json.loads((source / "tokenizer_config.json").read_text())["chat_template"])

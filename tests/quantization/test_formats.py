@@ -112,6 +112,18 @@ def test_weights_stay_small(cpu, llama, tmp_path, name):
     assert kinds == {"qkv", "gate_up", "down"} - ({"down"} if "nf4" in name else set())
 
 
+@pytest.mark.parametrize("name", ["fp8 blocks", "fp8 small blocks", "compressed fp8 blocks", "compressed fp8 weights"])
+def test_float8_with_activations_as_they_are_stays_small_where_the_device_knows_it(float8_cpu, llama, tmp_path, name):
+    store(llama, tmp_path, FLOAT8[name])
+    loaded, worth = load(float8_cpu, tmp_path), load(float8_cpu, tmp_path / "worth")
+    weight = loaded.model._layers[0].mixers[0].linears["qkv"]
+    assert isinstance(weight, PackedWeight) and weight.data.dtype is torch.float8_e4m3fn
+    torch.testing.assert_close(logprobs_of(loaded), logprobs_of(worth), rtol=0, atol=1e-3)
+    kept = loaded.model._layers[0].mixers[0].linears["out"]
+    small, plain = (each.explain()["model"]["weight_bytes"] for each in (loaded, worth))
+    assert isinstance(kept, PackedWeight) and small < 0.6 * plain
+
+
 def describe(platform, path):
     return load(platform, path).explain()["model"]
 

@@ -12,9 +12,11 @@ from tests.oracles.gguf_models import HALVES, ROUNDS, draw, write_gguf
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.tiny_models import make_tiny_model
 
+import tokenizers
 from quire import LLM, SamplingParams
 from quire.config.gguf.container import TYPES, read_header
 from quire.config.gguf.folder import find_gguf
+from quire.config.gguf.tokenizer import SPLITS
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops
@@ -178,7 +180,26 @@ def test_the_tokenizer_is_the_checkpoints(tmp_path):
     assert ours.eos_token_id == theirs.eos_token_id
     messages = [{"role": "user", "content": "hello"}]
     assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages)
-    assert config.model.eos_token_ids == (1,)
+    assert config.model.eos_token_ids == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("pre", "numbers"),
+    [("gpt-2", ["12345"]), ("llama-bpe", ["123", "45"]), ("qwen2", list("12345")), ("tekken", list("12345"))],
+)
+def test_text_is_cut_as_the_tokenizer_was_trained(pre, numbers):
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLITS[pre]), "isolated")
+    cut = [piece for piece, _ in split.pre_tokenize_str("Hello  World it's 12345\n\nok")]
+    assert "".join(cut) == "Hello  World it's 12345\n\nok"
+    assert cut[:4] == ["Hello", " ", " World", " it"]
+    assert [piece.strip() for piece in cut if piece.strip().isdigit()] == numbers
+
+
+def test_every_way_to_cut_text_is_a_pattern_that_loses_nothing():
+    text = "Mixed CASE words, l'été 1234567 ... \t\r\n  日本語 don't"
+    for pattern in set(SPLITS.values()):
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        assert "".join(piece for piece, _ in split.pre_tokenize_str(text)) == text
 
 
 def test_sentencepiece_merges_follow_from_scores(tmp_path):

@@ -54,7 +54,11 @@ def build_config(files: list[GGUFFile]) -> dict[str, Any]:
     embedding = next((file.tensors["token_embd.weight"] for file in files if "token_embd.weight" in file.tensors), None)
     if embedding is None:
         raise ConfigError(f"{first.path} has no token_embd.weight", setting="model")
-    ids = {name: first.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "padding")}
+    names = ("bos", "eos", "eot", "eom", "padding")
+    ids = {name: first.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names}
+    ends = dict.fromkeys(
+        ids[name] for name in ("eos", "eot", "eom") if ids[name] is not None
+    )  # of a text, a turn, a message
     window = _fact(first, "attention.sliding_window")
     config: dict[str, Any] = {
         "architectures": [family.architecture],
@@ -74,7 +78,7 @@ def build_config(files: list[GGUFFile]) -> dict[str, Any]:
         "tie_word_embeddings": not any("output.weight" in file.tensors for file in files),
         "attention_bias": any("blk.0.attn_q.bias" in file.tensors for file in files) and family.model_type == "llama",
         "bos_token_id": ids["bos"],
-        "eos_token_id": ids["eos"],
+        "eos_token_id": [*ends] or None,
         "pad_token_id": ids["padding"],
         **({"sliding_window": int(window)} if window else {}),
         **_own_facts(first, family),

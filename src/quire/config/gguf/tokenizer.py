@@ -19,12 +19,22 @@ _QWEN2 = (
 )
 _LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+_END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_TEKKEN = f"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*" + r"|\p{N}" + _END
+_GPT4O = f"{_WORD}{_UPPER}*{_LOWER}+{_SHORT}|{_WORD}{_UPPER}+{_LOWER}*{_SHORT}" + r"|\p{N}{1,3}" + _END
 SPLITS = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), _LLAMA3),
+    "tekken": _TEKKEN,
+    "gpt-4o": _GPT4O,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "default"), _GPT2),
 }
 """How text is cut before merges, by `tokenizer.ggml.pre`."""
+WHOLE_WORDS = ("llama-bpe", "tekken")
+"""A piece of text that is a token is one, whatever merges would make of it."""
 
 
 def build_tokenizer(file: GGUFFile) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -79,7 +89,7 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> dict[str, Any]:
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "model": _bpe(tokens, [str(merge).split(" ", 1) for merge in merges], ignore_merges=pre == "llama-bpe"),
+        "model": _bpe(tokens, [str(merge).split(" ", 1) for merge in merges], ignore_merges=pre in WHOLE_WORDS),
     }
 
 
