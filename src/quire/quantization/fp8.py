@@ -13,9 +13,9 @@ from quire.guards import is_sequence
 from quire.kernels import fp8
 from quire.kernels.fp8 import FP8, Fp8Weight
 from quire.kernels.ops import LinearWeight
+from quire.kernels.packed import PackedWeight
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
-from quire.quantization.join import dense
-from quire.quantization.scheme import DENSE, FP8_FORM, Scheme, SchemeOf, Tensors, is_within, matches, refused
+from quire.quantization.scheme import FP8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
 
 WEIGHT = Stored(dtypes=(FP8,))
 
@@ -49,24 +49,27 @@ def scaled(by_channel: bool, static: bool, codes: str = "weight", scale_suffix: 
 
 
 def weights_only(scheme: Scheme) -> Scheme:
-    """The same for activations that are not rounded: made plain, as float8 is multiplied with float8 only."""
+    """The same for activations that are not rounded."""
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        return dense(scheme.decode(tensors, shape, dtype), dtype)
+        part = scheme.decode(tensors, shape, dtype)
+        assert isinstance(part, Fp8Weight)
+        return PackedWeight(*shape, dtype, part.data, scale=part.scale[:, None])
 
-    return dataclasses.replace(scheme, decode=decode, form=DENSE)
+    return dataclasses.replace(scheme, decode=decode, form=Form("float8"))
 
 
 def blocks(rows: int, columns: int, scale_suffix: str) -> Scheme:
-    """One scale a block of rows and columns. Made plain: no kernel multiplies such blocks as they are."""
+    """One scale a block of rows and columns; activations are not rounded. Plain where the last block has fewer columns."""
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        scale_NK = tensors[scale_suffix].float().repeat_interleave(rows, 0)[: shape[0]]
-        scale_NK = scale_NK.repeat_interleave(columns, 1)[:, : shape[1]]
-        return (tensors["weight"].float() * scale_NK).to(dtype)
+        scale_NG = tensors[scale_suffix].float().repeat_interleave(rows, 0)[: shape[0]].contiguous()
+        if scale_NG.shape[1] == 1 or shape[1] % columns == 0:
+            return PackedWeight(*shape, dtype, tensors["weight"].contiguous(), scale=scale_NG)
+        return (tensors["weight"].float() * scale_NG.repeat_interleave(columns, 1)[:, : shape[1]]).to(dtype)
 
     tensors = {"weight": WEIGHT, scale_suffix: Stored((Axis("rows", rows), Axis("columns", columns)))}
-    return Scheme(f"float8, a scale a block of {rows} by {columns}", tensors, decode, DENSE)
+    return Scheme(f"float8, a scale a block of {rows} by {columns}", tensors, decode, Form("float8", group=columns))
 
 
 def parse(section: HFConfig) -> SchemeOf:

@@ -76,6 +76,8 @@ def _join_packed(parts: Sequence[PackedWeight]) -> PackedWeight | None:
         return first
     if not all(_same(part.perm, first.perm) and _same(part.table, first.table) for part in others):
         return None
+    if len({part.plain()[0].is_floating_point() for part in parts}) > 1:
+        return None
     bits = max(code_bits(part.plain()[0]) for part in parts)
     groups = math.lcm(*(part.plain()[1].shape[1] for part in parts))
     if first.in_features % groups:

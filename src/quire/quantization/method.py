@@ -11,7 +11,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.kernels import ops
-from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
+from quire.kernels.fp8 import FP8, Fp8Scratch, Fp8Weight
 from quire.kernels.ops import LinearWeight
 from quire.kernels.packed import Int8Weight, PackedWeight
 from quire.layers.linear import PLAIN, Decoded, LinearMethod, PlainProducts, Products, Stored, UnquantizedLinear
@@ -22,6 +22,11 @@ from quire.quantization.scheme import DENSE, Form, Scheme, SchemeOf
 
 GIB = 1 << 30
 Create = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], LinearWeight]
+
+
+def is_float8(part: Decoded) -> bool:
+    """Whether it takes a device that knows float8."""
+    return isinstance(part, Fp8Weight | PackedWeight) and part.data is not None and part.data.dtype is FP8
 
 
 class QuantizedLinear(LinearMethod):
@@ -95,7 +100,7 @@ class QuantizedLinear(LinearMethod):
             part = scheme.decode(tensors, shape, dtype)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}", setting=error.setting) from error
-        if isinstance(part, Fp8Weight) and not self._has_fp8:
+        if is_float8(part) and not self._has_fp8:
             part = join.dense(part, dtype)
             self._note(part, f"stored as {scheme.name}", self._lacks_fp8)
         elif isinstance(part, torch.Tensor):
@@ -128,7 +133,7 @@ class QuantizedLinear(LinearMethod):
         scheme = self.scheme(source)
         if scheme is None:
             return DENSE if self._online is None else self._online[1]
-        return DENSE if scheme.form.kind == "fp8" and not self._has_fp8 else scheme.form
+        return DENSE if scheme.form.kind in ("fp8", "float8") and not self._has_fp8 else scheme.form
 
     def weight_bytes(self, sources: Sequence[str], out_features: int, in_features: int, dtype: torch.dtype) -> int:
         form, *others = (self.form(source) for source in sources)

@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.layers.linear import WHOLE, Decoded, Stored
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
-Kind = Literal["packed", "int8", "fp8", "dense"]
+Kind = Literal["packed", "float8", "int8", "fp8", "dense"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Form:
     """What matrices take in a device's memory.
 
     Attributes:
-        kind: small codes, int8 with int8 inputs, float8 with float8 inputs, or the model's own type.
+        kind: small codes, float8 as codes, int8 with int8 inputs, float8 with float8 inputs, or the model's own type.
         bits: of a packed code.
         group: columns that share a scale, of packed codes.
         has_zeros: packed codes have a zero beside every scale.
@@ -38,7 +38,7 @@ class Form:
         """Of a matrix."""
         if self.kind == "dense":
             return rows * columns * dtype.itemsize
-        if self.kind != "packed":
+        if self.kind not in ("packed", "float8"):
             return rows * (columns + torch.float32.itemsize)
         groups = -(-columns // self.group)
         return rows * (columns * self.bits // 8 + groups * torch.float32.itemsize * (1 + self.has_zeros))
