@@ -277,6 +277,15 @@ def test_a_split_model_is_read_from_all_its_files(cpu, tmp_path):
         load(cpu, parts[0])
 
 
+def test_the_load_format_may_be_named(cpu, tmp_path):
+    source = make_tiny_model("LlamaForCausalLM", tmp_path / "plain")
+    path = write_gguf(source, tmp_path, "llama", {"": "Q8_0"})
+    loaded = load(cpu, path, load_format="gguf", quantization="gguf")
+    assert torch.equal(logprobs_of(loaded), logprobs_of(load(cpu, path)))
+    with pytest.raises(ConfigError, match=r"load_format='gguf', but model=.* neither a \.gguf file nor"):
+        load(cpu, source, load_format="gguf")
+
+
 def test_a_folder_with_several_models_asks_which(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")

@@ -56,9 +56,9 @@ class WeightReader(Protocol):
 
 
 READERS: dict[str, Callable[[str, Sequence[str]], WeightReader]] = {
-    "auto": SafetensorsReader, "safetensors": SafetensorsReader, "pt": TorchBinReader,
+    "auto": SafetensorsReader, "safetensors": SafetensorsReader, "pt": TorchBinReader, "bitsandbytes": SafetensorsReader,
 }  # fmt: skip
-"""By `load_format`; a reader is made from a folder and file names to ignore."""
+"""By `load_format`; a reader is made from a folder and file names to ignore. GGUF is known by the model, not by the setting."""
 FLOAT8_NAMES = ("fp8", "fp8_e4m3")
 """What kv_cache_dtype calls float8 e4m3."""
 GIB = 1 << 30
@@ -284,6 +284,11 @@ def open_weights(config: EngineConfig) -> WeightReader:
     if isinstance(section, HFConfig) and section.get("quant_method") == "gguf":
         return GGUFReader(config.model.hf_config)
     load_format = config.load.load_format
+    if load_format == "gguf":
+        raise ConfigError(
+            f"load_format='gguf', but model={config.model.model!r} is neither a .gguf file nor a folder with one",
+            setting="load_format",
+        )
     if load_format not in READERS:
         allowed = ", ".join(("dummy", "sharded_state", *READERS))
         raise ConfigError(f"load_format={load_format!r} is not supported; allowed: {allowed}", setting="load_format")
