@@ -257,3 +257,13 @@ def test_ling_is_granite_without_multipliers_under_other_names(kernels, tiny, tm
             weights[name.replace("shared_mlp.output_linear", "mlp.shared_experts.down_proj")] = weights.pop(name)
     save_file(weights, folder / "model.safetensors")
     assert_parity(folder, path)
+
+
+def test_the_text_part_of_llama_4_is_read_from_a_checkpoint_that_sees(kernels, tiny, tmp_path):
+    path = tiny("Llama4ForCausalLM", **LLAMA4)
+    text = json.loads((path / "config.json").read_text())
+    weights = {f"language_model.{name}": tensor for name, tensor in load_file(path / "model.safetensors").items()}
+    save_file(weights | {"vision_model.layernorm_pre.weight": torch.ones(8)}, tmp_path / "model.safetensors")
+    whole = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    assert_parity(tmp_path, path)

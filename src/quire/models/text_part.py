@@ -10,6 +10,7 @@ from quire.models.spec import DecoderSpec
 ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "persimmon": "PersimmonForCausalLM",
@@ -24,9 +25,14 @@ OTHER_PARTS = ("*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "
 
 
 @register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")
-@register("FuyuForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+@register(
+    "FuyuForCausalLM",
+    "Llama4ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
 def text_part(hf: HFConfig) -> DecoderSpec:
-    """Gemma 3 (4B and larger), Mistral Small 3.1, Ministral 3, LLaVA, Fuyu, Qwen3.5: what they do with text."""
+    """Gemma 3 (4B and larger), Mistral Small 3.1, Ministral 3, LLaVA, Fuyu, Llama 4, Qwen3.5: what they do with text."""
     text = hf.text_config
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:
