@@ -164,6 +164,14 @@ def test_the_users_length_wins_up_to_the_models() -> None:
         resolve_max_model_len(4097, config, None)
 
 
+def test_a_dynamic_rope_is_stretched_only_where_more_is_asked_for() -> None:
+    config = HFConfig({"max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}})
+    assert resolve_max_model_len(None, config, None).value == 4096
+    assert resolve_max_model_len(8192, config, None).value == 8192
+    with pytest.raises(ConfigError, match="more than the model's 8192"):
+        resolve_max_model_len(8193, config, None)
+
+
 def test_the_environment_may_allow_more_but_not_past_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_ALLOW_LONG_MAX_MODEL_LEN", "1")
     assert resolve_max_model_len(9999, HFConfig({"max_position_embeddings": 4096}), None).value == 9999

@@ -45,11 +45,14 @@ QUANTIZATION_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json"
 
 
 class ModelLength(NamedTuple):
-    """What a checkpoint says about its longest sequence; `limit` is None where it says nothing."""
+    """What a checkpoint says about its longest sequence; `limit` is None where it says nothing. `usual`: what is taken unless
+    more is asked for, where it is not the limit: a dynamic rope leaves a model as it is up to there, and changes every rotation
+    for contexts beyond."""
 
     limit: int | None
     source: str
     is_table: bool = False
+    usual: int | None = None
 
 
 def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]") -> HFConfig:
@@ -180,6 +183,7 @@ def model_length(hf_config: HFConfig) -> ModelLength:
     return ModelLength(
         int((original or length) * factor),
         f"{'original_max_position_embeddings' if original else key} times the {kind} rope factor {factor:g}",
+        usual=length if kind == "dynamic" else None,
     )
 
 
@@ -200,6 +204,11 @@ def resolve_max_model_len(
         return _check_asked(asked, limit, source, length.is_table)
     if limit is None:
         return Because(FALLBACK_MODEL_LEN, f"{source}: a common length")
+    if length.usual is not None and length.usual < limit:
+        limit, source = (
+            length.usual,
+            f"the length that the dynamic rope leaves as it is (up to {limit} may be asked for)",
+        )
     from_tokenizer = _tokenizer_length(tokenizer_path)
     if from_tokenizer is not None and from_tokenizer < limit:
         return Because(from_tokenizer, "model_max_length in tokenizer_config.json")
