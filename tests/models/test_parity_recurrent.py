@@ -39,6 +39,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
     ),
     "nemotron h": ("NemotronHForCausalLM", {}),
+    "zamba2: two blocks for three layers": ("Zamba2ForCausalLM", {}),
+    "zamba2: one block, groups, rotated": (
+        "Zamba2ForCausalLM", {"num_mem_blocks": 1, "mamba_ngroups": 2, "use_mem_rope": True, "num_key_value_heads": 4},
+    ),
+    "zamba2: untied, biases": (
+        "Zamba2ForCausalLM", {"tie_word_embeddings": False, "add_bias_linear": True, "adapter_rank": 3},
+    ),
     "granite hybrid": ("GraniteMoeHybridForCausalLM", {}),
     "granite hybrid: dense, rotated": (
         "GraniteMoeHybridForCausalLM", {"num_local_experts": 0, "position_embedding_type": "rope"},

@@ -22,6 +22,11 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"], "head_dim": 16,
         "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 12, "chunk_size": 16,
     },
+    "Zamba2ForCausalLM": {
+        "num_hidden_layers": 6, "num_mem_blocks": 2, "n_mamba_heads": 8, "mamba_d_state": 8, "adapter_rank": 10,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid", "linear_attention"],
+        "tie_word_embeddings": True,
+    },
     "GraniteMoeHybridForCausalLM": {
         **_MAMBA2,  "shared_intermediate_size": 72,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 4,

@@ -244,13 +244,37 @@ class ShortConv:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedBlock:
+    """A transformer on the hidden states beside the embeddings, shared by layers: its weights stand in the layer `owner`, where
+    also this layer's adapter does, by `index`."""
+
+    attention: Attention
+    mlp: GatedMLP
+    owner: int
+    index: int
+    adapter_rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Zamba:
+    """Zamba2's layer: Mamba-2 of norm(x), or of norm(x + what a block gives). `shape` is a block of the model, if it has one;
+    `is_first` marks the layer that sees the embeddings."""
+
+    mamba: Mamba2
+    norm: RMSNorm
+    block: SharedBlock | None
+    shape: SharedBlock | None
+    is_first: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class SideBySide:
     """Mixers that read the same input; their outputs are added."""
 
     mixers: tuple[Mixer, ...]
 
 
-Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | ShortConv
+Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | ShortConv | Zamba
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
 

@@ -7,7 +7,8 @@ from quire.models.mixers.mamba import MambaLayer
 from quire.models.mixers.mamba2 import Mamba2Layer
 from quire.models.mixers.mla import MLALayer
 from quire.models.mixers.short_conv import ShortConvLayer
-from quire.models.spec import MLA, Attention, DeltaNet, Mamba, Mamba2, Mixer, ShortConv
+from quire.models.mixers.zamba import ZambaLayer
+from quire.models.spec import MLA, Attention, DeltaNet, Mamba, Mamba2, Mixer, ShortConv, Zamba
 
 MIXERS: dict[type, type[MixerLayer]] = {
     Attention: AttentionLayer,
@@ -16,6 +17,7 @@ MIXERS: dict[type, type[MixerLayer]] = {
     Mamba2: Mamba2Layer,
     DeltaNet: DeltaNetLayer,
     ShortConv: ShortConvLayer,
+    Zamba: ZambaLayer,
 }
 
 __all__ = ["MIXERS", "LayerContext", "MixerLayer", "kind_of"]

@@ -1,0 +1,167 @@
+"""Zamba2's layers as mixers: Mamba-2, in some layers on x + t, where t is what a transformer makes of x and the embeddings.
+
+A few transformers (blocks) serve all layers that have one, each layer with an adapter of its own. A block's weights belong to the
+first layer that has it; the others find them there.
+Legend: T tokens, D hidden, I intermediate of the block's feed-forward, R columns of an adapter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from quire.attention.interface import AttentionRequest
+from quire.config.kv_spec import KVCacheSpec
+from quire.errors import ConfigError
+from quire.kernels import ops, recurrent
+from quire.kernels.ops import LinearWeight
+from quire.layers.activation import kernel_activation
+from quire.layers.parallel import ParallelPlan
+from quire.models.interface import StepInputs
+from quire.models.mixers.attention import AttentionLayer
+from quire.models.mixers.interface import LayerContext
+from quire.models.mixers.mamba2 import Mamba2Layer
+from quire.models.modules import LayerScope, Module, Part
+from quire.models.spec import SharedBlock, Zamba
+from quire.models.workspace import TokenViews
+
+if TYPE_CHECKING:
+    from quire.models.assembly import Weight
+
+
+class _Room:
+    """Buffers of all layers in turn, for the largest step."""
+
+    def __init__(self, context: LayerContext, block: SharedBlock | None) -> None:
+        def buffer(columns: int) -> torch.Tensor:
+            return torch.zeros(context.max_tokens, columns, dtype=context.activation_dtype, device=context.device)
+
+        intermediate, rank = (0, 0) if block is None else (block.mlp.intermediate, block.adapter_rank)
+        self.embeddings_TD, self.input_TD, self.hidden_TD = (buffer(context.hidden) for _ in range(3))
+        self.pair_T2D, self.low_TR = buffer(2 * context.hidden), buffer(rank)
+        self.gate_up_T2I, self.adapted_T2I = buffer(2 * intermediate), buffer(2 * intermediate)
+
+
+class ZambaLayer(Mamba2Layer):
+    """One layer, norms included. Over several ranks it does not run."""
+
+    BLOCK = ("block_norm", "block_qkv", "block_out", "block_mlp_norm", "block_gate_up", "block_down")
+    NAMES = Mamba2Layer.NAMES | {"zamba_norm", "block_adapter_in", "block_adapter_out", "block_linear", *BLOCK}
+
+    def __init__(self, mixer: Zamba, context: LayerContext) -> None:
+        super().__init__(mixer.mamba, context)
+        if context.plan.size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size={context.plan.size}: Zamba2's shared blocks run on 1 rank only",
+                setting="tensor_parallel_size",
+            )
+        self.can_fuse, self.zamba, self.attention = False, mixer, None
+        if "zamba room" not in context.tables:
+            context.tables["zamba room"] = _Room(context, mixer.shape)
+        self._room: _Room = context.tables["zamba room"]
+        block = mixer.block
+        if block is not None:
+            self.attention = AttentionLayer(block.attention, context)
+            self.wide = max(self.wide, self.attention.wide)
+            self.narrow = max(self.narrow, self.attention.narrow, block.mlp.intermediate)
+            self._activation = kernel_activation(block.mlp.act)
+            self._owner: ZambaLayer = context.tables.setdefault(("zamba", block.owner), self)
+
+    @staticmethod
+    def modules(scope: LayerScope, mixer: Zamba) -> Iterator[Module]:
+        block = mixer.block
+        within = "" if block is None else "mamba_decoder."
+        own = [scope.table("zamba_norm", (scope.hidden,)), *Mamba2Layer.modules(scope, mixer.mamba)]
+        yield from (_moved(module, scope.layer, within) for module in own)
+        if block is None:
+            return
+        if block.owner == scope.layer:
+            attention, wide = block.attention, Part(block.mlp.intermediate, 1)
+            q, kv = (Part(heads * attention.head_dim, heads) for heads in (attention.heads, attention.kv_heads))
+            yield scope.table("block_norm", (Part(2 * scope.hidden.rows, 1),))
+            yield scope.linear("block_qkv", (q, kv, kv), 2 * scope.hidden.rows)
+            yield scope.linear("block_out", (scope.hidden,), q.rows)
+            yield scope.table("block_mlp_norm", (scope.hidden,))
+            yield scope.linear("block_gate_up", (wide, wide), bias=block.mlp.bias)
+            yield scope.linear("block_down", (scope.hidden,), wide.rows, bias=block.mlp.bias)
+        low, gate_up = Part(block.adapter_rank, 1), Part(2 * block.mlp.intermediate, 1)
+        for module in (
+            scope.linear("block_adapter_in", (low,)),
+            scope.linear("block_adapter_out", (gate_up,), low.rows),
+        ):
+            (source,) = module.sources
+            source = source.format(index=block.index).replace(f"layers.{scope.layer}.", f"layers.{block.owner}.", 1)
+            yield dataclasses.replace(module, sources=(source,))
+        yield scope.linear("block_linear", (scope.hidden,))
+
+    @staticmethod
+    def attention_requests(
+        mixer: Zamba, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
+    ) -> list[AttentionRequest]:
+        if mixer.block is None:
+            return []
+        return AttentionLayer.attention_requests(mixer.block.attention, kv_dtype, block_size, plan, deterministic)
+
+    def set_weight(self, name: str, weight: Weight) -> None:
+        super().set_weight(name, weight)
+        if self.attention is not None and isinstance(weight, LinearWeight) and name in ("block_qkv", "block_out"):
+            self.attention.set_weight(name.removeprefix("block_"), weight)
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        return [*super().kv_cache_specs(), *([] if self.attention is None else self.attention.kv_cache_specs())]
+
+    def bind_kv_cache(self, kv_caches: Sequence[torch.Tensor], groups: Sequence[int]) -> None:
+        super().bind_kv_cache(kv_caches[:1], groups[:1])
+        if self.attention is not None:
+            self.attention.bind_kv_cache(kv_caches[1:], groups[1:])
+
+    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
+        room, eps = self._room, self.zamba.norm.eps
+        input_TD = room.input_TD[: len(x_TD)]
+        if self.zamba.is_first:
+            recurrent.scale_columns(x_TD, None, room.embeddings_TD[: len(x_TD)])
+        if self.zamba.block is None:
+            ops.rms_norm(x_TD, self.tensors["zamba_norm"], eps, input_TD)
+        else:
+            self._run_block(x_TD, input_TD, room, step, views)
+            ops.add(x_TD, input_TD)
+            ops.rms_norm(input_TD, self.tensors["zamba_norm"], eps, input_TD)
+        super().run(input_TD, out_TD, step, views)
+
+    def _run_block(
+        self, x_TD: torch.Tensor, out_TD: torch.Tensor, room: _Room, step: StepInputs, views: TokenViews
+    ) -> None:
+        """out = t, before it joins x."""
+        owner, linears, method, count = self._owner, self.linears, self.context.linear_method, len(x_TD)
+        attention, block, eps = (
+            cast(AttentionLayer, self.attention),
+            cast(SharedBlock, self.zamba.block),
+            self.zamba.norm.eps,
+        )
+        attention.linears = cast(AttentionLayer, owner.attention).linears
+        pair_T2D, hidden_TD, low_TR = room.pair_T2D[:count], room.hidden_TD[:count], room.low_TR[:count]
+        gate_up_T2I, adapted_T2I = room.gate_up_T2I[:count], room.adapted_T2I[:count]
+        recurrent.scale_columns(x_TD, None, pair_T2D[:, : x_TD.shape[1]])
+        recurrent.scale_columns(room.embeddings_TD[:count], None, pair_T2D[:, x_TD.shape[1] :])
+        ops.rms_norm(pair_T2D, owner.tensors["block_norm"], eps, pair_T2D)
+        attention.run(pair_T2D, hidden_TD, step, views)
+        ops.rms_norm(hidden_TD, owner.tensors["block_mlp_norm"], eps, hidden_TD)
+        method.apply(hidden_TD, owner.linears["block_gate_up"], gate_up_T2I)
+        method.apply(hidden_TD, linears["block_adapter_in"], low_TR)
+        method.apply(low_TR, linears["block_adapter_out"], adapted_T2I)
+        ops.add(adapted_T2I, gate_up_T2I)
+        activated_TI = views.narrow(block.mlp.intermediate)
+        ops.gated_activation(gate_up_T2I, self._activation, activated_TI)
+        method.apply(activated_TI, owner.linears["block_down"], hidden_TD)
+        method.apply(hidden_TD, linears["block_linear"], out_TD)
+
+
+def _moved(module: Module, layer: int | None, within: str) -> Module:
+    """A module whose names stand deeper within the layer."""
+    start = f"layers.{layer}."
+    return dataclasses.replace(
+        module, sources=tuple(start + within + source.removeprefix(start) for source in module.sources)
+    )
