@@ -28,7 +28,7 @@ from quire.models.registry import ModelRegistry
 from quire.models.weights import canonical_name, names_within, sources_of
 from quire.platforms.cpu import CpuPlatform
 from quire.platforms.interface import Because, UploadStream
-from quire.quantization import join
+from quire.quantization import join, online
 from quire.quantization.registry import linear_method
 
 MLP = ("gate_up", "down")
@@ -253,8 +253,6 @@ def test_a_plain_checkpoint_is_rounded_when_it_is_loaded(cpu, llama, kind):
 
 def test_rounding_to_int4_moves_a_weight_by_no_more_than_half_a_step(llama):
     ops.select("any")
-    from quire.quantization import online
-
     values = load_file(llama / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
     for make, steps in ((online.round_to_int8, 254), (online.round_to_int4, 15)):
         weight = make(values, None, torch.float32)
@@ -263,10 +261,17 @@ def test_rounding_to_int4_moves_a_weight_by_no_more_than_half_a_step(llama):
         assert (scale <= (values.amax() - values.amin()) * 2 / steps).all()
 
 
+def test_scales_made_at_load_fit_in_sixteen_bits():
+    ops.select("any")
+    values = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    for make in (online.round_to_int8, online.round_to_int4):
+        weight = make(values, None, torch.float32)
+        for numbers in filter(lambda tensor: tensor is not None, (weight.scale, weight.zero)):
+            assert torch.equal(numbers.half().float(), numbers)
+
+
 def test_outliers_get_the_finer_groups(llama):
     ops.select("any")
-    from quire.quantization import online
-
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(64, 256, generator=generator)
     assert online.round_to_int4(values, None, torch.float32).scale.shape[1] == 4
