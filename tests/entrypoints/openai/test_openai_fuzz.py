@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -17,6 +18,8 @@ from quire.entrypoints.openai.protocol import (
 ROUTES = {
     "/v1/completions": (CompletionRequest, {"prompt": "ab", "max_tokens": 2}),
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
+    "/v1/messages": (MessagesRequest, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
+    "/v1/messages/count_tokens": (CountTokensRequest, {"messages": [{"role": "user", "content": "x"}]}),
     "/tokenize": (TokenizeRequest, {"prompt": "ab"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [97]}),
 }
@@ -50,7 +53,8 @@ def test_any_json_in_any_field_is_served_or_refused(server, path, data):
     assert status in (200, 400, 404), text
     assert next_status == 200
     if status != 200:
-        assert set(json.loads(text)["error"]) == {"message", "type", "param", "code"}
+        shape = {"message", "type"} if "messages" in path else {"message", "type", "param", "code"}
+        assert set(json.loads(text)["error"]) == shape
 
 
 @given(raw=st.binary(max_size=60))

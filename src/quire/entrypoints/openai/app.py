@@ -10,8 +10,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.entrypoints.anthropic.errors import error_body
 from quire.entrypoints.openai.errors import HTTPError, from_exception
-from quire.entrypoints.openai.middleware import Authentication, RequestContext
+from quire.entrypoints.openai.middleware import Authentication, RequestContext, route_path
 from quire.entrypoints.openai.openapi import build_openapi
 from quire.entrypoints.openai.routes import WORK, build_routes
 from quire.entrypoints.openai.state import ServerState
@@ -67,8 +68,9 @@ def build_app(
     return app
 
 
-def _answer(error: HTTPError) -> Response:
-    return Response(error.body(), status_code=error.status, headers=error.headers, media_type="application/json")
+def _answer(request: Request, error: HTTPError) -> Response:
+    body = error_body(error, route_path(request.scope))
+    return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
 async def _raised_error(request: Request, error: Exception) -> Response:
@@ -77,7 +79,7 @@ async def _raised_error(request: Request, error: Exception) -> Response:
     answer = from_exception(error, request_id)
     if answer.status == 500:
         logger.error("Request %s failed.", request_id, exc_info=error)
-    return _answer(answer)
+    return _answer(request, answer)
 
 
 async def _protocol_error(request: Request, error: Exception) -> Response:
@@ -89,4 +91,4 @@ async def _protocol_error(request: Request, error: Exception) -> Response:
     }.get(error.status_code, str(error.detail))
     code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code)
     status = 400 if error.status_code == 422 else error.status_code
-    return _answer(HTTPError(status, message, code=code, headers=dict(error.headers or {})))
+    return _answer(request, HTTPError(status, message, code=code, headers=dict(error.headers or {})))

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.entrypoints.anthropic.errors import error_body
 from quire.entrypoints.openai.errors import HTTPError, from_exception, not_ready
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import ClientGone
@@ -36,9 +37,9 @@ def route_path(scope: Scope) -> str:
     return path[len(root) :] if root and path.startswith(root) else path
 
 
-async def send_error(error: HTTPError, send: Send) -> None:
+async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
     """Answer with an error."""
-    body = error.body()
+    body = error_body(error, route_path(scope))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -80,7 +81,7 @@ class RequestContext:
             if not self._state.forced:
                 raise
             if not started:
-                await send_error(not_ready("The server was stopped."), send_with_id)
+                await send_error(not_ready("The server was stopped."), scope, send_with_id)
             elif not complete:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Exception as error:
@@ -88,7 +89,7 @@ class RequestContext:
             if answer.status >= 500 and not isinstance(error, HTTPError):
                 logger.error("Request %s failed.", request_id, exc_info=error)
             if not started:
-                await send_error(answer, send_with_id)
+                await send_error(answer, scope, send_with_id)
 
     @staticmethod
     def _request_id(scope: Scope) -> str:
@@ -108,8 +109,13 @@ class RequestContext:
             self._state.end_request()
 
 
+def _offered_key(scope: Scope) -> bytes | None:
+    scheme, _, token = (_header(scope, b"authorization") or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else _header(scope, b"x-api-key")
+
+
 class Authentication:
-    """Every route but the open ones needs `Authorization: Bearer KEY`.
+    """Every route but the open ones needs `Authorization: Bearer KEY` (or `X-Api-Key: KEY`, as Anthropic's clients send).
 
     Keys are kept as SHA-256 hashes, and all of them are compared in constant time.
     """
@@ -120,18 +126,17 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and scope["method"] != "OPTIONS" and route_path(scope) not in OPEN_PATHS
-        if guarded and not self._is_known(_header(scope, b"authorization")):
+        if guarded and not self._is_known(_offered_key(scope)):
             headers = {"www-authenticate": "Bearer"}
             message = "A valid API key is needed: send it as 'Authorization: Bearer KEY'."
-            await send_error(HTTPError(401, message, code="invalid_api_key", headers=headers), send)
+            await send_error(HTTPError(401, message, code="invalid_api_key", headers=headers), scope, send)
             return
         await self._app(scope, receive, send)
 
-    def _is_known(self, header: bytes | None) -> bool:
-        scheme, _, token = (header or b"").partition(b" ")
-        if scheme.lower() != b"bearer":
+    def _is_known(self, key: bytes | None) -> bool:
+        if key is None:
             return False
-        offered = hashlib.sha256(token.strip()).digest()
+        offered = hashlib.sha256(key).digest()
         matches = [
             hmac.compare_digest(offered, known) for known in self._hashes
         ]  # all of them, whatever the first says

@@ -4,6 +4,12 @@ from typing import Any
 
 import msgspec
 
+from quire.entrypoints.anthropic.protocol import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessageResponse,
+    MessagesRequest,
+)
 from quire.entrypoints.openai.errors import ErrorResponse, openapi_error_responses
 from quire.entrypoints.openai.pooling_protocol import (
     ClassificationRequest,
@@ -51,6 +57,20 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
         CompletionRequest,
         CompletionResponse,
         {"prompt": "one two three", "max_tokens": 16, "temperature": 0},
+    ),
+    (
+        "/v1/messages",
+        "Answer a conversation in Anthropic's protocol; `stream: true` gives its events.",
+        MessagesRequest,
+        MessageResponse,
+        {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 32, "temperature": 0},
+    ),
+    (
+        "/v1/messages/count_tokens",
+        "How many tokens a request to /v1/messages has.",
+        CountTokensRequest,
+        CountTokensResponse,
+        {"messages": [{"role": "user", "content": "What is 17 + 25?"}]},
     ),
     (
         "/v1/embeddings",
@@ -120,7 +140,11 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
         paths[path] = {"get": _read_operation(path, summary, reference[kind] if kind else None)}
     for path, summary in _ACTIONS:
         paths[path] = {"post": _read_operation(path, summary, None)}
-    bodies = [{"$ref": reference[body]["$ref"]} for path, _, body, _, _ in _WORK if not path.endswith("tokenize")]
+    bodies = [
+        {"$ref": reference[body]["$ref"]}
+        for path, _, body, _, _ in _WORK
+        if not path.endswith(("tokenize", "messages", "count_tokens"))
+    ]
     any_body = {"anyOf": list({body["$ref"]: body for body in bodies}.values())}
     summary = "Any of the bodies above: the route is chosen by its fields."
     paths["/invocations"] = {"post": _work_operation(summary, any_body, {"type": "object"}, _WORK[0][4])}

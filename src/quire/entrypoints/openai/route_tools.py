@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.entrypoints.anthropic.protocol import CountTokensRequest
 from quire.entrypoints.openai.decoding import read_body
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.pooling_protocol import PoolingFields
@@ -27,7 +28,7 @@ def state_of(request: Request) -> ServerState:
     return request.app.state.server
 
 
-def public_id(request: Request, body: GenerationFields | PoolingFields) -> str:
+def public_id(request: Request, body: GenerationFields | PoolingFields | CountTokensRequest) -> str:
     """The id that the client sees: its own (field, then header), or the one the request was given."""
     return body.request_id or str(request.scope["state"]["request_id"])
 

@@ -12,6 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.config import PoolingConfig
+from quire.entrypoints.anthropic.errors import error_event
+from quire.entrypoints.anthropic.messages import answer_message, count_tokens, prepare_message, stream_message
+from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.chat import answer_chat, prepare_chat, stream_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
 from quire.entrypoints.openai.embeddings import answer_embeddings
@@ -37,9 +40,9 @@ from quire.entrypoints.openai.responses import DetokenizeResponse, TokenizeRespo
 from quire.entrypoints.openai.route_tools import Handler, json_response, public_id, read_bytes, read_request, state_of
 from quire.entrypoints.openai.scores import answer_rerank, answer_score
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import run_while_connected, start_event_stream
+from quire.entrypoints.openai.streaming import StreamProtocol, run_while_connected, start_event_stream
 
-PoolingT = TypeVar("PoolingT", bound=PoolingFields)
+BodyT = TypeVar("BodyT", bound=PoolingFields | CountTokensRequest)
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -70,8 +73,25 @@ async def create_completion(request: Request) -> Response:
     return await run_while_connected(request, work())
 
 
-def _pooling_route(kind: type[PoolingT], answer: Callable[[ServerState, PoolingT, str], Awaitable[Any]]) -> Handler:
-    """A route of a pooling model: `answer` gives what is encoded."""
+async def create_message(request: Request) -> Response:
+    """`POST /v1/messages`."""
+    state = state_of(request)
+    body = await read_request(request, MessagesRequest)
+
+    async def work() -> Response:
+        job = await prepare_message(state, body, public_id(request, body))
+        if body.stream:
+            return await start_event_stream(stream_message(state, job), job.public_id, _ANTHROPIC_STREAM)
+        return json_response(await answer_message(state, job))
+
+    return await run_while_connected(request, work())
+
+
+_ANTHROPIC_STREAM = StreamProtocol(b"", error_event)
+
+
+def _route(kind: type[BodyT], answer: Callable[[ServerState, BodyT, str], Awaitable[Any]]) -> Handler:
+    """A route that never streams: `answer` gives what is encoded."""
 
     async def handler(request: Request) -> Response:
         state = state_of(request)
@@ -85,11 +105,12 @@ def _pooling_route(kind: type[PoolingT], answer: Callable[[ServerState, PoolingT
     return handler
 
 
-create_embeddings = _pooling_route(EmbeddingRequest, answer_embeddings)
-create_classification = _pooling_route(ClassificationRequest, answer_classification)
-create_pooling = _pooling_route(PoolingRequest, answer_pooling)
-create_score = _pooling_route(ScoreRequest, answer_score)
-create_rerank = _pooling_route(RerankRequest, answer_rerank)
+count_message_tokens = _route(CountTokensRequest, count_tokens)
+create_embeddings = _route(EmbeddingRequest, answer_embeddings)
+create_classification = _route(ClassificationRequest, answer_classification)
+create_pooling = _route(PoolingRequest, answer_pooling)
+create_score = _route(ScoreRequest, answer_score)
+create_rerank = _route(RerankRequest, answer_rerank)
 
 
 async def tokenize(request: Request) -> Response:
@@ -145,6 +166,8 @@ def _invoked(fields: Set[str], pooling: PoolingConfig | None) -> Handler:
 WORK: dict[str, Handler] = {
     "/v1/chat/completions": create_chat_completion,
     "/v1/completions": create_completion,
+    "/v1/messages": create_message,
+    "/v1/messages/count_tokens": count_message_tokens,
     "/v1/embeddings": create_embeddings,
     "/classify": create_classification,
     "/pooling": create_pooling,

@@ -6,14 +6,14 @@ what aborts the request in the engine.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.entrypoints.openai.errors import from_exception
+from quire.entrypoints.openai.errors import HTTPError, from_exception
 from quire.entrypoints.openai.sse import DONE, error_event
 from quire.logger import init_logger
 
@@ -63,6 +63,16 @@ async def _cancel(task: "asyncio.Future[Any]") -> None:
         await task
 
 
+class StreamProtocol(NamedTuple):
+    """What a protocol sends when a stream ends, and when it fails."""
+
+    end: bytes
+    error_event: Callable[[HTTPError], bytes]
+
+
+OPENAI_STREAM = StreamProtocol(DONE, error_event)
+
+
 class EventStream(Response):
     """A stream of server-sent events.
 
@@ -73,14 +83,18 @@ class EventStream(Response):
         first: events that are already there; they were awaited so that a refusal could still be a status.
         events: the rest. It is closed, whatever happens.
         request_id: named in the error event of a failure.
+        protocol: how a stream ends.
     """
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], request_id: str) -> None:
+    def __init__(
+        self, first: bytes, events: AsyncGenerator[bytes, None], request_id: str, protocol: StreamProtocol
+    ) -> None:
         super().__init__()
         self.raw_headers = list(_HEADERS)
         self._first = first
         self._events = events
         self._request_id = request_id
+        self._protocol = protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -103,23 +117,25 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
             await send({"type": "http.response.body", "body": self._failure(error), "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await send({"type": "http.response.body", "body": self._protocol.end, "more_body": False})
 
     def _failure(self, error: Exception) -> bytes:
         answer = from_exception(error, self._request_id)
         if answer.status >= 500:
             logger.error("Request %s failed while streaming.", self._request_id, exc_info=error)
-        return error_event(answer)
+        return self._protocol.error_event(answer)
 
 
-async def start_event_stream(events: AsyncGenerator[bytes, None], request_id: str) -> EventStream:
+async def start_event_stream(
+    events: AsyncGenerator[bytes, None], request_id: str, protocol: StreamProtocol = OPENAI_STREAM
+) -> EventStream:
     """Wait for the first event, so that a request which is refused gets a status and not a broken stream."""
     try:
         first = await anext(events)
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events, request_id)
+    return EventStream(first, events, request_id, protocol)
 
 
 async def merge_indexed(sources: Sequence[AsyncIterator[ResultT]]) -> AsyncGenerator[tuple[int, ResultT], None]:

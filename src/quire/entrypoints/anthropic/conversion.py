@@ -1,0 +1,230 @@
+"""Anthropic's messages → a chat completion request, which everything behind it understands.
+
+Checks shapes, with the paths that the client wrote. Knows both protocols; knows nothing of templates, tokens or answers.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
+
+Fields = dict[str, Any]
+_ROLES = ("user", "assistant", "system")
+_THINKING = ("enabled", "adaptive", "disabled")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def to_chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
+    """The same request in the form of chat completions; without `max_tokens`, which is limited by the prompt's length.
+
+    Raises:
+        HTTPError: 400; `param` is the path of what is wrong.
+    """
+    system = [] if request.system is None else [{"role": "system", "content": _system(request.system)}]
+    messages = _messages(request.messages)
+    chat = ChatCompletionRequest(
+        messages=system + messages,
+        model=request.model,
+        tools=_tools(request.tools),
+        continue_final_message=messages[-1]["role"] == "assistant",
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
+    _set_tool_choice(chat, request.tool_choice)
+    _set_thinking(chat, request.thinking)
+    _set_output(chat, request.output_config or {})
+    if isinstance(request, MessagesRequest):
+        for field in ("container", "mcp_servers"):
+            if getattr(request, field):
+                raise _unsupported(field)
+        chat.stream = request.stream
+        chat.stop = request.stop_sequences or None
+        chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
+        chat.priority, chat.cache_salt = request.priority, request.cache_salt
+    return chat
+
+
+def _unsupported(path: str, value: Any = None) -> HTTPError:
+    shown = "" if value is None else f" {str(value)[:60]!r}"
+    return bad_request(f"{path}:{shown} is not supported here.", path, "not_supported")
+
+
+def _string(fields: Fields, name: str, path: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{path}.{name}: expected a string.", f"{path}.{name}")
+    return value
+
+
+def _object(value: Any, path: str) -> Fields:
+    if not isinstance(value, dict):
+        raise bad_request(f"{path}: expected an object.", path)
+    return cast("Fields", value)
+
+
+# --- messages ---
+
+
+def _messages(messages: list[Fields]) -> list[Fields]:
+    if not messages:
+        raise bad_request("messages: at least one message is needed.", "messages")
+    converted: list[Fields] = []
+    names: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        role, content = message.get("role"), message.get("content")
+        if role not in _ROLES:
+            allowed = ", ".join(_ROLES)
+            raise bad_request(f"{path}.role: {str(role)[:60]!r} is unknown; allowed: {allowed}.", f"{path}.role")
+        if isinstance(content, str):
+            converted.append({"role": role, "content": content})
+        elif not isinstance(content, list):
+            raise bad_request(f"{path}.content: expected a string or a list of blocks.", f"{path}.content")
+        elif role == "assistant":
+            converted.append(_assistant(_blocks(content, f"{path}.content"), names))
+        else:
+            converted += _turn(role, _blocks(content, f"{path}.content"), names)
+    if converted[-1]["role"] == "assistant" and "tool_calls" in converted[-1]:
+        raise bad_request("messages: tool_use blocks must be followed by their tool_result blocks.", "messages")
+    return converted
+
+
+def _blocks(content: list[Any], path: str) -> list[tuple[str, Fields, str]]:
+    """Each block with its type and path."""
+    found: list[tuple[str, Fields, str]] = []
+    for index, block in enumerate(content):
+        fields = _object(block, f"{path}[{index}]")
+        found.append((_string(fields, "type", f"{path}[{index}]"), fields, f"{path}[{index}]"))
+    return found
+
+
+def _assistant(blocks: list[tuple[str, Fields, str]], names: dict[str, str]) -> Fields:
+    """The assistant's turn; notes which call has which name."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Fields] = []
+    for kind, block, path in blocks:
+        match kind:
+            case "text":
+                texts.append(_string(block, "text", path))
+            case "thinking":
+                thoughts.append(_string(block, "thinking", path))
+            case "redacted_thinking":
+                pass
+            case "tool_use":
+                call_id, name = _string(block, "id", path), _string(block, "name", path)
+                names[call_id] = name
+                arguments = json.dumps(_object(block.get("input"), f"{path}.input"), ensure_ascii=False)
+                calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            case _:
+                raise _unsupported(f"{path}.type", kind)
+    message: Fields = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _turn(role: str, blocks: list[tuple[str, Fields, str]], names: dict[str, str]) -> Iterator[Fields]:
+    """A user's turn as messages in the order of its blocks: results of tools have messages of their own."""
+    texts: list[str] = []
+    for kind, block, path in blocks:
+        if kind == "tool_result":
+            if texts:
+                yield {"role": role, "content": "\n".join(texts)}
+                texts = []
+            call_id = _string(block, "tool_use_id", path)
+            result = {"role": "tool", "tool_call_id": call_id, "content": _result(block.get("content"), path)}
+            yield result | ({"name": names[call_id]} if call_id in names else {})
+        else:
+            texts.append(_text(kind, block, path))
+    if texts or not blocks:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _text(kind: str, block: Fields, path: str) -> str:
+    if kind == "text":
+        return _string(block, "text", path)
+    if kind == "document":
+        source = _object(block.get("source"), f"{path}.source")
+        if source.get("type") == "text":
+            return _string(source, "data", f"{path}.source")
+        raise _unsupported(f"{path}.source.type", source.get("type"))
+    raise _unsupported(f"{path}.type", kind)
+
+
+def _result(content: Any, path: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise bad_request(f"{path}.content: expected a string or a list of blocks.", f"{path}.content")
+    blocks = _blocks(cast("list[Any]", content), f"{path}.content")
+    return "\n".join(_text(kind, block, where) for kind, block, where in blocks)
+
+
+def _system(system: str | list[Fields]) -> str:
+    if isinstance(system, str):
+        return system
+    return "\n".join(_text(kind, block, path) for kind, block, path in _blocks(system, "system"))
+
+
+# --- settings ---
+
+
+def _tools(tools: list[Fields] | None) -> list[Fields] | None:
+    if not tools:
+        return None
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+
+
+def _tool(tool: Fields, path: str) -> Fields:
+    if tool.get("type") not in (None, "custom"):  # tools that Anthropic itself runs
+        raise _unsupported(f"{path}.type", tool["type"])
+    function: Fields = {"name": _string(tool, "name", path)}
+    if tool.get("description") is not None:
+        function["description"] = _string(tool, "description", path)
+    function["parameters"] = _object(tool.get("input_schema"), f"{path}.input_schema")
+    return {"type": "function", "function": function}
+
+
+def _set_tool_choice(chat: ChatCompletionRequest, choice: Fields | None) -> None:
+    if choice is None:
+        return
+    kind = _string(choice, "type", "tool_choice")
+    if kind == "tool":
+        name = _string(choice, "name", "tool_choice")
+        chat.tool_choice = {"type": "function", "function": {"name": name}}
+    elif kind in _CHOICES:
+        chat.tool_choice = _CHOICES[kind]
+    else:
+        allowed = ", ".join((*_CHOICES, "tool"))
+        message = f"tool_choice.type: {kind[:60]!r} is unknown; allowed: {allowed}."
+        raise bad_request(message, "tool_choice.type")
+    if choice.get("disable_parallel_tool_use") is True:
+        chat.parallel_tool_calls = False
+
+
+def _set_thinking(chat: ChatCompletionRequest, thinking: Fields | None) -> None:
+    """Templates know two names of the switch. A budget is not enforced: templates have no word for it."""
+    if thinking is None:
+        return
+    kind = _string(thinking, "type", "thinking")
+    if kind not in _THINKING:
+        message = f"thinking.type: {kind[:60]!r} is unknown; allowed: {', '.join(_THINKING)}."
+        raise bad_request(message, "thinking.type")
+    thinks = kind != "disabled"
+    chat.include_reasoning = thinks
+    chat.chat_template_kwargs = {"enable_thinking": thinks, "thinking": thinks} | (chat.chat_template_kwargs or {})
+
+
+def _set_output(chat: ChatCompletionRequest, output: Fields) -> None:
+    if output.get("effort") is not None:
+        chat.reasoning_effort = _string(output, "effort", "output_config")
+    if output.get("format") is not None:
+        form = _object(output["format"], "output_config.format")
+        kind = _string(form, "type", "output_config.format")
+        schema = {"name": "output", "schema": form.get("schema")}
+        chat.response_format = ResponseFormat(type=kind, json_schema=schema)

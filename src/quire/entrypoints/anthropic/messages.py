@@ -1,0 +1,153 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: from a typed request to a message or its events.
+
+Preparation, prompts and parsers are those of chat completions; the protocol's own forms are in `conversion.py` and `blocks.py`.
+"""
+
+import dataclasses
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+
+from quire.entrypoints.anthropic.blocks import BlockWriter, CallId, event, whole_blocks
+from quire.entrypoints.anthropic.conversion import to_chat_request
+from quire.entrypoints.anthropic.protocol import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessageResponse,
+    MessagesRequest,
+    MessageUsage,
+)
+from quire.entrypoints.openai.chat import ChatJob, prepare_chat
+from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.generation import TokenCount, check_output, closable, last_output, start_generation
+from quire.entrypoints.openai.prompts import chat_prompt
+from quire.entrypoints.openai.state import ServerState
+from quire.outputs import CompletionOutput
+from quire.parsers.pieces import Piece
+from quire.parsers.stream import AnswerParser
+from quire.sampling_params import SamplingParams
+
+
+@dataclasses.dataclass(slots=True)
+class MessageJob:
+    """A checked request, ready to run.
+
+    Attributes:
+        fills_context: fewer tokens than were asked for fit behind the prompt.
+    """
+
+    chat: ChatJob
+    public_id: str
+    fills_context: bool
+
+
+async def prepare_message(state: ServerState, request: MessagesRequest, public_id: str) -> MessageJob:
+    """Check a request and tokenize its prompt. Raises what the client must be told."""
+    if request.max_tokens < 1:
+        raise bad_request(f"max_tokens: {request.max_tokens} is out of range; at least 1.", "max_tokens")
+    job = await prepare_chat(state, to_chat_request(request), public_id)
+    assert isinstance(job.params, SamplingParams)
+    room = state.engine.config.model.max_model_len - len(job.prompt.token_ids)
+    job.params.max_tokens = min(request.max_tokens, room)
+    return MessageJob(job, f"msg_{public_id}", fills_context=room < request.max_tokens)
+
+
+async def count_tokens(state: ServerState, request: CountTokensRequest, public_id: str) -> CountTokensResponse:
+    """How many tokens a request's prompt has."""
+    del public_id
+    state.resolve_model(request.model)
+    limit = state.engine.config.model.max_model_len
+    prompt = await chat_prompt(to_chat_request(request), state.engine.get_tokenizer(), None, limit)
+    return CountTokensResponse(len(prompt.token_ids))
+
+
+async def answer_message(state: ServerState, job: MessageJob) -> MessageResponse:
+    """The whole answer of a request that is not streamed."""
+    chat = job.chat
+    outputs = start_generation(state, chat.request, chat.prompt, chat.params, job.public_id)
+    output = await last_output(outputs, job.public_id)
+    count = _token_count(state, job)
+    count.add_cached(output)
+    choice = output.outputs[0]
+    count.completion = len(choice.token_ids)
+    parser = _parser(job)
+    pieces = list(_pieces(job, parser, choice))
+    reason, sequence = _stop(job, parser, choice)
+    return MessageResponse(
+        id=job.public_id,
+        model=chat.model,
+        content=whole_blocks(pieces, _call_ids(job)),
+        stop_reason=reason,
+        stop_sequence=sequence,
+        usage=_usage(count),
+    )
+
+
+async def stream_message(state: ServerState, job: MessageJob) -> AsyncGenerator[bytes, None]:
+    """The events of a streamed answer."""
+    chat = job.chat
+    count, parser, writer = _token_count(state, job), _parser(job), BlockWriter(_call_ids(job))
+    outputs = start_generation(state, chat.request, chat.prompt, chat.params, job.public_id)
+    opened = False
+    async with aclosing(closable(outputs)) as source:
+        async for output in source:
+            check_output(output, job.public_id)
+            events: list[bytes] = []
+            if not opened:
+                opened = True
+                count.add_cached(output)
+                message = MessageResponse(id=job.public_id, model=chat.model, content=[], usage=_usage(count))
+                events += [event("message_start", message=message), event("ping")]
+            for choice in output.outputs:
+                count.completion += len(choice.token_ids)
+                events += [writer.write(piece) for piece in _pieces(job, parser, choice)]
+                if choice.finish_reason is not None:
+                    reason, sequence = _stop(job, parser, choice)
+                    delta = {"stop_reason": reason, "stop_sequence": sequence}
+                    events += [
+                        writer.close(),
+                        event("message_delta", delta=delta, usage=_usage(count)),
+                        event("message_stop"),
+                    ]
+            if events:
+                yield b"".join(events)
+
+
+def _parser(job: MessageJob) -> AnswerParser | None:
+    reader = job.chat.reader
+    return None if reader is None else reader.parser()
+
+
+def _pieces(job: MessageJob, parser: AnswerParser | None, choice: CompletionOutput) -> Iterable[Piece]:
+    """What a step's text adds to the answer."""
+    reader = job.chat.reader
+    if reader is None or parser is None:
+        return (Piece("content", choice.text),) if choice.text else ()
+    pieces = parser.push(choice.text)
+    if choice.finish_reason is not None:
+        pieces += parser.finish()
+    return [piece for piece in pieces if reader.wants(piece)]
+
+
+def _call_ids(job: MessageJob) -> CallId:
+    reader = job.chat.reader
+    return (lambda name, index: f"call_{index}") if reader is None else reader.call_id
+
+
+def _stop(job: MessageJob, parser: AnswerParser | None, choice: CompletionOutput) -> tuple[str | None, str | None]:
+    """Why the answer ended, in the protocol's words; and the stop sequence that ended it."""
+    if choice.finish_reason == "length":
+        return "model_context_window_exceeded" if job.fills_context else "max_tokens", None
+    if choice.finish_reason == "stop" and isinstance(choice.stop_reason, str):
+        return "stop_sequence", choice.stop_reason
+    return "tool_use" if parser is not None and parser.num_calls else "end_turn", None
+
+
+def _token_count(state: ServerState, job: MessageJob) -> TokenCount:
+    return TokenCount(len(job.chat.prompt.token_ids), details=state.settings.enable_prompt_tokens_details)
+
+
+def _usage(count: TokenCount) -> MessageUsage:
+    if not count.details:
+        return MessageUsage(count.prompt, count.completion)
+    cached = count.cached or 0
+    return MessageUsage(count.prompt - cached, count.completion, cached, 0)
