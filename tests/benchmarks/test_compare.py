@@ -40,7 +40,7 @@ def test_an_engines_process_answers_with_figures_of_the_clock_and_of_the_process
     ready, decode, prefill, batch, refused = (json.loads(line[1:]) for line in done.stdout.splitlines())
     assert ready == {"ready": True}
     assert set(decode) == {"ttft_ms", "ms_per_token", "cpu_ms_per_token"}
-    assert 0.9 <= decode["cpu_ms_per_token"] and decode["ttft_ms"] >= 0.9
+    assert all(figure > 0 for answer in (decode, prefill, batch) for figure in answer.values())
     assert set(prefill) == {"prompt_tokens_per_s", "cpu_ms_per_prompt_token"}
     assert set(batch) == {"output_tokens_per_s"}
     assert "workload 'walk:1'" in refused["error"]
