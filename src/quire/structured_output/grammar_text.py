@@ -33,15 +33,16 @@ def write_grammar(params: StructuredOutputsParams) -> str:
             # \d, \w and \s mean ASCII, as in JSON schemas: no model's "digit" should be one of another script.
             return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(value, 'dws')}/")
         case "choice":
-            return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(_quote, value)))
+            return LLMatcher.grammar_from_lark(f"start: /{'|'.join(map(_literal, value))}/")
         case "structural_tag":
             return _tag_grammar(value, params)
         case _:
             return LLMatcher.grammar_from_lark(_from_ebnf(value) if "::=" in value else value)
 
 
-def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _literal(text: str) -> str:
+    """A regular expression of one text."""
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):X}}}" for char in text)
 
 
 def _from_ebnf(text: str) -> str:

@@ -1,0 +1,240 @@
+"""A random walk through a grammar's masks ends in a text of the wanted form, whatever the form and the walk."""
+
+import json
+import random
+import re
+import string
+import sys
+import threading
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.config import limits
+from quire.errors import RequestError
+from quire.sampling_params import StructuredOutputsParams
+from quire.structured_output.grammars import Grammars, RowGrammar
+from quire.structured_output.vocabulary import Vocabulary
+
+EOS, SPECIAL, HOLE = 256, 257, 258
+WORDS = [b'{"', b'": ', b'",', b"true", b"null", b"ab", b"12", b"]}", b"\n\n", "é".encode(), b"\x00\x1f", b"\n"]
+TOKENS = [bytes([byte]) for byte in range(256)] + [b"<eos>", b"<special>", b""] + WORDS
+VOCABULARY = Vocabulary(TOKENS, [SPECIAL])
+GRAMMARS = Grammars()
+
+
+def start(**fields: Any) -> RowGrammar:
+    params = StructuredOutputsParams(**fields)
+    GRAMMARS.check(params, [EOS], lambda: VOCABULARY)
+    return GRAMMARS.start(params, [EOS], lambda: VOCABULARY)
+
+
+def allowed_after(row: RowGrammar, output: list[int]) -> list[int]:
+    masks_NW = np.zeros((1, -(-len(TOKENS) // 32)), dtype=np.int32)
+    assert GRAMMARS.fill([(row, output)], masks_NW) == {}
+    bits = np.unpackbits(masks_NW.view(np.uint8)[0], bitorder="little")
+    assert not bits[len(TOKENS) :].any()
+    return np.flatnonzero(bits).tolist()
+
+
+def walk(row: RowGrammar, seed: int, most: int = 400) -> str | None:
+    """A text that random choices lead to; None where they have not come to an end. Inclined to end what may end."""
+    rng, output = random.Random(seed), []
+    while len(output) < most:
+        allowed = allowed_after(row, output)
+        assert SPECIAL not in allowed and HOLE not in allowed
+        if EOS in allowed and (len(allowed) == 1 or rng.random() < 0.3):
+            return b"".join(TOKENS[token_id] for token_id in output).decode()
+        closing = [token_id for token_id in allowed if TOKENS[token_id] in (b'"', b"}", b"]")]
+        choices = closing if closing and rng.random() < 0.4 else allowed
+        output.append(rng.choice([token_id for token_id in choices if token_id != EOS]))
+    return None
+
+
+names = st.text(string.ascii_letters + '_é "\\', min_size=1, max_size=6)
+
+
+def integers(low: int, more: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": low, "maximum": low + more}
+
+
+def texts(least: int, more: int) -> dict[str, Any]:
+    return {"type": "string", "minLength": least, "maxLength": least + more}
+
+
+leaves = st.one_of(
+    st.just({"type": "boolean"}),
+    st.just({"type": "null"}),
+    st.builds(integers, st.integers(-99, 99), st.integers(0, 200)),
+    st.builds(texts, st.integers(0, 4), st.integers(0, 9)),
+    st.lists(st.one_of(names, st.integers(-9, 9), st.none()), min_size=1, max_size=4).map(lambda enum: {"enum": enum}),
+    st.just({"type": "string", "pattern": "^[a-f]{2,4}$"}),
+    st.one_of(names, st.booleans()).map(lambda value: {"const": value}),
+)
+
+
+def objects(properties: dict[str, Any], optional: int) -> dict[str, Any]:
+    required = list(properties)[: max(0, len(properties) - optional)]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+schemas = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(objects, st.dictionaries(names, inner, max_size=3), st.integers(0, 2)),
+        st.builds(lambda items, most: {"type": "array", "items": items, "maxItems": most}, inner, st.integers(0, 3)),
+        st.builds(lambda some: {"anyOf": some}, st.lists(inner, min_size=1, max_size=3)),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schema=schemas, seed=st.integers(0, 2**32))
+def test_json_validates_against_its_schema(schema: dict[str, Any], seed: int) -> None:
+    text = walk(start(json=schema, disable_any_whitespace=True), seed)
+    assert text is not None
+    jsonschema.validate(json.loads(text), schema)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_any_object_is_json_without_raw_control_characters(seed: int) -> None:
+    text = walk(start(json_object=True), seed)
+    if text is not None:
+        assert isinstance(json.loads(text, strict=True), dict)
+
+
+pieces = st.one_of(
+    st.text(string.ascii_letters + string.digits + " /-_", min_size=1, max_size=3).map(re.escape),
+    st.sampled_from([r"\d", r"\w", r"\s", "[a-f]", "[^a-y]", "."]),
+)
+regexes = st.recursive(
+    pieces,
+    lambda inner: st.one_of(
+        st.builds("{}{}".format, inner, inner),
+        st.builds("(?:{}|{})".format, inner, inner),
+        st.builds("(?:{}){}".format, inner, st.sampled_from(["?", "{2,3}", "{1,4}", "{0,4}"])),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(regex=regexes, seed=st.integers(0, 2**32))
+def test_a_regex_matches_the_whole_text(regex: str, seed: int) -> None:
+    text = walk(start(regex=regex), seed)
+    assert text is not None and re.fullmatch(regex, text)
+
+
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(choices=st.lists(words, min_size=1, max_size=9), seed=st.integers(0, 99))
+def test_a_choice_is_one_of_the_choices(choices: list[str], seed: int) -> None:
+    assert walk(start(choice=choices), seed) in choices
+
+
+def test_structural_tags_bind_only_what_stands_between_them() -> None:
+    tag = {
+        "structures": [{"begin": "<f=a>", "schema": {"enum": [1, 22]}, "end": "</f>"}],
+        "triggers": ["<f="],
+    }
+    row, said = start(structural_tag=tag), list(b"free <f")
+    assert len(allowed_after(row, said)) > 150
+    said += list(b"=")
+    assert allowed_after(row, said) == [ord("a")]
+    said += list(b"a>")
+    assert set(allowed_after(row, said)) >= {ord("1"), ord("2")} and ord("3") not in allowed_after(row, said)
+    said += list(b"22</f>")
+    assert EOS in allowed_after(row, said) and len(allowed_after(row, said)) > 150
+
+
+def test_options_close_objects_and_forbid_whitespace() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "null"}}}}}
+    closed = start(json=json.dumps(schema), disable_additional_properties=True, disable_any_whitespace=True)
+    for seed in range(20):
+        text = walk(closed, seed) or ""
+        assert text in ("{}", '{"a":{}}', '{"a":{"b":null}}')
+        closed = start(json=json.dumps(schema), disable_additional_properties=True, disable_any_whitespace=True)
+    assert ord(" ") in allowed_after(start(json=schema), list(b"{"))
+    assert ord("\n") not in allowed_after(start(json=schema, whitespace_pattern=" ?"), list(b"{"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"regex": "(?=a)b"}, "regex", "look-around"),
+        ({"regex": "(a"}, "regex", "unclosed group"),
+        ({"grammar": 'start: "a'}, "grammar", "lexer error"),
+        ({"grammar": "root ::= ("}, "grammar", "not EBNF"),
+        ({"json": {"type": "thing"}}, "json", "thing"),
+        ({"json": {"type": "array", "uniqueItems": True}}, "json", "uniqueItems"),
+        ({"json": {"$ref": "http://example.com/x"}}, "json", "not present"),
+        ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "json", "nsatisfiable"),
+        ({"structural_tag": {"format": {"type": "any_text"}}}, "structural_tag", "not supported yet"),
+        ({"structural_tag": {"structures": [{"begin": "a", "end": "b"}], "triggers": ["x"]}}, "structural_tag", "no trigger"),
+        ({"structural_tag": {"structures": [5], "triggers": ["x"]}}, "structural_tag", "begin"),
+        ({"choice": ["\ud800"]}, "structured_outputs", "surrogates"),
+        ({"json": {"const": "x" * (limits.MAX_GRAMMAR_BYTES + 1)}}, "structured_outputs", "bytes"),
+    ],
+)  # fmt: skip
+def test_a_wrong_form_is_refused_with_its_field(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        start(**fields)
+    assert caught.value.param == param and words in str(caught.value)
+
+
+def test_a_row_that_leaves_its_grammar_is_told_and_harms_no_other() -> None:
+    good, bad = start(regex="ab"), start(regex="ab")
+    masks_NW = np.zeros((2, -(-len(TOKENS) // 32)), dtype=np.int32)
+    errors = GRAMMARS.fill([(good, list(b"a")), (bad, list(b"x"))], masks_NW)
+    assert list(errors) == [1] and "left its grammar" in errors[1]
+    assert allowed_after(good, list(b"a")) == [ord("b")]
+
+
+def test_a_grammar_is_compiled_once_for_all_who_ask_at_the_same_time() -> None:
+    grammars, loads = Grammars(), []
+
+    def load() -> Vocabulary:
+        loads.append(1)
+        return VOCABULARY
+
+    params = StructuredOutputsParams(regex="a+")
+    threads = [threading.Thread(target=grammars.check, args=(params, [EOS], load)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loads) == 1
+    assert len(grammars._kept) == 1
+
+
+def test_a_model_without_an_end_is_refused() -> None:
+    with pytest.raises(RequestError, match="end-of-sequence"):
+        GRAMMARS.check(StructuredOutputsParams(regex="a"), [], lambda: VOCABULARY)
+
+
+def test_a_slow_compilation_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_GRAMMAR_SECONDS", 0.01)
+    waiting = threading.Event()
+    grammars = Grammars()
+
+    def load() -> Vocabulary:
+        waiting.wait(30)
+        return VOCABULARY
+
+    with pytest.raises(RequestError, match="takes longer than"):
+        grammars.check(StructuredOutputsParams(regex="a"), [EOS], load)
+    waiting.set()
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RequestError, match=r"quire\[structured\]"):
+        Grammars().check(StructuredOutputsParams(regex="a"), [EOS], lambda: VOCABULARY)
