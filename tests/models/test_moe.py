@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from tests.models.test_parity_moe import SHAPES
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.tiny_models import load_oracle
 
@@ -96,6 +97,16 @@ def test_random_weights_serve_every_expert_another_matrix(reference_kernels, tin
     assert experts.gate_up_E2ID.shape == (8, 80, 64)
     assert experts.down_EDI.shape == (8, 64, 40)
     assert len({tuple(row.tolist()) for row in experts.gate_up_E2ID[:, 0, :4]}) == 8
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "ernie4.5 moe", "nemotron-h: experts without gates"])
+def test_random_weights_serve_mixtures_of_every_kind(name, reference_kernels, tiny):
+    architecture, overrides = SHAPES[name]
+    model = build(spec_of(tiny(architecture, **overrides)))
+    model.load_weights(dummy_weights(model.sources.values(), model.spec, 0, torch.float32))
+    if not overrides.get("layers_block_type"):  # recurrent layers want pages of their own
+        logprobs = ModelDriver(model).prefill(Sequence(list(TOKENS), row=0))
+        assert logprobs.isfinite().all() and logprobs.std() > 0.5
 
 
 def test_numbers_tell_all_parameters_from_those_that_a_token_uses(reference_kernels, tiny):

@@ -78,7 +78,7 @@ def _is_scale(source: Source) -> bool:
 def _scale(source: Source, logits_std: float) -> tuple[float, float]:
     """(standard deviation, mean) of a tensor."""
     module = source.module
-    if source.suffix == "bias":
+    if source.suffix == "bias" or (module.kind == "experts" and not module.columns):
         return NORM_NOISE, 0.0
     if module.kind == "norm":
         return NORM_NOISE, 1.0 - module.weight_offset
