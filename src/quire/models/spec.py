@@ -246,13 +246,14 @@ class ShortConv:
 @dataclasses.dataclass(frozen=True)
 class SharedBlock:
     """A transformer on the hidden states beside the embeddings, shared by layers: its weights stand in the layer `owner`, where
-    also this layer's adapter does, by `index`."""
+    also this layer's adapters do, by `index`: of the feed-forward, and if `adapts_attention` of queries, keys and values."""
 
     attention: Attention
     mlp: GatedMLP
     owner: int
     index: int
     adapter_rank: int
+    adapts_attention: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

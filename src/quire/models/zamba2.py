@@ -3,7 +3,6 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES
 from quire.models.mamba import ssm_names
 from quire.models.registry import register
@@ -24,6 +23,10 @@ ZAMBA2_NAMES = dataclasses.replace(
         block_adapter_in=_ADAPTERS + "0",
         block_adapter_out=_ADAPTERS + "1",
         block_linear="linear",
+        **{
+            f"block_{name}_adapter_{side}": f"{_BLOCK}self_attn.linear_{name}_adapter_list.{{index}}.{number}"
+            for name in "qkv" for number, side in enumerate(("in", "out"))
+        },
     ),
     ignored=(*LLAMA_NAMES.ignored, "*.shared_transformer.*"),
 )  # fmt: skip
@@ -32,9 +35,7 @@ ZAMBA2_NAMES = dataclasses.replace(
 
 @register("Zamba2ForCausalLM")
 def zamba2(hf: HFConfig) -> DecoderSpec:
-    """Zamba2 (2.7B and 7B; the 1.2B adapts attention too, which is refused)."""
-    if hf.get("use_shared_attention_adapter", False):
-        raise ConfigError("use_shared_attention_adapter=true is not known in Zamba2; known: false", setting="model")
+    """Zamba2 (1.2B, whose blocks adapt attention too, 2.7B and 7B)."""
     heads, head_dim, norm = (
         hf.num_attention_heads,
         2 * hf.hidden_size // hf.num_attention_heads,
@@ -63,10 +64,11 @@ def zamba2(hf: HFConfig) -> DecoderSpec:
     owners = shared[: hf.get("num_mem_blocks", 1)] if is_tied else shared  # Transformers ties blocks only with the head
     blocks = [
         SharedBlock(
-            attention, mlp, owner=owners[index % len(owners)], index=index, adapter_rank=hf.get("adapter_rank", 128)
+            attention, mlp, owner=owners[index % len(owners)], index=index, adapter_rank=hf.get("adapter_rank", 128),
+            adapts_attention=bool(hf.get("use_shared_attention_adapter", False)),
         )
         for index in range(len(shared))
-    ]
+    ]  # fmt: skip
     of_layer = dict(zip(shared, blocks, strict=True))
     return DecoderSpec(
         vocab=hf.vocab_size,

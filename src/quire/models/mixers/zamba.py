@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -17,7 +17,6 @@ from quire.attention.interface import AttentionRequest
 from quire.config.kv_spec import KVCacheSpec
 from quire.errors import ConfigError
 from quire.kernels import ops, recurrent
-from quire.kernels.ops import LinearWeight
 from quire.layers.activation import kernel_activation
 from quire.layers.parallel import ParallelPlan
 from quire.models.interface import StepInputs
@@ -27,9 +26,6 @@ from quire.models.mixers.mamba2 import Mamba2Layer
 from quire.models.modules import LayerScope, Module, Part
 from quire.models.spec import SharedBlock, Zamba
 from quire.models.workspace import TokenViews
-
-if TYPE_CHECKING:
-    from quire.models.assembly import Weight
 
 
 class _Room:
@@ -43,13 +39,18 @@ class _Room:
         self.embeddings_TD, self.input_TD, self.hidden_TD = (buffer(context.hidden) for _ in range(3))
         self.pair_T2D, self.low_TR = buffer(2 * context.hidden), buffer(rank)
         self.gate_up_T2I, self.adapted_T2I = buffer(2 * intermediate), buffer(2 * intermediate)
+        has_adapters = block is not None and block.adapts_attention
+        self.one_T2D, self.qkv_T6D = (buffer(n * context.hidden if has_adapters else 0) for n in (2, 6))
 
 
 class ZambaLayer(Mamba2Layer):
     """One layer, norms included. Over several ranks it does not run."""
 
     BLOCK = ("block_norm", "block_qkv", "block_out", "block_mlp_norm", "block_gate_up", "block_down")
-    NAMES = Mamba2Layer.NAMES | {"zamba_norm", "block_adapter_in", "block_adapter_out", "block_linear", *BLOCK}
+    ADAPTERS = tuple(f"block_{name}_adapter_{side}" for name in "qkv" for side in ("in", "out"))
+    NAMES = Mamba2Layer.NAMES | {
+        "zamba_norm", "block_adapter_in", "block_adapter_out", "block_linear", *BLOCK, *ADAPTERS,
+    }  # fmt: skip
 
     def __init__(self, mixer: Zamba, context: LayerContext) -> None:
         super().__init__(mixer.mamba, context)
@@ -87,11 +88,14 @@ class ZambaLayer(Mamba2Layer):
             yield scope.table("block_mlp_norm", (scope.hidden,))
             yield scope.linear("block_gate_up", (wide, wide), bias=block.mlp.bias)
             yield scope.linear("block_down", (scope.hidden,), wide.rows, bias=block.mlp.bias)
-        low, gate_up = Part(block.adapter_rank, 1), Part(2 * block.mlp.intermediate, 1)
-        for module in (
-            scope.linear("block_adapter_in", (low,)),
-            scope.linear("block_adapter_out", (gate_up,), low.rows),
-        ):
+        low, gate_up, head = (
+            Part(n, 1) for n in (block.adapter_rank, 2 * block.mlp.intermediate, 2 * scope.hidden.rows)
+        )
+        adapters = [scope.linear("block_adapter_in", (low,)), scope.linear("block_adapter_out", (gate_up,), low.rows)]
+        for name in "qkv" if block.adapts_attention else "":
+            adapters.append(scope.linear(f"block_{name}_adapter_in", (low,), head.rows))
+            adapters.append(scope.linear(f"block_{name}_adapter_out", (head,), low.rows))
+        for module in adapters:
             (source,) = module.sources
             source = source.format(index=block.index).replace(f"layers.{scope.layer}.", f"layers.{block.owner}.", 1)
             yield dataclasses.replace(module, sources=(source,))
@@ -104,11 +108,6 @@ class ZambaLayer(Mamba2Layer):
         if mixer.block is None:
             return []
         return AttentionLayer.attention_requests(mixer.block.attention, kv_dtype, block_size, plan, deterministic)
-
-    def set_weight(self, name: str, weight: Weight) -> None:
-        super().set_weight(name, weight)
-        if self.attention is not None and isinstance(weight, LinearWeight) and name in ("block_qkv", "block_out"):
-            self.attention.set_weight(name.removeprefix("block_"), weight)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         return [*super().kv_cache_specs(), *([] if self.attention is None else self.attention.kv_cache_specs())]
@@ -141,13 +140,22 @@ class ZambaLayer(Mamba2Layer):
             cast(SharedBlock, self.zamba.block),
             self.zamba.norm.eps,
         )
-        attention.linears = cast(AttentionLayer, owner.attention).linears
         pair_T2D, hidden_TD, low_TR = room.pair_T2D[:count], room.hidden_TD[:count], room.low_TR[:count]
         gate_up_T2I, adapted_T2I = room.gate_up_T2I[:count], room.adapted_T2I[:count]
         recurrent.scale_columns(x_TD, None, pair_T2D[:, : x_TD.shape[1]])
         recurrent.scale_columns(room.embeddings_TD[:count], None, pair_T2D[:, x_TD.shape[1] :])
         ops.rms_norm(pair_T2D, owner.tensors["block_norm"], eps, pair_T2D)
-        attention.run(pair_T2D, hidden_TD, step, views)
+        qkv_TC, attended_TNH = views.wide(attention.wide), views.narrow(attention.narrow)
+        method.apply(pair_T2D, owner.linears["block_qkv"], qkv_TC)
+        if block.adapts_attention:
+            one_T2D, three_T6D = room.one_T2D[:count], room.qkv_T6D[:count]
+            for name, part_T2D in zip("qkv", three_T6D.chunk(3, dim=1), strict=True):
+                method.apply(pair_T2D, linears[f"block_{name}_adapter_in"], low_TR)
+                method.apply(low_TR, linears[f"block_{name}_adapter_out"], one_T2D)
+                recurrent.scale_columns(one_T2D, None, part_T2D)
+            ops.add(three_T6D, qkv_TC)
+        attention._attend(step, qkv_TC, attended_TNH)
+        method.apply(attended_TNH, owner.linears["block_out"], hidden_TD)
         ops.rms_norm(hidden_TD, owner.tensors["block_mlp_norm"], eps, hidden_TD)
         method.apply(hidden_TD, owner.linears["block_gate_up"], gate_up_T2I)
         method.apply(hidden_TD, linears["block_adapter_in"], low_TR)
