@@ -22,11 +22,12 @@ SLIDING = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_atten
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, **NO_DROPOUT}
 MPT = {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 256}
+OLD_FALCON = {"new_decoder_architecture": False, "num_kv_heads": None}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("MinistralForCausalLM", SLIDING | {"head_dim": 16}),
-    "ministral: all layers with windows": ("MinistralForCausalLM", {"sliding_window": 9, "head_dim": 24}),
+    "ministral: all layers with windows": ("MinistralForCausalLM", {"sliding_window": 9, "head_dim": 24, "layer_types": None}),
     "ministral3": (
         "Ministral3ForCausalLM",
         {"sliding_window": None, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.3, "max_position_embeddings": 16}},
@@ -71,7 +72,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm: no biases, odd, tied": ("GlmForCausalLM", ODD | {"attention_bias": False, **TIED}),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16}),
     "glm4: biases, one KV head": ("Glm4ForCausalLM", ONE_KV_HEAD | {"head_dim": 24, "attention_bias": True}),
-    "stablelm": ("StableLmForCausalLM", {}),
+    "stablelm": ("StableLmForCausalLM", {"use_parallel_residual": False, "qk_layernorm": False}),
     "stablelm: parallel, norms of heads, biases": (
         "StableLmForCausalLM",
         {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
@@ -101,19 +102,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "MptForCausalLM",
         MPT | {"d_model": 72, "n_heads": 6, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.3}},
     ),
-    "falcon: 7b": ("FalconForCausalLM", {"num_kv_heads": 1, "multi_query": True, "parallel_attn": True}),
-    "falcon: 40b": ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon: 11b, one norm, biases": (
-        "FalconForCausalLM",
-        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1, "bias": True},
-    ),
+    "falcon: 7b": ("FalconForCausalLM", OLD_FALCON | {"multi_query": True, "parallel_attn": True}),
+    "falcon: 40b": ("FalconForCausalLM", {"tie_word_embeddings": False}),
+    "falcon: 11b, one norm, biases": ("FalconForCausalLM", {"num_ln_in_parallel_attn": 1, "bias": True}),
     "falcon: rw": (
         "FalconForCausalLM",
-        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 100},
+        OLD_FALCON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 100},
     ),
     "falcon: 6 heads": (
         "FalconForCausalLM",
-        {"multi_query": False, "num_attention_heads": 6, "hidden_size": 72, "tie_word_embeddings": False},
+        OLD_FALCON | {"multi_query": False, "num_attention_heads": 6, "hidden_size": 72, "tie_word_embeddings": False},
     ),
     "opt: 350m": ("OPTForCausalLM", {"do_layer_norm_before": False, "word_embed_proj_dim": 40}),
     "opt: no biases, no weights in norms, untied": (
@@ -170,12 +168,13 @@ CONVERTED: dict[str, dict[str, Any]] = {
     "telechat2": {"attention_bias": True, "mlp_bias": True},
     "minicpm": {"attention_multiplier": 0.25},
     "chatglm": {"head_dim": 16},
-    "orion": {"partial_rotary_factor": 1.0},
+    "orion": {"partial_rotary_factor": 1.0, "use_parallel_residual": False, "qk_layernorm": False},
     "mimo": {},
     "teleflm": {"attention_multiplier": 0.25, "residual_multiplier": 1.0},
     "olmo3: before rope_parameters": {
         "sliding_window": 9,
         "num_hidden_layers": 5,
+        "layer_types": None,
         "rope_parameters": {
             "full_attention": YARN,
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

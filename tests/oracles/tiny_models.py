@@ -70,6 +70,32 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Exaone4ForCausalLM": {
         "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "GPTJForCausalLM": {
+        "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "rotary_dim": 8, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    },
+    "GPTBigCodeForCausalLM": {
+        "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+    "BloomForCausalLM": {"n_layer": 3, "n_head": 4, "tie_word_embeddings": True},
+    "MptForCausalLM": {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 256, "tie_word_embeddings": True},
+    "FalconForCausalLM": {"new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": True},
+    "HeliumForCausalLM": {"head_dim": 16},
+    "HunYuanDenseV1ForCausalLM": {"head_dim": 16},
+    "MinistralForCausalLM": {
+        "head_dim": 16, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "Olmo3ForCausalLM": {
+        "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "CwmForCausalLM": {"sliding_window": 8},
+    "SmolLM3ForCausalLM": {"no_rope_layer_interval": 2},
+    "StableLmForCausalLM": {"qk_layernorm": True, "use_parallel_residual": True},
+    "VaultGemmaForCausalLM": {
+        "head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8, "tie_word_embeddings": True,
+    },
+    "GraniteSWAForCausalLM": {"sliding_window": 8, "attention_multiplier": 0.2, "residual_multiplier": 0.4},
+    "HyperCLOVAXForCausalLM": {"residual_multiplier": 0.6, "logits_scaling": 0.5},
     "DeepseekV2ForCausalLM": {
         "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
         "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 24,
@@ -136,9 +162,13 @@ def load_oracle(path: str | Path, dtype: str = "float32") -> Any:
     import transformers
 
     values = json.loads((Path(path) / "config.json").read_bytes())
-    return getattr(transformers, values["architectures"][0]).from_pretrained(
-        str(path), dtype=getattr(torch, dtype), attn_implementation="sdpa" if values.get("alibi") else "eager"
-    ).eval()
+    return (
+        getattr(transformers, values["architectures"][0])
+        .from_pretrained(
+            str(path), dtype=getattr(torch, dtype), attn_implementation="sdpa" if values.get("alibi") else "eager"
+        )
+        .eval()
+    )
 
 
 @torch.no_grad()
