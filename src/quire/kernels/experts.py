@@ -94,7 +94,7 @@ class ExpertScratch:
         logits_TE: float32.
         ids_TK: int32; a token's experts.
         weights_TK: float32; what their outputs are multiplied with.
-        activated_PI: model type; P = T * K pairs of a token and one of its experts.
+        activated_PI: model type; P = T * K pairs of a token and one of its experts, or T where kernels keep pairs elsewhere.
         out_PD: model type; what each pair's expert gives.
         lists_ET: int32; each expert's pairs in any order.
         counts_E: int32; how many those are. Zero between operations: who reads it last clears it.
@@ -110,6 +110,7 @@ class ExpertScratch:
         intermediate: int,
         dtype: torch.dtype,
         device: torch.device,
+        has_pairs: bool = True,
     ) -> None:
         def buffer(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -118,9 +119,10 @@ class ExpertScratch:
         self.logits_TE = buffer(capacity, num_experts, dtype=torch.float32)
         self.ids_TK = buffer(capacity, top_k, dtype=torch.int32)
         self.weights_TK = buffer(capacity, top_k, dtype=torch.float32)
-        self.activated_PI = buffer(capacity * top_k, intermediate, dtype=dtype)
-        self.out_PD = buffer(capacity * top_k, hidden, dtype=dtype)
-        self.lists_ET = buffer(num_experts, capacity, dtype=torch.int32)
+        pairs = capacity * top_k if has_pairs else capacity
+        self.activated_PI = buffer(pairs, intermediate, dtype=dtype)
+        self.out_PD = buffer(pairs, hidden, dtype=dtype)
+        self.lists_ET = buffer(num_experts, capacity if has_pairs else 0, dtype=torch.int32)
         self.counts_E = buffer(num_experts, dtype=torch.int32)
 
     @property

@@ -7,6 +7,7 @@ or the activation.
 
 import torch
 
+from quire.kernels import ops
 from quire.kernels.experts import ExpertScratch, Routing
 
 MAX_CACHED_VIEWS = 512
@@ -94,7 +95,7 @@ class Workspace:
 
     def experts(self, routing: Routing, intermediate: int) -> ExpertScratch:
         """Room for mixtures of this shape, made on the first call."""
-        shape = routing.num_experts, routing.top_k, intermediate
+        shape, choice = (routing.num_experts, routing.top_k, intermediate), ops.choices().get("moe_experts")
         if shape not in self._experts:
             self._experts[shape] = ExpertScratch(
                 capacity=self.max_tokens,
@@ -104,6 +105,7 @@ class Workspace:
                 intermediate=intermediate,
                 dtype=self._dtype,
                 device=self._device,
+                has_pairs=choice is None or choice.chosen.platform not in ("any", "cpu"),
             )
         return self._experts[shape]
 
