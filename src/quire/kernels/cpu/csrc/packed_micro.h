@@ -27,7 +27,7 @@ struct PackedCall {
 template <int KIND, int MR, int NP>
 void packed_micro(const PackedCall& call) {
     constexpr int digits = KIND == kTwoDigits ? 2 : 1, words_a_line = KIND == kBytes ? 1 : 2;
-    constexpr int64_t ahead = 1024;
+    constexpr int64_t ahead = 1024, ahead_groups = 8;
     const int32_t* x = call.x;
     const int32_t* starts = call.x + (call.words + 2 * call.blocks) * MR;
     const auto* scales = reinterpret_cast<const float*>(call.x + call.words * MR);
@@ -48,6 +48,13 @@ void packed_micro(const PackedCall& call) {
                     if (digits == 2) sums[0][m][p][v] = vi{};
                     sums[digits - 1][m][p][v] = start;
                 }
+        }
+        if (MR * NP <= 8) {
+#pragma GCC unroll 4
+            for (int p = 0; p < NP; ++p) {
+                const int64_t place = p * call.scale_stride + (group + ahead_groups) * PANEL;
+                __builtin_prefetch(static_cast<const char*>(call.scale) + place * (call.half_scale ? 2 : 4));
+            }
         }
         for (int64_t line = 0; line < call.lines; ++line, codes += LINE, x += words_a_line * MR) {
 #pragma GCC unroll 4
