@@ -59,7 +59,7 @@ class AttentionLayer(MixerLayer):
         if mixer.qk_norm is not None and not mixer.qk_norm.weight:
             ones_H = torch.ones(mixer.head_dim, device=context.device)
             self.norms = {"q_norm": NormWeight(ones_H), "k_norm": NormWeight(ones_H)}
-        self._head_norms: tuple[NormWeight, NormWeight] | None = None
+        self._head_norms = self._weights_of_heads()
         self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
         self._kv_cache: torch.Tensor = torch.empty(0)
         self._group = 0
@@ -108,6 +108,7 @@ class AttentionLayer(MixerLayer):
             self.params = dataclasses.replace(self.params, sinks=weight)
         else:
             super().set_weight(name, weight)
+            self._head_norms = self._weights_of_heads()
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         context, params = self.context, self.params
@@ -159,7 +160,7 @@ class AttentionLayer(MixerLayer):
         else:
             backend.rope_and_cache(qkv_TC, *pages, self.rope, *norms)
             if mixer.qk_norm_after_rope:
-                self._norm(qkv_TC[:, : self.narrow], self._weights_of_heads()[0])
+                self._norm(qkv_TC[:, : self.narrow], self._head_norms[0])
             if self._growth_L is not None:
                 scale_rows(qkv_TC[:, : self.narrow], self._growth_L, step.positions[: len(qkv_TC)])
             backend.forward(qkv_TC, *pages, out_TNH)
@@ -173,7 +174,7 @@ class AttentionLayer(MixerLayer):
             return None, None, 0.0
         if isinstance(norm, RMSNorm) and mixer.qk_norm_span == "head" and not mixer.qk_norm_after_rope:
             return self.norms["q_norm"].weight, self.norms["k_norm"].weight, norm.eps
-        q_weight, k_weight = self._weights_of_heads()
+        q_weight, k_weight = self._head_norms
         q_TNH, k_TKH = qkv_TC[:, : self.narrow], qkv_TC[:, self.narrow : (self.narrow + self._columns) // 2]
         if mixer.qk_norm_span == "all" and self.context.plan.size > 1:
             self._norm_over_ranks(q_TNH, k_TKH)
@@ -193,25 +194,25 @@ class AttentionLayer(MixerLayer):
         halves = (q_TNH, k_TKH)
         means_2T = torch.stack([x.float().square().mean(-1) / plan.size for x in halves])
         self.context.communicator.all_reduce(means_2T)
-        for x, mean_T, weight in zip(halves, means_2T, self._weights_of_heads(), strict=True):
+        for x, mean_T, weight in zip(halves, means_2T, self._head_norms, strict=True):
             x.copy_(x.float() * torch.rsqrt(mean_T + eps)[:, None] * weight.weight)
 
-    def _weights_of_heads(self) -> tuple[NormWeight, NormWeight]:
-        """Weights [G, values] of this rank's query and key heads; G norms side by side.
+    def _weights_of_heads(self) -> tuple[NormWeight, ...]:
+        """Weights [G, values] of this rank's query and key heads, once both are there; G norms side by side.
 
         An RMS norm and a rotation may change places but for the norm's weight. So where the norm comes second, keys are
         normed before rotation without their weight, which the queries' takes in: scores see only the product."""
-        if self._head_norms is None:
-            mixer, plan, q_norm, k_norm = self.mixer, self.context.plan, self.norms["q_norm"], self.norms["k_norm"]
-            if mixer.qk_norm_after_rope:
-                stretch = 1.0 if self.rope is None else self.rope.cos_sin[0, 0]
-                q_norm = NormWeight(q_norm.weight * k_norm.weight / stretch)
-                k_norm = NormWeight(torch.ones_like(k_norm.weight))
-            self._head_norms = (
-                _of_heads(q_norm, mixer, plan.groups(mixer.heads, "heads")),
-                _of_heads(k_norm, mixer, plan.groups(mixer.kv_heads, "KV heads")),
-            )
-        return self._head_norms
+        if len(self.norms) < 2:
+            return ()
+        mixer, plan, q_norm, k_norm = self.mixer, self.context.plan, self.norms["q_norm"], self.norms["k_norm"]
+        if mixer.qk_norm_after_rope:
+            stretch = 1.0 if self.rope is None else self.rope.cos_sin[0, 0]
+            q_norm = NormWeight(q_norm.weight * k_norm.weight / stretch)
+            k_norm = NormWeight(torch.ones_like(k_norm.weight))
+        return (
+            _of_heads(q_norm, mixer, plan.groups(mixer.heads, "heads")),
+            _of_heads(k_norm, mixer, plan.groups(mixer.kv_heads, "KV heads")),
+        )
 
 
 def _of_heads(norm: NormWeight, mixer: Attention, heads: slice) -> NormWeight:
