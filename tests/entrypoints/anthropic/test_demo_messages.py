@@ -78,6 +78,8 @@ def test_what_the_model_thinks_is_a_block_of_its_own(client):
     thinking, text = answer.content
     assert (thinking.type, text.type) == ("thinking", "text")
     assert thinking.thinking and thinking.signature and "42" in text.text
+    details = answer.usage.output_tokens_details
+    assert details is not None and 0 < details.thinking_tokens < answer.usage.output_tokens
     history = [*QUESTION, {"role": "assistant", "content": answer.content}, {"role": "user", "content": "And 2 + 2?"}]
     assert "4" in ask(client, history, **THINKS).content[-1].text
     assert [block.type for block in ask(client, QUESTION, thinking={"type": "disabled"}).content] == ["text"]

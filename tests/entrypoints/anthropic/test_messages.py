@@ -55,6 +55,11 @@ def test_results_of_tools_become_messages_in_their_order():
     assert chat.continue_final_message is False
 
 
+def test_turns_of_one_speaker_are_one_turn():
+    chat = convert([USER, {"role": "user", "content": [text("there")]}, {"role": "assistant", "content": "A"}, USER])
+    assert [message["content"] for message in chat.messages] == ["hi\nthere", "A", "hi"]
+
+
 def test_settings_have_their_names_of_chat_completions():
     schema = {"type": "object", "properties": {}}
     tools = [{"type": "custom", "name": "f", "description": "d", "input_schema": schema}]
@@ -176,7 +181,8 @@ async def test_a_message_has_the_protocols_shape():
         "content": [{"type": "text", "text": "<USE"}],
         "stop_reason": "max_tokens",
         "stop_sequence": None,
-        "usage": usage | {"cache_read_input_tokens": None, "cache_creation_input_tokens": None},
+        "usage": usage
+        | {"cache_read_input_tokens": None, "cache_creation_input_tokens": None, "output_tokens_details": None},
     }
 
 

@@ -97,6 +97,27 @@ def test_the_openai_client_gets_the_same_answer_streamed_and_whole(demo):
     assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
 
 
+def test_usage_tells_how_many_tokens_were_reasoning(demo):
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}, "return_token_ids": True}
+    options = {"model": "quire-demo", "messages": QUESTION, "temperature": 0, "extra_body": thinks}
+    whole = demo.openai().chat.completions.create(**options)
+    message, token_ids = whole.choices[0].message, whole.choices[0].model_extra["token_ids"]
+    end = token_ids.index(*demo.client.post("/tokenize", json={"prompt": "</think>"}).json()["tokens"])
+    assert "42" in message.content and message.model_extra["reasoning"]
+    assert whole.usage.completion_tokens_details.reasoning_tokens == end + 1 < whole.usage.completion_tokens
+    *_, last = demo.openai().chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    assert last.usage == whole.usage
+    plain = demo.openai().chat.completions.create(model="quire-demo", messages=QUESTION, temperature=0)
+    assert plain.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_every_served_name_is_a_model(demo):
+    for model in demo.openai().models.list().data:
+        assert demo.openai().models.retrieve(model.id) == model
+    with pytest.raises(openai.NotFoundError):
+        demo.openai().models.retrieve("another")
+
+
 def test_the_openai_client_gets_completions_with_logprobs_and_n(demo):
     client = demo.openai()
     answer = client.completions.create(

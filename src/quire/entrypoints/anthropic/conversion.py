@@ -86,9 +86,22 @@ def _messages(messages: list[Fields]) -> list[Fields]:
             converted.append(_assistant(_blocks(content, f"{path}.content"), names))
         else:
             converted += _turn(role, _blocks(content, f"{path}.content"), names)
+    converted = _joined(converted)
     if converted[-1]["role"] == "assistant" and "tool_calls" in converted[-1]:
         raise bad_request("messages: tool_use blocks must be followed by their tool_result blocks.", "messages")
     return converted
+
+
+def _joined(messages: list[Fields]) -> list[Fields]:
+    """Turns of one speaker that follow one another are one turn: many templates want speakers to alternate."""
+    joined: list[Fields] = []
+    for message in messages:
+        last = joined[-1] if joined else {}
+        if message.keys() == last.keys() == {"role", "content"} and message["role"] == last["role"]:
+            last["content"] += "\n" + message["content"]
+        else:
+            joined.append(message)
+    return joined
 
 
 def _blocks(content: list[Any], path: str) -> list[tuple[str, Fields, str]]:

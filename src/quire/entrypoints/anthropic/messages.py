@@ -15,8 +15,9 @@ from quire.entrypoints.anthropic.protocol import (
     MessageResponse,
     MessagesRequest,
     MessageUsage,
+    OutputTokensDetails,
 )
-from quire.entrypoints.openai.chat import ChatJob, prepare_chat
+from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generation import TokenCount, check_output, closable, last_output, start_generation
 from quire.entrypoints.openai.prompts import chat_prompt
@@ -65,10 +66,10 @@ async def answer_message(state: ServerState, job: MessageJob) -> MessageResponse
     chat = job.chat
     outputs = start_generation(state, chat.request, chat.prompt, chat.params, job.public_id)
     output = await last_output(outputs, job.public_id)
-    count = _token_count(state, job)
+    count = token_count(state, chat)
     count.add_cached(output)
     choice = output.outputs[0]
-    count.completion = len(choice.token_ids)
+    count.add_choice(choice)
     parser = _parser(job)
     pieces = list(_pieces(job, parser, choice))
     reason, sequence = _stop(job, parser, choice)
@@ -85,7 +86,7 @@ async def answer_message(state: ServerState, job: MessageJob) -> MessageResponse
 async def stream_message(state: ServerState, job: MessageJob) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer."""
     chat = job.chat
-    count, parser, writer = _token_count(state, job), _parser(job), BlockWriter(_call_ids(job))
+    count, parser, writer = token_count(state, chat), _parser(job), BlockWriter(_call_ids(job))
     outputs = start_generation(state, chat.request, chat.prompt, chat.params, job.public_id)
     opened = False
     async with aclosing(closable(outputs)) as source:
@@ -98,7 +99,7 @@ async def stream_message(state: ServerState, job: MessageJob) -> AsyncGenerator[
                 message = MessageResponse(id=job.public_id, model=chat.model, content=[], usage=_usage(count))
                 events += [event("message_start", message=message), event("ping")]
             for choice in output.outputs:
-                count.completion += len(choice.token_ids)
+                count.add_choice(choice)
                 events += [writer.write(piece) for piece in _pieces(job, parser, choice)]
                 if choice.finish_reason is not None:
                     reason, sequence = _stop(job, parser, choice)
@@ -142,12 +143,11 @@ def _stop(job: MessageJob, parser: AnswerParser | None, choice: CompletionOutput
     return "tool_use" if parser is not None and parser.num_calls else "end_turn", None
 
 
-def _token_count(state: ServerState, job: MessageJob) -> TokenCount:
-    return TokenCount(len(job.chat.prompt.token_ids), details=state.settings.enable_prompt_tokens_details)
-
-
 def _usage(count: TokenCount) -> MessageUsage:
-    if not count.details:
-        return MessageUsage(count.prompt, count.completion)
-    cached = count.cached or 0
-    return MessageUsage(count.prompt - cached, count.completion, cached, 0)
+    usage = MessageUsage(count.prompt, count.completion)
+    if count.details:
+        usage.cache_read_input_tokens, usage.cache_creation_input_tokens = count.cached or 0, 0
+        usage.input_tokens -= usage.cache_read_input_tokens
+    if count.thoughts is not None:
+        usage.output_tokens_details = OutputTokensDetails(count.thoughts.total)
+    return usage

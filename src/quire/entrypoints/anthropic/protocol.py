@@ -66,6 +66,12 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class OutputTokensDetails(msgspec.Struct):
+    """`thinking_tokens`: tokens that the model thought with, markers included."""
+
+    thinking_tokens: int = 0
+
+
 class MessageUsage(msgspec.Struct):
     """Tokens of a message. What the prefix cache gave is told apart with `--enable-prompt-tokens-details`."""
 
@@ -73,6 +79,7 @@ class MessageUsage(msgspec.Struct):
     output_tokens: int
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+    output_tokens_details: OutputTokensDetails | None = None
 
 
 class MessageResponse(msgspec.Struct, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.responses import FunctionCall, ToolCall
+from quire.entrypoints.openai.thoughts import ReasoningCount, reasoning_count
 from quire.parsers.choice import AnswerFormats, begins_inside
 from quire.parsers.pieces import Answer, Piece
 from quire.parsers.stream import AnswerParser
@@ -19,6 +20,8 @@ PROMPT_END = 24
 
 class _Tokenizer(Protocol):
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,7 @@ class AnswerReader:
     in_reasoning: bool | None
     has_tools: bool
     keeps_special_tokens: bool
+    tokenizer: _Tokenizer
 
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
@@ -46,6 +50,10 @@ class AnswerReader:
             offered=self.request.tools,
             in_reasoning=self.in_reasoning,
         )
+
+    def reasoning_count(self) -> ReasoningCount | None:
+        """A count of the reasoning's tokens; None where the format does not let them be told apart."""
+        return reasoning_count(self.formats.reasoning, self.in_reasoning, self.tokenizer)
 
     def wants(self, piece: Piece) -> bool:
         """Whether the client asked for such a piece."""
@@ -96,4 +104,4 @@ def answer_reader(
     if formats.reasoning is not None:
         inside = begins_inside(tokenizer.decode(prompt_ids[-PROMPT_END:], skip_special_tokens=False), formats.reasoning)
     special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
-    return AnswerReader(formats, request, inside, has_tools, bool(special & formats.markers))
+    return AnswerReader(formats, request, inside, has_tools, bool(special & formats.markers), tokenizer)

@@ -101,9 +101,10 @@ async def answer_chat(state: ServerState, job: ChatJob) -> ChatCompletionRespons
     """The whole answer of a request that is not streamed."""
     outputs = start_generation(state, job.request, job.prompt, job.params, job.public_id)
     output = await last_output(outputs, job.public_id)
-    count = TokenCount(len(job.prompt.token_ids), details=state.settings.enable_prompt_tokens_details)
+    count = token_count(state, job)
     count.add_cached(output)
-    count.completion = sum(len(choice.token_ids) for choice in output.outputs)
+    for choice in output.outputs:
+        count.add_choice(choice)
     request = job.request
     response = ChatCompletionResponse(
         id=job.public_id,
@@ -117,6 +118,13 @@ async def answer_chat(state: ServerState, job: ChatJob) -> ChatCompletionRespons
     if request.return_token_ids:
         response.prompt_token_ids = job.prompt.token_ids
     return response
+
+
+def token_count(state: ServerState, job: ChatJob) -> TokenCount:
+    """A count of a request's tokens, before there are any answers."""
+    thoughts = None if job.reader is None else job.reader.reasoning_count()
+    details = state.settings.enable_prompt_tokens_details
+    return TokenCount(len(job.prompt.token_ids), details=details, thoughts=thoughts)
 
 
 def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
@@ -155,7 +163,7 @@ async def stream_chat(state: ServerState, job: ChatJob) -> AsyncGenerator[bytes,
     """The chunks of a streamed answer, without the closing `[DONE]`."""
     include_usage, continuous = wants_usage(job.request)
     writer = chat_chunk_writer(job.public_id, job.created, job.model, include_usage)
-    count = TokenCount(len(job.prompt.token_ids), details=state.settings.enable_prompt_tokens_details)
+    count = token_count(state, job)
     parsers = {} if job.reader is None else {index: job.reader.parser() for index in range(_num_choices(job))}
     plain = job.reader is None and not (continuous or job.request.logprobs or job.request.return_token_ids)
     outputs = start_generation(state, job.request, job.prompt, job.params, job.public_id)
@@ -169,7 +177,7 @@ async def stream_chat(state: ServerState, job: ChatJob) -> AsyncGenerator[bytes,
                 count.add_cached(output)
                 pieces.extend(_opening(job, writer, count, continuous))
             for choice in output.outputs:
-                count.completion += len(choice.token_ids)
+                count.add_choice(choice)
                 if plain and choice.finish_reason is None:
                     if choice.text:
                         pieces.append(writer.text(choice.index, choice.text))

@@ -8,8 +8,9 @@ from quire.entrypoints.openai.prompts import Prompt
 from quire.entrypoints.openai.protocol import GenerationFields
 from quire.entrypoints.openai.responses import Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.thoughts import ReasoningCount
 from quire.inputs import TokensPrompt
-from quire.outputs import RequestOutput
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -74,10 +75,19 @@ class TokenCount:
     completion: int = 0
     cached: int | None = None
     details: bool = False
+    thoughts: ReasoningCount | None = None
+
+    def add_choice(self, choice: CompletionOutput) -> None:
+        """Count an answer's new tokens."""
+        self.completion += len(choice.token_ids)
+        if self.thoughts is not None:
+            self.thoughts.add(choice.index, choice.token_ids)
 
     def usage(self) -> Usage:
         """As the protocol's usage block."""
-        return build_usage(self.prompt, self.completion, (self.cached or 0) if self.details else None)
+        cached = (self.cached or 0) if self.details else None
+        reasoning = None if self.thoughts is None else self.thoughts.total
+        return build_usage(self.prompt, self.completion, cached, reasoning)
 
     def add_cached(self, output: RequestOutput) -> None:
         """Note the prefix cache's share, once it is known."""

@@ -17,6 +17,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """`reasoning_tokens`: tokens that the model thought with, markers included."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
     """Tokens of a request."""
 
@@ -24,6 +30,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | Optional = UNSET
 
 
 class TokenTopLogprob(msgspec.Struct):
@@ -165,7 +172,10 @@ class DetokenizeResponse(msgspec.Struct):
     prompt: str
 
 
-def build_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> Usage:
-    """The usage block; the cache's share is given when the engine knows it."""
+def build_usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None, reasoning_tokens: int | None = None
+) -> Usage:
+    """The usage block; the shares of the cache and of the reasoning are given when they are known."""
     details = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
-    return Usage(prompt_tokens, prompt_tokens + completion_tokens, completion_tokens, details)
+    thoughts = UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+    return Usage(prompt_tokens, prompt_tokens + completion_tokens, completion_tokens, details, thoughts)

@@ -1,0 +1,53 @@
+"""Reasoning is counted by the ids of its markers, however the answer's tokens come."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.entrypoints.openai.thoughts import reasoning_count
+from quire.parsers.formats import Reasoning
+
+START, END = 1, 2
+FORMAT = Reasoning(("<think>",), ("</think>",))
+
+
+class Vocabulary:
+    """A tokenizer that knows some markers."""
+
+    def __init__(self, **ids):
+        self.ids = ids
+
+    def token_to_id(self, token):
+        return self.ids.get({"<think>": "think", "</think>": "end"}[token])
+
+
+BOTH = Vocabulary(think=START, end=END)
+
+
+def expected(token_ids, inside):
+    """By the definition: from the start marker (or the answer's beginning) to the first end marker after it."""
+    begin = 0 if inside else next((at for at, token in enumerate(token_ids) if token == START), len(token_ids))
+    rest = token_ids[begin:]
+    return rest.index(END) + 1 if END in rest else len(rest)
+
+
+@given(
+    answers=st.lists(st.lists(st.integers(1, 5), max_size=12), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(1, 4), min_size=12, max_size=12),
+    inside=st.booleans(),
+)
+def test_tokens_from_one_marker_to_the_other_are_counted(answers, cuts, inside):
+    count = reasoning_count(FORMAT, inside, BOTH)
+    assert count is not None
+    for step in cuts:
+        for index, token_ids in enumerate(answers):
+            count.add(index, token_ids[:step])
+    fed = [[token for step in cuts for token in answer[:step]] for answer in answers]
+    assert count.total == sum(expected(token_ids, inside) for token_ids in fed)
+
+
+def test_what_cannot_be_told_apart_is_not_counted():
+    assert reasoning_count(None, None, BOTH) is None
+    assert reasoning_count(FORMAT, True, Vocabulary(think=START)) is None
+    assert reasoning_count(FORMAT, False, Vocabulary(end=END)) is None
+    assert reasoning_count(FORMAT, True, Vocabulary(end=END)) is not None
+    assert reasoning_count(Reasoning(("<think>",), ("</think>",), implied=True), None, Vocabulary(end=END)) is not None
