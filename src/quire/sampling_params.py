@@ -138,6 +138,18 @@ _CONSTRAINT_CHECKS: dict[str, Callable[[Any], None]] = {
 }
 
 
+class Thinking(msgspec.Struct, array_like=True, frozen=True):
+    """Where a model thinks before it answers: a form is asked of the answer alone.
+
+    Attributes:
+        end: tokens that end it.
+        start: the token that begins it, if an answer may also begin without; None where the output begins inside.
+    """
+
+    end: list[int]
+    start: int | None = None
+
+
 class SamplingParams(
     msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True, kw_only=True
 ):
@@ -190,7 +202,8 @@ class SamplingParams(
     extra_args: dict[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = None
 
-    # Filled by the input processor, never by users.
+    # Filled by the input processor and the server, never by users.
+    thinking: Thinking | None = None
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from quire.config import limits
 from quire.errors import RequestError
-from quire.sampling_params import StructuredOutputsParams
+from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.grammars import Grammars, RowGrammar
 from quire.structured_output.vocabulary import Vocabulary
 
 EOS, SPECIAL, HOLE = 256, 257, 258
 WORDS = [b'{"', b'": ', b'",', b"true", b"null", b"ab", b"12", b"]}", b"\n\n", "é".encode(), b"\x00\x1f", b"\n"]
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"<eos>", b"<special>", b""] + WORDS
-VOCABULARY = Vocabulary(TOKENS, [SPECIAL])
+VOCABULARY = Vocabulary(TOKENS, [SPECIAL], lambda text: [SPECIAL])  # never right: the longest tokens serve
 GRAMMARS = Grammars()
 
 
@@ -37,8 +37,7 @@ def allowed_after(row: RowGrammar, output: list[int]) -> list[int]:
     masks_NW = np.zeros((1, -(-len(TOKENS) // 32)), dtype=np.int32)
     assert GRAMMARS.fill([(row, output)], masks_NW) == {}
     bits = np.unpackbits(masks_NW.view(np.uint8)[0], bitorder="little")
-    assert not bits[len(TOKENS) :].any()
-    return np.flatnonzero(bits).tolist()
+    return np.flatnonzero(bits[: len(TOKENS)]).tolist()
 
 
 def walk(row: RowGrammar, seed: int, most: int = 400) -> str | None:
@@ -196,6 +195,35 @@ def test_a_row_that_leaves_its_grammar_is_told_and_harms_no_other() -> None:
     errors = GRAMMARS.fill([(good, list(b"a")), (bad, list(b"x"))], masks_NW)
     assert list(errors) == [1] and "left its grammar" in errors[1]
     assert allowed_after(good, list(b"a")) == [ord("b")]
+
+
+def test_a_text_without_alternative_has_its_tokenizer_s_tokens() -> None:
+    apart = Vocabulary(TOKENS, [SPECIAL], lambda text: list(text.encode()))
+    params, grammars = StructuredOutputsParams(regex="ab"), Grammars()
+    masks_NW = np.zeros((1, -(-len(TOKENS) // 32)), dtype=np.int32)
+    assert grammars.fill([(grammars.start(params, [EOS], lambda: apart), [])], masks_NW) == {}
+    assert np.flatnonzero(np.unpackbits(masks_NW.view(np.uint8)[0], bitorder="little")).tolist() == [ord("a")]
+    assert allowed_after(start(regex="ab"), []) == [TOKENS.index(b"ab")]
+
+
+def test_thinking_is_free_and_its_answer_is_not() -> None:
+    params, end = StructuredOutputsParams(regex="ab"), list(b"</t>")
+    inside = GRAMMARS.start(params, [EOS], lambda: VOCABULARY, Thinking(end))
+    said = list(b"ab < </t")
+    assert len(allowed_after(inside, said)) == len(TOKENS)
+    said += list(b">")
+    assert allowed_after(inside, said) == [TOKENS.index(b"ab")]
+    assert allowed_after(inside, [*said, ord("a")]) == [ord("b")]
+
+    resumed = GRAMMARS.start(params, [EOS], lambda: VOCABULARY, Thinking(end))
+    assert allowed_after(resumed, [*said, ord("a")]) == [ord("b")]
+
+    free_to = GRAMMARS.start(params, [EOS], lambda: VOCABULARY, Thinking(end, SPECIAL))
+    assert allowed_after(free_to, []) == [SPECIAL, TOKENS.index(b"ab")]
+    assert len(allowed_after(free_to, [SPECIAL])) == len(TOKENS)
+    assert allowed_after(free_to, [SPECIAL, *end]) == [TOKENS.index(b"ab")]
+    at_once = GRAMMARS.start(params, [EOS], lambda: VOCABULARY, Thinking(end, SPECIAL))
+    assert allowed_after(at_once, [ord("a"), ord("b")]) == [EOS]
 
 
 def test_a_grammar_is_compiled_once_for_all_who_ask_at_the_same_time() -> None:

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from quire.config import limits
 from quire.errors import RequestError
-from quire.sampling_params import StructuredOutputsParams
+from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -36,20 +36,43 @@ _MOST_SHARED = 4
 
 
 class RowGrammar:
-    """Where one row's output stands in its grammar. Its grammar may still be being compiled."""
+    """Where one row's output stands in its grammar, which may still be being compiled, and which a row that thinks first
+    meets later."""
 
-    def __init__(self, compiled: concurrent.futures.Future[LLMatcher]) -> None:
+    def __init__(self, compiled: concurrent.futures.Future[LLMatcher], thinking: Thinking | None = None) -> None:
         self._compiled = compiled
+        self._thinking = thinking
         self._matcher: LLMatcher | None = None
         self._num_consumed = 0
         self._refused: int | None = None
 
-    def matcher_after(self, output_token_ids: Sequence[int]) -> LLMatcher:
-        """The engine's matcher after a row's whole output, of which earlier calls gave the beginning.
+    def may_begin_to_think(self, output_token_ids: Sequence[int]) -> int | None:
+        """The token that would begin it."""
+        return None if self._thinking is None or output_token_ids else self._thinking.start
+
+    def _thinks(self, output_token_ids: Sequence[int]) -> bool:
+        thinking = self._thinking
+        if thinking is None or (thinking.start is not None and not output_token_ids):
+            return False
+        if thinking.start is not None and output_token_ids[0] != thinking.start:
+            self._thinking = None
+            return False
+        while self._num_consumed < len(output_token_ids):
+            self._num_consumed += 1
+            begin = max(0, self._num_consumed - len(thinking.end))
+            if list(output_token_ids[begin : self._num_consumed]) == thinking.end:
+                self._thinking = None
+                return False
+        return True
+
+    def matcher_after(self, output_token_ids: Sequence[int]) -> LLMatcher | None:
+        """The engine's matcher after a row's whole output, of which earlier calls gave the beginning; None while it thinks.
 
         Raises:
             RequestError: the grammar does not compile.
         """
+        if self._thinks(output_token_ids):
+            return None
         if self._matcher is None:
             self._matcher = _result(self._compiled).deep_copy()
         new = output_token_ids[self._num_consumed :]
@@ -91,10 +114,14 @@ class Grammars:
         _result(self._compile(params, eos_token_ids, load_vocabulary))
 
     def start(
-        self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
+        self,
+        params: StructuredOutputsParams,
+        eos_token_ids: Sequence[int],
+        load_vocabulary: Callable[[], Vocabulary],
+        thinking: Thinking | None = None,
     ) -> RowGrammar:
         """A row's beginning. Does not wait: a grammar that `check` refuses is told of by `fill`."""
-        return RowGrammar(self._compile(params, eos_token_ids, load_vocabulary))
+        return RowGrammar(self._compile(params, eos_token_ids, load_vocabulary), thinking)
 
     def fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: IntArray) -> dict[int, str]:
         """Which tokens may come next, in parallel threads.
@@ -110,14 +137,22 @@ class Grammars:
         wanted: list[tuple[LLMatcher, int]] = []
         for index, (row, output_token_ids) in enumerate(rows):
             try:
-                wanted.append((row.matcher_after(output_token_ids), index))
+                matcher = row.matcher_after(output_token_ids)
             except Exception as error:  # whatever a compilation raises ends its own rows alone
                 errors[index] = f"{type(error).__name__}: {error}"
+            else:
+                if matcher is None:
+                    masks_NW[index] = -1
+                else:
+                    wanted.append((matcher, index))
         if wanted:
             self._fill(wanted, masks_NW)
         for _, index in wanted:
-            if (error := rows[index][0].error) is not None:
-                errors[index] = error
+            row, output_token_ids = rows[index]
+            if row.error is not None:
+                errors[index] = row.error
+            elif (token_id := row.may_begin_to_think(output_token_ids)) is not None:
+                masks_NW.view(np.uint32)[index, token_id >> 5] |= np.uint32(1 << (token_id & 31))
         return errors
 
     def _fill(self, wanted: list[tuple[LLMatcher, int]], masks_NW: IntArray) -> None:
@@ -200,7 +235,8 @@ class Grammars:
 
 
 class _PlainTokenizer:
-    """A vocabulary in the form that llguidance reads. Encoding is asked for only to guess ahead, which nobody does here."""
+    """A vocabulary in the form that llguidance reads. Where a grammar leaves one text only, the text's usual tokens are
+    asked for."""
 
     bos_token_id = None
 
@@ -208,11 +244,31 @@ class _PlainTokenizer:
         self.tokens = vocabulary.tokens
         self.special_token_ids = sorted({*vocabulary.special_ids, *eos_token_ids})
         self.eos_token_id = eos_token_ids[0]
-        self._byte_ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if len(token) == 1}
+        self._encode = vocabulary.encode
+        self._special = frozenset(self.special_token_ids)
+        self._plain = {token: index for index, token in enumerate(self.tokens) if token and index not in self._special}
+        self._longest = max(map(len, self._plain), default=0)
 
-    def __call__(self, data: Any) -> list[int]:
-        text: bytes = data if isinstance(data, bytes) else data.encode()
-        return [self._byte_ids[text[at : at + 1]] for at in range(len(text)) if text[at : at + 1] in self._byte_ids]
+    def __call__(self, text: bytes) -> list[int]:
+        """The text's tokens: the tokenizer's own if they stand for exactly this text (SentencePiece may put a space before
+        it), otherwise the longest that fit."""
+        ids = self._encode(text.decode("utf-8", "replace"))
+        is_plain = all(token_id < len(self.tokens) and token_id not in self._special for token_id in ids)
+        if is_plain and b"".join(self.tokens[token_id] for token_id in ids) == text:
+            return ids
+        return self._longest_tokens(text)
+
+    def _longest_tokens(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        while at < len(text):
+            sizes = range(min(self._longest, len(text) - at), 0, -1)
+            size = next((size for size in sizes if text[at : at + size] in self._plain), None)
+            if size is None:
+                break
+            ids.append(self._plain[text[at : at + size]])
+            at += size
+        return ids
 
 
 def _result(compiled: concurrent.futures.Future[LLMatcher]) -> LLMatcher:

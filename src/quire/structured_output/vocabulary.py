@@ -1,7 +1,7 @@
 """A tokenizer's vocabulary as a grammar sees it: the bytes that each token adds to the text."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from quire.errors import RequestError
@@ -23,13 +23,17 @@ class _Tokenizer(Protocol):
     @property
     def max_token_id(self) -> int: ...
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """Every token's bytes, empty for ids without a token; `special_ids` never stand for text."""
+    """Every token's bytes, empty for ids without a token; `special_ids` never stand for text; `encode` gives a text's
+    tokens."""
 
     tokens: list[bytes]
     special_ids: list[int]
+    encode: Callable[[str], list[int]]
 
 
 def read_vocabulary(tokenizer: _Tokenizer, vocab_size: int) -> Vocabulary:
@@ -47,4 +51,5 @@ def read_vocabulary(tokenizer: _Tokenizer, vocab_size: int) -> Vocabulary:
     table = tokenizer.token_bytes.table(False)
     known = min(vocab_size, tokenizer.max_token_id + 1)
     tokens = [table[token_id] for token_id in range(known)] + [b""] * (vocab_size - known)
-    return Vocabulary(tokens, sorted(token_id for token_id in tokenizer.special_ids if token_id < vocab_size))
+    special = sorted(token_id for token_id in tokenizer.special_ids if token_id < vocab_size)
+    return Vocabulary(tokens, special, lambda text: tokenizer.encode(text, add_special_tokens=False))

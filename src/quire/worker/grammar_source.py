@@ -24,7 +24,8 @@ class WorkerGrammars:
     def start(self, params: SamplingParams) -> RowGrammar:
         """A new row's grammar, being compiled if it was not seen before."""
         assert params.structured_outputs is not None
-        return self._grammars.start(params.structured_outputs, params.eos_token_ids, self._load_vocabulary)
+        constraint, ends = params.structured_outputs, params.eos_token_ids
+        return self._grammars.start(constraint, ends, self._load_vocabulary, params.thinking)
 
     def fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: npt.NDArray[np.int32]) -> dict[int, str]:
         """As `Grammars.fill`."""

@@ -38,6 +38,7 @@ from quire.entrypoints.openai.sampling import (
 )
 from quire.entrypoints.openai.sse import ChunkWriter, chat_chunk_writer
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.structured import find_thinking
 from quire.entrypoints.openai.unsupported import refuse_unsupported_chat
 from quire.outputs import CompletionOutput
 from quire.parsers.stream import AnswerParser
@@ -84,6 +85,13 @@ async def prepare_chat(state: ServerState, request: ChatCompletionRequest, publi
         reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids)
     if reader is not None and reader.keeps_special_tokens and isinstance(params, SamplingParams):
         params.skip_special_tokens = False
+    if (
+        reader is not None
+        and tokenizer is not None
+        and isinstance(params, SamplingParams)
+        and params.structured_outputs
+    ):
+        params.thinking = find_thinking(reader, tokenizer)
     last = normalize_messages(request.messages)[-1]
     continues = not _adds_generation_prompt(request) and last["role"] == "assistant"
     role = "assistant" if continues else state.settings.response_role

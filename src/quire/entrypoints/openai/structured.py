@@ -3,13 +3,15 @@
 Knows the fields' names. What a constraint means is checked by `StructuredOutputsParams` and by the engine.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
+from quire.entrypoints.openai.answers import AnswerReader
 from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
 from quire.guards import is_dict
-from quire.sampling_params import StructuredOutputsParams
+from quire.sampling_params import StructuredOutputsParams, Thinking
 
+_HARMONY_ANSWER = "<|channel|>final<|message|>"
 _GUIDED = ("json", "regex", "choice", "grammar")
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
@@ -34,6 +36,27 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
     if len(found) > 1:
         raise bad_request(f"{' and '.join(found)} cannot be used together: give one of them.", next(iter(found)))
     return StructuredOutputsParams(**next(iter(found.values()))) if found else None
+
+
+class _Tokenizer(Protocol):
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+def find_thinking(reader: AnswerReader, tokenizer: _Tokenizer) -> Thinking | None:
+    """Where an answer that is read so is still thinking, which no form is asked of."""
+    if reader.formats.is_harmony:
+        return Thinking(tokenizer.encode(_HARMONY_ANSWER, add_special_tokens=False))
+    reasoning = reader.formats.reasoning
+    if reasoning is None or reader.in_reasoning is False:
+        return None
+    end = tokenizer.encode(reasoning.end[0], add_special_tokens=False)
+    if reader.in_reasoning or reasoning.implied:
+        return Thinking(end)
+    variables = reader.request.chat_template_kwargs or {}
+    if variables.get("enable_thinking") is False or variables.get("thinking") is False:
+        return None
+    start = tokenizer.encode(reasoning.start[0], add_special_tokens=False)
+    return Thinking(end, start[0]) if len(start) == 1 else None
 
 
 def _of_format(given: ResponseFormat) -> dict[str, Any] | None:

@@ -1,0 +1,117 @@
+"""What a request's fields say about the form of its answer."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.entrypoints.openai.test_demo_server import DemoServer
+
+from quire.entrypoints.openai.answers import answer_reader
+from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.openai.protocol import ChatCompletionRequest
+from quire.entrypoints.openai.structured import find_thinking, read_constraint
+from quire.errors import RequestError
+from quire.parsers.choice import AnswerFormats, choose_formats
+from quire.sampling_params import StructuredOutputsParams, Thinking
+
+NULL = {"type": "null"}
+TAG = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}
+
+
+def request_of(**fields: Any) -> ChatCompletionRequest:
+    return msgspec.convert({"messages": [{"role": "user", "content": "hi"}], **fields}, ChatCompletionRequest)
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}, "guided_regex": "", "guided_choice": []}, None),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": NULL}}}, {"json": NULL}),
+        ({"response_format": {"type": "structural_tag", **TAG}}, {"structural_tag": TAG}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"json": {}, "disable_any_whitespace": True}}, {"json": {}, "disable_any_whitespace": True}),
+        ({"guided_json": {}, "guided_whitespace_pattern": " ?"}, {"json": {}, "whitespace_pattern": " ?"}),
+        ({"guided_choice": ["a", "b"], "response_format": {"type": "text"}}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": "root ::= 'a'"}, {"grammar": "root ::= 'a'"}),
+    ],
+)  # fmt: skip
+def test_fields_name_one_constraint(fields: dict[str, Any], constraint: dict[str, Any] | None) -> None:
+    assert read_constraint(request_of(**fields)) == (StructuredOutputsParams(**constraint) if constraint else None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format and guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one"),
+        ({"structured_outputs": {}}, "exactly one"),
+        ({"response_format": {"type": "json_schema"}}, "an object with a `schema`"),
+        ({"response_format": {"type": "structural_tag", "triggers": 5}, "structured_outputs": 5}, "must be an object"),
+    ],
+)
+def test_fields_that_contradict_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises((HTTPError, RequestError), match=words):
+        read_constraint(request_of(**fields))
+
+
+class Words:
+    """A tokenizer whose tokens are the words of a text, counted in a list."""
+
+    known = ("<think>", "</think>", "hello", "<|channel|>final<|message|>")
+    all_special_tokens: tuple[str, ...] = ()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [self.known.index(text)]
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
+        return " ".join(self.known[token_id] for token_id in token_ids)
+
+
+@pytest.mark.parametrize(
+    ("formats", "prompt", "variables", "thinking"),
+    [
+        (choose_formats("qwen3", "none", None), [2, 0], {}, Thinking([1])),
+        (choose_formats("qwen3", "none", None), [0, 1], {}, None),
+        (choose_formats("qwen3", "none", None), [2], {}, Thinking([1], 0)),
+        (choose_formats("qwen3", "none", None), [2], {"enable_thinking": False}, None),
+        (choose_formats("deepseek_r1", "none", None), [2], {}, Thinking([1])),
+        (AnswerFormats("openai_gptoss", "openai", is_harmony=True), [2], {}, Thinking([3])),
+    ],
+)
+def test_thinking_is_found_where_answers_are_read_so(
+    formats: AnswerFormats, prompt: list[int], variables: dict[str, Any], thinking: Thinking | None
+) -> None:
+    tokenizer = Words()
+    reader = answer_reader(formats, request_of(chat_template_kwargs=variables), tokenizer, prompt)
+    assert reader is not None and find_thinking(reader, tokenizer) == thinking
+
+
+def test_the_openai_package_parses_a_demo_server_s_answers() -> None:
+    import pydantic
+
+    class Person(pydantic.BaseModel):
+        name: str
+        age: int
+
+    server = DemoServer()
+    try:
+        client = server.openai()
+        messages: Any = [{"role": "user", "content": "Make JSON with name Bob and age 7"}]
+        parsed = client.chat.completions.parse(
+            model="quire-demo", messages=messages, response_format=Person, max_tokens=100, temperature=0
+        )
+        assert parsed.choices[0].message.parsed == Person(name="Bob", age=7)
+        chunks = client.chat.completions.create(
+            model="quire-demo", messages=messages, stream=True, seed=1,
+            extra_body={"structured_outputs": {"choice": ["red", "green"]},
+                        "chat_template_kwargs": {"enable_thinking": False}},
+        )  # fmt: skip
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) in ("red", "green")
+        bad = server.client.post("/v1/completions", json={"prompt": "a", "guided_regex": "(?=a)"})
+        assert bad.status_code == 400 and "look-around" in bad.json()["error"]["message"]
+        assert len(server.complete(prompt="a", guided_regex=r"\d{5}")["choices"][0]["text"]) == 5
+    finally:
+        server.popen.terminate()
+        assert server.close()[0] == 0
