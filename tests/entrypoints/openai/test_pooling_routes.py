@@ -5,11 +5,21 @@ import base64
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.entrypoints.openai.conftest import serve
+from tests.entrypoints.openai.test_openai_fuzz import JSON
 from tests.oracles.fake_async_llm import FakeAsyncLLM
-from tests.oracles.tiny_models import make_tiny_model
 
 from quire import AsyncEngineArgs, AsyncLLMEngine
+from quire.benchmarks.tiny_models import make_tiny_model
+from quire.entrypoints.openai.pooling_protocol import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 
 SETTINGS = {
     "max_model_len": 128,
@@ -234,3 +244,26 @@ def test_a_model_that_pools_refuses_to_generate(path, classifier):
     body = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     response = post(classifier, path, **body, max_tokens=2)
     assert response.status_code == 400 and "runs as a pooling model" in response.json()["error"]["message"]
+
+
+SERVED = {
+    "/score": (ScoreRequest, {"text_1": "a", "text_2": ["b"]}),
+    "/rerank": (RerankRequest, {"query": "a", "documents": ["b"]}),
+    "/classify": (ClassificationRequest, {"input": "a"}),
+    "/pooling": (PoolingRequest, {"input": "a"}),
+    "/v1/embeddings": (EmbeddingRequest, {"input": "a"}),
+}
+
+
+@pytest.mark.parametrize("path", SERVED)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_json_in_any_field_is_served_or_refused(path, cross_encoder, data):
+    kind, good = SERVED[path]
+    fields = st.sampled_from([*kind.__struct_encode_fields__, "unknown"])
+    body = good | data.draw(st.dictionaries(fields, JSON, max_size=3))
+    response = post(cross_encoder, path, **body)
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert scores(answer(cross_encoder, "/score", text_1="a", text_2="b"))

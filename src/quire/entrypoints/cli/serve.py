@@ -133,6 +133,8 @@ def _announce(state: "ServerState", options: "ListenOptions", has_keys: bool, se
     if pooling is not None and pooling.embeds:
         route, body = "/v1/embeddings", '{"input": ["a text", "another"]}'
     elif pooling is not None:
+        route, body = "/classify" if "classify" in pooling.tasks else "/pooling", '{"input": ["a text", "another"]}'
+    elif pooling is not None:
         route, body = "/tokenize", '{"prompt": "a text"}'
     url = ("http://localhost" if options.uds else options.url) + route
     words = ["curl", url, "-H", "Content-Type: application/json"]
