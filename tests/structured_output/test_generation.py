@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.worker.tiny_engine import TinyEngine, make_request
@@ -16,7 +17,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import RequestError
 from quire.executor import uniproc
-from quire.sampling_params import StructuredOutputsParams
+from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.tokenizers.loader import get_tokenizer
 
 EOS = 1
@@ -78,8 +79,10 @@ def make_engine(path: Path, **settings: Any) -> TinyEngine:
     return TinyEngine(path, **{"block_size": 16, "skip_tokenizer_init": False} | settings)
 
 
-def make_device_engine(monkeypatch: pytest.MonkeyPatch, path: Path, **settings: Any) -> TinyEngine:
-    monkeypatch.setattr(uniproc, "current_platform", lambda _name: AsyncCpuPlatform())
+def make_device_engine(
+    monkeypatch: pytest.MonkeyPatch, path: Path, kernels: str = "reference", **settings: Any
+) -> TinyEngine:
+    monkeypatch.setattr(uniproc, "current_platform", lambda _name: AsyncCpuPlatform(kernels))
     return make_engine(path, **{"depth": 2} | settings)
 
 
@@ -105,6 +108,52 @@ def test_a_device_with_steps_in_flight_gives_the_tokens_of_the_plain_runner(
 ) -> None:
     plain = make_engine(llama).generate(requests_of(llama))
     assert make_device_engine(monkeypatch, llama, depth=depth).generate(requests_of(llama)) == plain
+
+
+@pytest.mark.exhaustive
+def test_the_gpu_s_kernels_keep_to_the_masks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+
+    def requests() -> list[Any]:
+        common: dict[str, Any] = {"ignore_eos": False, "eos_token_ids": [EOS], "temperature": 1.0}
+        form = form_of({"regex": "[a-f]{2,4}"})
+        return [
+            make_request("free", [5, 6], seed=1, **common | {"max_tokens": 5}),
+            make_request("form", [5, 6], seed=1, structured_outputs=form, **common),
+        ]
+
+    plain = make_engine(llama).generate(requests())
+    assert make_device_engine(monkeypatch, llama, kernels="cuda").generate(requests()) == plain
+
+
+def test_a_row_thinks_first_and_then_keeps_to_its_form(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = get_tokenizer(str(llama))
+    (end,) = tokenizer.encode("z")
+
+    def requests() -> list[Any]:
+        form, bias = form_of({"regex": "[a-f]{2,4}"}), {end: 3.0}
+        return [
+            make_request(
+                f"r{seed}", [5, 6], seed=seed, temperature=1.0, max_tokens=150, ignore_eos=False, eos_token_ids=[EOS],
+                structured_outputs=form, thinking=Thinking([end]), logit_bias=bias,
+            )
+            for seed in range(6)
+        ]  # fmt: skip
+
+    plain = make_engine(llama).generate(requests())
+    assert make_device_engine(monkeypatch, llama).generate(requests()) == plain
+    for ids in plain.values():
+        assert end in ids or EOS in ids  # a model may also end while it thinks
+        if end in ids:
+            assert re.fullmatch(
+                "[a-f]{2,4}", tokenizer.decode([token for token in ids[ids.index(end) + 1 :] if token != EOS])
+            )
+    assert any(end in ids[1:] for ids in plain.values())
+
+
+def test_thinking_crosses_a_process_border() -> None:
+    params = SamplingParams(structured_outputs=form_of({"regex": "a"}), thinking=Thinking([1, 2], 3))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
 @pytest.mark.parametrize("device", [False, True])
