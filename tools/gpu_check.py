@@ -28,9 +28,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tools")]
 os.environ.setdefault("QUIRE_LOGGING_LEVEL", "WARNING")
 
 import torch  # noqa: E402
-from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model  # noqa: E402
 
 from quire import LLM, SamplingParams  # noqa: E402
+from quire.benchmarks.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model  # noqa: E402
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},

@@ -56,10 +56,10 @@ def record(config: Any, memory: int) -> list[dict[str, Any]]:
     import torch
 
     from quire.core.kv_planner import plan_kv_cache
+    from quire.executor.selector import import_class
     from quire.kernels.triton import cache, variants
     from quire.platforms import current_platform
     from quire.platforms.interface import DeviceEvent, DeviceRuntime
-    from quire.executor.selector import import_class
 
     cache.install()
     recorder = variants.recorder(lambda variant: None)

@@ -11,8 +11,8 @@ import pytest
 from tests.distributed import one_rank
 from tests.models.test_parity import SHAPES
 from tests.models.test_parity_dense import SHAPES as DENSE
-from tests.oracles.tiny_models import make_tiny_model
 
+from quire.benchmarks.tiny_models import make_tiny_model
 from quire.kernels import ops
 
 TOLERANCE = 1e-4

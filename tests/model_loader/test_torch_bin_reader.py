@@ -1,14 +1,14 @@
 """Pickled weights: read when asked, and nothing in them is run."""
 
 import os
-import pickle
+import pickle  # noqa: TID251  # the harm that must not be done
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
+from quire.benchmarks.tiny_models import make_tiny_model
 from quire.errors import ConfigError
 from quire.model_loader.torch_bin_reader import TorchBinReader
 

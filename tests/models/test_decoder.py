@@ -11,8 +11,8 @@ from quire.attention.reference import ReferenceBackend
 from quire.config import HFConfig
 from quire.config.kv_spec import KVKind, group_layers
 from quire.errors import ConfigError
+from quire.layers.decoder import Decoder
 from quire.model_loader.dummy import dummy_weights
-from quire.models.decoder import Decoder
 from quire.models.registry import ModelRegistry
 from quire.models.spec import PARALLEL, PARALLEL_TWO_NORMS, DecoderSpec
 

@@ -7,23 +7,23 @@ import pytest
 import torch
 from tests.models.test_parity_moe import SHAPES
 from tests.oracles.model_driver import ModelDriver, Sequence
-from tests.oracles.tiny_models import load_oracle
 
 from quire.attention.reference import ReferenceBackend
+from quire.benchmarks.tiny_models import load_oracle
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.kernels import ops, registry
 from quire.kernels.cpu import recording
+from quire.layers.decoder import Decoder
+from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
+from quire.layers.weights import sources_of
 from quire.model_loader.device_reader import UploadedTensor
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.loader import _wanted_rows, check_checkpoint
 from quire.model_loader.safetensors_reader import SafetensorsReader
-from quire.models.decoder import Decoder
-from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
 from quire.models.spec import DecoderSpec, MoE
-from quire.models.weights import sources_of
 
 TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
 QWEN3 = "Qwen3MoeForCausalLM"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
-from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle
+
+from quire.benchmarks.tiny_models import VOCAB_SIZE, load_oracle
 
 PROMPT_LENGTHS = (1, 5, 17, 40, 70)
 NEW_TOKENS = 6

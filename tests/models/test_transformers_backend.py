@@ -4,9 +4,9 @@ import json
 
 import pytest
 from tests.models.test_engine_parity import COMMON, NEW_TOKENS, assert_parity, make_prompts
-from tests.oracles.tiny_models import load_oracle
 
 from quire import LLM, SamplingParams
+from quire.benchmarks.tiny_models import load_oracle
 from quire.errors import ConfigError
 
 ARCHITECTURES = {
@@ -56,7 +56,13 @@ def test_layers_that_keep_something_else_are_refused(tiny):
 
 
 def test_a_model_whose_attention_is_not_an_interface_is_refused(tiny, tmp_path):
-    values = {"architectures": ["XLNetLMHeadModel"], "model_type": "xlnet", "vocab_size": 300, "d_model": 32, "n_layer": 1}
+    values = {
+        "architectures": ["XLNetLMHeadModel"],
+        "model_type": "xlnet",
+        "vocab_size": 300,
+        "d_model": 32,
+        "n_layer": 1,
+    }
     (tmp_path / "config.json").write_text(json.dumps(values | {"n_head": 2, "d_inner": 32, "eos_token_id": 2}))
     with pytest.raises(ConfigError, match="XLNetConfig cannot run on pages"):
         LLM(model=str(tmp_path), max_num_seqs=2, **COMMON)

@@ -8,12 +8,12 @@ from safetensors.torch import load_file
 
 from quire.config import HFConfig
 from quire.errors import ConfigError
+from quire.layers.assembly import Assembler, NormWeight
 from quire.layers.linear import UnquantizedLinear
+from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
-from quire.models.assembly import Assembler, NormWeight
-from quire.models.modules import modules_of
+from quire.layers.weights import canonical_name, check_names, sources_of
 from quire.models.registry import ModelRegistry
-from quire.models.weights import canonical_name, check_names, sources_of
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "GPT2LMHeadModel", "Phi3ForCausalLM", "OPTForCausalLM")
 

@@ -16,11 +16,11 @@ from quire.attention.selector import BUILT_IN_BACKENDS, select_backend
 from quire.config import HFConfig
 from quire.config.kv_spec import KVCacheSpec, KVKind, group_layers
 from quire.distributed.communicator import Communicator
+from quire.layers.decoder import Decoder, attention_requests
+from quire.layers.interface import StepInputs
 from quire.layers.parallel import ParallelPlan
 from quire.model_loader.loader import check_checkpoint
 from quire.model_loader.safetensors_reader import SafetensorsReader
-from quire.models.decoder import Decoder, attention_requests
-from quire.models.interface import StepInputs
 from quire.models.registry import ModelRegistry
 
 

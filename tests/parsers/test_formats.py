@@ -112,7 +112,8 @@ OTHERS = [
     ("pythonic", "[now()]", [("now", {})]),
     ("qwen3_coder", "<tool_call><function=get_weather><parameter=note>None</parameter></function></tool_call>",
      [("get_weather", {"note": "None"})]),
-    ("qwen3_coder", "<tool_call><function=f><parameter=x>\n1 < 2\n\n</parameter></function></tool_call>", [("f", {"x": "1 < 2\n"})]),
+    ("qwen3_coder", "<tool_call><function=f><parameter=x>\n1 < 2\n\n</parameter></function></tool_call>",
+     [("f", {"x": "1 < 2\n"})]),
 ]  # fmt: skip
 
 
@@ -203,7 +204,7 @@ def test_a_call_that_is_cut_off_keeps_what_was_written(name):
 def test_reasoning_is_read_wherever_the_text_is_cut(name):
     fmt = REASONING[name]
     start, end = fmt.start[0], fmt.end[0]
-    opened, closed = (fmt.answer + ("", ""))[:2]
+    opened, closed = (*fmt.answer, "", "")[:2]
     for text, inside in ((f"{start}\nWhy?  Because.\n{end}\n\n", None), (f"Why?  Because.\n{end}", True)):
         answer = f"{text}{opened}So: it is.\nYes.{closed}"
         for parts in cuts(answer):

@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from tests.oracles.tiny_models import make_tiny_model
+
+from quire.benchmarks.tiny_models import make_tiny_model
 
 SETTINGS = {
     "max_model_len": 128,

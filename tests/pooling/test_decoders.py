@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle, logits, pooled
-from tests.oracles.tiny_recurrent import RECURRENT
 
 from quire import LLM, PoolingParams
+from quire.benchmarks.tiny_recurrent import RECURRENT
 
 from .conftest import SETTINGS, as_dicts
 

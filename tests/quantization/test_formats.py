@@ -11,21 +11,21 @@ from safetensors.torch import load_file, save_file
 from tests.oracles import quantized_models
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.quantized_models import FLOAT8, ROUNDING, WEIGHT_ONLY, store
-from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
+from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import HFConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops, packed
 from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.layers.assembly import Assembler
+from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
+from quire.layers.weights import canonical_name, names_within, sources_of
 from quire.model_loader import load_model
 from quire.model_loader.sharded_state import save_state
-from quire.models.assembly import Assembler
-from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
-from quire.models.weights import canonical_name, names_within, sources_of
 from quire.platforms.cpu import CpuPlatform
 from quire.platforms.interface import Because, UploadStream
 from quire.quantization import join, online

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.oracles.model_driver import ModelDriver, Sequence
-from tests.oracles.tiny_models import make_tiny_model
 
+from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import HFConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
@@ -16,12 +16,12 @@ from quire.kernels import ops
 from quire.kernels.fp8 import FP8, FP8_MAX, Fp8Weight
 from quire.kernels.reference import fp8 as reference
 from quire.kernels.reference.fp8 import dequantize
+from quire.layers.assembly import Assembler
+from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
+from quire.layers.weights import sources_of
 from quire.model_loader import load_model
-from quire.models.assembly import Assembler
-from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
-from quire.models.weights import sources_of
 from quire.platforms.cpu import CpuPlatform
 from quire.quantization import compressed, fp8
 from quire.quantization.method import QuantizedLinear

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from tests.oracles.gguf_models import HALVES, ROUNDS, draw, write_gguf
 from tests.oracles.model_driver import ModelDriver, Sequence
-from tests.oracles.tiny_models import make_tiny_model
 
 import tokenizers
 from quire import LLM, SamplingParams
+from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config.gguf.container import TYPES, read_header
 from quire.config.gguf.folder import find_gguf
 from quire.config.gguf.tokenizer import SPLITS
@@ -21,13 +21,13 @@ from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.packed import PackedWeight
+from quire.layers.assembly import Assembler
+from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
+from quire.layers.weights import sources_of
 from quire.model_loader import load_model
 from quire.model_loader.gguf_reader import GGUFReader
-from quire.models.assembly import Assembler
-from quire.models.modules import modules_of
 from quire.models.registry import ModelRegistry
-from quire.models.weights import sources_of
 from quire.platforms.cpu import CpuPlatform
 from quire.quantization.gguf import DECODERS, _scheme
 from quire.quantization.join import dense

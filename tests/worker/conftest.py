@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.oracles.tiny_models import make_tiny_model
+
+from quire.benchmarks.tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -43,30 +43,39 @@ def _tiny_config(architecture: str) -> HFConfig | str:
         from quire.benchmarks.tiny_models import tiny_values
     except ImportError:
         return "not known: pip install 'quire[transformers]'"
+    transformers.logging.set_verbosity_error()
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
-        return "not in the installed Transformers"
+        return "not in the installed Transformers (tests/models compares it under another name)"
     values = model_class.config_class(**tiny_values(architecture)).to_dict()
     return HFConfig({**values, "architectures": [architecture]})
 
 
 def features(architecture: str) -> Features | str:
     """What it can do, or why that is not known here."""
-    config = _tiny_config(architecture)
     source = ModelRegistry.resolve(architecture).load()
-    if isinstance(config, str) or isinstance(source, type):
-        return config if isinstance(config, str) else "a class of its own"
+    if isinstance(source, type):
+        return "a class of its own"
+    # Another name of the same function will do: Yi is Llama.
+    kin = [name for name in ModelRegistry.get_supported_archs() if ModelRegistry.resolve(name).load() is source]
+    configs = [_tiny_config(name) for name in (architecture, *kin)]
+    config = next((config for config in configs if isinstance(config, HFConfig)), configs[0])
+    if isinstance(config, str):
+        return config
     try:
-        return features_of(source(config))
+        spec = source(config)
+        if "lm_head" not in spec.weights.modules:  # an encoder
+            spec = dataclasses.replace(spec, tied_embeddings=True)
+        return features_of(spec)
     except (ConfigError, AttributeError, TypeError, ValueError) as error:
         return f"not known: {error}"
 
 
 def check(architecture: str) -> Result:
     """Compare one architecture with Transformers."""
-    answer = features(architecture)
-    if isinstance(answer, str):
-        return Result(architecture, "skipped", answer)
+    answer, config = features(architecture), _tiny_config(architecture)
+    if isinstance(answer, str) or isinstance(config, str):
+        return Result(architecture, "skipped", config if isinstance(config, str) else str(answer))
     if not answer.generates or architecture.endswith(("Classification", "RewardModel", "Model")):
         return Result(architecture, "skipped", "gives no tokens; tests/pooling compares its vectors")
     begin = time.perf_counter()

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from quire.errors import ConfigError
-from quire.models.assembly import Sliceable
+from quire.layers.assembly import Sliceable
+from quire.layers.weights import Source
 from quire.models.spec import DecoderSpec
-from quire.models.weights import Source
 
 BLOCK_VALUES = (1 << 20) + 7
 """A prime number of values: rows of any length start at different places of the block, so that none is equal to another."""

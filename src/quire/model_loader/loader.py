@@ -19,8 +19,13 @@ from quire.config.hf_config import HFConfig
 from quire.config.hub import PICKLED_PATTERNS, WEIGHT_PATTERNS, resolve_model_path
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
+from quire.layers.assembly import Sliceable
+from quire.layers.decoder import Decoder, attention_requests
+from quire.layers.interface import CausalLM, ModelContext
 from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
+from quire.layers.pooling.trunk import as_trunk, trunk_architectures
+from quire.layers.weights import canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
 from quire.model_loader.device_reader import DTYPES, upload_tensors
 from quire.model_loader.dummy import dummy_weights
@@ -29,13 +34,8 @@ from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, load_state, save_state
 from quire.model_loader.torch_bin_reader import TorchBinReader
-from quire.models.assembly import Sliceable
-from quire.models.decoder import Decoder, attention_requests
-from quire.models.interface import CausalLM, ModelContext
-from quire.models.pooling.trunk import as_trunk, trunk_architectures
 from quire.models.registry import TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
-from quire.models.weights import canonical_name, check_names, check_shapes, is_cache_scale
 from quire.platforms.interface import Capabilities, Platform, UploadStream
 from quire.quantization.registry import linear_method
 from quire.timeline import STARTUP
@@ -89,7 +89,7 @@ def resolve_entry(config: EngineConfig) -> Entry:
     try:
         return ModelRegistry.resolve(trunk_architectures(config.model))
     except ConfigError:
-        from quire.models.transformers_backend import knows
+        from quire.layers.transformers_backend import knows
 
         if wanted != "auto" or not knows(config.model.hf_config):
             raise

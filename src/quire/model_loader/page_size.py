@@ -12,11 +12,11 @@ import torch
 from quire.attention.selector import Selection
 from quire.config.kv_spec import describe_memory, suitable_block_size
 from quire.distributed.communicator import SingleRank
+from quire.layers.decoder import Decoder
+from quire.layers.interface import ModelContext
+from quire.layers.mixers import kind_of
+from quire.layers.mixers.state import StateLayer
 from quire.logger import init_logger
-from quire.models.decoder import Decoder
-from quire.models.interface import ModelContext
-from quire.models.mixers import kind_of
-from quire.models.mixers.state import StateLayer
 from quire.models.spec import DecoderSpec
 
 logger = init_logger(__name__)

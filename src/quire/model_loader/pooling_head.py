@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from quire.errors import ConfigError
+from quire.layers.pooling.head import ACTIVATIONS, HeadLayer, LoadedLayer, PoolingHead
 from quire.model_loader.safetensors_reader import SafetensorsReader
-from quire.models.pooling.head import ACTIVATIONS, HeadLayer, LoadedLayer, PoolingHead
 
 
 def load_head(

@@ -17,8 +17,8 @@ import torch
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
-from quire.models.assembly import NormWeight, Weight
-from quire.models.decoder import Decoder
+from quire.layers.assembly import NormWeight, Weight
+from quire.layers.decoder import Decoder
 from quire.version import __version__
 
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"

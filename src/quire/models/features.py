@@ -3,8 +3,9 @@
 import dataclasses
 
 from quire.errors import ConfigError
+from quire.layers.mixers import kind_of
+from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
-from quire.models.modules import modules_of
 from quire.models.spec import Attention, DecoderSpec, MoE
 
 RANKS = 2
@@ -58,6 +59,8 @@ def _can_be_split(spec: DecoderSpec) -> bool:
     try:
         for module in modules_of(spec):
             module.local_shape(ParallelPlan(RANKS, 0))
+        if not all(kind_of(mixer).can_shard for layer in range(spec.layers) for mixer in spec.mixers_of(layer)):
+            return False
     except ConfigError:
         return False
     return any(module.shard in ("rows", "columns") for module in modules_of(spec))

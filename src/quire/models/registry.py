@@ -12,7 +12,7 @@ from typing import cast
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.models.interface import CausalLM
+from quire.layers.interface import CausalLM
 from quire.models.spec import DecoderSpec
 
 SpecFunction = Callable[[HFConfig], DecoderSpec]
@@ -76,7 +76,7 @@ def register(*architectures: str, owner: str = "quire") -> Callable[[SpecFunctio
     return decorate
 
 
-TRANSFORMERS = "quire.models.transformers_backend:TransformersModel"
+TRANSFORMERS = "quire.layers.transformers_backend:TransformersModel"
 """Runs what has no spec."""
 
 

@@ -12,7 +12,7 @@ from quire.attention.interface import AttentionMetadata
 from quire.core.output import IntArray, SchedulerOutput
 from quire.kernels import ops, step_buffers
 from quire.kernels.step_buffers import HEADER, SAMPLE_FIELDS
-from quire.models.interface import StepInputs
+from quire.layers.interface import StepInputs
 from quire.platforms.interface import DeviceRuntime
 from quire.sample.sampling_rows import SamplingRows
 from quire.worker.batch_state import BatchState

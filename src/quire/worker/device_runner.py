@@ -20,9 +20,9 @@ from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import EngineError
 from quire.kernels import ops
 from quire.kernels.step_buffers import HEADER
+from quire.layers.interface import CausalLM
 from quire.logger import init_logger
 from quire.model_loader import load_model
-from quire.models.interface import CausalLM
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
 from quire.sample.device_sampler import DeviceSampled, DeviceSampler
 from quire.sample.logits_processor import load_logits_processors

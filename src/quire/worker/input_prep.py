@@ -14,7 +14,7 @@ import torch
 
 from quire.attention.interface import AttentionMetadata
 from quire.core.output import IntArray, SchedulerOutput
-from quire.models.interface import StepInputs
+from quire.layers.interface import StepInputs
 from quire.worker.batch_state import BatchState
 
 

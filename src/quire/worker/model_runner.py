@@ -15,9 +15,9 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from quire.distributed.communicator import Communicator
+from quire.layers.interface import CausalLM
 from quire.logger import init_logger
 from quire.model_loader import load_model
-from quire.models.interface import CausalLM
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
 from quire.sample.logits_processor import load_logits_processors
 from quire.sample.sampler import Sampler, SamplerOutput

@@ -15,10 +15,10 @@ import torch
 from quire.config import EngineConfig, PoolingConfig
 from quire.core.output import IntArray, SchedulerOutput
 from quire.errors import ConfigError, EngineError
+from quire.layers.decoder import Decoder
+from quire.layers.interface import CausalLM
+from quire.layers.pooling.trunk import pooling_head
 from quire.model_loader.pooling_head import load_head
-from quire.models.decoder import Decoder
-from quire.models.interface import CausalLM
-from quire.models.pooling.trunk import pooling_head
 from quire.pooling_params import PoolingParams
 from quire.request import Pooled
 from quire.worker.batch_state import BatchState

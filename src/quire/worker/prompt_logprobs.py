@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from quire.core.output import IntArray, SchedulerOutput, TokenLogprobs
-from quire.models.interface import CausalLM, StepInputs
+from quire.layers.interface import CausalLM, StepInputs
 from quire.sample.logprobs import PositionLogprobs
 from quire.worker.batch_state import BatchState
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
-from quire.models.interface import CausalLM
+from quire.layers.interface import CausalLM
 from quire.platforms.interface import DeviceRuntime, Platform
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ a compilation of its own; one that the compiler does not know is left out. Which
 """
 
 import concurrent.futures
+import hashlib
 import os
 import pathlib
 import platform
@@ -38,6 +39,14 @@ def instruction_sets(machine: str) -> dict[str, list[str]]:
     if machine in ("aarch64", "arm64"):
         return {"neon": []}
     return {"generic": []}
+
+
+def source_hash() -> str:
+    """What the library is made from, in short: its sources and this file."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in (*sorted((FOLDER / "csrc").iterdir()), pathlib.Path(__file__)):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def find_compiler() -> str:
@@ -86,6 +95,7 @@ def build(target_folder: pathlib.Path = FOLDER) -> tuple[pathlib.Path, list[str]
                 compiler,
                 *_COMMON,
                 *have,
+                f'-DQUIRE_SOURCES="{source_hash()}"',
                 "-shared",
                 str(sources / "pool.cpp"),
                 *(objects[name] for name in built),

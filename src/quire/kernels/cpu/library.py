@@ -12,7 +12,7 @@ import torch
 
 from quire import envs
 from quire.errors import ConfigError
-from quire.kernels.cpu.build import LIBRARY
+from quire.kernels.cpu.build import LIBRARY, source_hash
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Types of weights and caches, by the number that the library gives them."""
@@ -48,6 +48,7 @@ class Library:
     def __init__(self, path: pathlib.Path, isa: str | None) -> None:
         self._native = ctypes.CDLL(str(path))
         self._declare()
+        self.sources: str = self._native.quire_cpu_sources().decode()
         self.isas: list[str] = self._native.quire_cpu_isas().decode().split(",")
         chosen = self._native.quire_cpu_select((isa or "").encode())
         if chosen is None:
@@ -61,6 +62,7 @@ class Library:
     def _declare(self) -> None:
         pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         signatures = {
+            "quire_cpu_sources": (ctypes.c_char_p, []),
             "quire_cpu_isas": (ctypes.c_char_p, []),
             "quire_cpu_select": (ctypes.c_char_p, [ctypes.c_char_p]),
             "quire_cpu_operation": (pointer, [ctypes.c_char_p]),
@@ -131,16 +133,22 @@ class Library:
 
 @functools.cache
 def load() -> tuple[Library | None, str]:
-    """The library, or None and why it is missing."""
+    """The library, or None and why it cannot serve."""
     path = pathlib.Path(__file__).resolve().with_name(LIBRARY)
     if not path.exists():
         return None, (
             f"the CPU kernel library {LIBRARY} is not built: install a C++17 compiler and run `python -m quire.kernels.cpu.build`"
         )
     try:
-        return Library(path, envs.QUIRE_CPU_ISA), ""
-    except OSError as error:
+        found = Library(path, envs.QUIRE_CPU_ISA)
+    except (OSError, AttributeError) as error:
         return None, f"the CPU kernel library {LIBRARY} does not load: {error}"
+    if found.sources != source_hash():
+        return None, (
+            f"the CPU kernel library {LIBRARY} was built from other sources than those beside it: run "
+            f"`python -m quire.kernels.cpu.build`"
+        )
+    return found, ""
 
 
 def library() -> Library:

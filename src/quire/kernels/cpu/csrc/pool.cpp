@@ -288,6 +288,9 @@ std::vector<const KernelSet*> usable_sets() {
 
 using namespace quire;
 
+// What this library was made from, as the build names it.
+QUIRE_API const char* quire_cpu_sources() { return QUIRE_SOURCES; }
+
 // Names of the usable instruction sets, best first, separated by commas.
 QUIRE_API const char* quire_cpu_isas() {
     static std::string names = [] {

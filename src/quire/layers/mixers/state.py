@@ -14,12 +14,12 @@ import torch
 
 from quire.attention.interface import AttentionMetadata
 from quire.config.kv_spec import KVCacheSpec, KVKind
-from quire.models.interface import StepInputs
-from quire.models.mixers.interface import LayerContext, MixerLayer
-from quire.models.workspace import TokenViews
+from quire.layers.interface import StepInputs
+from quire.layers.mixers.interface import LayerContext, MixerLayer
+from quire.layers.workspace import TokenViews
 
 if TYPE_CHECKING:
-    from quire.models.assembly import Weight
+    from quire.layers.assembly import Weight
 
 Read = Callable[[str, torch.Tensor], None]
 """Multiply the mixer's input by one of its matrices, by name, into a tensor."""

@@ -20,17 +20,17 @@ from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
+from quire.layers import weights as weight_table
+from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
+from quire.layers.describe import describe_pages, describe_weights
+from quire.layers.feed_forward import FeedForwardLayer
+from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.linear import LinearMethod, UnquantizedLinear
+from quire.layers.mixers import LayerContext, MixerLayer, kind_of
+from quire.layers.modules import modules_of, norm_places
 from quire.layers.parallel import ParallelPlan
-from quire.models import weights as weight_table
-from quire.models.assembly import Assembler, NormWeight, Sliceable, Weight
-from quire.models.describe import describe_pages, describe_weights
-from quire.models.feed_forward import FeedForwardLayer
-from quire.models.interface import CausalLM, ModelContext, StepInputs
-from quire.models.mixers import LayerContext, MixerLayer, kind_of
-from quire.models.modules import modules_of, norm_places
+from quire.layers.workspace import TokenViews, Workspace
 from quire.models.spec import PRE, DecoderSpec, GatedMLP, LayerNorm, MoE, Norm, RMSNorm
-from quire.models.workspace import TokenViews, Workspace
 
 
 @dataclasses.dataclass

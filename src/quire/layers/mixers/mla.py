@@ -19,16 +19,16 @@ from quire.kernels import latent, ops
 from quire.kernels.heads import scale_rows
 from quire.kernels.latent import HeadWeight
 from quire.kernels.ops import LinearWeight
+from quire.layers.interface import StepInputs
+from quire.layers.mixers.attention import growth_table, rotary_table
+from quire.layers.mixers.interface import LayerContext, MixerLayer
+from quire.layers.modules import LayerScope, Module, Part
 from quire.layers.parallel import ParallelPlan
-from quire.models.interface import StepInputs
-from quire.models.mixers.attention import growth_table, rotary_table
-from quire.models.mixers.interface import LayerContext, MixerLayer
-from quire.models.modules import LayerScope, Module, Part
+from quire.layers.workspace import TokenViews
 from quire.models.spec import MLA
-from quire.models.workspace import TokenViews
 
 if TYPE_CHECKING:
-    from quire.models.assembly import Weight
+    from quire.layers.assembly import Weight
 
 
 class MLALayer(MixerLayer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
@@ -17,14 +17,14 @@ from quire.attention.interface import AttentionBackend, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator
 from quire.kernels.ops import LinearWeight
+from quire.layers.interface import StepInputs
 from quire.layers.linear import LinearMethod
 from quire.layers.parallel import ParallelPlan
-from quire.models.interface import StepInputs
-from quire.models.workspace import TokenViews
+from quire.layers.workspace import TokenViews
 
 if TYPE_CHECKING:
-    from quire.models.assembly import NormWeight, Weight
-    from quire.models.modules import LayerScope, Module
+    from quire.layers.assembly import NormWeight, Weight
+    from quire.layers.modules import LayerScope, Module
 
 
 @dataclasses.dataclass
@@ -65,6 +65,9 @@ class MixerLayer(abc.ABC):
     NAMES: ClassVar[frozenset[str]]
     """Every module that a mixer of this kind may have, without `layers.N.`."""
 
+    can_shard: ClassVar[bool] = True
+    """Whether ranks can share such a mixer."""
+
     wide: int = 0
     narrow: int = 0
     can_fuse: bool = False
@@ -94,7 +97,7 @@ class MixerLayer(abc.ABC):
         elif isinstance(weight, torch.Tensor):
             self.tensors[name] = weight
         else:
-            self.norms[name] = weight
+            self.norms[name] = cast("NormWeight", weight)
 
     @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:

@@ -1,13 +1,13 @@
 """The kinds of mixers: for each class of `models/spec.py`, the layer that runs it."""
 
-from quire.models.mixers.attention import AttentionLayer
-from quire.models.mixers.delta_net import DeltaNetLayer
-from quire.models.mixers.interface import LayerContext, MixerLayer
-from quire.models.mixers.mamba import MambaLayer
-from quire.models.mixers.mamba2 import Mamba2Layer
-from quire.models.mixers.mla import MLALayer
-from quire.models.mixers.short_conv import ShortConvLayer
-from quire.models.mixers.zamba import ZambaLayer
+from quire.layers.mixers.attention import AttentionLayer
+from quire.layers.mixers.delta_net import DeltaNetLayer
+from quire.layers.mixers.interface import LayerContext, MixerLayer
+from quire.layers.mixers.mamba import MambaLayer
+from quire.layers.mixers.mamba2 import Mamba2Layer
+from quire.layers.mixers.mla import MLALayer
+from quire.layers.mixers.short_conv import ShortConvLayer
+from quire.layers.mixers.zamba import ZambaLayer
 from quire.models.spec import MLA, Attention, DeltaNet, Mamba, Mamba2, Mixer, ShortConv, Zamba
 
 MIXERS: dict[type, type[MixerLayer]] = {

@@ -12,15 +12,15 @@ import torch
 
 from quire.kernels import recurrent
 from quire.kernels.recurrent import DeltaWeights
-from quire.models.interface import StepInputs
-from quire.models.mixers.interface import LayerContext
-from quire.models.mixers.state import Read, StateLayer
-from quire.models.modules import LayerScope, Module, Part
+from quire.layers.interface import StepInputs
+from quire.layers.mixers.interface import LayerContext
+from quire.layers.mixers.state import Read, StateLayer
+from quire.layers.modules import LayerScope, Module, Part
+from quire.layers.workspace import TokenViews
 from quire.models.spec import DeltaNet
-from quire.models.workspace import TokenViews
 
 if TYPE_CHECKING:
-    from quire.models.assembly import Weight
+    from quire.layers.assembly import Weight
 
 
 class DeltaNetLayer(StateLayer):

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from quire.errors import ConfigError
 from quire.layers.linear import COLUMNS, PLAIN, ROWS, Axis, LinearMethod, Stored, UnquantizedLinear
+from quire.layers.modules import Deal, Module
 from quire.layers.parallel import ParallelPlan
-from quire.models.modules import Deal, Module
 from quire.models.spec import DecoderSpec
 
 VECTOR, TRANSPOSED = Stored((ROWS,)), Stored((COLUMNS, ROWS))

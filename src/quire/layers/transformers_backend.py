@@ -23,8 +23,8 @@ from quire.config.hf_config import HFConfig
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.errors import ConfigError
 from quire.kernels.ops import LinearWeight
+from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
-from quire.models.interface import CausalLM, ModelContext, StepInputs
 
 ATTENTION = "quire"
 """Our name among Transformers' attention implementations."""

@@ -147,8 +147,8 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
 
 def _layer_modules(scope: LayerScope) -> Iterator[Module]:
     """Norms, then the mixers', then the feed-forward's."""
-    from quire.models.feed_forward import FeedForwardLayer
-    from quire.models.mixers import kind_of
+    from quire.layers.feed_forward import FeedForwardLayer
+    from quire.layers.mixers import kind_of
 
     spec, layer = scope.spec, cast(int, scope.layer)
     mixers, mlp = spec.mixers_of(layer), spec.mlps()[layer]

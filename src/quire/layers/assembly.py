@@ -14,9 +14,9 @@ import torch
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.layers.linear import Decoded, LinearMethod
+from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan
-from quire.models.modules import Module
-from quire.models.weights import CONVOLUTION, TRANSPOSED, Block, Source
+from quire.layers.weights import CONVOLUTION, TRANSPOSED, Block, Source
 
 
 class Sliceable(Protocol):

@@ -18,14 +18,14 @@ from quire.config.kv_spec import KVCacheSpec
 from quire.errors import ConfigError
 from quire.kernels import ops, recurrent
 from quire.layers.activation import kernel_activation
+from quire.layers.interface import StepInputs
+from quire.layers.mixers.attention import AttentionLayer
+from quire.layers.mixers.interface import LayerContext
+from quire.layers.mixers.mamba2 import Mamba2Layer
+from quire.layers.modules import LayerScope, Module, Part
 from quire.layers.parallel import ParallelPlan
-from quire.models.interface import StepInputs
-from quire.models.mixers.attention import AttentionLayer
-from quire.models.mixers.interface import LayerContext
-from quire.models.mixers.mamba2 import Mamba2Layer
-from quire.models.modules import LayerScope, Module, Part
+from quire.layers.workspace import TokenViews
 from quire.models.spec import SharedBlock, Zamba
-from quire.models.workspace import TokenViews
 
 
 class _Room:
@@ -51,6 +51,8 @@ class ZambaLayer(Mamba2Layer):
     NAMES = Mamba2Layer.NAMES | {
         "zamba_norm", "block_adapter_in", "block_adapter_out", "block_linear", *BLOCK, *ADAPTERS,
     }  # fmt: skip
+
+    can_shard = False
 
     def __init__(self, mixer: Zamba, context: LayerContext) -> None:
         super().__init__(mixer.mamba, context)

@@ -14,15 +14,15 @@ from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.kernels.xielu import XIELU, set_alpha, xielu
 from quire.layers.activation import kernel_activation
+from quire.layers.interface import StepInputs
+from quire.layers.mixers.interface import LayerContext
+from quire.layers.modules import Deal, LayerScope, Module, Part
 from quire.layers.moe import Mixture, Shared
-from quire.models.interface import StepInputs
-from quire.models.mixers.interface import LayerContext
-from quire.models.modules import Deal, LayerScope, Module, Part
+from quire.layers.workspace import TokenViews, Workspace
 from quire.models.spec import FeedForward, GatedMLP, MoE
-from quire.models.workspace import TokenViews, Workspace
 
 if TYPE_CHECKING:
-    from quire.models.assembly import Weight
+    from quire.layers.assembly import Weight
 
 
 class FeedForwardLayer:

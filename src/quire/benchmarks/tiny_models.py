@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.oracles.tiny_recurrent import RECURRENT
+
+from quire.benchmarks.tiny_recurrent import RECURRENT
 
 VOCAB_SIZE = 384
 """At least 300: 256 bytes, the merges and the special tokens below, and some ids that no text makes."""
@@ -123,6 +124,11 @@ _TEXT = (
 )
 
 
+def tiny_values(architecture: str) -> dict[str, Any]:
+    """The config of an architecture's tiny model, as far as it differs from Transformers' defaults."""
+    return _COMMON | (_DEFAULTS.get(architecture) or RECURRENT.get(architecture, {}))
+
+
 def make_tiny_model(
     architecture: str,
     path: str | Path,
@@ -146,8 +152,7 @@ def make_tiny_model(
     path.mkdir(parents=True, exist_ok=True)
     shard = overrides.pop("max_shard_size", "1GB")
     model_class = getattr(transformers, architecture)
-    own = _DEFAULTS.get(architecture) or RECURRENT.get(architecture, {})
-    config = model_class.config_class(**(_COMMON | own | overrides))
+    config = model_class.config_class(**(tiny_values(architecture) | overrides))
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     _randomize(model, seed)

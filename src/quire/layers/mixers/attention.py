@@ -16,17 +16,17 @@ from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import ops, recurrent
 from quire.kernels.heads import clip, head_norm, scale_rows
+from quire.layers.assembly import NormWeight
+from quire.layers.interface import StepInputs
+from quire.layers.mixers.interface import LayerContext, MixerLayer
+from quire.layers.modules import LayerScope, Module, Part
 from quire.layers.parallel import ParallelPlan
-from quire.models.assembly import NormWeight
-from quire.models.interface import StepInputs
-from quire.models.mixers.interface import LayerContext, MixerLayer
-from quire.models.modules import LayerScope, Module, Part
+from quire.layers.workspace import TokenViews
 from quire.models.rope import Rope
 from quire.models.spec import Attention, LayerNorm, Norm, RMSNorm, Temperature
-from quire.models.workspace import TokenViews
 
 if TYPE_CHECKING:
-    from quire.models.assembly import Weight
+    from quire.layers.assembly import Weight
 
 
 class AttentionLayer(MixerLayer):

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import torch
 
 from quire.kernels import recurrent
-from quire.models.interface import StepInputs
-from quire.models.mixers.interface import LayerContext
-from quire.models.mixers.state import Read, StateLayer
-from quire.models.modules import LayerScope, Module, Part
+from quire.layers.interface import StepInputs
+from quire.layers.mixers.interface import LayerContext
+from quire.layers.mixers.state import Read, StateLayer
+from quire.layers.modules import LayerScope, Module, Part
+from quire.layers.workspace import TokenViews
 from quire.models.spec import Mamba
-from quire.models.workspace import TokenViews
 
 
 class MambaLayer(StateLayer):

@@ -9,7 +9,7 @@ import dataclasses
 
 from quire.config import HFConfig, ModelConfig, PoolingConfig
 from quire.config.pooling import ENCODERS, POSITIONS_AFTER_PADDING
-from quire.models.pooling.head import HeadLayer
+from quire.layers.pooling.head import HeadLayer
 from quire.models.spec import DecoderSpec
 
 HEAD_NAMES = (

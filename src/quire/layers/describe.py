@@ -7,8 +7,8 @@ import torch
 
 from quire.config.kv_spec import KVCacheSpec, describe_memory, group_layers
 from quire.layers.linear import PLAIN, LinearMethod, UnquantizedLinear
+from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan
-from quire.models.modules import Module
 from quire.models.spec import DecoderSpec, MoE
 
 
@@ -28,7 +28,9 @@ def describe_weights(
         if module.is_quantizable or is_head or keeps_experts:
             weight_bytes += method.weight_bytes(module.sources, rows, columns, dtype)
         else:
-            weight_bytes += rows * max(columns, 1) * (dtype.itemsize if module.columns and module.kind != "table" else 4)
+            weight_bytes += (
+                rows * max(columns, 1) * (dtype.itemsize if module.columns and module.kind != "table" else 4)
+            )
         weight_bytes += 4 * bias
     return {
         "parameters": parameters,

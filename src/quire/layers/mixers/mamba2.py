@@ -11,13 +11,13 @@ import torch
 
 from quire.kernels import ops, recurrent
 from quire.kernels.recurrent import SsdWeights
+from quire.layers.interface import StepInputs
+from quire.layers.mixers.interface import LayerContext
+from quire.layers.mixers.state import Read, StateLayer
+from quire.layers.modules import LayerScope, Module, Part
 from quire.layers.parallel import ParallelPlan
-from quire.models.interface import StepInputs
-from quire.models.mixers.interface import LayerContext
-from quire.models.mixers.state import Read, StateLayer
-from quire.models.modules import LayerScope, Module, Part
+from quire.layers.workspace import TokenViews
 from quire.models.spec import Mamba2
-from quire.models.workspace import TokenViews
 
 
 class Mamba2Layer(StateLayer):

@@ -1,0 +1,1 @@
+"""What stands on a trunk that gives vectors instead of tokens."""
