@@ -108,12 +108,23 @@ def test_the_code_for_avx512_bf16_is_right_also_where_its_instructions_are_emula
     sources, flags = build.FOLDER / "csrc", ["-std=c++17", "-O2", "-fPIC", "-pthread", "-w", "-fvisibility=hidden"]
     kernels, linked = tmp_path / "kernels.o", tmp_path / "emulated.so"
     emulate = ["-DQUIRE_ISA=generic", "-DQUIRE_EMULATE_AVX512_BF16"]
+    made_of = f'-DQUIRE_SOURCES="{build.source_hash()}"'
     subprocess.run([compiler, *flags, *emulate, "-c", sources / "kernels.cpp", "-o", kernels], check=True)
     subprocess.run(
-        [compiler, *flags, "-DQUIRE_HAVE_GENERIC", "-shared", sources / "pool.cpp", kernels, "-o", linked], check=True
+        [compiler, *flags, "-DQUIRE_HAVE_GENERIC", made_of, "-shared", sources / "pool.cpp", kernels, "-o", linked],
+        check=True,
     )
     test_module = pathlib.Path(__file__).with_name("test_cpu_kernels.py")
     done = subprocess.run(
         [sys.executable, "-c", EMULATED, linked, test_module], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_a_library_from_other_sources_is_not_used(monkeypatch):
+    from quire.kernels.cpu import library
+
+    monkeypatch.setattr(library, "source_hash", lambda: "other sources")
+    found, why = library.load.__wrapped__()
+    assert found is None
+    assert "was built from other sources" in why or "is not built" in why
