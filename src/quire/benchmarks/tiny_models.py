@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from quire.benchmarks.tiny_mixtures import MIXTURES
 from quire.benchmarks.tiny_recurrent import RECURRENT
 
 VOCAB_SIZE = 384
@@ -126,7 +127,7 @@ _TEXT = (
 
 def tiny_values(architecture: str) -> dict[str, Any]:
     """The config of an architecture's tiny model, as far as it differs from Transformers' defaults."""
-    return _COMMON | (_DEFAULTS.get(architecture) or RECURRENT.get(architecture, {}))
+    return _COMMON | (_DEFAULTS | RECURRENT | MIXTURES).get(architecture, {})
 
 
 def make_tiny_model(

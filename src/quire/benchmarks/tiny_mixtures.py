@@ -1,0 +1,101 @@
+"""Sizes of tiny models with mixtures of experts or latent attention, over those that all tiny models share (`tiny_models.py`)."""
+
+from typing import Any
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "AfmoeForCausalLM": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_shared_experts": 2,
+        "head_dim": 16, "sliding_window": 9, "global_attn_every_n_layers": 3, "route_scale": 1.5,
+        "mup_enabled": True,
+    },
+    "Cohere2MoeForCausalLM": {
+        "num_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9,
+        "sliding_window_pattern": 2, "prefix_dense_intermediate_size": 72, "logit_scale": 0.6,
+        "num_shared_experts": 2, "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "Dots1ForCausalLM": {
+        "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts":
+        2, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+        "first_k_dense_replace": 1, "sliding_window": None,
+    },
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 40, "moe_num_shared_experts": 2,
+    },
+    "ExaoneMoeForCausalLM": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "num_shared_experts": 2,
+        "sliding_window": 9, "sliding_window_pattern": 3,
+    },
+    "FlexOlmoForCausalLM": {
+        "num_experts": 5, "num_experts_per_tok": 2,
+    },
+    "Glm4MoeForCausalLM": {
+        "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts":
+        2, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+        "first_k_dense_replace": 1, "head_dim": 16, "use_qk_norm": True,
+    },
+    "Glm4MoeLiteForCausalLM": {
+        "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "n_routed_experts": 8, "moe_intermediate_size": 24,
+    },
+    "GptOssForCausalLM": {
+        "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9,
+    },
+    "GraniteMoeForCausalLM": {
+        "num_local_experts": 6, "num_experts_per_tok": 3, "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+    },
+    "GraniteMoeSWAForCausalLM": {
+        "num_local_experts": 6, "num_experts_per_tok": 3, "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+        "shared_intermediate_size": 56, "sliding_window": 9, "layer_rope_theta": [0, 10000.0, 500.0],
+    },
+    "GraniteMoeSharedForCausalLM": {
+        "num_local_experts": 6, "num_experts_per_tok": 3, "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
+        "shared_intermediate_size": 56,
+    },
+    "HYV3ForCausalLM": {
+        "num_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "num_shared_experts": 2,
+        "moe_intermediate_size": 40,
+    },
+    "HunYuanMoEV1ForCausalLM": {
+        "num_experts": 6, "moe_topk": 2, "head_dim": 16,
+    },
+    "Llama4ForCausalLM": {
+        "num_hidden_layers": 4, "num_local_experts": 5, "head_dim": 16, "intermediate_size": 40,
+        "intermediate_size_mlp": 72, "interleave_moe_layer_step": 2, "attention_chunk_size": 12,
+        "floor_scale": 8, "attn_scale": 0.5, "moe_layers": None, "no_rope_layers": None,
+    },
+    "MellumForCausalLM": {
+        "num_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "moe_intermediate_size": 40,
+        "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+    },
+    "MiniMaxM2ForCausalLM": {
+        "num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 16,
+    },
+    "Mistral4ForCausalLM": {
+        "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "n_routed_experts": 8, "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1, "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0,
+        "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1, "mscale":
+        0.7, "mscale_all_dim": 0.9, "llama_4_scaling_beta": 0.3, "partial_rotary_factor":
+        0.3333333333333333},
+    },
+    "OlmoeForCausalLM": {
+        "num_experts": 6, "num_experts_per_tok": 2,
+    },
+    "PhimoeForCausalLM": {
+        "num_local_experts": 6, "attention_bias": True, "lm_head_bias": True,
+    },
+    "SolarOpenForCausalLM": {
+        "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts":
+        2, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+        "first_k_dense_replace": 1, "head_dim": 16,
+    },
+    "YoutuForCausalLM": {
+        "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 20, "tie_word_embeddings": True, "pad_token_id": None,
+    },
+}  # fmt: skip
