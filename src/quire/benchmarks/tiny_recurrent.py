@@ -53,3 +53,4 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 20,
     },
 }  # fmt: skip
+RECURRENT["Qwen3_5MoeForCausalLM"] = RECURRENT["Qwen3NextForCausalLM"]
