@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
-from quire.layers.interface import CausalLM
 from quire.platforms.interface import DeviceRuntime, Platform
 
 if TYPE_CHECKING:
     from quire.distributed.communicator import Communicator
+    from quire.layers.interface import CausalLM
 
 
 class PendingStep(Protocol):
@@ -41,7 +41,7 @@ class Runner(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def model(self) -> CausalLM:
+    def model(self) -> "CausalLM":
         """The loaded model."""
 
     @abc.abstractmethod
