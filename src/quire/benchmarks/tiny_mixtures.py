@@ -41,10 +41,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "GptOssForCausalLM": {
         "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9,
     },
-    "GraniteMoeForCausalLM": {
-        "num_local_experts": 6, "num_experts_per_tok": 3, "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
-    },
+    "GraniteMoeForCausalLM": {"num_local_experts": 6, "num_experts_per_tok": 3},
     "GraniteMoeSWAForCausalLM": {
         "num_local_experts": 6, "num_experts_per_tok": 3, "embedding_multiplier": 3.0,
         "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0,
