@@ -225,7 +225,8 @@ def test_ling_is_granite_without_multipliers_under_other_names(kernels, tiny, tm
     """Transformers has no class for Ling; Granite with shared experts computes the same, with experts in one tensor."""
     path = tiny(
         "GraniteMoeSharedForCausalLM", num_local_experts=6, num_experts_per_tok=2, shared_intermediate_size=80,
-        intermediate_size=40, attention_multiplier=16**-0.5,
+        intermediate_size=40, attention_multiplier=16**-0.5, embedding_multiplier=1.0, residual_multiplier=1.0,
+        logits_scaling=1.0,
     )  # fmt: skip
     config = json.loads((path / "config.json").read_text())
     own = {
