@@ -60,6 +60,12 @@ def run_all(module, x_TK, norm_K, plain, pair, kind, residual_TN):
     return [*outs, residual]
 
 
+@pytest.fixture(autouse=True)
+def the_same_numbers_every_time():
+    """Tolerances are for these: what other tests drew before must not decide."""
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_every_kernel_equals_the_reference_on_ragged_shapes(config, dtype, monkeypatch):
