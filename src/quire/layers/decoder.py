@@ -147,11 +147,7 @@ class Decoder(CausalLM):
     def buffer_bytes(self) -> int:
         return self.workspace.num_bytes
 
-    # What the layers need of others.
-
-    def attention_requests(self) -> list[AttentionRequest]:
-        """What the layers need of an attention backend."""
-        return attention_requests(self.spec, self.kv_dtype, self.block_size, self.plan, self.deterministic)
+    # What the layers keep.
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         return [spec for mixer in self._mixers() for spec in mixer.kv_cache_specs()]
@@ -371,9 +367,8 @@ class Decoder(CausalLM):
         first, *others = layer.mixers
         first.run(x_TD, views.delta_TD, step, views)
         for mixer in others:
-            beside_TD = views.beside_TD
-            mixer.run(x_TD, beside_TD, step, views)
-            ops.add(beside_TD, views.delta_TD)
+            mixer.run(x_TD, views.beside_TD, step, views)
+            ops.add(views.beside_TD, views.delta_TD)
         self.communicator.all_reduce(views.delta_TD)
 
     def _run_mlp(
