@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         allowed_headers=flatten(args.allowed_headers),
         allow_credentials=args.allow_credentials,
         docs=not args.disable_fastapi_docs,
+        console=args.console,
     )
 
     def build_engine() -> Any:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.entrypoints.anthropic.errors import error_body
+from quire.entrypoints.console.routes import build_console_routes
 from quire.entrypoints.openai.errors import HTTPError, from_exception
 from quire.entrypoints.openai.middleware import Authentication, RequestContext, route_path
 from quire.entrypoints.openai.openapi import build_openapi
@@ -32,8 +33,10 @@ def build_app(
     allow_credentials: bool = False,
     root_path: str = "",
     docs: bool = True,
+    console: bool = True,
 ) -> FastAPI:
     """An application around `state`; the engine may be set later."""
+    console_routes = build_console_routes() if console else ()
     middleware = [Middleware(RequestContext, state=state, work_paths=WORK)]
     if allowed_origins:
         middleware.append(
@@ -46,7 +49,8 @@ def build_app(
             )
         )
     if api_keys:
-        middleware.append(Middleware(Authentication, keys=tuple(api_keys)))
+        paths = frozenset(route.path for route in console_routes)
+        middleware.append(Middleware(Authentication, keys=tuple(api_keys), open_paths=paths))
     app = FastAPI(
         title="Quire",
         root_path=root_path,
@@ -57,7 +61,7 @@ def build_app(
         exception_handlers={HTTPException: _protocol_error, HTTPError: _raised_error, QuireError: _raised_error},
     )
     app.state.server = state
-    app.router.routes.extend(build_routes())
+    app.router.routes.extend([*build_routes(), *console_routes])
     app.router.redirect_slashes = False
     document = build_openapi()
 

@@ -100,6 +100,9 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     levels = ("critical", "error", "warning", "info", "debug", "trace")
     responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
     responses.add_argument("--disable-uvicorn-access-log", action="store_true", help="no log line for each request")
+    responses.add_argument(
+        "--console", action=argparse.BooleanOptionalAction, default=True, help="the console, a page at / (on)"
+    )
     responses.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
     responses.add_argument(
         "--shutdown-timeout",

@@ -115,17 +115,19 @@ def _offered_key(scope: Scope) -> bytes | None:
 
 
 class Authentication:
-    """Every route but the open ones needs `Authorization: Bearer KEY` (or `X-Api-Key: KEY`, as Anthropic's clients send).
+    """Every route needs `Authorization: Bearer KEY` (or `X-Api-Key: KEY`, as Anthropic's clients send), but for
+    `OPEN_PATHS` and `open_paths`.
 
     Keys are kept as SHA-256 hashes, and all of them are compared in constant time.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str], open_paths: Iterable[str] = ()) -> None:
         self._app = app
+        self._open_paths = frozenset((*OPEN_PATHS, *open_paths))
         self._hashes = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] == "http" and scope["method"] != "OPTIONS" and route_path(scope) not in OPEN_PATHS
+        guarded = scope["type"] == "http" and scope["method"] != "OPTIONS" and route_path(scope) not in self._open_paths
         if guarded and not self._is_known(_offered_key(scope)):
             headers = {"www-authenticate": "Bearer"}
             message = "A valid API key is needed: send it as 'Authorization: Bearer KEY'."

@@ -1,0 +1,1 @@
+"""The console: a page for people, on the server that it shows."""
