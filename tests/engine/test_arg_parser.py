@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.arg_parser import HELP, ArgumentParser, human_int
+from quire.engine.arg_help import visible_options
+from quire.engine.arg_parser import GROUPS, HELP, ArgumentParser, human_int
+from quire.engine.arg_unavailable import UNAVAILABLE
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.errors import ConfigError
+
+FIELDS = [field for field in dataclasses.fields(AsyncEngineArgs) if field.name != "placement_group"]
 
 
 def parser() -> ArgumentParser:
@@ -34,7 +38,7 @@ def test_no_flags_give_the_defaults() -> None:
     assert parse() == AsyncEngineArgs()
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(AsyncEngineArgs) if f.name != "placement_group"])
+@pytest.mark.parametrize("field", [field.name for field in FIELDS])
 def test_every_field_has_a_flag_with_both_spellings(field: str) -> None:
     options = parser()._option_string_actions
     assert options[f"--{field.replace('_', '-')}"].dest == field
@@ -104,6 +108,69 @@ def test_json_options_take_json_and_dotted_keys_together() -> None:
     assert changed("--hf-overrides", '{"a": 1}', "--hf-overrides.b", "true") == {"hf_overrides": {"a": 1, "b": True}}
 
 
+def test_a_plus_appends_to_a_list_of_a_json_option() -> None:
+    words = ["--hf-overrides.a+", "x", "--hf-overrides.a+=y", "--hf-overrides.a+", '["z", 1]']
+    assert changed(*words) == {"hf_overrides": {"a": ["x", "y", "z", 1]}}
+
+
+VLLM_DEFAULTS = [
+    ["--speculative-config", "{}"], ["--no-enable-dbo"], ["--max-loras", "1"], ["--mm-encoder-tp-mode", "weights"],
+    ["--compilation-config.level", "3"], ["-cc.mode=3"], ["-dcp", "1"], ["--all2all-backend=allgather_reducescatter"],
+    ["-O1"], ["-O", "2"], ["-O3"], ["--optimization-level", "2"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", VLLM_DEFAULTS, ids=" ".join)
+def test_flags_of_what_is_not_there_are_taken_at_their_defaults(words: list[str]) -> None:
+    assert changed(*words) == {}
+
+
+def test_the_lowest_optimization_level_records_no_steps() -> None:
+    assert changed("-O0") == {"enforce_eager": True}
+
+
+@pytest.mark.parametrize("name", sorted(UNAVAILABLE))
+def test_everything_unavailable_has_a_flag_that_refuses(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not available yet|invalid int value"):
+        parse(f"--{name.replace('_', '-')}", '["something else"]')
+
+
+def help_on(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        parser().parse_args([f"--help={topic}" if topic else "--help"])
+    return capsys.readouterr().out
+
+
+def test_help_lists_the_groups_and_everything_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    short = help_on("", capsys)
+    assert all(f"\n  {title}\n" in short for title in GROUPS.values()) and "--max-num-seqs" not in short
+    assert "max-num-seqs" in short and "--help=all" in short
+    everything = help_on("all", capsys)
+    assert all(f"--{f.name.replace('_', '-')}" in everything for f in FIELDS)
+    assert "--speculative-config" not in everything
+
+
+@pytest.mark.parametrize("topic", ["scheduler", "Scheduler", "SchedulerConfig"])
+def test_help_on_a_group_shows_that_group(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_on(topic, capsys)
+    assert "--max-num-seqs" in text and "\nScheduler:" in text and "--max-model-len" not in text
+
+
+@pytest.mark.parametrize("topic", ["max-model", "max_model_len", "--max-model-len", "tokens a request may have"])
+def test_help_on_a_word_shows_the_flags_that_speak_of_it(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_on(topic, capsys)
+    assert "--max-model-len" in text and "--tokenizer-mode" not in text
+
+
+def test_help_on_nothing_known_is_an_error_with_a_hint() -> None:
+    with pytest.raises(ConfigError, match="nothing here speaks of 'max-modle-len'; did you mean --max-model-len"):
+        parser().parse_args(["--help=max-modle-len"])
+
+
+def test_every_flag_has_a_text() -> None:
+    assert [action.dest for action in visible_options(parser()) if not action.help] == []
+
+
 def test_lists_take_several_words() -> None:
     assert changed("--served-model-name", "a", "b") == {"served_model_name": ["a", "b"]}
 
@@ -120,8 +187,13 @@ def test_lists_take_several_words() -> None:
         (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "both as a value and as an object"),
         (["--hf-overrides", "{", "--hf-overrides.a", "1"], "not valid JSON"),
         (["--swap-space", "x"], "--swap-space"),
-        (["--speculative-config", "{}"], "--speculative-config is not available yet"),
-        (["--enable-lora"], "--enable-lora is not available yet"),
+        (["--speculative-config.method", "ngram"], "speculative_config={'method': 'ngram'} is not available yet"),
+        (["-sc", '{"method": "ngram"}'], "speculative_config={'method': 'ngram'} is not available yet"),
+        (["--enable-dbo"], "enable_dbo=True is not available yet"),
+        (["--mm-encoder-tp-mode", "data"], "mm_encoder_tp_mode='data' is not available yet"),
+        (["--cudagraph-capture-sizes", "1", "2"], "cudagraph_capture_sizes=1 is not available yet"),
+        (["-O4"], "invalid choice: 4"),
+        (["--hf-overrides.a", "1", "--hf-overrides.a+", "2"], "both as a value and as a list"),
         (["--zzz"], "see `quire test --help`"),
         (["--max-model"], "did you mean --max-model-len"),
     ],
@@ -172,6 +244,11 @@ def test_a_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
         ("max-model-lem: 5", "'max-model-lem' is not an option; did you mean 'max-model-len'"),
         ("max-model-len: many", "max-model-len: 'many' is not a whole number"),
         ("enforce-eager: 3", "enforce-eager=3 must be true or false"),
+        ("swap-space: [1, 2]", r"swap-space=\[1, 2\] must be one value"),
+        ("max-model-len: 4.5", "'4.5' is not a whole number"),
+        ("optimization-level: 9", "'9' is not one of 0, 1, 2, 3"),
+        ("enable-dbo: true", "enable_dbo=True is not available yet"),
+        ("hf-overrides: 3\nhf-overrides.a: 1", "both as a value and as an object"),
         ("[1, 2]", "must hold a mapping"),
         ("a: [", "is not valid YAML"),
         ("a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
@@ -181,6 +258,24 @@ def test_a_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse("--config", write(tmp_path / "a.yaml", text))
+
+
+def test_a_file_may_hold_dotted_keys_empty_values_and_defaults_of_what_is_not_there(tmp_path: Path) -> None:
+    text = "hf-overrides.a.b: 1\nhf-overrides.a.c: x\nrevision:\nmax-loras: 1\nenable-dbo: false\n"
+    text += "seed: 7\noptimization-level: 0\n"
+    expected = {"hf_overrides": {"a": {"b": 1, "c": "x"}}, "seed": 7, "enforce_eager": True}
+    assert changed("--config", write(tmp_path / "a.yaml", text)) == expected
+
+
+def test_a_positional_model_wins_over_the_files(tmp_path: Path) -> None:
+    made = ArgumentParser(prog="quire test")
+    made.add_argument("model_tag", nargs="?")
+    AsyncEngineArgs.add_cli_args(made)
+    path = write(tmp_path / "a.yaml", "model: a\n")
+    assert made.parse_args(["--config", path]).model == "a"
+    parsed = made.parse_args(["b", "--config", path])
+    assert (parsed.model_tag, parsed.model) == ("b", None)
+    assert made.parse_args(["b", "--config", path, "--model", "c"]).model == "c"
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

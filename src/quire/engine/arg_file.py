@@ -5,6 +5,8 @@ Knows YAML and the parser's flags. What the values may be is checked like those 
 
 import argparse
 import difflib
+import json
+import typing
 from typing import Any
 
 from quire.config import limits
@@ -33,21 +35,32 @@ def named_file(args: list[str]) -> str | None:
     return None
 
 
-def apply_file(parser: argparse.ArgumentParser, flags: dict[str, argparse.Action], path: str) -> None:
-    """Make a file's values the parser's defaults.
+def apply_file(parser: argparse.ArgumentParser, flags: dict[str, argparse.Action], path: str) -> dict[str, Any]:
+    """Make a file's values the parser's defaults; gives them by destination.
 
     Raises:
         ConfigError: the file cannot be read, or has a key or value that no flag takes.
     """
     defaults: dict[str, Any] = {}
     for key, value in _read(path).items():
-        action = flags.get(f"--{key.replace('_', '-')}")
+        name = f"--{key.replace('_', '-')}"
+        action = flags.get(name)
         if action is None or action.dest in ("help", "config"):
             near = difflib.get_close_matches(f"--{key}", flags, n=1)
             hint = f"; did you mean {near[0].lstrip('-')!r}?" if near else ""
             raise ConfigError(f"{path}: {key!r} is not an option{hint}", setting=key)
+        if value is None:
+            continue  # `key:` alone says nothing
+        if action.dest == argparse.SUPPRESS:
+            asked = argparse.Namespace()  # what the flag itself would set
+            text = value if isinstance(value, str) else json.dumps(value)
+            action(parser, asked, _one(action, key, text, path), name)
+            defaults |= vars(asked)
+            continue
         defaults[action.dest] = _converted(action, key, value, path)
+        action.required = False
     parser.set_defaults(**defaults)
+    return defaults
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -67,17 +80,47 @@ def _read(path: str) -> dict[str, Any]:
         return {}
     if not is_dict(content) or not all(type(key) is str for key in content):
         raise ConfigError(f"config={path!r} must hold a mapping from option names to values", setting="config")
-    return content
+    return _folded(content)
+
+
+def _folded(content: dict[str, Any]) -> dict[str, Any]:
+    """`hf-overrides.rope.factor: 2` as the nested mapping that it stands for."""
+    folded: dict[str, Any] = {}
+    for key, value in content.items():
+        *parents, last = key.split(".")
+        target = folded
+        for parent in parents:
+            inner: Any = target.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{key!r}: {parent!r} is given both as a value and as an object", setting=key)
+            target = typing.cast("dict[str, Any]", inner)
+        target[last] = value
+    return folded
 
 
 def _converted(action: argparse.Action, key: str, value: Any, path: str) -> Any:
     if action.nargs in ("+", "*"):
-        return list(value) if is_sequence(value) else [value]
-    if isinstance(value, str) and action.type is not None and callable(action.type):
-        try:
-            return action.type(value)
-        except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
-            raise ConfigError(f"{path}: {key}: {error}", setting=key) from error
-    if isinstance(action, argparse.BooleanOptionalAction) and not isinstance(value, bool):
-        raise ConfigError(f"{path}: {key}={value!r} must be true or false", setting=key)
-    return value
+        return [_one(action, key, item, path) for item in (value if is_sequence(value) else [value])]
+    return _one(action, key, value, path)
+
+
+def _one(action: argparse.Action, key: str, value: Any, path: str) -> Any:
+    """One value, checked as on the command line."""
+    is_switch = action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
+    if is_switch:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{path}: {key}={value!r} must be true or false", setting=key)
+        return value
+    if is_dict(value) or is_sequence(value):
+        if action.type in (None, str, int, float):
+            raise ConfigError(f"{path}: {key}={value!r} must be one value", setting=key)
+        return value
+    converted = value
+    try:
+        converted = action.type(str(value)) if callable(action.type) else str(value)
+    except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: {key}: {error}", setting=key) from error
+    if action.choices is not None and converted not in action.choices:
+        allowed = ", ".join(map(str, action.choices))
+        raise ConfigError(f"{path}: {key}={value!r} is not one of {allowed}", setting=key)
+    return converted

@@ -13,9 +13,11 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from quire.engine import arg_file
-from quire.engine.arg_unavailable import ALIASES, UNAVAILABLE
+from quire.engine import arg_file, arg_help
+from quire.engine.arg_foreign import SHORT_FOREIGN
+from quire.engine.arg_unavailable import ALIASES, UNAVAILABLE, check_unavailable
 from quire.errors import ConfigError
+from quire.guards import is_sequence
 
 GROUPS = {
     "model": "Model",
@@ -64,9 +66,15 @@ HELP = {
     "convert": "what a pooling model gives: auto (as its architecture), embed, classify or reward",
     "task": "older spelling of runner and convert: generate, embed, classify, score or reward",
     "pooler_config": 'JSON object: how to pool, for example {"seq_pooling_type": "MEAN", "use_activation": false}',
+    "code_revision": "accepted for compatibility: code of a checkpoint is never run",
+    "tokenizer_revision": "branch, tag or commit of the tokenizer at the hub",
+    "disable_sliding_window": "limit max_model_len to the model's sliding window",
+    "allowed_local_media_path": "folder whose files requests may name",
+    "enable_sleep_mode": "accepted for compatibility: an engine can always be put to sleep",
     "load_format": "auto, safetensors, pt (pickled tensors), sharded_state (saved by Quire) or dummy (random weights)",
     "download_dir": "where downloads are kept",
     "ignore_patterns": "file name patterns not to read",
+    "model_loader_extra_config": "JSON object for the loader of load_format",
     "block_size": "tokens a KV-cache page (16)",
     "gpu_memory_utilization": "share of the device's memory to use",
     "kv_cache_memory_bytes": "size of the KV cache, for example 2G",
@@ -76,6 +84,16 @@ HELP = {
     "enable_prefix_caching": "keep pages of finished prompts for reuse (on)",
     "prefix_caching_hash_algo": "blake2b or sha256",
     "kv_events_config": 'JSON object, {"enable_kv_cache_events": true} turns events on',
+    "cpu_offload_gb": "GiB of weights to keep in host memory; only 0 so far",
+    "pipeline_parallel_size": "ranks that share the layers, one after another",
+    "tensor_parallel_size": "ranks that share every layer",
+    "data_parallel_size": "copies of the model",
+    "enable_expert_parallel": "give each rank whole experts",
+    "disable_custom_all_reduce": "use the collectives of the communication library alone",
+    "max_parallel_loading_workers": "ranks that read weights at a time; not to be set yet",
+    "ray_workers_use_nsight": "profile Ray's workers; not available yet",
+    "num_lookahead_slots": "slots for drafted tokens; only 0 so far",
+    "delay_factor": "wait this share of the last prefill's time before the next",
     "distributed_executor_backend": "uni, mp, ray, external_launcher or a class path",
     "worker_cls": "class path of the worker",
     "max_num_batched_tokens": "tokens a step, for example 8k",
@@ -135,20 +153,43 @@ def json_object(text: str) -> dict[str, Any]:
 
 class ArgumentParser(argparse.ArgumentParser):
     """As argparse's, and: `--max_model_len` is `--max-model-len`; `--hf-overrides.rope.factor 2` sets a key of a JSON
-    option; a wrong flag gets a hint; nothing is guessed from a flag's first letters."""
+    option; a wrong flag gets a hint; nothing is guessed from a flag's first letters; `--help=WORD` searches."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
-        super().__init__(*args, **kwargs)
+        add_help = kwargs.pop("add_help", True)
+        super().__init__(*args, add_help=False, **kwargs)
+        self._accepted: dict[str, tuple[Any, ...]] = {}
+        if add_help:
+            text = "this text; =GROUP, =KEYWORD or =all tell more"
+            self.add_argument("-h", "--help", action=arg_help.HelpAction, metavar="WHAT", help=text)
+
+    def accept_at_default(self, table: dict[str, tuple[Any, ...]]) -> None:
+        """Settings that are not there: their flags are taken at the values in `table`, else refused."""
+        self._accepted |= table
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         import sys
 
+        self._add_accepted()
         given = self._normalise(list(sys.argv[1:] if args is None else args))
         path = arg_file.named_file(given) if arg_file.FLAG in self._option_string_actions else None
-        if path is not None:
-            arg_file.apply_file(self, self._option_string_actions, path)
-        return super().parse_known_args(given, namespace)
+        from_file = {} if path is None else arg_file.apply_file(self, self._option_string_actions, path)
+        parsed, rest = super().parse_known_args(given, namespace)
+        if "model" in from_file and getattr(parsed, "model_tag", None) and parsed.model is from_file["model"]:
+            parsed.model = None  # `quire serve MODEL` wins over the file's
+        return parsed, rest
+
+    def format_help(self) -> str:
+        return arg_help.help_text(self, "all")
+
+    def _add_accepted(self) -> None:
+        for name, values in self._accepted.items():
+            flag = f"--{name.replace('_', '-')}"
+            words = [word for word in (flag, *SHORT_FOREIGN.get(name, ())) if word not in self._option_string_actions]
+            if flag in words:
+                no = [f"--no-{flag[2:]}"] if any(isinstance(value, bool) for value in values) else []
+                self.add_argument(*words, *no, action=_AcceptedAtDefault, name=name, table=self._accepted)
 
     def _normalise(self, args: list[str]) -> list[str]:
         flags: set[str] = set(self._option_string_actions)
@@ -162,10 +203,10 @@ class ArgumentParser(argparse.ArgumentParser):
                 plain += args[index - 1 :]
                 break
             name, has_value, value = arg.partition("=")
-            if not name.startswith("--"):
+            base, _, path = name.partition(".")
+            if not name.startswith("--") and (not path or base not in flags):
                 plain.append(arg)
                 continue
-            base, _, path = name.partition(".")
             flag = base if base in flags else base.replace("_", "-")
             if path and flag in flags:
                 if not has_value:
@@ -189,25 +230,65 @@ class ArgumentParser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown is None:
             return f" (see `{self.prog} --help`)"
-        flag = unknown[1].split("=")[0]
-        if flag.lstrip("-").split(".")[0].replace("-", "_") in UNAVAILABLE:
-            return f" ({flag} is not available yet in Quire; leave it out)"
-        near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+        flag = unknown[1].split("=")[0].split(".")[0]
+        names = [name for action in arg_help.visible_options(self) for name in action.option_strings]
+        near = difflib.get_close_matches(flag, names, n=1)
         return f" (did you mean {near[0]}?)" if near else f" (see `{self.prog} --help`)"
 
 
+class _AcceptedAtDefault(argparse.Action):
+    """The hidden flag of a setting that is not there."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, name: str, table: dict[str, tuple[Any, ...]]) -> None:
+        super().__init__(
+            option_strings,
+            argparse.SUPPRESS,
+            nargs="?",
+            const="true",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+        self._name = name
+        self._table = table
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        value = False if str(option_string).startswith("--no-") else _read_value(str(values))
+        check_unavailable(self._name, value, set(), self._table)
+
+
+class _OptimizationLevel(argparse.Action):
+    """`-O0` is `--enforce-eager`; the levels above trade a compile phase for speed, and there is none here."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if values == 0:
+            namespace.enforce_eager = True
+
+
+def _read_value(text: str) -> Any:
+    """JSON where it reads as such, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _set_path(target: dict[str, Any], path: str, text: str) -> None:
-    """Set a nested key; the value is JSON where it reads as such, else a string."""
+    """Set a nested key; `key+` appends to a list."""
     *parents, last = path.split(".")
     for parent in parents:
         inner = target.setdefault(parent, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"{path!r}: {parent!r} is given both as a value and as an object")
         target = typing.cast("dict[str, Any]", inner)
-    try:
-        target[last] = json.loads(text)
-    except ValueError:
-        target[last] = text
+    value = _read_value(text)
+    if not last.endswith("+"):
+        target[last] = value
+        return
+    last = last[:-1]
+    items = target.setdefault(last, [])
+    if not isinstance(items, list):
+        raise ConfigError(f"{path!r}: {last!r} is given both as a value and as a list")
+    typing.cast("list[Any]", items).extend(value if is_sequence(value) else [value])
 
 
 def _with_dotted(args: list[str], dotted: dict[str, dict[str, Any]]) -> list[str]:
@@ -239,6 +320,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
             continue  # the caller has its own (a positional model, for example), or no text could say it
         default = field.default_factory() if callable(field.default_factory) else field.default
         group.add_argument(*_flag_names(field.name), **_flag_options(field.name, hints[field.name], default))
+        if field.name == "enforce_eager":
+            text = "0 is --enforce-eager; 1, 2 and 3 are the same: nothing is compiled at start"
+            levels: Any = {"type": int, "choices": (0, 1, 2, 3), "dest": argparse.SUPPRESS, "help": text}
+            group.add_argument("-O", "--optimization-level", action=_OptimizationLevel, metavar="LEVEL", **levels)
+    if isinstance(parser, ArgumentParser):
+        parser.accept_at_default(UNAVAILABLE)
 
 
 def _flag_names(name: str) -> list[str]:
@@ -248,7 +335,7 @@ def _flag_names(name: str) -> list[str]:
 
 def _flag_options(name: str, hint: Any, default: Any) -> dict[str, Any]:
     kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
-    options: dict[str, Any] = {"default": default, "dest": name, "help": HELP.get(name, "as in vLLM")}
+    options: dict[str, Any] = {"default": default, "dest": name, "help": HELP.get(name, "")}
     if default not in (None, "", False, {}):
         options["help"] += f" (default: {default})"
     if bool in kinds:

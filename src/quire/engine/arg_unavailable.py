@@ -10,6 +10,7 @@ import difflib
 import functools
 from typing import Any, TypeVar
 
+from quire.engine.arg_foreign import FOREIGN
 from quire.errors import ConfigError
 
 T = TypeVar("T")
@@ -28,11 +29,11 @@ _OFF = (None, False)
 _NOTHING: tuple[Any, ...] = (None, {}, [], "")
 
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {
+    **FOREIGN,
     **dict.fromkeys(
         (
             "additional_config",
             "allowed_media_domains",
-            "compilation_config",
             "attention_config",
             "kernel_config",
             "default_mm_loras",
@@ -110,6 +111,7 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     ),
     "reasoning_parser_plugin": _NOTHING,
     "config_format": ("auto", "hf"),
+    "compilation_config": (*_NOTHING, 3, {"level": 3}, {"mode": 3}),
     "all2all_backend": ("allgather_reducescatter", None),
     "decode_context_parallel_size": (1,),
     "prefill_context_parallel_size": (1,),
@@ -128,7 +130,7 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "offload_num_in_group": (1,),
     "offload_prefetch_step": (1,),
     "offload_params": _NOTHING,
-    "optimization_level": (None, 2),
+    "optimization_level": (None, 1, 2, 3),
     "performance_mode": ("balanced", None),
     "renderer_num_workers": (1,),
     "safetensors_load_strategy": (None, "lazy"),
@@ -196,18 +198,22 @@ def _is_among(value: Any, defaults: tuple[Any, ...]) -> bool:
     return any(isinstance(value, bool) == isinstance(default, bool) and value == default for default in defaults)
 
 
-def check_unavailable(name: str, value: Any, known: set[str]) -> None:
+def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, tuple[Any, ...]] = UNAVAILABLE) -> None:
     """Accept a setting that Quire does not have where it is at its default.
+
+    Args:
+        known: names that exist, for a hint.
+        table: setting to its accepted values.
 
     Raises:
         ConfigError: another value, or a name that nobody knows.
     """
-    if name not in UNAVAILABLE:
+    if name not in table:
         near = difflib.get_close_matches(name, [*known, *ALIASES, *UNAVAILABLE], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{name!r} is not an engine setting{hint}", setting=name)
-    if not _is_among(value, UNAVAILABLE[name]):
-        instead = _INSTEAD.get(name, f"leave it out (accepted: {', '.join(map(repr, UNAVAILABLE[name]))})")
+    if not _is_among(value, table[name]):
+        instead = _INSTEAD.get(name, f"leave it out (accepted: {', '.join(map(repr, table[name]))})")
         shown = "" if name == "hf_token" else f"={value!r}"
         raise ConfigError(f"{name}{shown} is not available yet in Quire; {instead}", setting=name)
 
