@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.entrypoints.openai.server import ServerProcess
     from quire.entrypoints.openai.state import ServerState
 
-    state = ServerState(_settings(args))
+    state = ServerState(server_settings(args))
     app = build_app(
         state,
         api_keys=keys,
@@ -108,7 +108,12 @@ def _api_keys(args: argparse.Namespace) -> list[str]:
     return keys
 
 
-def _settings(args: argparse.Namespace) -> Any:
+def server_settings(args: argparse.Namespace) -> Any:
+    """The operator's choices as routes see them.
+
+    Raises:
+        ConfigError: a parser that nobody knows.
+    """
     from quire import envs
     from quire.entrypoints.openai.state import ServerSettings
     from quire.parsers.choice import choose_formats

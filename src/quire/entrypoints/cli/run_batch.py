@@ -1,0 +1,247 @@
+"""`quire run-batch`: answers for OpenAI's batch files, by the server's own routes, without a server.
+
+Lines are worked on together and written in the order of the input as soon as they and all before them are there. A line that is
+wrong gets an error line. `--resume` goes on after the last whole line of the output.
+"""
+
+import argparse
+import asyncio
+import collections
+import itertools
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from quire.entrypoints.cli import batch_file
+from quire.entrypoints.cli.batch_file import BatchRequest, BatchResult
+from quire.errors import ConfigError, EngineDeadError
+
+if TYPE_CHECKING:
+    from quire.entrypoints.openai.state import ServerState
+
+WINDOW = 16
+"""Answers that may wait to be written, as a multiple of the requests in flight."""
+RETRY_S = 0.2
+"""Until a line is tried again that found the queue full."""
+OFFLINE_GROUPS = ("Chat", "Answers and log")
+"""The server's groups of flags that mean something here."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The files, and the flags of answers and of the engine."""
+    from quire.engine.arg_utils import AsyncEngineArgs
+
+    parser.add_argument(
+        "-i", "--input-file", required=True, metavar="FILE", help="requests: a path or an http(s) address"
+    )
+    parser.add_argument(
+        "-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or an http(s) address to PUT to"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on after the last whole line of an output that exists"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
+    parser.add_argument(
+        "--output-tmp-dir",
+        metavar="DIR",
+        help="where answers are kept until they are PUT (the system's temporary folder)",
+    )
+    parser.add_argument("--max-inflight", type=int, metavar="N", help="requests at once (twice --max-num-seqs)")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    _add_answer_flags(parser)
+    AsyncEngineArgs.add_cli_args(parser)
+
+
+def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
+    """Those of the server that shape answers; the rest, of sockets and clients, at their defaults."""
+    from quire.entrypoints.openai.cli_args import add_server_arguments
+
+    server = argparse.ArgumentParser(add_help=False)
+    add_server_arguments(server)
+    for group in server._action_groups:
+        if group.title in OFFLINE_GROUPS:
+            shown = parser.add_argument_group(group.title)
+            for action in group._group_actions:
+                shown._add_action(action)
+        else:
+            parser.set_defaults(**{action.dest: action.default for action in group._group_actions})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, answer, write."""
+    if args.max_inflight is not None and args.max_inflight < 1:
+        raise ConfigError(f"max_inflight={args.max_inflight} must be at least 1.", setting="max_inflight")
+    requests, output = args.input_file, args.output_file
+    temporary: list[str] = []
+    if batch_file.is_url(requests):
+        temporary.append(batch_file.new_temporary_file(args.output_tmp_dir))
+        batch_file.download(requests, temporary[-1])
+        requests = temporary[-1]
+    if batch_file.is_url(output):
+        if args.resume:
+            raise ConfigError("resume: an output that is PUT cannot be resumed; write to a file.", setting="resume")
+        temporary.append(output := batch_file.new_temporary_file(args.output_tmp_dir))
+    total = batch_file.count_lines(requests)
+    if not total:
+        raise ConfigError(f"input_file: {args.input_file!r} holds no request.", setting="input_file")
+    done = _resume_point(args, output, requests)
+    if done < total:
+        with batch_file.open_output(output, append=bool(done)) as sink:
+            asyncio.run(_serve_offline(args, requests, sink, done, total))
+    else:
+        print(f"{args.output_file}: all {total} lines are answered already", file=sys.stderr)
+    if batch_file.is_url(args.output_file):
+        batch_file.upload(output, args.output_file)
+    for path in temporary:
+        os.unlink(path)
+    return 0
+
+
+def _resume_point(args: argparse.Namespace, output: str, requests: str) -> int:
+    if args.resume and args.overwrite:
+        raise ConfigError("resume and overwrite: give one of them.", setting="resume")
+    if not os.path.exists(output) or not os.path.getsize(output) or args.overwrite:
+        return 0
+    if args.resume:
+        return batch_file.find_resume_point(output, requests)
+    message = f"output_file: {output!r} exists; --resume goes on with it, --overwrite replaces it."
+    raise ConfigError(message, setting="output_file")
+
+
+async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO, done: int, total: int) -> None:
+    """Start an engine, answer the lines after the first `done`, end it."""
+    from tqdm import tqdm
+
+    from quire.engine.arg_utils import AsyncEngineArgs
+    from quire.entrypoints.cli.serve import server_settings
+    from quire.entrypoints.openai.app import build_app
+    from quire.entrypoints.openai.engine_start import start_engine
+    from quire.entrypoints.openai.state import ServerState
+
+    state = ServerState(server_settings(args))
+    engine = await asyncio.to_thread(start_engine, AsyncEngineArgs.from_cli_args(args), state)
+    state.set_engine(engine)
+    counts: collections.Counter[bool] = collections.Counter()
+    try:
+        limit = args.max_inflight or 2 * engine.config.scheduler.max_num_seqs
+        answerer = LineAnswerer(build_app(state, docs=False), state)
+        lines = batch_file.read_lines(requests)
+        for line in itertools.islice(lines, done):
+            answerer.skip(line)
+        with tqdm(total=total, initial=done, unit="line", disable=args.no_progress) as progress:
+
+            def write(result: BatchResult) -> None:
+                sink.write(batch_file.as_line(result))
+                sink.flush()
+                counts[result.error is None] += 1
+                progress.update()
+
+            await answer_lines(lines, answerer.answer, write, limit)
+    finally:
+        await asyncio.to_thread(engine.shutdown)
+    print(f"{counts[True]} lines answered, {counts[False]} refused or failed", file=sys.stderr)
+
+
+class LineAnswerer:
+    """Answers a line by the server's application.
+
+    Args:
+        app: the application around `state`.
+    """
+
+    def __init__(self, app: Any, state: "ServerState") -> None:
+        from quire.entrypoints.openai.operations import OPERATIONS
+
+        self._app = app
+        self._state = state
+        self._closed = {path for path, _, _ in OPERATIONS}
+        self._seen: set[str] = set()
+        self._running = 0
+
+    def skip(self, line: bytes) -> None:
+        """A line that was answered by an earlier run."""
+        if isinstance(request := batch_file.read_request(line), BatchRequest):
+            self._seen.add(request.custom_id)
+
+    async def answer(self, line: bytes) -> BatchResult:
+        """The line's result.
+
+        Raises:
+            EngineDeadError: the engine has died; no further line can be answered.
+        """
+        request = batch_file.read_request(line)
+        if isinstance(request, BatchResult):
+            return request
+        if request.custom_id in self._seen:
+            text = f"custom_id: {request.custom_id[:200]!r} stands on an earlier line too."
+            return batch_file.failed(request.custom_id, "duplicate_custom_id", text)
+        self._seen.add(request.custom_id)
+        if request.url.partition("?")[0] in self._closed:
+            text = f"url: {request.url[:200]!r} is an operator's route, not one for requests."
+            return batch_file.failed(request.custom_id, "invalid_url", text)
+        if b'"stream"' in bytes(request.body) and _streams(request):
+            return batch_file.failed(request.custom_id, "invalid_request", "stream: a batch file's answers are whole.")
+        self._running += 1
+        try:
+            return await self._ask(request)
+        finally:
+            self._running -= 1
+
+    async def _ask(self, request: BatchRequest) -> BatchResult:
+        from quire.entrypoints.cli.in_process import call_app
+
+        while True:
+            answer = await call_app(self._app, "POST", request.url, bytes(request.body))
+            if answer.status >= 500 and self._state.engine.errored:
+                raise EngineDeadError("The engine has died; --resume goes on after the lines that are written.")
+            if answer.status != 429 or self._running < 2:
+                break
+            await asyncio.sleep(RETRY_S)  # others are in the queue, and leave it
+        return batch_file.answered(request, answer.status, answer.headers.get("x-request-id", ""), answer.body)
+
+
+def _streams(request: BatchRequest) -> bool:
+    import msgspec
+
+    try:
+        body: Any = msgspec.json.decode(request.body)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return isinstance(body, dict) and bool(body.get("stream"))
+
+
+async def answer_lines(
+    lines: Iterable[bytes],
+    answer: Callable[[bytes], Awaitable[BatchResult]],
+    write: Callable[[BatchResult], None],
+    max_inflight: int,
+) -> None:
+    """Give every line to `answer`, at most `max_inflight` at a time, and its result to `write`, in the order of the lines.
+
+    Raises:
+        what `answer` raises; the lines in flight are cancelled.
+    """
+    running = asyncio.Semaphore(max_inflight)
+
+    async def work(line: bytes) -> BatchResult:
+        try:
+            return await answer(line)
+        finally:
+            running.release()
+
+    waiting: collections.deque[asyncio.Task[BatchResult]] = collections.deque()
+    try:
+        for line in lines:
+            await running.acquire()
+            waiting.append(asyncio.ensure_future(work(line)))
+            while waiting and (waiting[0].done() or len(waiting) >= WINDOW * max_inflight):
+                write(await waiting[0])
+                waiting.popleft()
+        while waiting:
+            write(await waiting[0])
+            waiting.popleft()
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -1,0 +1,254 @@
+"""`quire run-batch`: a line in, a line out, in order; bad lines harm no other; an output that exists is gone on with."""
+
+import asyncio
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.oracles.fake_async_llm import FakeAsyncLLM
+
+from quire.entrypoints.cli import batch_file
+from quire.entrypoints.cli.batch_file import BatchResult
+from quire.entrypoints.cli.main import main
+from quire.entrypoints.cli.run_batch import LineAnswerer, answer_lines
+from quire.entrypoints.openai.app import build_app
+from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.errors import CapacityError, ConfigError, EngineDeadError
+
+
+def line(custom_id: str, body: Any, url: str = "/v1/completions", **fields: Any) -> bytes:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body, **fields}).encode() + b"\n"
+
+
+def complete(custom_id: str, prompt: str = "ab", **fields: Any) -> bytes:
+    return line(custom_id, {"prompt": prompt, "max_tokens": 4, **fields})
+
+
+def answerer(engine: FakeAsyncLLM) -> LineAnswerer:
+    state = ServerState(ServerSettings(), engine)
+    return LineAnswerer(build_app(state, docs=False), state)
+
+
+def answers(*lines: bytes, engine: FakeAsyncLLM | None = None, max_inflight: int = 4) -> list[dict[str, Any]]:
+    """The output lines of a batch over the fake engine."""
+    written: list[dict[str, Any]] = []
+
+    def write(result: BatchResult) -> None:
+        text = batch_file.as_line(result)
+        assert text.count(b"\n") == 1
+        written.append(json.loads(text))
+
+    asyncio.run(answer_lines(lines, answerer(engine or FakeAsyncLLM()).answer, write, max_inflight))
+    return written
+
+
+def test_a_line_gets_the_servers_own_answer() -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    first, second = answers(line("a", chat, "/v1/chat/completions"), complete("b"))
+    assert first["custom_id"] == "a" and first["error"] is None and first["id"].startswith("batch_req_")
+    assert first["response"]["status_code"] == 200 and first["response"]["request_id"]
+    assert first["response"]["body"]["choices"][0]["message"]["content"] == "<USE"
+    assert second["response"]["body"]["choices"][0]["text"] == "ABAB"
+
+
+BAD = {
+    "nonsense": (b"nonsense\n", None, "invalid_line"),
+    "not text": (b"\xff\xfe\n", None, "invalid_line"),
+    "a list": (b"[1]\n", None, "invalid_line"),
+    "no url": (b'{"custom_id": "x", "body": {}}\n', "x", "invalid_line"),
+    "no id": (b'{"url": "/v1/completions", "body": {}}\n', None, "invalid_line"),
+    "a get": (line("x", {}, method="GET"), "x", "invalid_method"),
+    "an operator's route": (line("x", {}, "/reset_prefix_cache?a=b"), "x", "invalid_url"),
+    "a stream": (complete("x", stream=True), "x", "invalid_request"),
+    "the same id": (complete("first"), "first", "duplicate_custom_id"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_is_one_error_line_and_harms_no_other(name: str) -> None:
+    bad, custom_id, code = BAD[name]
+    first, middle, last = answers(complete("first"), bad, complete("last"))
+    assert first["error"] is None and last["error"] is None and last["custom_id"] == "last"
+    assert (middle["custom_id"], middle["response"], middle["error"]["code"]) == (custom_id, None, code)
+
+
+@pytest.mark.parametrize(
+    ("bad", "status", "words"),
+    [
+        (line("x", {}, "/nowhere"), 404, "no route"),
+        (line("x", [1]), 400, "object"),
+        (complete("x", max_tokens="y"), 400, "max_tokens"),
+        (complete("x", model="other"), 404, "'other' is not served"),
+    ],
+    ids=["route", "body", "type", "model"],
+)
+def test_what_a_route_refuses_is_told_with_its_status(bad: bytes, status: int, words: str) -> None:
+    (result,) = answers(bad)
+    assert result["response"]["status_code"] == status
+    assert words in result["error"]["message"] and words in result["response"]["body"]["error"]["message"]
+
+
+def test_lines_run_together_and_come_out_in_order() -> None:
+    release = [asyncio.Event() for _ in range(6)]
+    running: list[int] = []
+    written: list[str] = []
+    most = 0
+
+    async def answer(text: bytes) -> BatchResult:
+        nonlocal most
+        number = int(text)
+        running.append(number)
+        most = max(most, len(running))
+        if len(running) == 3:  # the youngest ends first
+            release[max(running)].set()
+        await release[number].wait()
+        running.remove(number)
+        for event in release[:number] if number == 5 else ():
+            event.set()
+        return BatchResult(str(number), None, None, None)
+
+    lines = [str(number).encode() for number in range(6)]
+    asyncio.run(answer_lines(lines, answer, lambda result: written.append(result.id), 3))
+    assert written == ["0", "1", "2", "3", "4", "5"] and most == 3
+
+
+def test_a_full_queue_is_tried_again_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.entrypoints.cli.run_batch.RETRY_S", 0.0)
+
+    class Full(FakeAsyncLLM):
+        refusals = 3
+
+        async def generate(self, *args: Any, **options: Any) -> Any:
+            if self.refusals:
+                self.refusals -= 1
+                raise CapacityError("The queue is full.")
+            async for output in super().generate(*args, **options):
+                yield output
+
+    engine = Full()
+    results = answers(complete("a"), complete("b"), engine=engine)
+    assert [result["error"] for result in results] == [None, None] and engine.refusals == 0
+
+
+def test_a_dead_engine_ends_the_run_with_the_first_answers_kept() -> None:
+    engine = FakeAsyncLLM()
+    written: list[str | None] = []
+
+    def write(result: BatchResult) -> None:
+        written.append(result.custom_id)
+        engine.errored, engine.failure = True, EngineDeadError("dead")
+
+    with pytest.raises(EngineDeadError, match="--resume"):
+        asyncio.run(answer_lines([complete("a"), complete("b")], answerer(engine).answer, write, 1))
+    assert written == ["a"]
+
+
+def write_lines(path: Path, *lines: bytes) -> str:
+    path.write_bytes(b"".join(lines))
+    return str(path)
+
+
+def result_line(custom_id: str) -> bytes:
+    return batch_file.as_line(batch_file.failed(custom_id, "c", "m"))
+
+
+def test_a_torn_last_line_is_cut_off_when_going_on(tmp_path: Path) -> None:
+    requests = write_lines(tmp_path / "i", complete("a"), b"\n", complete("b"), complete("c"))
+    output = write_lines(tmp_path / "o", result_line("a"), result_line("b"), result_line("c")[:20])
+    assert batch_file.find_resume_point(output, requests) == 2
+    assert (tmp_path / "o").read_bytes().count(b"\n") == 2 and (tmp_path / "o").read_bytes().endswith(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"), [("ax", "answers 'x', the input has 'b' there"), ("abc", "the input has no such line")]
+)
+def test_an_output_of_another_input_is_refused(ids: str, words: str, tmp_path: Path) -> None:
+    requests = write_lines(tmp_path / "i", complete("a"), complete("b"))
+    output = write_lines(tmp_path / "o", *map(result_line, ids))
+    with pytest.raises(ConfigError, match=words):
+        batch_file.find_resume_point(output, requests)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "exists; --resume goes on with it, --overwrite replaces it"),
+        (["--resume", "--overwrite"], "give one of them"),
+        (["--max-inflight", "0"], "max_inflight=0"),
+        (["--input-file", "/nowhere"], "cannot open '/nowhere'"),
+        (["--input-file", "http://127.0.0.1:1/x"], "cannot get 'http://127.0.0.1:1/x'"),
+        (["--output-file", "http://127.0.0.1:1/x", "--resume"], "an output that is PUT cannot be resumed"),
+        (["--output-file", "http://127.0.0.1:1/x", "--output-tmp-dir", "/nowhere"], "output_tmp_dir"),
+        (["--ssl-keyfile", "x"], "unrecognized arguments: --ssl-keyfile"),
+        (["--tool-call-parser", "nonsense", "--overwrite"], "nonsense"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_one_line(flags: list[str], words: str, tmp_path: Path, capsys: Any) -> None:
+    requests = write_lines(tmp_path / "i", complete("a"))
+    output = write_lines(tmp_path / "o", result_line("a"))
+    assert main(["run-batch", "-i", requests, "-o", output, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and words in error
+
+
+def test_a_file_without_lines_is_refused(tmp_path: Path, capsys: Any) -> None:
+    requests = write_lines(tmp_path / "i", b"\n  \n")
+    assert main(["run-batch", "-i", requests, "-o", str(tmp_path / "o")]) == 2
+    assert "holds no request" in capsys.readouterr().err
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    """A web server that gives and takes files."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = self.server.files.get(self.path)  # type: ignore[attr-defined]
+            self.send_response(404 if content is None else 200)
+            self.end_headers()
+            self.wfile.write(content or b"")
+
+        def do_PUT(self) -> None:
+            self.server.files[self.path] = self.rfile.read(int(self.headers["Content-Length"]))  # type: ignore[attr-defined]
+            self.send_response(201)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.files = {}  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+
+
+QUESTION = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 16, "temperature": 0}
+
+
+def test_the_demo_model_answers_a_file_from_a_url_and_an_interrupted_run_goes_on(
+    store: Any, tmp_path: Path, capsys: Any
+) -> None:
+    requests = [line(f"r{n}", QUESTION, "/v1/chat/completions") for n in range(3)]
+    store.files["/in"] = b"".join(requests)
+    address = f"http://127.0.0.1:{store.server_address[1]}"
+    command = ["run-batch", "--no-progress", "--cpu-threads", "1", "--output-tmp-dir", str(tmp_path)]
+    assert main([*command, "-i", f"{address}/in", "-o", f"{address}/out"]) == 0
+    assert list(tmp_path.iterdir()) == []
+    results = [json.loads(each) for each in store.files["/out"].splitlines()]
+    assert [result["custom_id"] for result in results] == ["r0", "r1", "r2"]
+    assert all("42" in result["response"]["body"]["choices"][0]["message"]["content"] for result in results)
+
+    source, output = write_lines(tmp_path / "i", *requests), tmp_path / "o"
+    output.write_bytes(result_line("r0") + b'{"torn')
+    assert main([*command, "-i", source, "-o", str(output), "--resume"]) == 0
+    first, *rest = [json.loads(each) for each in output.read_text().splitlines()]
+    assert first["error"]["code"] == "c" and [each["custom_id"] for each in rest] == ["r1", "r2"]
+    assert "2 lines answered, 0 refused or failed" in capsys.readouterr().err
+    assert main([*command, "-i", source, "-o", str(output), "--resume"]) == 0
+    assert "all 3 lines are answered already" in capsys.readouterr().err
