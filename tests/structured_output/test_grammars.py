@@ -264,5 +264,6 @@ def test_a_slow_compilation_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.delitem(sys.modules, "quire.structured_output.guidance", raising=False)
     with pytest.raises(RequestError, match=r"quire\[structured\]"):
         Grammars().check(StructuredOutputsParams(regex="a"), [EOS], lambda: VOCABULARY)

@@ -29,6 +29,7 @@ class RowConstraints:
     Attributes:
         grammar_ends: of a row with a grammar, in place of `early`: ids that end it, not drawn before `min_position` as long
             as the grammar leaves others.
+        narrows_grammar: whether anything but its grammar forbids tokens to the row.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class RowConstraints:
         self._bad_words = [words for words in params.bad_words_token_ids if words]
         self.single = _sorted_ids([words[0] for words in self._bad_words if len(words) == 1], vocab_size)
         self._sequences = [words for words in self._bad_words if len(words) > 1]
+        self.narrows_grammar = bool(len(self.allowed) or self._bad_words or len(self.grammar_ends))
         self.output = output_token_ids
 
     @staticmethod

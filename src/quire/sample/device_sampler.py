@@ -21,8 +21,8 @@ from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, RowConstraints
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.device_logprobs import LogprobGroup, compute_groups
-from quire.sample.device_tables import AllowedTable, EditTable, SeenTable, to_device
-from quire.sample.grammar_masks import GrammarSource, fill_grammar_masks
+from quire.sample.device_tables import AllowedTable, EditTable, MaskTable, SeenTable, to_device
+from quire.sample.grammar_masks import GrammarMasks, GrammarSource
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs
 from quire.sample.sampler import LOGPROBS_MODES, SamplerOutput
@@ -87,11 +87,13 @@ class DeviceSampler:
         self._seen = SeenTable(device)
         self._edits = EditTable(device)
         self._allowed = AllowedTable(vocab_size, device)
+        self._masks = MaskTable(vocab_size, device)
         # One line a figure: slots of the three tables (-1 for none), then the bits of three penalties.
         self._figures_FR = np.full((6, max_rows), -1, dtype=np.int32)
         self._seen_slot_R, self._edit_slot_R, self._allowed_slot_R = self._figures_FR[:3]
         self._penalties_3R = self._figures_FR[3:].view(np.float32)
         self._needs_tokens_R = np.zeros(max_rows, dtype=np.bool_)
+        self._has_grammar_R = np.zeros(max_rows, dtype=np.bool_)
 
     def add_row(
         self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
@@ -111,6 +113,7 @@ class DeviceSampler:
             self._add_constraints(row, constraints)
         needs = objects.processors or objects.engine_processors or (constraints and constraints.needs_output)
         self._needs_tokens_R[row] = bool(needs)
+        self._has_grammar_R[row] = constraints is not None and constraints.grammar is not None
 
     def _add_constraints(self, row: int, constraints: RowConstraints) -> None:
         edits: dict[int, tuple[float, int]] = {
@@ -130,7 +133,7 @@ class DeviceSampler:
     def remove_row(self, row: int) -> None:
         """The row is free again; harmless if it has no sampling state."""
         self.table.remove(row)
-        self._needs_tokens_R[row] = False
+        self._needs_tokens_R[row] = self._has_grammar_R[row] = False
         self._free_constraints(row)
         if self._seen_slot_R[row] >= 0:
             self._seen.give(int(self._seen_slot_R[row]))
@@ -157,6 +160,24 @@ class DeviceSampler:
         """Whether all earlier tokens must have been given to `append_tokens` before `sample`."""
         return bool(wanted & NEEDS_TOKENS)
 
+    def begin_masks(self, rows_S: IntArray, positions_S: IntArray) -> GrammarMasks | None:
+        """Have the masks of rows with a grammar made for `sample`, while the device computes their logits; None where there
+        are none. All earlier tokens must have been given to `append_tokens`."""
+        members = np.flatnonzero(self._has_grammar_R[rows_S])
+        if not len(members) or self.table.grammars is None:
+            return None
+        masks_NW, numbers_S = self._masks.reserve(len(members), len(rows_S))
+        numbers_S[members] = np.arange(len(members), dtype=np.int32)
+        followed: list[tuple[int, int, RowConstraints]] = []
+        objects = self.table.objects
+        for index, row, position in zip(
+            members.tolist(), rows_S[members].tolist(), positions_S[members].tolist(), strict=True
+        ):
+            constraints = objects[row].constraints
+            assert constraints is not None
+            followed.append((index, position, constraints))
+        return GrammarMasks(self.table.grammars, followed, masks_NW)
+
     def sample(
         self,
         logits_SV: torch.Tensor,
@@ -165,6 +186,7 @@ class DeviceSampler:
         positions_S: IntArray,
         wanted: int,
         out_S: torch.Tensor,
+        masks: GrammarMasks | None = None,
     ) -> DeviceSampled:
         """Enqueue the draw of each row's next token.
 
@@ -174,12 +196,13 @@ class DeviceSampler:
             positions_S: where the new tokens will stand, as the columns have them.
             wanted: what `wanted` said of these rows.
             out_S: int32; gets the tokens.
+            masks: what `begin_masks` said of these rows.
         """
         errors: dict[int, str] = {}
         members = self._members(rows_S, features.LOGPROBS)
-        where_N = to_device(members, self._device)
+        where_N = to_device(members, self._device) if len(members) else None
         raw_NV = None
-        if len(members) and not self._is_processed and wanted & features.EDITS:
+        if where_N is not None and not self._is_processed and wanted & features.EDITS:
             # Taken aside only where the logits are about to change.
             raw_NV = logits_SV.index_select(0, where_N)
         figures_FS = to_device(self._figures_FR[:, rows_S], self._device) if wanted & features.EDITS else None
@@ -191,10 +214,10 @@ class DeviceSampler:
             if wanted & features.PENALTIES:
                 slots_S = self._seen_slot_R[rows_S]
                 longest = self._seen.prepare_step(slots_S[slots_S >= 0])
-            self._edit(logits_SV, columns, figures_FS, rows_S, positions_S, wanted, longest, errors)
+            self._edit(logits_SV, columns, figures_FS, rows_S, positions_S, wanted, longest, errors, masks)
         threshold_S = self._draw(logits_SV, columns, wanted, out_S)
         groups: list[LogprobGroup] = []
-        if len(members):
+        if where_N is not None:
             groups = self._compute_logprobs(raw_NV, logits_SV, columns, threshold_S, rows_S, members, where_N, out_S)
         if figures_FS is not None and wanted & features.PENALTIES:
             seen = self._seen
@@ -235,10 +258,11 @@ class DeviceSampler:
         wanted: int,
         longest: int,
         errors: dict[int, str],
+        masks: GrammarMasks | None,
     ) -> None:
         """Everything that changes logits before temperature."""
         if wanted & features.CONSTRAINTS:
-            self._constrain(logits_SV, columns, figures_FS, rows_S, positions_S, errors)
+            self._constrain(logits_SV, columns, figures_FS, rows_S, positions_S, errors, masks)
         if wanted & features.PROCESSORS:
             members = self._members(rows_S, features.PROCESSORS).tolist()
             run_row_processors(self.table, logits_SV, rows_S, members, errors)
@@ -259,10 +283,17 @@ class DeviceSampler:
         rows_S: IntArray,
         positions_S: IntArray,
         errors: dict[int, str],
+        masks: GrammarMasks | None,
     ) -> None:
+        """A row with a grammar has in its mask whatever else is forbidden to it."""
         hidden: list[np.ndarray] = []
-        followed: list[tuple[int, int, RowConstraints]] = []
-        for index in self._members(rows_S, features.CONSTRAINTS).tolist():
+        if masks is not None:
+            wrong = masks.finish()
+            errors.update((int(rows_S[index]), message) for index, message in wrong.items())
+            masks_NW, numbers_S = self._masks.upload(len(masks.index_N), len(rows_S))
+            ops.keep_allowed(logits_SV, numbers_S, masks_NW)
+        is_constrained_S = (self.table.features_R[rows_S] & features.CONSTRAINTS) > 0
+        for index in np.flatnonzero(is_constrained_S & ~self._has_grammar_R[rows_S]).tolist():
             row, position = int(rows_S[index]), int(positions_S[index])
             constraints = self.table.objects[row].constraints
             assert constraints is not None
@@ -271,14 +302,10 @@ class DeviceSampler:
                 self.table.end_constraints(row)
                 self._free_constraints(row)
                 continue
-            if constraints.grammar is not None:
-                followed.append((index, position, constraints))
-            elif self._forbids_everything(constraints, position):
+            if self._forbids_everything(constraints, position):
                 errors[row] = NOTHING_LEFT
             if constraints.needs_output:
                 hidden += [part + index * self._vocab_size for part in constraints.banned(position)]
-        if followed:
-            self._follow_grammars(logits_SV, followed, rows_S, errors)
         if (self._allowed_slot_R[rows_S] >= 0).any():
             ops.keep_allowed(logits_SV, figures_FS[2], self._allowed.bits_XW)
         if (self._edit_slot_R[rows_S] >= 0).any():
@@ -286,21 +313,6 @@ class DeviceSampler:
             ops.edit_logits(logits_SV, figures_FS[1], position_S, edits.ids_XE, edits.values_XE, edits.until_XE)
         if hidden:
             logits_SV.view(-1).index_fill_(0, to_device(np.concatenate(hidden), self._device), float("-inf"))
-
-    def _follow_grammars(
-        self,
-        logits_SV: torch.Tensor,
-        followed: list[tuple[int, int, RowConstraints]],
-        rows_S: IntArray,
-        errors: dict[int, str],
-    ) -> None:
-        """The host makes the masks while the device runs the model; the step's rows find theirs by number."""
-        assert self.table.grammars is not None
-        masks = fill_grammar_masks(self.table.grammars, followed, self._vocab_size)
-        numbers_S = np.full(len(rows_S), -1, dtype=np.int32)
-        numbers_S[masks.index_N] = np.arange(len(masks.index_N), dtype=np.int32)
-        ops.keep_allowed(logits_SV, to_device(numbers_S, self._device), to_device(masks.masks_NW, self._device))
-        errors.update((int(rows_S[index]), message) for index, message in masks.errors.items())
 
     def _forbids_everything(self, constraints: RowConstraints, position: int) -> bool:
         allowed = constraints.allowed

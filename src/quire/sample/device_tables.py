@@ -182,3 +182,34 @@ class AllowedTable:
     def give(self, slot: int) -> None:
         """The slot is free again."""
         self._slots.give(slot)
+
+
+class MaskTable:
+    """One step's masks, made on the host and read by the device as `ops.keep_allowed` takes them: one copy a step.
+
+    The memory of both sides stays: a step's masks are written only once the device has drawn all earlier steps' tokens.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._words = -(-vocab_size // 32)
+        self._host = self._on_device = torch.empty(0, dtype=torch.int32)
+        self._array = self._host.numpy()
+
+    def reserve(self, num_masks: int, batch: int) -> tuple[IntArray, IntArray]:
+        """Room for masks [num_masks, W] and for the number of each batch row's mask [batch], -1 for none."""
+        masks, size = num_masks * self._words, num_masks * self._words + batch
+        if size > len(self._host):
+            room = _room(size, FIRST_SLOTS * self._words)
+            self._host = torch.zeros(room, dtype=torch.int32, pin_memory=self._device.type != "cpu")
+            self._on_device = torch.zeros(room, dtype=torch.int32, device=self._device)
+            self._array = self._host.numpy()
+        numbers_S = self._array[masks:size]
+        numbers_S.fill(-1)
+        return self._array[:masks].reshape(num_masks, self._words), numbers_S
+
+    def upload(self, num_masks: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both on the device, in order with its work."""
+        masks, size = num_masks * self._words, num_masks * self._words + batch
+        self._on_device[:size].copy_(self._host[:size], non_blocking=True)
+        return self._on_device[:masks].view(num_masks, self._words), self._on_device[masks:size]

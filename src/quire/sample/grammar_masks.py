@@ -6,7 +6,6 @@ at logits. Knows tokens and positions. What a grammar is, is its maker's busines
 Legend: N rows with a grammar, W words of 32 tokens, V vocabulary.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,6 +18,14 @@ from quire.sampling_params import SamplingParams
 IntArray = npt.NDArray[np.int32]
 
 
+class Filling(Protocol):
+    """Masks that are being made."""
+
+    def finish(self) -> dict[int, str]:
+        """Wait until they are made; errors by index into the rows, whose masks mean nothing."""
+        ...
+
+
 class GrammarSource(Protocol):
     """Who compiles grammars and follows rows through them."""
 
@@ -26,36 +33,40 @@ class GrammarSource(Protocol):
         """What `fill` wants to know of a new row with `structured_outputs`; does not wait."""
         ...
 
-    def fill(self, rows: Sequence[tuple[Any, Sequence[int]]], masks_NW: IntArray) -> dict[int, str]:
-        """The tokens that may come next, one bit each, for rows that `start` made, each with its whole output; errors by
-        index."""
+    def begin_fill(self, rows: Sequence[tuple[Any, Sequence[int]]], masks_NW: IntArray) -> Filling:
+        """The tokens that may come next, one bit each, for rows that `start` made, each with its whole output. Other threads
+        do the work while the caller goes on; only one at a time is being filled."""
         ...
 
 
-@dataclasses.dataclass(slots=True)
 class GrammarMasks:
-    """A step's masks: `index_N` in the batch, int32 words `masks_NW`, and errors by index in the batch."""
+    """The masks of a step's rows with a grammar, made while the caller does something else.
 
-    index_N: list[int]
-    masks_NW: IntArray
-    errors: dict[int, str]
+    Args:
+        rows: (index in the batch, position, constraints) of those with a grammar.
+        masks_NW: gets the masks.
+    """
 
+    def __init__(self, source: GrammarSource, rows: list[tuple[int, int, RowConstraints]], masks_NW: IntArray) -> None:
+        self.masks_NW = masks_NW
+        self.index_N = [index for index, _, _ in rows]
+        self._rows = rows
+        self._filling = source.begin_fill([(entry.grammar, entry.output) for _, _, entry in rows], masks_NW)
 
-def fill_grammar_masks(
-    source: GrammarSource, rows: list[tuple[int, int, RowConstraints]], vocab_size: int
-) -> GrammarMasks:
-    """`rows`: (index in the batch, position, constraints) of those with a grammar."""
-    masks_NW = np.zeros((len(rows), -(-vocab_size // 32)), dtype=np.int32)
-    found = source.fill([(constraints.grammar, constraints.output) for _, _, constraints in rows], masks_NW)
-    errors = {rows[number][0]: message for number, message in found.items()}
-    for number, (index, position, constraints) in enumerate(rows):
-        if index in errors:
-            masks_NW[number] = -1
-        else:
-            _forbid(masks_NW[number], position, constraints)
-            if not masks_NW[number].any():
-                errors[index] = NOTHING_LEFT
-    return GrammarMasks([index for index, _, _ in rows], masks_NW, errors)
+    def finish(self) -> dict[int, str]:
+        """Wait for the masks, and take from them what else is forbidden. Errors by index in the batch; such a row may draw
+        anything."""
+        found = self._filling.finish()
+        errors = {self.index_N[number]: message for number, message in found.items()}
+        for number in found:
+            self.masks_NW[number] = -1
+        for number, (index, position, constraints) in enumerate(self._rows):
+            if constraints.narrows_grammar and number not in found:
+                mask_W = self.masks_NW[number]
+                _forbid(mask_W, position, constraints)
+                if not mask_W.any():
+                    errors[index] = NOTHING_LEFT
+        return errors
 
 
 def unpack_mask(mask_W: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:

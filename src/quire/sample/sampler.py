@@ -19,7 +19,7 @@ from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, apply_constraints
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.filters import FilterRows, compute_thresholds, hide_below
-from quire.sample.grammar_masks import GrammarSource, fill_grammar_masks, unpack_mask
+from quire.sample.grammar_masks import GrammarMasks, GrammarSource, unpack_mask
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs
 from quire.sample.penalties import apply_penalties
@@ -187,11 +187,13 @@ class Sampler:
             errors[int(rows_S[index])] = NOTHING_LEFT
         followed = [entry for entry in constrained if entry[2].grammar is not None]
         if followed and self._rows.grammars is not None:
-            masks = fill_grammar_masks(self._rows.grammars, followed, logits_SV.shape[1])
+            masks_NW = np.zeros((len(followed), -(-logits_SV.shape[1] // 32)), dtype=np.int32)
+            masks = GrammarMasks(self._rows.grammars, followed, masks_NW)
+            wrong = masks.finish()
             for index, mask_W in zip(masks.index_N, masks.masks_NW, strict=True):
                 forbidden = torch.from_numpy(~unpack_mask(mask_W, logits_SV.shape[1]))
                 logits_SV[index].masked_fill_(forbidden.to(logits_SV.device), float("-inf"))
-            errors.update((int(rows_S[index]), message) for index, message in masks.errors.items())
+            errors.update((int(rows_S[index]), message) for index, message in wrong.items())
 
     def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:
         """Hide what min-p, top-k and top-p drop."""

@@ -1,12 +1,11 @@
-"""Compiled grammars, and where rows stand in them. The grammar engine is llguidance, an optional package.
+"""Compiled grammars, and where rows stand in them.
 
-A grammar is compiled once, in a thread of its own kind, and kept by its hash; whoever starts a row copies it, which takes
-microseconds. Rows only ever go forward: after a preemption a row is started anew and fed its tokens again.
+A grammar is compiled once, in a thread of its own kind, and kept by its hash; whoever starts a row gets a matcher of its own,
+which takes microseconds. Rows only ever go forward: after a preemption a row is started anew and fed its tokens again.
+Which engine does it stands in `backend`. Knows token ids; knows nothing of steps or logits.
 
 Legend: N rows with a grammar, W words of 32 tokens.
 """
-
-from __future__ import annotations
 
 import collections
 import concurrent.futures
@@ -14,21 +13,18 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from quire.config import limits
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams, Thinking
+from quire.structured_output.backend import Backend, IntArray
+from quire.structured_output.filling import FillThread, Job
 from quire.structured_output.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher, LLTokenizer
-
-IntArray = npt.NDArray[np.int32]
 MISSING = "structured_outputs need the package llguidance, which is not installed: pip install 'quire[structured]'"
 _COMPILER_THREADS = 2
 _MOST_KEPT = 256
@@ -37,14 +33,25 @@ _MOST_SHARED = 4
 
 class RowGrammar:
     """Where one row's output stands in its grammar, which may still be being compiled, and which a row that thinks first
-    meets later."""
+    meets later.
 
-    def __init__(self, compiled: concurrent.futures.Future[LLMatcher], thinking: Thinking | None = None) -> None:
+    Attributes:
+        backend, matcher: the engine, and its view of the row; None until the grammar is met.
+        num_consumed: tokens of the output that were looked at.
+        refused: the token with which the output left the grammar.
+    """
+
+    __slots__ = ("_compiled", "_thinking", "backend", "matcher", "num_consumed", "refused")
+
+    def __init__(
+        self, compiled: "concurrent.futures.Future[tuple[Backend, Any]]", thinking: Thinking | None = None
+    ) -> None:
         self._compiled = compiled
         self._thinking = thinking
-        self._matcher: LLMatcher | None = None
-        self._num_consumed = 0
-        self._refused: int | None = None
+        self.backend: Backend | None = None
+        self.matcher: Any = None
+        self.num_consumed = 0
+        self.refused: int | None = None
 
     def may_begin_to_think(self, output_token_ids: Sequence[int]) -> int | None:
         """The token that would begin it."""
@@ -57,39 +64,76 @@ class RowGrammar:
         if thinking.start is not None and output_token_ids[0] != thinking.start:
             self._thinking = None
             return False
-        while self._num_consumed < len(output_token_ids):
-            self._num_consumed += 1
-            begin = max(0, self._num_consumed - len(thinking.end))
-            if list(output_token_ids[begin : self._num_consumed]) == thinking.end:
+        while self.num_consumed < len(output_token_ids):
+            self.num_consumed += 1
+            begin = max(0, self.num_consumed - len(thinking.end))
+            if list(output_token_ids[begin : self.num_consumed]) == thinking.end:
                 self._thinking = None
                 return False
         return True
 
-    def matcher_after(self, output_token_ids: Sequence[int]) -> LLMatcher | None:
-        """The engine's matcher after a row's whole output, of which earlier calls gave the beginning; None while it thinks.
+    def follow(self, output_token_ids: Sequence[int]) -> bool:
+        """Take in what is new of a row's whole output; whether the row has met its grammar, and does not think any more.
 
         Raises:
             RequestError: the grammar does not compile.
         """
         if self._thinks(output_token_ids):
-            return None
-        if self._matcher is None:
-            self._matcher = _result(self._compiled).deep_copy()
-        new = output_token_ids[self._num_consumed :]
-        self._num_consumed += len(new)
+            return False
+        if self.backend is None:
+            self.backend, form = _result(self._compiled)
+            self.matcher = self.backend.begin(form)
+        new = output_token_ids[self.num_consumed :]
+        self.num_consumed += len(new)
         for token_id in new:
-            if self._refused is None and not self._matcher.consume_token(token_id):
-                self._refused = token_id
-        return self._matcher
+            if self.refused is None and not self.backend.advance([(self.matcher, token_id)])[0]:
+                self.refused = token_id
+        return True
+
+    @property
+    def is_following(self) -> bool:
+        """Whether only tokens are to come, which its matcher takes."""
+        return self.matcher is not None and self._thinking is None and self.refused is None
 
     @property
     def error(self) -> str | None:
         """Why the row cannot go on."""
-        if self._refused is not None:
-            return f"the output left its grammar with token {self._refused}"
-        if self._matcher is not None and self._matcher.is_error():
-            return f"the grammar cannot be followed further: {_first_lines(self._matcher.get_error())}"
-        return None
+        if self.refused is not None:
+            return f"the output left its grammar with token {self.refused}"
+        why = None if self.backend is None else self.backend.error(self.matcher)
+        return None if why is None else f"the grammar cannot be followed further: {why}"
+
+
+class Filling:
+    """Masks that are being made in other threads."""
+
+    def __init__(self, masks_NW: IntArray, errors: dict[int, str]) -> None:
+        self._masks_NW = masks_NW
+        self._errors = errors
+        self._rows: list[tuple[RowGrammar, int]] = []
+        self._jobs: list[Job] = []
+        self._openings: list[tuple[int, int]] = []
+
+    def begin(self, rows: list[tuple[RowGrammar, int]], openings: list[tuple[int, int]], thread: FillThread) -> None:
+        """`rows`, each with its line of the masks; `openings`: (line, token allowed besides)."""
+        self._rows, self._openings = rows, openings
+        by_backend: dict[Backend, list[tuple[Any, int]]] = {}
+        for row, index in rows:
+            assert row.backend is not None
+            by_backend.setdefault(row.backend, []).append((row.matcher, index))
+        for backend, wanted in by_backend.items():
+            self._jobs.append(thread.begin(functools.partial(backend.fill, wanted, self._masks_NW)))
+
+    def finish(self) -> dict[int, str]:
+        """Wait until they are made: what is wrong, by line. Such a line means nothing."""
+        for job in self._jobs:
+            job.finish()
+        for row, index in self._rows:
+            if (error := row.error) is not None:
+                self._errors[index] = error
+        for index, token_id in self._openings:
+            self._masks_NW.view(np.uint32)[index, token_id >> 5] |= np.uint32(1 << (token_id & 31))
+        return self._errors
 
 
 class Grammars:
@@ -98,10 +142,12 @@ class Grammars:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
-        self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
-        self._kept: collections.OrderedDict[bytes, concurrent.futures.Future[LLMatcher]] = collections.OrderedDict()
+        self._backends: dict[tuple[int, ...], Backend] = {}
+        self._kept: collections.OrderedDict[bytes, concurrent.futures.Future[tuple[Backend, Any]]] = (
+            collections.OrderedDict()
+        )
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
-        self._executor: LLExecutor | None = None
+        self._fill_thread = FillThread()
 
     def check(
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
@@ -124,52 +170,61 @@ class Grammars:
         return RowGrammar(self._compile(params, eos_token_ids, load_vocabulary), thinking)
 
     def fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: IntArray) -> dict[int, str]:
-        """Which tokens may come next, in parallel threads.
+        """`begin_fill`, and wait for it."""
+        return self.begin_fill(rows, masks_NW).finish()
+
+    def begin_fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: IntArray) -> Filling:
+        """Have other threads find out which tokens may come next.
 
         Args:
             rows: each with its whole output so far.
             masks_NW: gets one bit a token, the lowest of each word first; C-contiguous.
-
-        Returns:
-            What is wrong, by index into `rows`. Such a row's mask means nothing.
         """
         errors: dict[int, str] = {}
-        wanted: list[tuple[LLMatcher, int]] = []
+        moved: list[RowGrammar] = []
+        moves: dict[Backend, list[tuple[Any, int]]] = {}
+        ready: list[tuple[RowGrammar, int]] = []
+        openings: list[tuple[int, int]] = []
         for index, (row, output_token_ids) in enumerate(rows):
+            if row.is_following and len(output_token_ids) == row.num_consumed + 1:
+                assert row.backend is not None
+                moves.setdefault(row.backend, []).append((row.matcher, output_token_ids[-1]))
+                moved.append(row)
+                row.num_consumed += 1
+                ready.append((row, index))
+                continue
             try:
-                matcher = row.matcher_after(output_token_ids)
+                has_begun = row.follow(output_token_ids)
             except Exception as error:  # whatever a compilation raises ends its own rows alone
                 errors[index] = f"{type(error).__name__}: {error}"
-            else:
-                if matcher is None:
-                    masks_NW[index] = -1
-                else:
-                    wanted.append((matcher, index))
-        if wanted:
-            self._fill(wanted, masks_NW)
-        for _, index in wanted:
-            row, output_token_ids = rows[index]
-            if row.error is not None:
-                errors[index] = row.error
-            elif (token_id := row.may_begin_to_think(output_token_ids)) is not None:
-                masks_NW.view(np.uint32)[index, token_id >> 5] |= np.uint32(1 << (token_id & 31))
-        return errors
+                continue
+            if not has_begun:
+                masks_NW[index] = -1
+                continue
+            ready.append((row, index))
+            if (token_id := row.may_begin_to_think(output_token_ids)) is not None:
+                openings.append((index, token_id))
+        self._advance(moved, moves)
+        filling = Filling(masks_NW, errors)
+        filling.begin(ready, openings, self._fill_thread)
+        return filling
 
-    def _fill(self, wanted: list[tuple[LLMatcher, int]], masks_NW: IntArray) -> None:
-        count, words = masks_NW.shape
-        if len(wanted) == 1:  # no threads to wake
-            matcher, index = wanted[0]
-            matcher.unsafe_compute_mask_ptr(masks_NW[index].ctypes.data, words * 4)
-            return
-        if self._executor is None:
-            import llguidance
-
-            self._executor = llguidance.LLExecutor()
-        self._executor.unsafe_compute_mask_ptr(wanted, masks_NW.ctypes.data, words * 4, count)
+    @staticmethod
+    def _advance(moved: list[RowGrammar], moves: dict[Backend, list[tuple[Any, int]]]) -> None:
+        """Let all rows take their newest token at once."""
+        rows_of: dict[Backend, list[RowGrammar]] = {}
+        for row in moved:
+            assert row.backend is not None
+            rows_of.setdefault(row.backend, []).append(row)
+        for backend, batch in moves.items():
+            allowed = backend.advance(batch)
+            if not all(allowed):
+                for row, (_, token_id), is_allowed in zip(rows_of[backend], batch, allowed, strict=True):
+                    row.refused = None if is_allowed else token_id
 
     def _compile(
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
-    ) -> concurrent.futures.Future[LLMatcher]:
+    ) -> concurrent.futures.Future[tuple[Backend, Any]]:
         try:
             encoded = msgspec.msgpack.encode((params, list(eos_token_ids)))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -199,79 +254,30 @@ class Grammars:
         params: StructuredOutputsParams,
         eos_token_ids: tuple[int, ...],
         load_vocabulary: Callable[[], Vocabulary],
-    ) -> LLMatcher:
+    ) -> tuple[Backend, Any]:
         """In a compiler's thread."""
-        try:
-            import llguidance
+        backend = self._backend(eos_token_ids, load_vocabulary)
+        return backend, backend.compile(params)
 
-            from quire.structured_output.grammar_text import write_grammar
+    def _backend(self, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]) -> Backend:
+        try:
+            from quire.structured_output.guidance import GuidanceBackend
         except ImportError:
             raise RequestError(MISSING, param="structured_outputs") from None
-        kind, _ = params.constraint()
-        tokenizer = self._tokenizer(eos_token_ids, load_vocabulary)
-        bounds = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(tokenizer, write_grammar(params), log_level=0, limits=bounds)
-        if matcher.is_error():
-            raise RequestError(
-                f"structured_outputs.{kind} cannot be used: {_first_lines(matcher.get_error())}", param=kind
-            )
-        return matcher
-
-    def _tokenizer(self, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]) -> LLTokenizer:
-        from llguidance import LLTokenizer, TokenizerWrapper
-
         if not eos_token_ids:
             raise RequestError(
                 "structured_outputs need a model with an end-of-sequence token: this one states none",
                 param="structured_outputs",
             )
         with self._lock:
-            if eos_token_ids not in self._tokenizers:
+            if eos_token_ids not in self._backends:
                 if self._vocabulary is None:
                     self._vocabulary = load_vocabulary()
-                wrapper = TokenizerWrapper(_PlainTokenizer(self._vocabulary, eos_token_ids))
-                self._tokenizers[eos_token_ids] = LLTokenizer(wrapper, eos_token=list(eos_token_ids))
-            return self._tokenizers[eos_token_ids]
+                self._backends[eos_token_ids] = GuidanceBackend(self._vocabulary, eos_token_ids)
+            return self._backends[eos_token_ids]
 
 
-class _PlainTokenizer:
-    """A vocabulary in the form that llguidance reads. Where a grammar leaves one text only, the text's usual tokens are
-    asked for."""
-
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary, eos_token_ids: tuple[int, ...]) -> None:
-        self.tokens = vocabulary.tokens
-        self.special_token_ids = sorted({*vocabulary.special_ids, *eos_token_ids})
-        self.eos_token_id = eos_token_ids[0]
-        self._encode = vocabulary.encode
-        self._special = frozenset(self.special_token_ids)
-        self._plain = {token: index for index, token in enumerate(self.tokens) if token and index not in self._special}
-        self._longest = max(map(len, self._plain), default=0)
-
-    def __call__(self, text: bytes) -> list[int]:
-        """The text's tokens: the tokenizer's own if they stand for exactly this text (SentencePiece may put a space before
-        it), otherwise the longest that fit."""
-        ids = self._encode(text.decode("utf-8", "replace"))
-        is_plain = all(token_id < len(self.tokens) and token_id not in self._special for token_id in ids)
-        if is_plain and b"".join(self.tokens[token_id] for token_id in ids) == text:
-            return ids
-        return self._longest_tokens(text)
-
-    def _longest_tokens(self, text: bytes) -> list[int]:
-        ids: list[int] = []
-        at = 0
-        while at < len(text):
-            sizes = range(min(self._longest, len(text) - at), 0, -1)
-            size = next((size for size in sizes if text[at : at + size] in self._plain), None)
-            if size is None:
-                break
-            ids.append(self._plain[text[at : at + size]])
-            at += size
-        return ids
-
-
-def _result(compiled: concurrent.futures.Future[LLMatcher]) -> LLMatcher:
+def _result(compiled: "concurrent.futures.Future[tuple[Backend, Any]]") -> tuple[Backend, Any]:
     try:
         return compiled.result(limits.MAX_GRAMMAR_SECONDS)
     except concurrent.futures.TimeoutError:
@@ -279,10 +285,6 @@ def _result(compiled: concurrent.futures.Future[LLMatcher]) -> LLMatcher:
             f"the grammar takes longer than {limits.MAX_GRAMMAR_SECONDS} s to compile; use a smaller one",
             param="structured_outputs",
         ) from None
-
-
-def _first_lines(text: str, most: int = 400) -> str:
-    return " ".join(text.split("<state>")[0].split())[:most]
 
 
 @functools.lru_cache(_MOST_SHARED)

@@ -25,6 +25,7 @@ from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
 from quire.sample.device_sampler import DeviceSampled, DeviceSampler
+from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.logits_processor import load_logits_processors
 from quire.worker.batch_state import BatchState
 from quire.worker.device_inputs import DeviceInputs
@@ -59,24 +60,27 @@ class PendingStep:
     """A step that was submitted."""
 
     def __init__(
-        self,
-        runner: "DeviceRunner",
-        step_id: int,
-        batch: PreparedBatch,
-        slot: _Slot,
-        sampler: DeviceSampler,
-        sampled: DeviceSampled | None,
+        self, runner: "DeviceRunner", step_id: int, batch: PreparedBatch, slot: _Slot, sampler: DeviceSampler
     ) -> None:
-        self._runner, self._step_id, self._batch, self._slot = runner, step_id, batch, slot
-        self._sampler, self._sampled = sampler, sampled
+        self._runner, self._step_id, self.batch, self.slot = runner, step_id, batch, slot
+        self._sampler = sampler
+        self._sampled: DeviceSampled | None = None
         self._host: dict[str, torch.Tensor] = {}
-        if sampled is not None:
-            for name, tensor in sampled.tensors.items():
-                self._host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
-                self._host[name].copy_(tensor, non_blocking=True)
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}
         self._pooled: list[tuple[PooledRows, torch.Tensor]] = []
         self._output: ModelRunnerOutput | None = None
+
+    @property
+    def is_taken_in(self) -> bool:
+        """Whether its tokens are on the host."""
+        return self._output is not None
+
+    def set_sampled(self, sampled: DeviceSampled) -> None:
+        """Have what was enqueued for the step's rows copied to the host behind it."""
+        self._sampled = sampled
+        for name, tensor in sampled.tensors.items():
+            self._host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
+            self._host[name].copy_(tensor, non_blocking=True)
 
     def bring(self, pooled: list[PooledRows]) -> None:
         """Have results copied to the host behind the step."""
@@ -87,16 +91,19 @@ class PendingStep:
     def result(self) -> ModelRunnerOutput:
         """Wait for the device; the same again when asked again."""
         if self._output is None:
+            with self._runner.lock:
+                self._runner.draw_late(self)
             began = time.perf_counter()
-            self._slot.end.wait()
+            self.slot.end.wait()
             self._runner.waited_seconds += time.perf_counter() - began
             with self._runner.lock:
                 if self._output is None:
                     self._output = self._fetch()
+                    self._runner.begin_late_masks()
         return self._output
 
     def _fetch(self) -> ModelRunnerOutput:
-        slot, rows_S = self._slot, self._batch.rows_S
+        slot, rows_S = self.slot, self.batch.rows_S
         tokens_S = slot.tokens_array[: len(rows_S)].copy()
         output = ModelRunnerOutput(step_id=self._step_id, rows=rows_S, token_ids=tokens_S, pooled={})
         output.step_ms = slot.end.milliseconds_since(slot.begin)
@@ -112,6 +119,18 @@ class PendingStep:
             self._sampler.append_tokens(rows_S, tokens_S)
         output.prompt_logprobs = self.prompt_logprobs
         return output
+
+
+@dataclasses.dataclass
+class _LateDraw:
+    """The newest step's draw, which waits for earlier tokens: it is submitted with the next step, or when the step's result is
+    asked for, and the host is free meanwhile."""
+
+    step: PendingStep
+    shape: StepShape
+    wanted: int
+    masks: GrammarMasks | None = None
+    has_begun: bool = False
 
 
 class DeviceRunner(Runner):
@@ -153,6 +172,7 @@ class DeviceRunner(Runner):
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None
         self._in_flight: deque[PendingStep] = deque(maxlen=2)
+        self._late: _LateDraw | None = None
         self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
         self._logits: dict[int, torch.Tensor] = {}
         self._hidden: dict[int, torch.Tensor] = {}
@@ -215,6 +235,7 @@ class DeviceRunner(Runner):
         self._hidden.clear()
         self._slots.clear()
         self._in_flight.clear()
+        self._late = None
         self._pages = None
         num_layers = len(self.kv_cache_specs())
         self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
@@ -239,6 +260,7 @@ class DeviceRunner(Runner):
             ) from error
 
     def _execute(self, plan: SchedulerOutput) -> "ModelRunnerOutput | PendingStep":
+        self.draw_late()
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
         if self._pooler is not None:
             self._pooler.apply_diff(plan)
@@ -254,29 +276,54 @@ class DeviceRunner(Runner):
         self._inputs.upload(batch)
         shape = self._shape_of(plan, batch, self._sampler.is_plain(wanted))
         self._graphs.run(shape)
-        if self._sampler.needs_tokens(wanted):  # while the device computes this step's logits
-            for step in self._in_flight:
-                step.result()
-        count = len(batch.rows_S)
-        sampled = None
-        if count and not shape.samples:
-            columns = self._inputs.buffers.columns
-            logits_SV, out_S = self._logits[shape.num_logits][:count], self._out_S[:count]
-            sampled = self._sampler.sample(logits_SV, columns, batch.rows_S, batch.positions_S, wanted, out_S)
-            ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
-        if count:
-            slot.tokens_S[:count].copy_(self._out_S[:count], non_blocking=True)
-        pending = PendingStep(self, plan.step_id, batch, slot, self._sampler, sampled)
+        pending = PendingStep(self, plan.step_id, batch, slot, self._sampler)
+        self._late = _LateDraw(pending, shape, wanted)
+        if self._sampler.needs_tokens(wanted) and starts_B is None:
+            self.begin_late_masks()
+        else:
+            self.draw_late()
         if starts_B is not None:
             step = self._inputs.step(shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
             pending.prompt_logprobs = self._prompt_logprobs.compute(
                 plan, starts_B, self._inputs.arrays.query_start_B, self._state, dataclasses.replace(step)
             )
-        slot.end.record()
+            slot.end.record()
         self._in_flight.append(pending)
         # The device alone knows the new tokens: the next step's packet names their rows in their place.
         self._state.append_tokens(batch.rows_S, batch.positions_S, -1 - batch.rows_S)
         return pending
+
+    def begin_late_masks(self) -> None:
+        """Have the masks of the late draw made, if there is one and all earlier tokens are on the host."""
+        late = self._late
+        if late is None or late.has_begun or not all(s.is_taken_in for s in self._in_flight if s is not late.step):
+            return
+        late.has_begun = True
+        late.masks = self._sampler.begin_masks(late.step.batch.rows_S, late.step.batch.positions_S)
+
+    def draw_late(self, only: PendingStep | None = None) -> None:
+        """Submit the draw of the newest step's tokens, if that was not done yet (and if it is `only`)."""
+        late = self._late
+        if late is None or (only is not None and late.step is not only):
+            return
+        if self._sampler.needs_tokens(late.wanted):
+            for step in self._in_flight:
+                if step is not late.step:
+                    step.result()
+            self.begin_late_masks()
+        self._late = None
+        batch, slot, count = late.step.batch, late.step.slot, len(late.step.batch.rows_S)
+        if count and not late.shape.samples:
+            columns = self._inputs.buffers.columns
+            logits_SV, out_S = self._logits[late.shape.num_logits][:count], self._out_S[:count]
+            sampled = self._sampler.sample(
+                logits_SV, columns, batch.rows_S, batch.positions_S, late.wanted, out_S, late.masks
+            )
+            ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
+            late.step.set_sampled(sampled)
+        if count:
+            slot.tokens_S[:count].copy_(self._out_S[:count], non_blocking=True)
+        slot.end.record()
 
     def _begin_slot(self) -> _Slot:
         slot = self._slots[self._next_slot]
@@ -295,7 +342,7 @@ class DeviceRunner(Runner):
         self._graphs.run(shape)
         hidden_TD = self._hidden[shape.num_tokens][: plan.total_num_tokens]
         nothing = PreparedBatch(batch.rows_S[:0], batch.positions_S[:0])
-        pending = PendingStep(self, plan.step_id, nothing, slot, self._sampler, None)
+        pending = PendingStep(self, plan.step_id, nothing, slot, self._sampler)
         pending.bring(pooler.pool(plan, starts_B, self._inputs.arrays.query_start_B, hidden_TD, self._state))
         slot.end.record()
         self._in_flight.append(pending)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from quire.config import EngineConfig
 from quire.sampling_params import SamplingParams
-from quire.structured_output.grammars import RowGrammar, shared_grammars
+from quire.structured_output.grammars import Filling, RowGrammar, shared_grammars
 from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
 from quire.tokenizers.loader import get_tokenizer
 
@@ -27,9 +27,9 @@ class WorkerGrammars:
         constraint, ends = params.structured_outputs, params.eos_token_ids
         return self._grammars.start(constraint, ends, self._load_vocabulary, params.thinking)
 
-    def fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: npt.NDArray[np.int32]) -> dict[int, str]:
-        """As `Grammars.fill`."""
-        return self._grammars.fill(rows, masks_NW)
+    def begin_fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: npt.NDArray[np.int32]) -> Filling:
+        """As `Grammars.begin_fill`."""
+        return self._grammars.begin_fill(rows, masks_NW)
 
     def _load_vocabulary(self) -> Vocabulary:
         tokenizer = get_tokenizer(self._model.tokenizer_path, self._model.tokenizer_mode)
