@@ -4,10 +4,10 @@ Preparation, prompts and parsers are those of chat completions; the protocol's o
 """
 
 import dataclasses
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from quire.entrypoints.anthropic.blocks import BlockWriter, CallId, event, whole_blocks
+from quire.entrypoints.anthropic.blocks import BlockWriter, event, whole_blocks
 from quire.entrypoints.anthropic.conversion import to_chat_request
 from quire.entrypoints.anthropic.protocol import (
     CountTokensRequest,
@@ -17,14 +17,13 @@ from quire.entrypoints.anthropic.protocol import (
     MessageUsage,
     OutputTokensDetails,
 )
+from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generation import TokenCount, check_output, closable, last_output, start_generation
 from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.state import ServerState
 from quire.outputs import CompletionOutput
-from quire.parsers.pieces import Piece
-from quire.parsers.stream import AnswerParser
 from quire.sampling_params import SamplingParams
 
 
@@ -70,13 +69,13 @@ async def answer_message(state: ServerState, job: MessageJob) -> MessageResponse
     count.add_cached(output)
     choice = output.outputs[0]
     count.add_choice(choice)
-    parser = _parser(job)
-    pieces = list(_pieces(job, parser, choice))
-    reason, sequence = _stop(job, parser, choice)
+    reader = PieceReader(chat.reader)
+    pieces = reader.read(choice)
+    reason, sequence = _stop(job, reader, choice)
     return MessageResponse(
         id=job.public_id,
         model=chat.model,
-        content=whole_blocks(pieces, _call_ids(job)),
+        content=whole_blocks(pieces, reader.call_id),
         stop_reason=reason,
         stop_sequence=sequence,
         usage=_usage(count),
@@ -86,7 +85,8 @@ async def answer_message(state: ServerState, job: MessageJob) -> MessageResponse
 async def stream_message(state: ServerState, job: MessageJob) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer."""
     chat = job.chat
-    count, parser, writer = token_count(state, chat), _parser(job), BlockWriter(_call_ids(job))
+    count, reader = token_count(state, chat), PieceReader(chat.reader)
+    writer = BlockWriter(reader.call_id)
     outputs = start_generation(state, chat.request, chat.prompt, chat.params, job.public_id)
     opened = False
     async with aclosing(closable(outputs)) as source:
@@ -100,9 +100,9 @@ async def stream_message(state: ServerState, job: MessageJob) -> AsyncGenerator[
                 events += [event("message_start", message=message), event("ping")]
             for choice in output.outputs:
                 count.add_choice(choice)
-                events += [writer.write(piece) for piece in _pieces(job, parser, choice)]
+                events += [writer.write(piece) for piece in reader.read(choice)]
                 if choice.finish_reason is not None:
-                    reason, sequence = _stop(job, parser, choice)
+                    reason, sequence = _stop(job, reader, choice)
                     delta = {"stop_reason": reason, "stop_sequence": sequence}
                     events += [
                         writer.close(),
@@ -113,34 +113,13 @@ async def stream_message(state: ServerState, job: MessageJob) -> AsyncGenerator[
                 yield b"".join(events)
 
 
-def _parser(job: MessageJob) -> AnswerParser | None:
-    reader = job.chat.reader
-    return None if reader is None else reader.parser()
-
-
-def _pieces(job: MessageJob, parser: AnswerParser | None, choice: CompletionOutput) -> Iterable[Piece]:
-    """What a step's text adds to the answer."""
-    reader = job.chat.reader
-    if reader is None or parser is None:
-        return (Piece("content", choice.text),) if choice.text else ()
-    pieces = parser.push(choice.text)
-    if choice.finish_reason is not None:
-        pieces += parser.finish()
-    return [piece for piece in pieces if reader.wants(piece)]
-
-
-def _call_ids(job: MessageJob) -> CallId:
-    reader = job.chat.reader
-    return (lambda name, index: f"call_{index}") if reader is None else reader.call_id
-
-
-def _stop(job: MessageJob, parser: AnswerParser | None, choice: CompletionOutput) -> tuple[str | None, str | None]:
+def _stop(job: MessageJob, reader: PieceReader, choice: CompletionOutput) -> tuple[str | None, str | None]:
     """Why the answer ended, in the protocol's words; and the stop sequence that ended it."""
     if choice.finish_reason == "length":
         return "model_context_window_exceeded" if job.fills_context else "max_tokens", None
     if choice.finish_reason == "stop" and isinstance(choice.stop_reason, str):
         return "stop_sequence", choice.stop_reason
-    return "tool_use" if parser is not None and parser.num_calls else "end_turn", None
+    return "tool_use" if reader.num_calls else "end_turn", None
 
 
 def _usage(count: TokenCount) -> MessageUsage:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.responses import FunctionCall, ToolCall
 from quire.entrypoints.openai.thoughts import ReasoningCount, reasoning_count
+from quire.outputs import CompletionOutput
 from quire.parsers.choice import AnswerFormats, begins_inside
 from quire.parsers.pieces import Answer, Piece
 from quire.parsers.stream import AnswerParser
@@ -91,6 +92,36 @@ class AnswerReader:
         function = {"name": piece.text, "arguments": ""}
         call_id = self.call_id(piece.text, piece.index)
         return {"tool_calls": [{"index": piece.index, "id": call_id, "type": "function", "function": function}]}
+
+
+class PieceReader:
+    """One answer's steps as pieces, for protocols whose answers are made of parts; without a format it is content.
+
+    Args:
+        reader: how the answer is read; None: as it stands.
+    """
+
+    def __init__(self, reader: AnswerReader | None) -> None:
+        self._reader = reader
+        self._parser = None if reader is None else reader.parser()
+
+    @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        return 0 if self._parser is None else self._parser.num_calls
+
+    def read(self, choice: CompletionOutput) -> list[Piece]:
+        """What a step's text adds to the answer."""
+        if self._reader is None or self._parser is None:
+            return [Piece("content", choice.text)] if choice.text else []
+        pieces = self._parser.push(choice.text)
+        if choice.finish_reason is not None:
+            pieces += self._parser.finish()
+        return [piece for piece in pieces if self._reader.wants(piece)]
+
+    def call_id(self, name: str, index: int) -> str:
+        """The id of a call."""
+        return f"call_{index}" if self._reader is None else self._reader.call_id(name, index)
 
 
 def answer_reader(

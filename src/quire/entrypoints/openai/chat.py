@@ -60,8 +60,10 @@ class ChatJob:
     reader: AnswerReader | None = None
 
 
-async def prepare_chat(state: ServerState, request: ChatCompletionRequest, public_id: str) -> ChatJob:
-    """Check a request and tokenize its prompt. Raises what the client must be told."""
+async def prepare_chat(
+    state: ServerState, request: ChatCompletionRequest, public_id: str, prompt_field: str = "messages"
+) -> ChatJob:
+    """Check a request and tokenize its prompt. Raises what the client must be told, who wrote `prompt_field`."""
     model = state.resolve_model(request.model)
     refuse_unsupported_chat(request, trust_chat_template=state.settings.trust_request_chat_template)
     check_stream_options(request)
@@ -71,7 +73,7 @@ async def prepare_chat(state: ServerState, request: ChatCompletionRequest, publi
     prompt = await chat_prompt(request, state.engine.get_tokenizer(), asked, config.max_model_len)
     defaults = config.default_sampling
     max_tokens = resolve_max_tokens(
-        asked, len(prompt.token_ids), config.max_model_len, defaults.get("max_tokens"), asked_name, "messages"
+        asked, len(prompt.token_ids), config.max_model_len, defaults.get("max_tokens"), asked_name, prompt_field
     )
     params: SamplingParams | BeamSearchParams
     if request.use_beam_search:

@@ -98,6 +98,11 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--enable-prompt-tokens-details", action="store_true", help="tell in `usage` how many tokens the cache gave"
     )
     levels = ("critical", "error", "warning", "info", "debug", "trace")
+    responses.add_argument(
+        "--responses-store",
+        metavar="PATH",
+        help="SQLite file that keeps what /v1/responses answered (in memory, the last 10,000 at most)",
+    )
     responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
     responses.add_argument("--disable-uvicorn-access-log", action="store_true", help="no log line for each request")
     responses.add_argument(

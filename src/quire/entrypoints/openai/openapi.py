@@ -1,5 +1,6 @@
 """The OpenAPI document, written from the msgspec structs that the server really reads and answers with."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -37,6 +38,14 @@ from quire.entrypoints.openai.responses import (
     ModelList,
     TokenizeResponse,
 )
+from quire.entrypoints.responses_api.protocol import (
+    DeletedResponse,
+    InputTokensRequest,
+    InputTokensResponse,
+    ItemList,
+    ResponseObject,
+    ResponsesRequest,
+)
 from quire.version import __version__
 
 _DOCUMENTS = ["Three hundred metres.", "I like rivers."]
@@ -57,6 +66,20 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
         CompletionRequest,
         CompletionResponse,
         {"prompt": "one two three", "max_tokens": 16, "temperature": 0},
+    ),
+    (
+        "/v1/responses",
+        "Answer, and remember: `previous_response_id` goes on from an earlier response; `stream: true` gives OpenAI's events.",
+        ResponsesRequest,
+        ResponseObject,
+        {"input": "What is 17 + 25?", "max_output_tokens": 32, "temperature": 0},
+    ),
+    (
+        "/v1/responses/input_tokens",
+        "How many tokens a request to /v1/responses has.",
+        InputTokensRequest,
+        InputTokensResponse,
+        {"input": "What is 17 + 25?"},
     ),
     (
         "/v1/messages",
@@ -104,6 +127,24 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
     ("/tokenize", "Token ids of a prompt or of messages.", TokenizeRequest, TokenizeResponse, {"prompt": "Hello"}),
     ("/detokenize", "The text of token ids.", DetokenizeRequest, DetokenizeResponse, {"tokens": [1, 2, 3]}),
 )
+_KEPT: tuple[tuple[str, str, str, type, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "/v1/responses/{response_id}",
+        "get",
+        "A response that was kept; `stream=true`: its events, behind number `starting_after`.",
+        ResponseObject,
+        (("stream", "boolean"), ("starting_after", "integer")),
+    ),
+    ("/v1/responses/{response_id}", "delete", "Forget a response.", DeletedResponse, ()),
+    ("/v1/responses/{response_id}/cancel", "post", "Stop a response made in the background.", ResponseObject, ()),
+    (
+        "/v1/responses/{response_id}/input_items",
+        "get",
+        "The items that a response was made from.",
+        ItemList,
+        (("limit", "integer"), ("order", "string"), ("after", "string")),
+    ),
+)
 _ACTIONS: tuple[tuple[str, str], ...] = (
     ("/reset_prefix_cache", "Forget every cached prefix."),
     ("/start_profile", "501: profiles cannot be taken over HTTP yet."),
@@ -130,6 +171,7 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
     kinds: list[Any] = [ErrorResponse]
     kinds += [kind for _, _, body, answer, _ in _WORK for kind in (body, answer)]
     kinds += [answer for _, _, answer in _READS if answer is not None]
+    kinds += [answer for _, _, _, answer, _ in _KEPT if answer not in kinds]
     template = "#/components/schemas/{name}"
     schemas, components = msgspec.json.schema_components(kinds, ref_template=template)
     reference = dict(zip(kinds, schemas, strict=True))
@@ -138,12 +180,17 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
         paths[path] = {"post": _work_operation(summary, reference[body], reference[answer], example)}
     for path, summary, kind in _READS:
         paths[path] = {"get": _read_operation(path, summary, reference[kind] if kind else None)}
+    for path, method, summary, kind, query in _KEPT:
+        operation = _read_operation(path, summary, reference[kind])
+        named = [{"name": name, "in": "query", "schema": {"type": of_type}} for name, of_type in query]
+        operation["parameters"] += named
+        paths.setdefault(path, {})[method] = operation
     for path, summary in _ACTIONS:
         paths[path] = {"post": _read_operation(path, summary, None)}
     bodies = [
         {"$ref": reference[body]["$ref"]}
         for path, _, body, _, _ in _WORK
-        if not path.endswith(("tokenize", "messages", "count_tokens"))
+        if not path.endswith(("tokenize", "messages", "count_tokens", "responses", "input_tokens"))
     ]
     any_body = {"anyOf": list({body["$ref"]: body for body in bodies}.values())}
     summary = "Any of the bodies above: the route is chosen by its fields."
@@ -181,6 +228,6 @@ def _read_operation(path: str, summary: str, answer: Any) -> dict[str, Any]:
         "summary": summary,
         "responses": {"200": {"description": "OK", **content}, **openapi_error_responses()},
     }
-    if "{model}" in path:
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name in re.findall(r"{(\w+)}", path):
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     return operation

@@ -10,6 +10,7 @@ from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.responses import ModelCard, ModelList
 from quire.entrypoints.openai.route_tools import Handler, json_response, state_of
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.responses_api.handlers import KEPT
 from quire.errors import EngineDeadError
 from quire.version import __version__
 
@@ -122,6 +123,7 @@ _ADAPTERS = "LoRA adapters are not supported yet."
 OPERATIONS: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/models", ("GET",), list_models),
     ("/v1/models/{model:path}", ("GET",), get_model),
+    *KEPT,
     ("/health", ("GET",), health),
     ("/live", ("GET",), live),
     ("/ready", ("GET",), ready),

@@ -41,6 +41,7 @@ from quire.entrypoints.openai.route_tools import Handler, json_response, public_
 from quire.entrypoints.openai.scores import answer_rerank, answer_score
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import StreamProtocol, run_while_connected, start_event_stream
+from quire.entrypoints.responses_api import handlers as responses_api
 
 BodyT = TypeVar("BodyT", bound=PoolingFields | CountTokensRequest)
 
@@ -166,6 +167,7 @@ def _invoked(fields: Set[str], pooling: PoolingConfig | None) -> Handler:
 WORK: dict[str, Handler] = {
     "/v1/chat/completions": create_chat_completion,
     "/v1/completions": create_completion,
+    **responses_api.WORK,
     "/v1/messages": create_message,
     "/v1/messages/count_tokens": count_message_tokens,
     "/v1/embeddings": create_embeddings,

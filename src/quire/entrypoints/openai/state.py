@@ -16,6 +16,7 @@ from quire.engine.pooling_processor import PoolingProcessor
 from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.openai.prompts import TokenizerLike
+from quire.entrypoints.responses_api.store import ResponseStore
 from quire.inputs import PromptType
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.parsers.choice import AUTO, AnswerFormats, choose_formats
@@ -76,6 +77,7 @@ class ServerSettings:
     drain_retry_after_s: int = 5
     reasoning_parser: str = AUTO
     tool_call_parser: str = AUTO
+    responses_store: str | None = None
 
 
 class ServerState:
@@ -91,6 +93,9 @@ class ServerState:
         self.idle.set()
         self.started_at = int(time.time())
         self.metrics: Any = None
+        self.responses = ResponseStore(settings.responses_store)
+        self.background: dict[str, Any] = {}
+        """Responses in the making that nobody waits for, by id."""
         self._engine = engine
         self._sequence = itertools.count()
         self._formats: AnswerFormats | None = None

@@ -1,0 +1,294 @@
+"""A response's request, with the conversation before it → a chat completion request, which everything behind it understands.
+
+Checks shapes, with the paths that the client wrote. Knows both protocols; knows nothing of templates, tokens or storage.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
+from quire.entrypoints.responses_api.items import new_id
+from quire.entrypoints.responses_api.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest
+
+Fields = dict[str, Any]
+REFERENCE = "item_reference"
+_ITEMS = ("message", "reasoning", "function_call", "function_call_output", REFERENCE)
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+_FORMATS = ("text", "json_object", "json_schema")
+_CHOICES = ("none", "auto", "required")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = (
+    _LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_SAME_NAME = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
+    "stop_token_ids", "logit_bias", "min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
+    "include_stop_str_in_output", "structured_outputs", "include_reasoning", "priority", "cache_salt", "kv_transfer_params",
+    "mm_processor_kwargs", "user", "safety_identifier",
+)  # fmt: skip
+
+
+# --- items ---
+
+
+def normalize_input(given: str | list[Fields]) -> list[Fields]:
+    """The input as items that have a type and an id, as they are kept and listed.
+
+    Raises:
+        HTTPError: 400; `param` is the path of what is wrong.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not given:
+        raise bad_request("input: at least one item is needed.", "input")
+    return [_normalize(item, f"input[{index}]") for index, item in enumerate(given)]
+
+
+def _normalize(item: Fields, path: str) -> Fields:
+    kind = item.get("type", "message" if "role" in item else None)
+    if not isinstance(kind, str):
+        raise bad_request(f"{path}.type: expected a string, one of {', '.join(_ITEMS)}.", f"{path}.type")
+    if kind not in _ITEMS:
+        raise _unsupported(f"{path}.type", kind, _ITEMS)
+    if kind == REFERENCE:
+        return {"type": kind, "id": _string(item, "id", path)}
+    normal: Fields = {**item, "type": kind, "id": item.get("id") or new_id(kind)}
+    _string(normal, "id", path)
+    if kind == "message" and isinstance(item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        normal["content"] = [{"type": part, "text": item["content"]}]
+    return normal
+
+
+def _unsupported(path: str, value: Any, allowed: Sequence[str]) -> HTTPError:
+    message = f"{path}: {str(value)[:60]!r} is not supported here; allowed: {', '.join(allowed)}."
+    return bad_request(message, path, "not_supported")
+
+
+def _string(fields: Fields, name: str, path: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{path}.{name}: expected a string.", f"{path}.{name}")
+    return value
+
+
+def _object(value: Any, path: str) -> Fields:
+    if not isinstance(value, dict):
+        raise bad_request(f"{path}: expected an object.", path)
+    return cast("Fields", value)
+
+
+def _text(content: Any, path: str) -> str:
+    """A text, or the texts of its parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{path}: expected a string or a list of parts.", path)
+    return "\n".join(_part(_object(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Fields, path: str) -> str:
+    kind = _string(part, "type", path)
+    if kind not in _TEXT_PARTS:
+        raise _unsupported(f"{path}.type", kind, ("input_text", "output_text", "refusal"))
+    return _string(part, "refusal" if kind == "refusal" else "text", path)
+
+
+class _Conversation:
+    """Messages made of items. What one speaker says in several items is one turn: many templates want speakers to alternate."""
+
+    def __init__(self) -> None:
+        self.messages: list[Fields] = []
+        self._names: dict[str, str] = {}
+
+    def add(self, item: Fields, path: str) -> None:
+        match item["type"]:
+            case "message":
+                self._say(item, path)
+            case "reasoning":
+                self._think(item, path)
+            case "function_call":
+                self._call(item, path)
+            case _:
+                self._give_result(item, path)
+
+    def say(self, role: str, text: str) -> None:
+        last = self._turn(role)
+        last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+
+    def _turn(self, role: str) -> Fields:
+        """The turn of a speaker, which may have begun before."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": ""})
+        return self.messages[-1]
+
+    def _say(self, item: Fields, path: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            allowed = ", ".join(_ROLES)
+            raise bad_request(f"{path}.role: {str(role)[:60]!r} is unknown; allowed: {allowed}.", f"{path}.role")
+        self.say(_ROLES[role], _text(item.get("content"), f"{path}.content"))
+
+    def _think(self, item: Fields, path: str) -> None:
+        name = "content" if item.get("content") else "summary"
+        text = _text(item.get(name) or [], f"{path}.{name}")
+        if not text:
+            return
+        turn = self._turn("assistant")
+        if turn["content"] or "tool_calls" in turn:
+            turn = {"role": "assistant", "content": ""}
+            self.messages.append(turn)
+        turn["reasoning"] = f"{turn['reasoning']}\n{text}" if "reasoning" in turn else text
+
+    def _call(self, item: Fields, path: str) -> None:
+        call_id, name = _string(item, "call_id", path), _string(item, "name", path)
+        arguments = _string(item, "arguments", path)
+        try:
+            json.loads(arguments or "{}")
+        except ValueError:
+            if item.get("status") == "incomplete":  # an answer that was cut off within a call
+                return
+            raise bad_request(f"{path}.arguments: not valid JSON.", f"{path}.arguments") from None
+        self._names[call_id] = name
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._turn("assistant").setdefault("tool_calls", []).append(call)
+
+    def _give_result(self, item: Fields, path: str) -> None:
+        call_id = _string(item, "call_id", path)
+        if call_id not in self._names:
+            message = f"{path}.call_id: there is no function_call {call_id[:100]!r} before its output."
+            raise bad_request(message, f"{path}.call_id")
+        result = _text(item.get("output"), f"{path}.output")
+        name = self._names[call_id]
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": result})
+
+    def check_end(self) -> None:
+        if not self.messages:
+            raise bad_request("input: there is no message in it.", "input")
+        if calls := self.messages[-1].get("tool_calls"):
+            message = f"input: the function_call {calls[-1]['id'][:100]!r} has no function_call_output."
+            raise bad_request(message, "input")
+
+
+# --- the request ---
+
+
+def to_chat_request(request: InputTokensRequest, history: list[Fields], items: list[Fields]) -> ChatCompletionRequest:
+    """The same request in the form of chat completions; without a limit of tokens.
+
+    Args:
+        history: the items of the conversation before, which were checked when they were new.
+        items: the request's own, normalized.
+
+    Raises:
+        HTTPError: 400; `param` is the path of what is wrong.
+    """
+    conversation = _Conversation()
+    if request.instructions:
+        conversation.say("system", request.instructions)
+    for item in history:
+        conversation.add(item, "previous_response_id")
+    for index, item in enumerate(items):
+        conversation.add(item, f"input[{index}]")
+    conversation.check_end()
+    last = items[-1]
+    chat = ChatCompletionRequest(
+        messages=conversation.messages,
+        model=request.model,
+        tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())] or None,
+        parallel_tool_calls=request.parallel_tool_calls,
+        chat_template_kwargs=request.chat_template_kwargs,
+        continue_final_message=last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete"),
+    )
+    _set_tool_choice(chat, request.tool_choice)
+    _set_effort(chat, request.reasoning)
+    if request.text is not None:
+        chat.verbosity = request.text.verbosity
+        chat.response_format = _format(request.text.format)
+    for field in ("conversation", "prompt"):
+        if getattr(request, field):
+            raise bad_request(f"{field}: this field is not supported here.", field, "not_supported")
+    if isinstance(request, ResponsesRequest):
+        _set_generation(chat, request)
+    return chat
+
+
+def _set_generation(chat: ChatCompletionRequest, request: ResponsesRequest) -> None:
+    for field in ("moderation", "previous_input_messages"):
+        if getattr(request, field):
+            raise bad_request(f"{field}: this field is not supported here.", field, "not_supported")
+    for name in _SAME_NAME:
+        setattr(chat, name, getattr(request, name))
+    for index, name in enumerate(request.include or ()):
+        if name not in _INCLUDABLE:
+            raise _unsupported(f"include[{index}]", name, _INCLUDABLE)
+    if request.top_logprobs or _LOGPROBS in (request.include or ()):
+        chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
+    chat.stream = bool(request.stream or chat.logprobs)  # logprobs are told apart by the step that gave them
+
+
+def _tool(tool: Fields, path: str) -> Fields:
+    kind = _string(tool, "type", path)
+    if kind != "function":
+        message = f"{path}.type: {kind[:60]!r} is not run here; allowed: 'function', which the client runs."
+        raise bad_request(message, f"{path}.type", "not_supported")
+    function: Fields = {"name": _string(tool, "name", path)}
+    if tool.get("description") is not None:
+        function["description"] = _string(tool, "description", path)
+    function["parameters"] = _object(tool.get("parameters") or {}, f"{path}.parameters")
+    if tool.get("strict") is True:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _set_tool_choice(chat: ChatCompletionRequest, choice: str | Fields | None) -> None:
+    if choice is None:
+        return
+    if isinstance(choice, str):
+        if choice not in _CHOICES:
+            raise _unsupported("tool_choice", choice, _CHOICES)
+        chat.tool_choice = choice
+        return
+    kind = _string(choice, "type", "tool_choice")
+    if kind == "function":
+        name = _string(choice, "name", "tool_choice")
+        chat.tool_choice = {"type": "function", "function": {"name": name}}
+    elif kind == "allowed_tools":
+        _set_tool_choice(chat, _string(choice, "mode", "tool_choice"))
+        given = choice.get("tools")
+        tools = [_object(tool, "tool_choice.tools") for tool in given] if isinstance(given, list) else []
+        names = {_string(tool, "name", "tool_choice.tools") for tool in tools}
+        chat.tools = [tool for tool in chat.tools or () if tool["function"]["name"] in names] or None
+    else:
+        raise _unsupported("tool_choice.type", kind, ("function", "allowed_tools"))
+
+
+def _set_effort(chat: ChatCompletionRequest, reasoning: ReasoningConfig | None) -> None:
+    """Templates know the effort, or a switch, which has two names."""
+    if reasoning is None or reasoning.effort is None:
+        return
+    thinks = reasoning.effort != "none"
+    chat.reasoning_effort = reasoning.effort
+    chat.chat_template_kwargs = {"enable_thinking": thinks, "thinking": thinks} | (chat.chat_template_kwargs or {})
+
+
+def _format(given: Fields | None) -> ResponseFormat | None:
+    if given is None:
+        return None
+    kind = _string(given, "type", "text.format")
+    if kind not in _FORMATS:
+        raise _unsupported("text.format.type", kind, _FORMATS)
+    if kind != "json_schema":
+        return ResponseFormat(type=kind)
+    schema = _object(given.get("schema"), "text.format.schema")
+    return ResponseFormat(type=kind, json_schema={"name": given.get("name"), "schema": schema})

@@ -1,0 +1,136 @@
+"""Pieces of an answer as a response's output: items, and the events of a stream that tell them.
+
+An item ends where a piece of another kind begins. Knows pieces, items and events; knows nothing of requests.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.openai.responses import TokenLogprob
+from quire.entrypoints.responses_api.items import (
+    FunctionCallItem,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    new_id,
+)
+from quire.entrypoints.responses_api.protocol import ResponseObject
+from quire.parsers.pieces import Piece
+
+_encode = msgspec.json.Encoder().encode
+_NAMES = {"content": "output_text", "reasoning": "reasoning_text", "arguments": "function_call_arguments"}
+
+
+def error_event(error: HTTPError) -> bytes:
+    """An error in a stream whose status has already been sent, and whose response could not be kept."""
+    fields = {"message": error.detail.message, "code": error.detail.code, "param": error.detail.param}
+    return b"event: error\ndata: %b\n\n" % _encode({"type": "error", **fields, "sequence_number": 0})
+
+
+class EventWriter:
+    """Puts a response's output together, and writes its events. An event's number is its place in the stream.
+
+    Args:
+        response: gets an item when it is complete.
+        call_id: the id of a call, from its function's name and its index.
+    """
+
+    def __init__(self, response: ResponseObject, call_id: Callable[[str, int], str]) -> None:
+        self._response = response
+        self._call_id = call_id
+        self._number = 0
+        self._kind: str | None = None
+        self._item: OutputItem
+        self._head = b""
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def lifecycle(self, name: str) -> bytes:
+        """An event that carries the response as it is now."""
+        return self._event(f"response.{name}", response=self._response)
+
+    def write(self, piece: Piece, logprobs: Sequence[TokenLogprob] = ()) -> list[bytes]:
+        """The events that a piece makes; `logprobs` are of the tokens of its text."""
+        if piece.kind == "call":
+            return [*self.close("completed"), *self._open("arguments", piece)]
+        events: list[bytes] = []
+        if piece.kind != self._kind:
+            events = [*self.close("completed"), *self._open(piece.kind, piece)]
+        self._texts.append(piece.text)
+        self._logprobs += logprobs
+        events.append(self._delta(piece.text, logprobs))
+        return events
+
+    def close(self, status: str) -> list[bytes]:
+        """End the open item, if there is one."""
+        if self._kind is None:
+            return []
+        text, item, name = "".join(self._texts), self._item, f"response.{_NAMES[self._kind]}.done"
+        item.status = status
+        match item:
+            case FunctionCallItem():
+                item.arguments = text
+                events = [self._of_item(name, name=item.name, arguments=text)]
+            case ReasoningItem():
+                item.content = [ReasoningText(text)]
+                events = [self._of_part(name, text=text), self._part("done", item.content[0])]
+            case MessageItem():
+                item.content = [OutputText(text, logprobs=self._logprobs)]
+                done = self._of_part(name, text=text, logprobs=self._logprobs)
+                events = [done, self._part("done", item.content[0])]
+        events.append(self._event("response.output_item.done", output_index=self._index, item=item))
+        self._response.output.append(item)
+        self._kind, self._texts, self._logprobs = None, [], []
+        return events
+
+    def write_nothing(self) -> list[bytes]:
+        """The message of an answer without a word: clients count on one."""
+        return [*self._open("content", Piece("content", "")), *self.close("completed")]
+
+    def _open(self, kind: str, piece: Piece) -> list[bytes]:
+        part = None
+        if kind == "arguments":
+            call_id = self._call_id(piece.text, piece.index)
+            self._item = FunctionCallItem(new_id("function_call"), call_id, piece.text)
+        elif kind == "reasoning":
+            self._item, part = ReasoningItem(new_id("reasoning")), ReasoningText()
+        else:
+            self._item, part = MessageItem(new_id("message")), OutputText()
+        self._kind = kind
+        place: dict[str, Any] = {"item_id": self._item.id, "output_index": self._index}
+        name = f"response.{_NAMES[kind]}.delta"
+        fields = _encode({"type": name, **place} | ({"content_index": 0} if part is not None else {}))
+        self._head = b"event: %b\ndata: %b" % (name.encode(), fields[:-1])
+        opened = self._event("response.output_item.added", output_index=self._index, item=self._item)
+        return [opened] if part is None else [opened, self._part("added", part)]
+
+    @property
+    def _index(self) -> int:
+        """Of the open item."""
+        return len(self._response.output)
+
+    def _delta(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
+        """The common event: only its text is encoded."""
+        told = b',"logprobs":' + (_encode(logprobs) if logprobs else b"[]") if self._kind == "content" else b""
+        tail = b',"sequence_number":%d}\n\n' % self._number
+        self._number += 1
+        return self._head + b',"delta":' + _encode(text) + told + tail
+
+    def _of_item(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._item.id, output_index=self._index, **fields)
+
+    def _of_part(self, kind: str, **fields: Any) -> bytes:
+        return self._of_item(kind, content_index=0, **fields)
+
+    def _part(self, happened: str, part: OutputText | ReasoningText) -> bytes:
+        return self._of_part(f"response.content_part.{happened}", part=part)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        body = _encode({"type": kind, **fields, "sequence_number": self._number})
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)

@@ -1,0 +1,151 @@
+"""The routes under `/v1/responses`: each reads what was sent, calls one function, and encodes what it gives."""
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.route_tools import Handler, json_response, read_request, state_of
+from quire.entrypoints.openai.streaming import StreamProtocol, run_while_connected, start_event_stream
+from quire.entrypoints.responses_api.background import BackgroundRun
+from quire.entrypoints.responses_api.events import error_event
+from quire.entrypoints.responses_api.protocol import (
+    DeletedResponse,
+    InputTokensRequest,
+    ItemList,
+    ResponsesRequest,
+)
+from quire.entrypoints.responses_api.run import (
+    answer_response,
+    count_input_tokens,
+    find,
+    not_found,
+    prepare_response,
+    stream_response,
+)
+from quire.entrypoints.responses_api.store import Missing
+
+_STREAM = StreamProtocol(b"", error_event)
+MAX_LISTED = 100
+
+
+async def create_response(request: Request) -> Response:
+    """`POST /v1/responses`."""
+    state = state_of(request)
+    body = await read_request(request, ResponsesRequest)
+
+    async def work() -> Response:
+        job = await prepare_response(state, body)
+        if body.background:
+            run = BackgroundRun(state, job)
+            await run.start()
+            if body.stream:
+                return await start_event_stream(run.follow(), job.request_id, _STREAM)
+            return json_response(job.response)
+        if body.stream:
+            return await start_event_stream(stream_response(state, job), job.request_id, _STREAM)
+        return json_response(await answer_response(state, job))
+
+    return await run_while_connected(request, work())
+
+
+async def count_tokens(request: Request) -> Response:
+    """`POST /v1/responses/input_tokens`."""
+    body = await read_request(request, InputTokensRequest)
+    return json_response(await count_input_tokens(state_of(request), body))
+
+
+async def retrieve_response(request: Request) -> Response:
+    """`GET /v1/responses/{id}`; with `stream=true` its events, those behind number `starting_after`."""
+    state, response_id = state_of(request), request.path_params["response_id"]
+    after = _number(request, "starting_after", -1, 0)
+    run: BackgroundRun | None = state.background.get(response_id)
+    if request.query_params.get("stream", "false").lower() not in ("true", "1"):
+        if run is not None:
+            return json_response(run.job.response)
+        return _json((await find(state, response_id)).body)
+    if run is not None and run.has_stream:
+        return await start_event_stream(run.follow(after), response_id, _STREAM)
+    events = None if run is not None else (await find(state, response_id)).events
+    if events is None:
+        message = "stream: only a response that was made with background and stream can be streamed again."
+        raise bad_request(message, "stream")
+    return await start_event_stream(_replay(events, after), response_id, _STREAM)
+
+
+async def _replay(events: bytes, after: int) -> AsyncGenerator[bytes, None]:
+    """What was told before, from a place on; JSON has no raw line ends."""
+    rest = events.split(b"\n\n", after + 1)
+    yield rest[-1] if len(rest) == after + 2 else b""
+
+
+async def delete_response(request: Request) -> Response:
+    """`DELETE /v1/responses/{id}`; one that is being made is stopped."""
+    state, response_id = state_of(request), request.path_params["response_id"]
+    if response_id in state.background:
+        await state.background[response_id].cancel()
+    try:
+        await state.responses.delete(response_id)
+    except Missing:
+        raise not_found(response_id) from None
+    return json_response(DeletedResponse(response_id))
+
+
+async def cancel_response(request: Request) -> Response:
+    """`POST /v1/responses/{id}/cancel`; one that is over stays as it is."""
+    state, response_id = state_of(request), request.path_params["response_id"]
+    run: BackgroundRun | None = state.background.get(response_id)
+    if run is not None:
+        await run.cancel()
+        return json_response(run.job.response)
+    body = (await find(state, response_id)).body
+    if not msgspec.json.decode(body)["background"]:
+        raise bad_request("Only a response that was made with background can be cancelled.", "response_id")
+    return _json(body)
+
+
+async def list_input_items(request: Request) -> Response:
+    """`GET /v1/responses/{id}/input_items`: the request's own items, not those of the conversation before."""
+    query = request.query_params
+    limit = _number(request, "limit", 20, 1, MAX_LISTED)
+    order, after = query.get("order", "desc"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise bad_request(f"order: {order[:60]!r} is unknown; allowed: 'asc', 'desc'.", "order")
+    record = await find(state_of(request), request.path_params["response_id"])
+    items: list[dict[str, str]] = msgspec.json.decode(record.input)
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        places = [index for index, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise bad_request(f"after: there is no item {after[:100]!r} in this response's input.", "after")
+        items = items[places[0] + 1 :]
+    page = items[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return json_response(ItemList(page, first, last, has_more=len(items) > limit))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+def _number(request: Request, name: str, default: int, low: int, high: int = 1 << 62) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
+        wanted = f"{low} to {high}" if high < 1 << 62 else f"at least {low}"
+        raise bad_request(f"{name}: {text[:60]!r} is no whole number from the range {wanted}.", name)
+    return int(text)
+
+
+WORK: dict[str, Handler] = {"/v1/responses": create_response, "/v1/responses/input_tokens": count_tokens}
+KEPT: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
+    ("/v1/responses/{response_id}", ("GET",), retrieve_response),
+    ("/v1/responses/{response_id}", ("DELETE",), delete_response),
+    ("/v1/responses/{response_id}/cancel", ("POST",), cancel_response),
+    ("/v1/responses/{response_id}/input_items", ("GET",), list_input_items),
+)
+"""What is asked of responses that were kept: served also while the engine starts or the server drains."""

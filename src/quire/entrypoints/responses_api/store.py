@@ -1,0 +1,232 @@
+"""Responses that are kept: SQLite in a file or in memory, in a thread of its own, bounded in number, bytes and age.
+
+Knows ids and JSON; knows nothing of what a response means. Whoever knows an id may read what it names: ids cannot be guessed.
+"""
+
+import asyncio
+import dataclasses
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.errors import ConfigError
+
+ResultT = TypeVar("ResultT")
+MAX_AGE_S = 30 * 24 * 3600.0
+"""How long a response is kept after it was last part of a conversation."""
+_TABLES = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, previous TEXT, used REAL NOT NULL, size INTEGER NOT NULL,
+    is_running INTEGER NOT NULL, body BLOB NOT NULL, input BLOB NOT NULL, events BLOB
+);
+CREATE INDEX IF NOT EXISTS by_use ON responses (used, size);
+CREATE TABLE IF NOT EXISTS items (
+    id TEXT PRIMARY KEY, response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE
+);
+CREATE INDEX IF NOT EXISTS by_response ON items (response);
+"""
+_CONVERSATION = """
+WITH RECURSIVE chain (id, previous, depth) AS (
+    SELECT id, previous, 0 FROM responses WHERE id = ? AND used >= ?
+    UNION ALL SELECT r.id, r.previous, depth + 1 FROM responses r JOIN chain c ON r.id = c.previous WHERE used >= ?
+) SELECT r.id, r.previous, r.is_running, r.input, r.body FROM chain JOIN responses r USING (id) ORDER BY depth DESC
+"""
+_SURPLUS = """
+DELETE FROM responses WHERE used < ? OR rowid IN (
+    SELECT row FROM (
+        SELECT rowid AS row, row_number() OVER newest AS place, sum(size) OVER newest AS bytes
+        FROM responses WINDOW newest AS (ORDER BY used DESC ROWS UNBOUNDED PRECEDING)
+    ) WHERE place > ? OR bytes > ?
+)
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """What may be kept. The responses that were used longest ago go first; a sixteenth more may be there for a while."""
+
+    responses: int
+    bytes: int
+
+
+MEMORY_LIMITS = StoreLimits(10_000, 256 << 20)
+FILE_LIMITS = StoreLimits(1_000_000, 16 << 30)
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """A kept response.
+
+    Attributes:
+        previous: the response that its conversation goes on from.
+        body: the response, as JSON.
+        input: the request's own items, as JSON.
+        events: its stream, where it may be asked for again.
+        item_ids: of its output.
+    """
+
+    id: str
+    previous: str | None
+    is_running: bool
+    body: bytes
+    input: bytes
+    events: bytes | None = None
+    item_ids: Sequence[str] = ()
+
+
+class _Items(msgspec.Struct):
+    """The part of a response that later ones need."""
+
+    id: str
+    output: list[dict[str, Any]]
+
+
+class Missing(Exception):
+    """There is no such response: `args[0]` is its id."""
+
+
+class StillRunning(Exception):
+    """The response is not complete: `args[0]` is its id."""
+
+
+class ResponseStore:
+    """Keeps responses.
+
+    Args:
+        path: a file, made if need be, that only its owner may read; None: in memory.
+
+    Raises:
+        ConfigError: the file cannot be opened, or is none of ours.
+    """
+
+    def __init__(
+        self, path: str | None = None, limits: StoreLimits | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path = path
+        self._limits = limits or (FILE_LIMITS if path else MEMORY_LIMITS)
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._connection: sqlite3.Connection | None = None
+        self._new_responses = self._new_bytes = 0
+        if path is not None:
+            try:
+                self._thread.submit(self._open).result()
+            except (OSError, sqlite3.Error) as error:
+                message = f"responses_store: {path!r} cannot be opened: {error}."
+                raise ConfigError(message, setting="responses_store") from None
+
+    async def save(self, record: Record) -> None:
+        """Keep a response, in place of what was kept under its id."""
+        await self._run(self._save, record)
+
+    async def get(self, response_id: str) -> Record:
+        """A kept response. Raises Missing."""
+        return await self._run(self._get, response_id)
+
+    async def delete(self, response_id: str) -> None:
+        """Forget a response. Raises Missing."""
+        await self._run(self._delete, response_id)
+
+    async def conversation(self, response_id: str) -> list[dict[str, Any]]:
+        """Every item up to the end of a response, oldest first. Raises Missing and StillRunning."""
+        return await self._run(self._conversation_until, response_id)
+
+    async def items(self, item_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Items of responses' outputs, by id; those that are not there are left out."""
+        return await self._run(self._find_items, set(item_ids))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._connection is not None:
+            self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+    # --- in the thread ---
+
+    async def _run(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def _open(self) -> sqlite3.Connection:
+        if self._path is not None:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(self._path or ":memory:", isolation_level=None)
+        if self._path is not None:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.executescript(_TABLES)
+        self._connection = connection
+        self._prune(connection)
+        return connection
+
+    @property
+    def _database(self) -> sqlite3.Connection:
+        return self._connection or self._open()
+
+    @property
+    def _oldest(self) -> float:
+        return self._clock() - MAX_AGE_S
+
+    def _save(self, record: Record) -> None:
+        events = None if record.events is None else zlib.compress(record.events, 1)
+        size = len(record.body) + len(record.input) + len(events or b"")
+        row = (record.id, record.previous, self._clock(), size, record.is_running, record.body, record.input, events)
+        database = self._database
+        with database:
+            database.execute("BEGIN")
+            database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            items = [(item_id, record.id) for item_id in record.item_ids]
+            database.executemany("INSERT OR REPLACE INTO items VALUES (?, ?)", items)
+        self._new_responses += 1
+        self._new_bytes += size
+        if self._new_responses > self._limits.responses // 16 or self._new_bytes > self._limits.bytes // 16:
+            self._prune(database)
+
+    def _prune(self, database: sqlite3.Connection) -> None:
+        database.execute(_SURPLUS, (self._oldest, self._limits.responses, self._limits.bytes))
+        self._new_responses = self._new_bytes = 0
+
+    def _get(self, response_id: str) -> Record:
+        query = "SELECT id, previous, is_running, body, input, events FROM responses WHERE id = ? AND used >= ?"
+        row = self._database.execute(query, (response_id, self._oldest)).fetchone()
+        if row is None:
+            raise Missing(response_id)
+        found, previous, is_running, body, given, events = row
+        return Record(found, previous, bool(is_running), body, given, events and zlib.decompress(events))
+
+    def _delete(self, response_id: str) -> None:
+        if not self._database.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount:
+            raise Missing(response_id)
+
+    def _conversation_until(self, response_id: str) -> list[dict[str, Any]]:
+        database = self._database
+        rows = database.execute(_CONVERSATION, (response_id, self._oldest, self._oldest)).fetchall()
+        if not rows or rows[0][1] is not None:
+            raise Missing(rows[0][1] if rows else response_id)
+        found: list[dict[str, Any]] = []
+        for row_id, _, is_running, given, body in rows:
+            if is_running:
+                raise StillRunning(row_id)
+            found += msgspec.json.decode(given, type=list[dict[str, Any]])
+            found += msgspec.json.decode(body, type=_Items).output
+        with database:
+            database.execute("BEGIN")
+            database.executemany(
+                "UPDATE responses SET used = ? WHERE id = ?", [(self._clock(), row[0]) for row in rows]
+            )
+        return found
+
+    def _find_items(self, item_ids: set[str]) -> dict[str, dict[str, Any]]:
+        query = "SELECT body FROM items JOIN responses ON response = responses.id WHERE items.id = ? AND used >= ?"
+        found: dict[str, dict[str, Any]] = {}
+        for item_id in item_ids - found.keys():
+            for (body,) in self._database.execute(query, (item_id, self._oldest)):
+                found |= {item["id"]: item for item in msgspec.json.decode(body, type=_Items).output}
+        return {item_id: found[item_id] for item_id in item_ids & found.keys()}
