@@ -11,7 +11,8 @@ import json
 import re
 from typing import Any, Protocol
 
-from quire.parsers.pieces import Pieces, Tools, as_json
+from quire.parsers.offered import Tools, as_json
+from quire.parsers.pieces import Pieces
 from quire.parsers.reader import Malformed, Reader, Waiting
 
 MAX_LITERAL = 1 << 16
@@ -28,10 +29,16 @@ class Body(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class JsonObject:
-    """`{"name": …, "arguments": …}`, or a list of such; keys in any order, others are passed over."""
+    """`{"name": …, "arguments": …}`, or a list of such; keys in any order, others are passed over.
+
+    Attributes:
+        names, arguments: the keys; the first of each is the usual one.
+        is_list: a list is usual.
+    """
 
     names: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
+    is_list: bool = False
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         if (yield from reader.starts_with(("[", "{"))) != "[":
@@ -90,12 +97,14 @@ class Header:
         separator: stands between the two.
         before: stands before the name (`function<sep>`), and `fence` around the arguments (a Markdown code block).
         pattern: of what stands there; its group is the name (`functions.get_weather:0`).
+        usual: how the name is usually written there, with `{name}`; each `#` is a number.
     """
 
     separator: str
     before: str = ""
     fence: str = ""
     pattern: str = r"\s*(?P<name>[^\s]+)\s*"
+    usual: str = "{name}"
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         if self.before:
@@ -121,13 +130,18 @@ class Header:
 
 @dataclasses.dataclass(frozen=True)
 class JsonOrHeader:
-    """One of the two, as the first character tells (Mistral's tokenizers before and after version 11)."""
+    """One of the two, as the first character tells (Mistral's tokenizers before and after version 11).
+
+    Attributes:
+        token: where the tokenizer has it, headers are usual.
+    """
 
     json: JsonObject
     header: Header
+    token: str
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
-        is_json = (yield from reader.starts_with(("[{", "{", "[ {", "[]"))) is not None
+        is_json = (yield from reader.starts_with(("[", "{"))) is not None
         yield from (self.json if is_json else self.header).read(reader, out, tools)
 
 
@@ -140,12 +154,16 @@ class Tags:
         key: before and after a parameter's name.
         value: before and after its value; before it may be empty.
         end: after the last parameter.
+        quoted: names usually stand in quotes.
+        lines: values usually stand on lines of their own.
     """
 
     name: tuple[str, str]
     key: tuple[str, str]
     value: tuple[str, str]
     end: str = ""
+    quoted: bool = False
+    lines: bool = False
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         before, after = self.name
@@ -167,7 +185,10 @@ class Tags:
                 yield from reader.expect((self.value[0],))
             name = key.strip().strip("\"'")
             out.arguments(("{" if not count else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
-            yield from self._value(reader, out, tools.takes_text(function, name))
+            if tools.takes_text(function, name):
+                yield from self._text_value(reader, out, tools.takes_null(function, name))
+            else:
+                out.arguments(as_json((yield from self._text(reader, self.value[1], or_end=True)).strip("\n")))
             count += 1
             found = yield from self._next(reader)
         out.arguments("}" if count else "{}")
@@ -178,37 +199,47 @@ class Tags:
         word = yield from reader.starts_with(words)
         return None if word is None else (yield from reader.expect(words))
 
-    def _text(self, reader: Reader, end: str) -> Waiting[str]:
+    def _text(self, reader: Reader, end: str, or_end: bool = False) -> Waiting[str]:
         parts: list[str] = []
-        if (yield from reader.until((end,), parts.append)) is None:
+        if (yield from reader.until((end,), parts.append)) is None and not or_end:
             raise Malformed
         return "".join(parts)
 
-    def _value(self, reader: Reader, out: Pieces, is_text: bool) -> Waiting[None]:
-        """A value up to its end tag, or up to the end of the text; one line break on either side belongs to the tags."""
-        if not is_text:
-            parts: list[str] = []
-            yield from reader.until((self.value[1],), parts.append)
-            out.arguments(as_json("".join(parts).strip("\n")))
-            return
-        out.arguments('"')
-        line = _WithoutEdges(out)
+    def _text_value(self, reader: Reader, out: Pieces, or_null: bool) -> Waiting[None]:
+        """Text up to its end tag, or up to the end of the text; one line break on either side belongs to the tags."""
+        line = _JsonText(out, or_null)
         yield from reader.until((self.value[1],), line.add)
-        out.arguments('"')
+        line.end()
 
 
-class _WithoutEdges:
-    """Text as the inside of a JSON string, without one line break at its beginning and one at its end."""
+class _JsonText:
+    """Text as a JSON string, without one line break at its beginning and one at its end; `null` may mean null."""
 
-    def __init__(self, out: Pieces) -> None:
-        self._out, self._begins, self._held = out, True, ""
+    def __init__(self, out: Pieces, or_null: bool) -> None:
+        self._out, self._or_null = out, or_null
+        self._opened, self._held = False, ""
 
     def add(self, text: str) -> None:
-        if self._begins and text:
-            self._begins, text = False, text.removeprefix("\n")
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
-        self._out.arguments(json.dumps(text.removesuffix("\n"), ensure_ascii=False)[1:-1])
+        self._held += text
+        if not self._opened:
+            if not self._held or (self._or_null and "null".startswith(self._held.strip("\n"))):
+                return
+            self._open()
+        kept = self._held.removesuffix("\n")
+        self._out.arguments(json.dumps(kept, ensure_ascii=False)[1:-1])
+        self._held = self._held[len(kept) :]
+
+    def _open(self) -> None:
+        self._opened, self._held = True, self._held.removeprefix("\n")
+        self._out.arguments('"')
+
+    def end(self) -> None:
+        if not self._opened and self._or_null and self._held.strip("\n") == "null":
+            self._out.arguments("null")
+            return
+        if not self._opened:
+            self._open()
+        self._out.arguments(json.dumps(self._held.removesuffix("\n"), ensure_ascii=False)[1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,11 +303,20 @@ def _python_call(text: str) -> tuple[str, dict[str, Any]]:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
             raise Malformed
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-        json.dumps(arguments)
+        arguments = {str(keyword.arg): ast.literal_eval(_Constants().visit(keyword.value)) for keyword in call.keywords}
+        json.dumps(arguments, allow_nan=False)
         return ast.unparse(call.func), arguments
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise Malformed from error
+
+
+class _Constants(ast.NodeTransformer):
+    """JSON's words for constants, which stand between Python's literals where values are objects or lists."""
+
+    _VALUES = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:  # the name is Python's
+        return ast.Constant(self._VALUES[node.id]) if node.id in self._VALUES else node
 
 
 def _decoded(string: str) -> str:

@@ -29,12 +29,14 @@ class ToolFormat:
     """How tool calls are written.
 
     Attributes:
-        begin: markers of which each begins a call (or a list of calls, as the body says).
+        begin: markers of which each begins a call (or a list of calls, as the body says). Of these and of `end`, the first
+            is the usual one.
         end: markers that end one; further text until the next marker is dropped only if it is white space.
         section: markers around all calls, which carry nothing.
-        bare: a call may also begin without a marker, where the answer's content begins.
+        bare: a call may also begin without a marker, where the answer's content begins; calls that are asked for do.
         separator: between calls that share one pair of markers.
         inner: markers that the body looks for, as far as they may be special tokens.
+        has_end: usually, one of `end` stands after a call, if there are any.
         has_numbered_ids: the template wants ids such as `functions.get_weather:0`.
     """
 
@@ -45,6 +47,7 @@ class ToolFormat:
     bare: bool = False
     separator: str = ""
     inner: tuple[str, ...] = ()
+    has_end: bool = True
     has_numbered_ids: bool = False
 
 
@@ -70,31 +73,39 @@ REASONING: dict[str, Reasoning] = {
 }
 
 _JSON = JsonObject()
+_JSON_LIST = JsonObject(is_list=True)
+_JSON_PARAMETERS = JsonObject(arguments=("parameters", "arguments"))
 _HERMES = ToolFormat(_JSON, ("<tool_call>",), ("</tool_call>",))
 _QWEN3_CODER = ToolFormat(
-    Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>"),
+    Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>", lines=True),
     ("<tool_call>",),
     ("</tool_call>",),
 )
-_LLAMA_JSON = ToolFormat(_JSON, ("<|python_tag|>",), bare=True, separator=";")
+_LLAMA_JSON = ToolFormat(_JSON_PARAMETERS, ("<|python_tag|>",), bare=True, separator=";")
 
 TOOLS: dict[str, ToolFormat] = {
     "hermes": _HERMES,
     "qwen3_json": _HERMES,
     "ernie45": _HERMES,
-    "xlam": ToolFormat(_JSON, ("<tool_call>", "[TOOL_CALLS]", "```json"), ("</tool_call>", "```"), bare=True),
+    "xlam": ToolFormat(_JSON_LIST, ("<tool_call>", "[TOOL_CALLS]", "```json"), ("</tool_call>", "```"), bare=True),
     "llama3_json": _LLAMA_JSON,
     "llama4_json": _LLAMA_JSON,
-    "granite": ToolFormat(_JSON, ("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
+    "granite": ToolFormat(_JSON_LIST, ("<|tool_call|>", "<tool_call>"), ("</tool_call>",), has_end=False),
     "granite4": _HERMES,
     "granite-20b-fc": ToolFormat(_JSON, ("<function_call>",)),
-    "internlm": ToolFormat(_JSON, ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)),
-    "jamba": ToolFormat(_JSON, ("<tool_calls>",), ("</tool_calls>",)),
-    "hunyuan_a13b": ToolFormat(_JSON, ("<tool_calls>",), ("</tool_calls>",)),
-    "phi4_mini_json": ToolFormat(_JSON, ("functools",)),
+    "internlm": ToolFormat(
+        _JSON_PARAMETERS, ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)
+    ),
+    "jamba": ToolFormat(_JSON_LIST, ("<tool_calls>",), ("</tool_calls>",)),
+    "hunyuan_a13b": ToolFormat(_JSON_LIST, ("<tool_calls>",), ("</tool_calls>",)),
+    "phi4_mini_json": ToolFormat(_JSON_LIST, ("functools",)),
     "lfm2": ToolFormat(Pythonic(), ("<|tool_call_start|>",), ("<|tool_call_end|>",)),
     "mistral": ToolFormat(
-        JsonOrHeader(_JSON, Header("{", pattern=r"\s*(?P<name>[\w.-]+?)\s*(\[CALL_ID\]\w+)?(\[ARGS\])?\s*")),
+        JsonOrHeader(
+            _JSON_LIST,
+            Header("{", pattern=r"\s*(?P<name>[\w.-]+?)\s*(\[CALL_ID\]\w+)?(\[ARGS\])?\s*", usual="{name}[ARGS]"),
+            "[ARGS]",
+        ),
         ("[TOOL_CALLS]",),
     ),
     "deepseek_v3": ToolFormat(
@@ -112,7 +123,11 @@ TOOLS: dict[str, ToolFormat] = {
         inner=("<｜tool▁sep｜>",),
     ),
     "kimi_k2": ToolFormat(
-        Header("<|tool_call_argument_begin|>", pattern=r"\s*(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?\s*"),
+        Header(
+            "<|tool_call_argument_begin|>",
+            pattern=r"\s*(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?\s*",
+            usual="functions.{name}:#",
+        ),
         ("<|tool_call_begin|>",),
         ("<|tool_call_end|>",),
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
@@ -128,7 +143,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("</tool_call>",),
     ),
     "minimax_m2": ToolFormat(
-        Tags(("", ">"), ("<parameter name=", ">"), ("", "</parameter>"), "</invoke>"),
+        Tags(("", ">"), ("<parameter name=", ">"), ("", "</parameter>"), "</invoke>", quoted=True),
         ("<invoke name=",),
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
@@ -138,6 +153,7 @@ TOOLS: dict[str, ToolFormat] = {
             ("<steptml:parameter name=", ">"),
             ("", "</steptml:parameter>"),
             "</steptml:invoke>",
+            quoted=True,
         ),
         ("<｜tool_call_begin｜>",),
         ("<｜tool_call_end｜>",),
@@ -148,6 +164,9 @@ TOOLS: dict[str, ToolFormat] = {
     "llama4_pythonic": ToolFormat(Pythonic(), ("<|python_start|>",), ("<|python_end|>",), bare=True),
     "olmo3": ToolFormat(Pythonic(brackets=False), ("<function_calls>",), ("</function_calls>",)),
 }
+
+PLAIN = ToolFormat(JsonObject(arguments=("parameters", "arguments"), is_list=True), bare=True)
+"""Calls of a model without a format of its own, and of functions that its own has no words for."""
 
 HARMONY = ("openai", "openai_gptoss")
 """Names of gpt-oss's format, which is one for reasoning, content and calls together (`harmony.py`)."""

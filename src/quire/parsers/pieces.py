@@ -4,8 +4,7 @@ Knows kinds of pieces; knows no format.
 """
 
 import dataclasses
-import json
-from typing import Any, Literal, cast
+from typing import Literal
 
 Kind = Literal["reasoning", "content", "call", "arguments"]
 
@@ -118,61 +117,3 @@ class Answer:
                 self.calls.append(Call(piece.text))
             case "arguments":
                 self.calls[piece.index].arguments += piece.text
-
-
-class Tools:
-    """The functions that a request offers, by name: what types their parameters have.
-
-    Attributes:
-        is_strict: only these may be called (where nothing but a known name tells a call from other JSON).
-    """
-
-    def __init__(self, tools: list[dict[str, Any]] | None) -> None:
-        self.is_strict = False
-        self._parameters: dict[str, dict[str, Any]] = {}
-        for tool in tools or ():
-            function = _mapping(tool.get("function")) or tool
-            self._parameters[str(function.get("name"))] = _mapping(
-                _mapping(function.get("parameters")).get("properties")
-            )
-
-    def may_call(self, function: str) -> bool:
-        """Whether a name can be that of a call."""
-        return not self.is_strict or not self._parameters or function in self._parameters
-
-    def takes_text(self, function: str, parameter: str) -> bool:
-        """Whether a parameter's value is text as it stands: its schema says so, or there is none."""
-        schema = self._parameters.get(function, {}).get(parameter)
-        types = _types(schema)
-        return schema is None or ("string" in types and not types - {"string", "null"})
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return cast("list[Any]", value) if isinstance(value, list) else []
-
-
-def _types(schema: Any) -> set[str]:
-    """Every type that a schema allows; of an enumeration, those of its values."""
-    fields = _mapping(schema)
-    given = fields.get("type")
-    found = {given} if isinstance(given, str) else set(map(str, _list(given)))
-    for choice in (*_list(fields.get("anyOf")), *_list(fields.get("oneOf"))):
-        found |= _types(choice)
-    return found or {"string" if isinstance(value, str) else "other" for value in _list(fields.get("enum"))}
-
-
-def as_json(text: str) -> str:
-    """A value that is not declared as text: itself if it is JSON, Python's words for constants, else a string."""
-    stripped = text.strip()
-    constants = {"True": "true", "False": "false", "None": "null"}
-    if stripped in constants:
-        return constants[stripped]
-    try:
-        json.loads(stripped)
-    except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    return stripped

@@ -9,7 +9,8 @@ from typing import Any
 
 from quire.parsers import harmony
 from quire.parsers.formats import Reasoning, ToolFormat
-from quire.parsers.pieces import Answer, Piece, Pieces, Tools
+from quire.parsers.offered import Tools
+from quire.parsers.pieces import Answer, Piece, Pieces
 from quire.parsers.reader import Malformed, Reader, Waiting
 
 

@@ -1,0 +1,189 @@
+"""What a model may write where it must call a function: the grammar of a format with a request's functions.
+
+Derived from the data by which calls are read (`formats.py`, `bodies.py`): what is written so is read back as the same calls.
+Arguments follow the function's schema. Parameters that stand one by one come in the schema's order, those that are not
+required may be left out.
+"""
+
+import json
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.parsers.bodies import Body, Header, JsonObject, JsonOrHeader, Pythonic, Tags
+from quire.parsers.formats import ToolFormat
+from quire.parsers.lark import Lark
+from quire.parsers.offered import Function
+from quire.parsers.schemas import Inexpressible, is_open, plain_object, prepared, text_pattern
+
+_HARMONY_THOUGHT = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant")
+
+
+def calls_only(tools: ToolFormat, functions: Sequence[Function], special: Mapping[str, int], only_one: bool) -> str:
+    """Nothing but calls, at least one.
+
+    Raises:
+        Inexpressible: the format has no words for one of the functions.
+    """
+    lark = Lark(special)
+    return lark.write("space " + _section(lark, tools, functions, only_one, opened=False) + " space")
+
+
+def text_and_calls(tools: ToolFormat, functions: Sequence[Function], special: Mapping[str, int], only_one: bool) -> str:
+    """Any text; where a marker begins a call, the call.
+
+    Raises:
+        Inexpressible: as of `calls_only`, or nothing but the call itself tells where one begins.
+    """
+    if tools.bare:
+        raise Inexpressible
+    lark = Lark(special)
+    opening = lark.until(tools.section[0] if tools.section else _usual(tools.begin, special))
+    calls = f"({opening} {_section(lark, tools, functions, only_one, opened=True)})" + ("?" if only_one else "*")
+    return lark.write(f"{calls} {lark.anything()}")
+
+
+def harmony_calls(functions: Sequence[Function], special: Mapping[str, int], must_call: bool) -> str:
+    """A call in gpt-oss's format, after any thoughts; or the answer, unless it must be a call."""
+    lark = Lark(special)
+    channel, message, end, start = _HARMONY_THOUGHT
+    thought = " ".join((
+        lark.text(channel), '("analysis" | "commentary")', lark.text(message), lark.until(end), lark.text(start)
+    ))  # fmt: skip
+    if not all(re.fullmatch(r"[\w.-]+", function.name) for function in functions):
+        raise Inexpressible
+    headers = [f"{channel}commentary to=functions.{each.name} <|constrain|>json{message}" for each in functions]
+    calls = [f"{lark.text(header)} {_arguments(lark, each)}" for header, each in zip(headers, functions, strict=True)]
+    final = [] if must_call else [f"{lark.text(f'{channel}final{message}')} {lark.anything()}"]
+    return lark.write(f"({lark.rule(thought)})* ({' | '.join([*map(lark.rule, calls), *final])})")
+
+
+def _section(lark: Lark, tools: ToolFormat, functions: Sequence[Function], only_one: bool, opened: bool) -> str:
+    """Calls with the markers around all of them; `opened`: the first marker of all is written."""
+    end = lark.text(_usual(tools.end, lark.special)) if tools.end and tools.has_end and not tools.bare else ""
+    begin = lark.text(_usual(tools.begin, lark.special)) if tools.begin and not tools.bare else ""
+    body = tools.body
+    if isinstance(body, JsonOrHeader):
+        body = body.header if body.token in lark.special else body.json
+    if isinstance(body, Tags) and body.end in tools.end:
+        end = ""
+    one = lark.rule(" | ".join(lark.rule(_call(lark, body, function)) for function in functions))
+    if isinstance(body, Pythonic) or (isinstance(body, JsonObject) and body.is_list):
+        brackets = not isinstance(body, Pythonic) or body.brackets
+        between = 'space "," space' if brackets else "SPACE"
+        calls = one if only_one else f"{one} ({between} {one})*"
+        calls = f'"[" space {calls} space "]"' if brackets else calls
+        return f"{'' if opened else begin} space {calls} space {end}"
+    inner = f"space {one} space {end}"
+    if tools.section:
+        calls = f"{begin} {inner}" if only_one else f"({begin} {inner} space)+"
+        return f"{'' if opened else lark.text(tools.section[0])} space {calls} space {lark.text(tools.section[1])}"
+    if only_one or opened:
+        return inner if opened else f"{begin} {inner}"
+    return f"{begin} {inner} (space {lark.text(tools.separator)} space {begin} {inner})*"
+
+
+def _usual(markers: tuple[str, ...], special: Mapping[str, int]) -> str:
+    return next((marker for marker in markers if marker in special), markers[0])
+
+
+def _call(lark: Lark, body: Body, function: Function) -> str:
+    """One call, without the markers around it."""
+    match body:
+        case JsonObject():
+            colon = 'space ":" space'
+            name = f"{lark.text(json.dumps(body.names[0]))} {colon} {lark.text(json.dumps(function.name))}"
+            arguments = f"{lark.text(json.dumps(body.arguments[0]))} {colon} {_arguments(lark, function)}"
+            return f'"{{" space {name} space "," space {arguments} space "}}"'
+        case Header():
+            if not re.fullmatch(body.pattern, body.usual.replace("{name}", function.name).replace("#", "0")):
+                raise Inexpressible
+            return _header(lark, body, function)
+        case Tags():
+            return _tags(lark, body, function)
+        case Pythonic():
+            return _python(lark, function)
+        case _:
+            raise Inexpressible
+
+
+def _arguments(lark: Lark, function: Function) -> str:
+    return lark.json(prepared(function.parameters), not function.is_strict)
+
+
+def _header(lark: Lark, body: Header, function: Function) -> str:
+    number = lark.pattern("[0-9]{1,4}") if "#" in body.usual else ""
+    before, _, after = body.usual.replace("{name}", function.name).partition("#")
+    opening = f"{lark.text(body.before + before)} {number} {lark.text(after)}"
+    separator = "" if body.separator == "{" else lark.text(body.separator)
+    fence = f"space {lark.text(body.fence)}" if body.fence else ""
+    closing = 'space "```"' if body.fence else ""
+    return f"{opening} {separator} {fence} space {_arguments(lark, function)} {closing}"
+
+
+# --- parameters one by one ---
+
+
+def _tags(lark: Lark, body: Tags, function: Function) -> str:
+    name = _tag_name(function.name, body)
+    parts = [lark.text(body.name[0] + name + body.name[1]), "space"]
+    required, schemas = plain_object(function)
+    for key, schema in schemas.items():
+        part = f"{lark.text(body.key[0] + _tag_name(key, body) + body.key[1])} {_value(lark, body, function, schema)} space"
+        parts.append(part if key in required else f"({part})?")
+    if not schemas and is_open(function):
+        key = lark.until(('"' if body.quoted else "") + body.key[1], r'[^<>\n"\']{1,64}')
+        opening = lark.text(body.key[0] + ('"' if body.quoted else ""))
+        parts.append(f"({opening} {key} {_text_value(lark, body, None)} space)*")
+    return " ".join([*parts, lark.text(body.end)])
+
+
+def _tag_name(name: str, body: Tags) -> str:
+    if not name or set(name) & set("<>\"'\n") or name != name.strip():
+        raise Inexpressible
+    return f'"{name}"' if body.quoted else name
+
+
+def _value(lark: Lark, body: Tags, function: Function, schema: Any) -> str:
+    if function.is_text(schema):
+        return _text_value(lark, body, text_pattern(function, schema, body.value[1], body.lines))
+    opening, closing = f"space {lark.text(body.value[0])} space", f"space {lark.text(body.value[1])}"
+    if function.types(schema) == {"boolean"} and not {"enum", "const"} & function.resolved(schema).keys():
+        return f'{opening} ("true" | "false" | "True" | "False") {closing}'
+    within = prepared(function.parameters, function.resolved(schema))
+    return f"{opening} {lark.json(within, not function.is_strict)} {closing}"
+
+
+def _text_value(lark: Lark, body: Tags, pattern: str | None) -> str:
+    opening = f"space {lark.text(body.value[0])}" if body.value[0] else ""
+    return f"{opening} {lark.until(body.value[1], pattern)}"
+
+
+# --- Python's notation ---
+
+
+def _python(lark: Lark, function: Function) -> str:
+    if not all(map(_is_identifier, function.name.split("."))):
+        raise Inexpressible
+    required, schemas = plain_object(function)
+    if is_open(function) or not all(map(_is_identifier, schemas)):
+        raise Inexpressible
+    after, firsts = "", list[str]()
+    for key, schema in reversed(list(schemas.items())):
+        one = lark.rule(f'{lark.text(key)} space "=" space {_python_value(lark, function, schema)}')
+        firsts = [f"{one} {after}"] if key in required else [f"{one} {after}", *firsts]
+        more = f'(space "," space {one})' + ("" if key in required else "?")
+        after = lark.rule(f"{more} {after}")
+    arguments = f"({' | '.join(firsts)}){'' if required else '?'}" if firsts else ""
+    return f'{lark.text(function.name + "(")} space {arguments} space ")"'
+
+
+def _is_identifier(name: str) -> bool:
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _python_value(lark: Lark, function: Function, schema: Any) -> str:
+    if function.types(schema) == {"boolean"} and not {"enum", "const"} & function.resolved(schema).keys():
+        return '("True" | "False")'
+    return lark.json(prepared(function.parameters, function.resolved(schema)), not function.is_strict)

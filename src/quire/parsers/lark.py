@@ -1,0 +1,95 @@
+"""A grammar in llguidance's Lark, put together from texts that are markers, free text, JSON and regular expressions.
+
+Knows the notation, and that a marker may be one special token. Compiles nothing; knows no format.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_ANY = r"(.|\n)*"
+_JSON_SPACE = r"[ \t\r\n]{1,16}"
+
+
+class Lark:
+    """Rules in the making. What its methods return stands on the right side of a rule.
+
+    Args:
+        special: the tokenizer's special tokens, which a grammar must name by id: their text alone is not them.
+    """
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self.special = special
+        self._rules: list[str] = []
+        self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+
+    def rule(self, body: str) -> str:
+        """A rule of its own."""
+        self._rules.append(f"r{len(self._rules)}: {body}")
+        return f"r{len(self._rules) - 1}"
+
+    def text(self, text: str) -> str:
+        """Exactly this text."""
+        parts: list[str] = []
+        at = 0
+        for match in self._special.finditer(text):
+            parts += [_quoted(text[at : match.start()]), f"<[{self.special[match.group()]}]>"]
+            at = match.end()
+        return " ".join(part for part in (*parts, _quoted(text[at:])) if part)
+
+    def json(self, schema: Mapping[str, Any], is_lenient: bool) -> str:
+        """JSON of a schema.
+
+        Args:
+            is_lenient: what the engine does not know of a schema is passed over, not refused.
+        """
+        options = {"whitespace_pattern": _JSON_SPACE, "lenient": is_lenient}
+        return "%json " + json.dumps({**schema, "x-guidance": options}).replace("::=", r"\u003a:=")
+
+    def until(self, marker: str, pattern: str | None = None) -> str:
+        """Text up to and with a marker.
+
+        Args:
+            pattern: what the text looks like, as a regular expression; None: anything.
+        """
+        if self._special.match(marker):
+            return f"{self._terminal(_slashes(pattern or _ANY))} {self.text(marker)}"
+        if pattern is None:
+            self._rules.append(f"r{len(self._rules)}[lazy]: /{_ANY}/ {_quoted(marker)}")
+            return f"r{len(self._rules) - 1}"
+        without = f"~/{_ANY}{_slashes(escaped(marker))}{_ANY}/"
+        return self._terminal(_slashes(pattern), f" & {without}", _quoted(marker))
+
+    def anything(self) -> str:
+        """Any text up to the end."""
+        return self._terminal(_ANY)
+
+    def pattern(self, pattern: str) -> str:
+        """Text that a regular expression matches."""
+        return self._terminal(_slashes(pattern))
+
+    def _terminal(self, pattern: str, also: str = "", after: str = "") -> str:
+        self._rules.append(f"T{len(self._rules)}: (/{pattern}/{also}) {after}")
+        return f"T{len(self._rules) - 1}"
+
+    def write(self, start: str) -> str:
+        """The whole grammar. `space` is a few characters of white space, or none."""
+        head = ["start: " + start, "space: SPACE?", r"SPACE: /[ \t\r\n]{1,8}/"]
+        return "\n".join([*head, *self._rules])
+
+
+def escaped(text: str) -> str:
+    """A regular expression of one text."""
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):X}}}" for char in text)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text).replace("::=", r"\u003a:=") if text else ""
+
+
+def _slashes(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    return re.sub(
+        r"\\.|/", lambda match: r"\/" if match.group() == "/" else match.group(), pattern, flags=re.S
+    ).replace("::=", r"\x3A:=")
