@@ -8,6 +8,7 @@ them: the matrices of several layers one after another in a CUDA graph, so that 
 import json
 import os
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,15 @@ from quire.kernels.packed import Int8Weight, PackedWeight
 from quire.kernels.reference import packed as reference
 from quire.kernels.triton import linear as plain
 from quire.kernels.triton import packed as kernels
+from quire.kernels.triton import packed_tiles
 from quire.kernels.triton.launch import interpreted
 
 SMALL = interpreted()
+if SMALL:
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    from tests.oracles.interpreter import repair_interpreter
+
+    repair_interpreter()
 DEVICE = torch.device("cpu" if SMALL else "cuda")
 SHAPES = {"small": (96, 128)} if SMALL else {
     "qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336),
@@ -33,35 +40,49 @@ LAYERS = 6
 RESULTS: dict[str, Any] = {}
 
 
-def packed_weight(n: int, k: int, bits: int, group: int, *, zeros: bool = False, table: bool = False) -> PackedWeight:
+def packed_weight(n: int, k: int, bits: int, group: int, *, zeros: bool = False, table: str = "") -> PackedWeight:
     codes = torch.randint(0, 256, (n, k // 2), device=DEVICE).to(torch.uint8)
     if bits == 8:
         codes = torch.randint(-128, 128, (n, k), device=DEVICE).to(torch.int8)
     scale = (torch.rand(n, k // group, device=DEVICE) + 0.5).half().float() * 2.0**-8
     zero = torch.randint(0, 16, scale.shape, device=DEVICE).float() if zeros else None
-    values = torch.linspace(-1, 1, 16, device=DEVICE) if table else None
-    return kernels.pack_codes(PackedWeight(n, k, torch.bfloat16, codes, scale=scale, zero=zero, table=values))
+    e2m1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    values = {"": None, "e2m1": torch.tensor([*e2m1, *(-value for value in e2m1)]), "any": torch.linspace(-1, 1, 16)}[
+        table
+    ]
+    return PackedWeight(
+        n, k, torch.bfloat16, codes, scale=scale, zero=zero, table=None if values is None else values.to(DEVICE)
+    )
 
 
 def float8_weight(n: int, k: int) -> PackedWeight:
     codes = torch.randn(n, k, device=DEVICE).to(torch.float8_e4m3fn)
-    return kernels.pack_codes(PackedWeight(n, k, torch.bfloat16, codes, scale=torch.ones(n, k // 128, device=DEVICE)))
+    return PackedWeight(n, k, torch.bfloat16, codes, scale=torch.ones(n, k // 128, device=DEVICE))
 
 
 def int8_weight(n: int, k: int) -> Int8Weight:
     codes = torch.randint(-128, 128, (n, k), device=DEVICE).to(torch.int8)
-    return kernels.pack_int8(Int8Weight(n, k, torch.bfloat16, codes, scale=torch.rand(n, device=DEVICE) * 0.01))
+    return Int8Weight(n, k, torch.bfloat16, codes, scale=torch.rand(n, device=DEVICE) * 0.01)
 
 
 def bfloat16_weight(n: int, k: int) -> LinearWeight:
     return plain.pack_linear(torch.randn(n, k, device=DEVICE).bfloat16())
 
 
+def prepared(weight: Any) -> Any:
+    """As the kernels want it."""
+    if isinstance(weight, PackedWeight):
+        return kernels.pack_codes(weight)
+    return kernels.pack_int8(weight) if isinstance(weight, Int8Weight) else weight
+
+
 FORMS: dict[str, tuple[Callable[[int, int], Any], Callable[..., None]]] = {
     "bfloat16": (bfloat16_weight, plain.linear),
     "int4, 128": (lambda n, k: packed_weight(n, k, 4, 128, zeros=True), kernels.packed_linear),
-    "int4, 32": (lambda n, k: packed_weight(n, k, 4, 32), kernels.packed_linear),
-    "table, 32": (lambda n, k: packed_weight(n, k, 4, 32, table=True), kernels.packed_linear),
+    "int4, 64": (lambda n, k: packed_weight(n, k, 4, 64, zeros=True), kernels.packed_linear),
+    "int4, 32": (lambda n, k: packed_weight(n, k, 4, 32, zeros=True), kernels.packed_linear),
+    "e2m1, 32": (lambda n, k: packed_weight(n, k, 4, 32, table="e2m1"), kernels.packed_linear),
+    "table, 32": (lambda n, k: packed_weight(n, k, 4, 32, table="any"), kernels.packed_linear),
     "int8, 128": (lambda n, k: packed_weight(n, k, 8, 128), kernels.packed_linear),
     "float8, 128": (float8_weight, kernels.packed_linear),
     "int4, 128, invariant": (
@@ -80,12 +101,13 @@ def check() -> None:
         worst = 0.0
         for n, k in SHAPES.values():
             weight = make(n, k)
+            ready = prepared(weight)
             exact = reference.int8_linear if isinstance(weight, Int8Weight) else reference.packed_linear
             for rows in CHECKED_ROWS:
                 x = torch.randn(rows, k, device=DEVICE).bfloat16()
                 got = torch.full((rows, n), float("nan"), device=DEVICE, dtype=torch.bfloat16)
                 expected = torch.empty(rows, n, device=DEVICE)
-                multiply(x, weight, got)
+                multiply(x, ready, got)
                 exact(x, weight, expected)
                 worst = max(worst, float((got.float() - expected).norm() / expected.norm()))
         RESULTS.setdefault("errors", {})[name] = worst
@@ -111,7 +133,7 @@ def microseconds(run: Callable[[], None], count: int) -> float:
 
 
 def num_bytes(weight: Any) -> int:
-    parts = (weight.data, getattr(weight, "scale", None), getattr(weight, "zero", None))
+    parts = (weight.data, weight.packed, getattr(weight, "scale", None), getattr(weight, "zero", None))
     return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 
@@ -119,7 +141,7 @@ def time_forms() -> None:
     """A layer's four products, by form and rows, and how fast a single row reads its weights."""
     print(f"{'':24}" + "".join(f"{rows:>9}" for rows in TIMED_ROWS) + "   µs a layer")
     for name, (make, multiply) in FORMS.items():
-        layers = [[make(n, k) for n, k in SHAPES.values()] for _ in range(LAYERS)]
+        layers = [[prepared(make(n, k)) for n, k in SHAPES.values()] for _ in range(LAYERS)]
         taken = []
         for rows in TIMED_ROWS:
             inputs = {k: torch.randn(rows, k, device=DEVICE).bfloat16() for _, k in SHAPES.values()}
@@ -143,12 +165,38 @@ def time_forms() -> None:
         torch.cuda.empty_cache()
 
 
+def tune() -> None:
+    """Stages, tiles asked for ahead and programs of a multiprocessor, for a few numbers of rows."""
+    layers = [[prepared(packed_weight(n, k, 4, 128, zeros=True)) for n, k in SHAPES.values()] for _ in range(LAYERS)]
+    began = packed_tiles.STAGES, packed_tiles.AHEAD, dict(packed_tiles.PROGRAMS)
+    for rows in (1, 16, 64):
+        inputs = {k: torch.randn(rows, k, device=DEVICE).bfloat16() for _, k in SHAPES.values()}
+        outputs = {n: torch.empty(rows, n, device=DEVICE, dtype=torch.bfloat16) for n, _ in SHAPES.values()}
+        for stages in (3, 4, 6):
+            for ahead in (0, 4, 8):
+                for programs in (2, 4, 6, 8):
+                    packed_tiles.STAGES, packed_tiles.AHEAD = stages, ahead
+                    packed_tiles.PROGRAMS = dict.fromkeys((16, 32, 64), programs)
+
+                    def run(inputs: Any = inputs, outputs: Any = outputs) -> None:
+                        for weights in layers:
+                            for weight in weights:
+                                kernels.packed_linear(inputs[weight.in_features], weight, outputs[weight.out_features])
+
+                    taken = microseconds(run, LAYERS)
+                    RESULTS.setdefault("tuning", []).append((rows, stages, ahead, programs, taken))
+        best = sorted((row for row in RESULTS["tuning"] if row[0] == rows), key=lambda row: row[-1])
+        print(f"{rows} rows (stages, ahead, programs, µs): {best[:8]} ... {best[-1]}", flush=True)
+    packed_tiles.STAGES, packed_tiles.AHEAD, packed_tiles.PROGRAMS = began
+
+
 def main() -> None:
     torch.manual_seed(0)
     check()
     if not SMALL:
         RESULTS["device"] = torch.cuda.get_device_name()
         time_forms()
+        tune()
     if "OUT" in os.environ:
         (Path(os.environ["OUT"]) / "packed.json").write_text(json.dumps(RESULTS, indent=1))
 

@@ -18,7 +18,7 @@ INT8_MAX = 127.0
 INT8_MIN_SCALE = 1e-12
 """Scales are at least this, so that rows of zeros stay zeros."""
 
-OPERATIONS = ("pack_codes", "packed_linear", "pack_int8", "int8_linear")
+OPERATIONS = ("pack_codes", "packed_linear", "packed_linear_add", "pack_int8", "int8_linear")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -112,6 +112,11 @@ def pack_codes(weight: PackedWeight) -> PackedWeight:
 def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
     """out = x @ weight.T (+ bias)."""
     ops.chosen("packed_linear")(x_TK, weight, out_TN)
+
+
+def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor) -> None:
+    """residual += x @ weight.T (+ bias)."""
+    ops.chosen("packed_linear_add")(x_TK, weight, residual_TN)
 
 
 def pack_int8(weight: Int8Weight) -> Int8Weight:

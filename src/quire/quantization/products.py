@@ -4,7 +4,7 @@ from typing import cast
 
 import torch
 
-from quire.kernels import fp8, packed
+from quire.kernels import fp8, ops, packed
 from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
 from quire.kernels.ops import LinearWeight
 from quire.kernels.packed import Int8Weight, PackedWeight
@@ -16,6 +16,14 @@ class PackedProducts(Products):
 
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
         packed.packed_linear(x_TK, cast(PackedWeight, weight), out_TN)
+
+    def apply_add(
+        self, x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor, scratch_TN: torch.Tensor
+    ) -> None:
+        if ops.is_native("packed_linear_add"):
+            packed.packed_linear_add(x_TK, cast(PackedWeight, weight), residual_TN)
+        else:
+            super().apply_add(x_TK, weight, residual_TN, scratch_TN)
 
 
 class Int8Products(Products):

@@ -1,4 +1,4 @@
-"""Packed and int8 products in Triton against their references; the kernels compile for Hopper without a GPU."""
+"""Packed (not in tiles) and int8 products in Triton against their references; the kernels compile for Hopper without a GPU."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def make(n, k, group, *, bits=4, zero=None, table=None, is_permuted=False, has_b
     if zero == "broken":
         zeros = torch.rand(n, groups, generator=draw) * 4 - 2
     return PackedWeight(
-        n, k, torch.bfloat16, codes.to(DEVICE), bias=torch.randn(n, generator=draw).to(DEVICE) if has_bias else None,
+        n, k, torch.float32, codes.to(DEVICE), bias=torch.randn(n, generator=draw).to(DEVICE) if has_bias else None,
         scale=scale.to(DEVICE), zero=None if zeros is None else zeros.to(DEVICE),
         table=None if table is None else table.to(DEVICE),
         perm=torch.randperm(k, generator=draw).int().to(DEVICE) if is_permuted else None,
@@ -128,7 +128,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from quire.kernels.triton import packed_dot, packed_gemv, packed_int8
+from quire.kernels.triton import packed_dot, packed_gemv, packed_int8, packed_tiles
 
 def compiled(kernel, warps, types, **constants):
     types = {"x_ptr": "*bf16", "scale_ptr": "*fp16", "zero_ptr": "*fp16", "w_ptr": "*u8", "out_ptr": "*bf16"} | types
@@ -157,6 +157,16 @@ for bits, codes, group, table, rows in ((4, "*u8", 128, False, 1), (4, "*u8", 32
             BLOCK_K=packed_dot.block_k_of(group, 4096), SPLIT=split, STAGES=3, **given,
         )
         assert dot.metadata.shared <= 227 * 1024 and "mma" in dot.asm["ptx"]
+for kind, columns, has_zero in ((0, 128, True), (1, 128, False), (2, 64, False), (3, 64, False)):
+    given = dict(GROUP=32, COLUMNS=columns, WORDS=32, KIND=kind, HAS_ZERO=has_zero, ASSEMBLY=True, PDL=True, K=4096)
+    types = {"w_ptr": "*i16", "zero_ptr": "*bf16"}
+    expand = compiled(packed_tiles.expand_kernel, 4, types, **given)
+    tiles = compiled(
+        packed_tiles.tiles_kernel, 4, types, HAS_PERM=False, HAS_BIAS=True, ADD=True, BLOCK_T=16, BLOCK_N=128, LENGTH=8,
+        SPLIT=4, STAGES=4, AHEAD=4, **given,
+    )
+    assert tiles.metadata.shared * packed_tiles.PROGRAMS[16] <= 227 * 1024
+    assert "wgmma" in tiles.asm["ptx"], "numbers go to the tensor cores from registers"
 whole = compiled(
     packed_int8._int8_dot, 4, {"x_ptr": "*i8", "w_ptr": "*i8"}, K=4096, HAS_BIAS=True,
     BLOCK_T=128, BLOCK_N=64, BLOCK_K=128, STAGES=3, PDL=True

@@ -1,5 +1,6 @@
 """Reference operations on packed and int8 weights: values are made whole, products are float32."""
 
+import torch
 from torch import Tensor
 
 from quire.kernels.packed import INT8_MAX, INT8_MIN_SCALE, Int8Weight, PackedWeight, dequantize
@@ -15,6 +16,13 @@ def pack_codes(weight: PackedWeight) -> PackedWeight:
 def packed_linear(x_TK: Tensor, weight: PackedWeight, out_TN: Tensor) -> None:
     out = x_TK.float() @ dequantize(weight).T
     out_TN.copy_(out if weight.bias is None else out + weight.bias)
+
+
+@kernel("packed_linear_add", platform="any")
+def packed_linear_add(x_TK: Tensor, weight: PackedWeight, residual_TN: Tensor) -> None:
+    out_TN = torch.empty(residual_TN.shape, device=residual_TN.device)
+    packed_linear(x_TK, weight, out_TN)
+    residual_TN += out_TN
 
 
 def quantize_rows(x_TK: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:

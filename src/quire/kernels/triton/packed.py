@@ -1,6 +1,7 @@
 """The operations of `kernels/packed.py` on NVIDIA GPUs: which kernel serves how many rows.
 
-Up to four rows are multiplied on the ordinary units, more on the tensor cores. Codes stay as they are stored; scales and zeros
+Most codes are laid out in tiles for the tensor cores (`packed_tiles.py`), which take any number of rows. Tables, fractional zeros
+and float32 models stay as they are stored: up to four rows are multiplied on the ordinary units, more on the tensor cores. Scales
 become float16 where that holds them exactly. What no kernel takes (groups that are no multiples of 16 columns) is multiplied
 by the reference.
 """
@@ -14,11 +15,15 @@ from quire.kernels.reference import packed as reference
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import next_power_of_2
 from quire.kernels.triton.linear_dot import split_workspace
+from quire.kernels.triton.packed_codes import Tiles, tiled
 from quire.kernels.triton.packed_dot import block_k_of, launch_packed_dot
 from quire.kernels.triton.packed_gemv import MAX_ROWS, launch_packed_gemv
 from quire.kernels.triton.packed_int8 import launch_int8
+from quire.kernels.triton.packed_tiles import launch_bands, launch_tiles, reserve_band
 
 MAX_BLOCK_T, INVARIANT_BLOCK_T = 128, 64
+BAND_ROWS = 256
+"""From so many rows on it pays to make bands of a matrix whole."""
 
 
 def _narrow(values: torch.Tensor) -> torch.Tensor:
@@ -31,6 +36,9 @@ def pack_codes(weight: PackedWeight) -> PackedWeight:
     """As `packed.pack_codes`."""
     codes, scale_NG = weight.plain()
     split_workspace(codes.device)
+    if (in_tiles := tiled(weight)) is not None:
+        reserve_band(codes.device, weight.dtype)
+        return in_tiles
     zero = None if weight.zero is None else _narrow(weight.zero)
     return dataclasses.replace(weight, data=codes.contiguous(), scale=_narrow(scale_NG), zero=zero)
 
@@ -42,13 +50,25 @@ def _fits(weight: PackedWeight) -> bool:
     return group % 16 == 0 and block_k_of(group, weight.in_features) > 0
 
 
-def _multiply(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor, is_invariant: bool) -> None:
+def _multiply(
+    x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor, is_invariant: bool, add: bool = False
+) -> None:
     if not (x_TK.is_contiguous() and out_TN.is_contiguous()):
         raise ValueError(f"rows must lie together; strides are {x_TK.stride()} and {out_TN.stride()}")
     rows = x_TK.shape[0]
     if not rows:
         return
-    if not _fits(weight):
+    if isinstance(weight.layout, Tiles):
+        x_TK = x_TK.to(weight.dtype)
+        if rows >= BAND_ROWS and not is_invariant and out_TN.dtype == weight.dtype:
+            launch_bands(x_TK, weight, out_TN, add=add)
+        else:
+            launch_tiles(x_TK, weight, out_TN, is_invariant=is_invariant, add=add)
+    elif add:
+        product_TN = torch.empty_like(out_TN)
+        _multiply(x_TK, weight, product_TN, is_invariant)
+        out_TN += product_TN
+    elif not _fits(weight):
         reference.packed_linear(x_TK, weight, out_TN)
     elif is_invariant:
         launch_packed_dot(x_TK, weight, out_TN, block_t=INVARIANT_BLOCK_T, may_split=False)
@@ -61,14 +81,26 @@ def _multiply(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor, is
 
 @kernel("packed_linear", platform="cuda", priority=10, invariant=False)
 def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
-    """As `packed.packed_linear`. With more than four rows, values are rounded to x's type before they are multiplied."""
+    """As `packed.packed_linear`; inputs and values may be rounded to the model's type before they are multiplied."""
     _multiply(x_TK, weight, out_TN, is_invariant=False)
+
+
+@kernel("packed_linear_add", platform="cuda", priority=10, invariant=False)
+def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor) -> None:
+    """As `packed.packed_linear_add`."""
+    _multiply(x_TK, weight, residual_TN, is_invariant=False, add=True)
 
 
 @kernel("packed_linear", platform="cuda", priority=5)
 def invariant_packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
     """As `packed.packed_linear`; a row's bits do not depend on the others."""
     _multiply(x_TK, weight, out_TN, is_invariant=True)
+
+
+@kernel("packed_linear_add", platform="cuda", priority=5)
+def invariant_packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor) -> None:
+    """As `packed.packed_linear_add`; a row's bits do not depend on the others."""
+    _multiply(x_TK, weight, residual_TN, is_invariant=True, add=True)
 
 
 @kernel("pack_int8", platform="cuda", priority=10)

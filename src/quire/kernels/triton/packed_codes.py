@@ -1,0 +1,168 @@
+"""Codes in tiles: how a weight's small codes are laid out for the tensor cores, and how they become numbers in registers.
+
+Rows come in blocks of 128, columns in tiles; a tile's codes lie together, row by row. A word of 16 bits holds PARTS codes of a
+row: word i of a tile has columns i, i + WORDS, i + 2 * WORDS … of it, so that taking part p of every word gives WORDS adjacent
+columns. A number is made two at a time: a code is put into the bits of a bfloat16 or float16 of known exponent, and what that
+adds is subtracted (or multiplied away) again, without rounding.
+
+Legend: N outputs, K inputs, W words of a tile's row.
+"""
+
+import dataclasses
+
+import torch
+import triton
+
+from quire.kernels.packed import PackedWeight, code_bits, unpack_nibbles
+from quire.kernels.triton.launch import cdiv, interpreted, tl
+
+BLOCK_ROWS = 128
+WHOLE_4, FLOAT_4, WHOLE_8, FLOAT_8 = range(4)
+"""Kinds of codes: 0 to 15 less a zero; e2m1; -128 to 127; e4m3."""
+_FLOAT_4, _WHOLE_4, _WHOLE_8 = tl.constexpr(FLOAT_4), tl.constexpr(WHOLE_4), tl.constexpr(WHOLE_8)
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """A weight's layout.
+
+    Attributes:
+        kind: what its codes are.
+        columns: columns of a tile.
+        group: columns that share a scale.
+        offset: what `zero` has more than the format's zeros: the number that code 0 becomes.
+    """
+
+    kind: int
+    columns: int
+    group: int
+    offset: float
+
+
+def _kind_of(weight: PackedWeight) -> int | None:
+    codes, _ = weight.plain()
+    if code_bits(codes) == 8:
+        return None if weight.zero is not None else FLOAT_8 if codes.is_floating_point() else WHOLE_8
+    if weight.table is None:
+        return WHOLE_4
+    e2m1 = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=weight.table.device)
+    is_e2m1 = weight.zero is None and torch.equal(weight.table.float(), e2m1)
+    return FLOAT_4 if is_e2m1 else None
+
+
+def _layout_of(weight: PackedWeight) -> Tiles | None:
+    """None where codes or groups are others than the tensor cores' kernel takes."""
+    kind = _kind_of(weight)
+    if kind is None or weight.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    group = weight.in_features // weight.plain()[1].shape[1]
+    parts = 4 if kind in (WHOLE_4, FLOAT_4) else 2
+    offset = 0.0 if kind != WHOLE_4 else 128.0 if weight.dtype == torch.bfloat16 else 1024.0
+    for columns in (32 * parts, 16 * parts):
+        words = columns // parts
+        if weight.in_features % columns == 0 and group % words == 0 and (columns % group == 0 or group % columns == 0):
+            return Tiles(kind, columns, group, offset)
+    return None
+
+
+def tiled(weight: PackedWeight) -> PackedWeight | None:
+    """The weight in tiles: `packed` int16 [N / 128 rounded up, K / columns, 128, W], `scale` and `zero` [groups, rounded N]; None
+    where it has to stay as it is."""
+    layout = _layout_of(weight)
+    if layout is None:
+        return None
+    codes, scale_NG = weight.plain()
+    offset_zero = None
+    if layout.kind == WHOLE_4:
+        zero = torch.zeros_like(scale_NG) if weight.zero is None else weight.zero
+        offset_zero = (zero + layout.offset).to(weight.dtype)
+        if not torch.equal(offset_zero.float() - layout.offset, zero.float()):
+            return None
+    n, k = weight.out_features, weight.in_features
+    rows = cdiv(n, BLOCK_ROWS) * BLOCK_ROWS
+    bits = code_bits(codes)
+    plain = unpack_nibbles(codes) if bits == 4 else codes.view(torch.uint8)
+    plain = torch.nn.functional.pad(plain, (0, 0, 0, rows - n))
+    parts = plain.view(rows // BLOCK_ROWS, BLOCK_ROWS, k // layout.columns, 16 // bits, -1).permute(3, 0, 2, 1, 4)
+    words = parts[0].to(torch.int32)
+    for part in range(1, 16 // bits):
+        words |= parts[part].to(torch.int32) << bits * part
+    half = scale_NG.half()
+    scale = half if torch.equal(half.float(), scale_NG.float()) else scale_NG.float()
+    pad = (0, 0, 0, rows - n)
+    return dataclasses.replace(
+        weight,
+        data=None,
+        packed=words.to(torch.int16).contiguous(),
+        scale=torch.nn.functional.pad(scale, pad).t().contiguous(),
+        zero=None if offset_zero is None else torch.nn.functional.pad(offset_zero, pad).t().contiguous(),
+        table=None,
+        layout=layout,
+    )
+
+
+@triton.constexpr_function
+def _assembly(kind, part, is_half):
+    """Two numbers [$0] of two words [$1], less two zeros [$2] where the kind has them."""
+    bits = 4 if kind in (WHOLE_4, FLOAT_4) else 8
+    lines = ["mov.b32 a, $1;" if part == 0 else f"shr.u32 a, $1, {bits * part};"]
+    number = "f16x2" if is_half else "bf16x2"
+    one = "0x64006400" if is_half else "0x43004300"  # 1024 or 128, whose last bit is worth 1
+    if kind == WHOLE_4:
+        lines += [f"lop3.b32 a, a, 0x000f000f, {one}, 0xea;", f"sub.{number} $0, a, $2;"]
+    elif kind == WHOLE_8:
+        lines += [f"lop3.b32 b, a, 0x00800080, {one}, 0xea;", f"lop3.b32 a, a, 0x007f007f, {one}, 0xea;"]
+        lines += [f"sub.{number} $0, a, b;"]
+    else:
+        shift, places, power = {
+            (FLOAT_4, False): (6, "0x01c001c0", "0x7e807e80"),
+            (FLOAT_4, True): (9, "0x0e000e00", "0x74007400"),
+            (FLOAT_8, False): (4, "0x07f007f0", "0x7b807b80"),
+            (FLOAT_8, True): (7, "0x3f803f80", "0x5c005c00"),
+        }[kind, is_half]
+        lines += [f"shl.b32 b, a, {16 - bits};", "and.b32 b, b, 0x80008000;", f"shl.b32 a, a, {shift};"]
+        lines += [f"lop3.b32 a, a, {places}, b, 0xea;", f"mov.b32 b, {power};", f"mul.{number} $0, a, b;"]
+    return "{ .reg .b32 a, b; " + " ".join(lines) + " }"
+
+
+@triton.jit
+def decode(words_NW, zero_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Part PART of every word as numbers of the model's type, exact. `zero_N` includes the layout's offset; it is looked at
+    where codes have zeros."""
+    dtype: tl.constexpr = tl.float16 if IS_HALF else tl.bfloat16
+    if ASSEMBLY and KIND == _WHOLE_4:
+        zero = tl.broadcast_to(zero_N.to(tl.int16, bitcast=True)[:, None], words_NW.shape)
+        bits = tl.inline_asm_elementwise(
+            _assembly(KIND, PART, IS_HALF), "=r,r,r", [words_NW, zero], dtype=tl.int16, is_pure=True, pack=2
+        )
+        return bits.to(dtype, bitcast=True)
+    elif ASSEMBLY:
+        bits = tl.inline_asm_elementwise(
+            _assembly(KIND, PART, IS_HALF), "=r,r", [words_NW], dtype=tl.int16, is_pure=True, pack=2
+        )
+        return bits.to(dtype, bitcast=True)
+    elif KIND == _WHOLE_4:
+        offset: tl.constexpr = 1024.0 if IS_HALF else 128.0
+        code = ((words_NW >> (4 * PART)) & 15).to(tl.float32)
+        return (code + offset - zero_N.to(tl.float32)[:, None]).to(dtype)
+    elif KIND == _FLOAT_4:
+        code = (words_NW >> (4 * PART)) & 15
+        exponent = (code >> 1) & 3
+        size = (
+            tl.where(exponent == 0, 0.5, (1 << exponent).to(tl.float32) * 0.5)
+            * (code & 1)
+            * tl.where(exponent == 0, 1.0, 0.5)
+        )
+        size += tl.where(exponent == 0, 0.0, (1 << exponent).to(tl.float32) * 0.5)
+        return tl.where((code & 8) == 8, -size, size).to(dtype)
+    else:
+        code = ((words_NW >> (8 * PART)) & 255).to(tl.uint8)
+        if KIND == _WHOLE_8:
+            return code.to(tl.int8, bitcast=True).to(tl.float32).to(dtype)
+        return code.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(dtype)
+
+
+def may_assemble() -> bool:
+    """Whether two numbers can be made at a time: not in the interpreter, nor before compute capability 9.0."""
+    return not interpreted() and torch.cuda.get_device_capability()[0] >= 9

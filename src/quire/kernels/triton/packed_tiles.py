@@ -1,0 +1,290 @@
+"""Codes in tiles times any number of rows, on the tensor cores: read once for up to 64 rows, made numbers in registers.
+
+A program owns a block of outputs for a block of rows and walks along the tiles, the next ones' codes and inputs on their way.
+A scale is applied to the sums of its group, a zero to the codes: what is multiplied is exact. With SPLIT > 1 several programs
+share a block's tiles; the last to finish adds their parts in order. Many rows are better served by making a band of the matrix
+whole, which stays in the cache, and multiplying that with the library (`packed.py` decides).
+
+Legend: T rows of x, N outputs, K inputs, W words of a tile's row, P scales of a tile's row.
+"""
+
+import functools
+from typing import cast
+
+import torch
+import triton
+
+from quire.kernels.packed import PackedWeight
+from quire.kernels.triton.launch import (
+    cdiv,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+    next_power_of_2,
+    num_processors,
+    tl,
+)
+from quire.kernels.triton.linear_dot import COUNTERS, split_workspace
+from quire.kernels.triton.linear_prefetch import prefetch_rows
+from quire.kernels.triton.packed_codes import BLOCK_ROWS, Tiles, decode, may_assemble
+
+MAX_BLOCK_T, INVARIANT_BLOCK_T = 64, 32
+MAX_SPLIT, STAGES, AHEAD = 16, 4, 4
+PROGRAMS = {16: 4, 32: 4, 64: 2}
+"""Programs of one multiprocessor, by rows of a block: its registers hold no more."""
+BAND_VALUES = 16 << 20
+"""Values of a band of a matrix that is made whole: 32 MiB, which an H100's cache still holds."""
+
+
+@triton.jit
+def _scales(ptr, tile, n_N, ROWS, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    """The scales (or zeros) of a tile: a tuple of P vectors [N]."""
+    PARTS: tl.constexpr = COLUMNS // GROUP if COLUMNS > GROUP else 1
+    given = ()
+    for part in tl.static_range(PARTS):
+        group = tile * PARTS + part if COLUMNS > GROUP else tile * COLUMNS // GROUP
+        given = given + (tl.load(ptr + group * ROWS + n_N),)  # noqa: RUF005 (the compiler knows sums of tuples)
+    return given
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def tiles_kernel(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    zero_ptr,
+    perm_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    counter_ptr,
+    num_rows,
+    N,
+    ROWS,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WORDS: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    HAS_PERM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LENGTH: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [T, N] = x @ w.T + bias, or that added to it. LENGTH: tiles that a program multiplies; AHEAD: of those, how many are
+    asked for before the inputs are there."""
+    IS_HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.float16
+    TILES: tl.constexpr = K // COLUMNS
+    PARTS: tl.constexpr = COLUMNS // WORDS
+    PER_SCALE: tl.constexpr = PARTS * GROUP // COLUMNS if COLUMNS > GROUP else PARTS
+    BLOCK: tl.constexpr = 128
+    block_n, block_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    t = block_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_row = (t < num_rows)[None, :]
+    x_rows = x_ptr + tl.minimum(t, num_rows - 1).to(tl.int64)[None, :] * K
+    first = part * LENGTH
+    last = tl.minimum(first + LENGTH, TILES)
+    word = tl.arange(0, WORDS)
+    start = block_n * BLOCK_N // BLOCK
+    inside = block_n * BLOCK_N % BLOCK + tl.arange(0, BLOCK_N)
+    block = w_ptr + (start.to(tl.int64) * TILES * BLOCK * WORDS)
+    if PDL:
+        if AHEAD > 0 and BLOCK_N == BLOCK:
+            quarter: tl.constexpr = BLOCK * WORDS // 4
+            for ahead in tl.static_range(AHEAD):
+                if first + ahead < last:
+                    prefetch_rows(block + (first + ahead) * BLOCK * WORDS, tl.arange(0, 128) // 32, quarter, 0, quarter)
+        gdc_launch_dependents()
+    scales = _scales(scale_ptr, first, n, ROWS, GROUP, COLUMNS)
+    zeros = _scales(zero_ptr, first, n, ROWS, GROUP, COLUMNS) if HAS_ZERO else scales
+    if PDL:
+        gdc_wait()
+    sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+    w_tile = block + inside[:, None] * WORDS + word[None, :]
+    for tile in tl.range(first, last, num_stages=STAGES):
+        words = tl.load(w_tile + tile * (BLOCK * WORDS))
+        following = tl.minimum(tile + 1, last - 1)
+        next_scales = _scales(scale_ptr, following, n, ROWS, GROUP, COLUMNS)
+        next_zeros = _scales(zero_ptr, following, n, ROWS, GROUP, COLUMNS) if HAS_ZERO else next_scales
+        for scale in tl.static_range(PARTS // PER_SCALE):
+            dots = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
+            for inner in tl.static_range(PER_SCALE):
+                column = tile * COLUMNS + (scale * PER_SCALE + inner) * WORDS + word
+                if HAS_PERM:
+                    column = tl.load(perm_ptr + column)
+                x = tl.load(x_rows + column[:, None], mask=is_row, other=0.0)
+                w = decode(words, zeros[scale], KIND, scale * PER_SCALE + inner, IS_HALF, ASSEMBLY)
+                dots = tl.dot(w, x, dots)
+            sums += dots * scales[scale].to(tl.float32)[:, None]
+        scales, zeros = next_scales, next_zeros
+    if SPLIT > 1:
+        SIZE: tl.constexpr = BLOCK_T * BLOCK_N
+        place = block_t * tl.num_programs(0) + block_n
+        at = tl.arange(0, BLOCK_T)[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+        mine = partial_ptr + (place * SPLIT).to(tl.int64) * SIZE + at
+        tl.store(mine + part * SIZE, sums, mask=is_row)
+        tl.debug_barrier()
+        if tl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu") == SPLIT - 1:
+            sums = tl.load(mine, mask=is_row, other=0.0, cache_modifier=".cg")
+            for other in tl.static_range(1, SPLIT):
+                sums += tl.load(mine + other * SIZE, mask=is_row, other=0.0, cache_modifier=".cg")
+            tl.store(counter_ptr + place, 0)
+            _finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
+    else:
+        _finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
+
+
+@triton.jit
+def _finish(sums_NT, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS: tl.constexpr, ADD: tl.constexpr):
+    if HAS_BIAS:
+        sums_NT += tl.load(bias_ptr + n, mask=n < N, other=0.0)[:, None]
+    out = out_ptr + t.to(tl.int64)[:, None] * N + n[None, :]
+    inside = (t < num_rows)[:, None] & (n < N)[None, :]
+    y = tl.trans(sums_NT)
+    if ADD:
+        y += tl.load(out, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def expand_kernel(
+    w_ptr,
+    scale_ptr,
+    zero_ptr,
+    out_ptr,
+    first_block,
+    ROWS,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WORDS: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A band of the matrix, out [rows, K] in the model's type."""
+    IS_HALF: tl.constexpr = out_ptr.dtype.element_ty == tl.float16
+    TILES: tl.constexpr = K // COLUMNS
+    PARTS: tl.constexpr = COLUMNS // WORDS
+    PER_SCALE: tl.constexpr = PARTS * GROUP // COLUMNS if COLUMNS > GROUP else PARTS
+    BLOCK: tl.constexpr = 128
+    tile, block = tl.program_id(0), tl.program_id(1)
+    row = tl.arange(0, BLOCK)
+    n = (first_block + block) * BLOCK + row
+    word = tl.arange(0, WORDS)
+    at = ((first_block + block).to(tl.int64) * TILES + tile) * (BLOCK * WORDS)
+    words = tl.load(w_ptr + at + row[:, None] * WORDS + word[None, :])
+    scales = _scales(scale_ptr, tile, n, ROWS, GROUP, COLUMNS)
+    zeros = _scales(zero_ptr, tile, n, ROWS, GROUP, COLUMNS) if HAS_ZERO else scales
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    out = out_ptr + (block * BLOCK + row).to(tl.int64)[:, None] * K + tile * COLUMNS + word[None, :]
+    for part in tl.static_range(PARTS):
+        value = decode(words, zeros[part // PER_SCALE], KIND, part, IS_HALF, ASSEMBLY).to(tl.float32)
+        value *= scales[part // PER_SCALE].to(tl.float32)[:, None]
+        tl.store(out + part * WORDS, value.to(out_ptr.dtype.element_ty))
+
+
+def launch_tiles(
+    x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor, *, is_invariant: bool, add: bool = False
+) -> None:
+    """One product, or one added to `out`. Sums depend on the number of rows unless `is_invariant`."""
+    layout, words = cast(Tiles, weight.layout), cast(torch.Tensor, weight.packed)
+    (rows, n), tiles = out_TN.shape, words.shape[1]
+    block_t = INVARIANT_BLOCK_T if is_invariant else min(max(next_power_of_2(rows), 16), MAX_BLOCK_T)
+    blocks = words.shape[0], cdiv(rows, block_t)
+    partial, counter = split_workspace(x_TK.device)
+    split = 1
+    if not is_invariant and blocks[0] * blocks[1] <= COUNTERS:
+        room = num_processors() * PROGRAMS[block_t] // (blocks[0] * blocks[1])
+        most = partial.numel() // (blocks[0] * blocks[1] * BLOCK_ROWS * block_t)
+        split = max(min(room, most, MAX_SPLIT, tiles // 2), 1)
+    length = cdiv(tiles, split)
+    split = cdiv(tiles, length)
+    tiles_kernel[(*blocks, split)](
+        x_TK,
+        words,
+        weight.scale,
+        weight.zero,
+        weight.perm,
+        weight.bias,
+        out_TN,
+        partial,
+        counter,
+        rows,
+        n,
+        blocks[0] * BLOCK_ROWS,
+        K=weight.in_features,
+        GROUP=layout.group,
+        COLUMNS=layout.columns,
+        WORDS=words.shape[3],
+        KIND=layout.kind,
+        HAS_ZERO=weight.zero is not None,
+        HAS_PERM=weight.perm is not None,
+        HAS_BIAS=weight.bias is not None,
+        ADD=add,
+        BLOCK_T=block_t,
+        BLOCK_N=BLOCK_ROWS,
+        LENGTH=length,
+        SPLIT=split,
+        STAGES=STAGES,
+        AHEAD=min(length, AHEAD),
+        ASSEMBLY=may_assemble(),
+        num_warps=4,
+        **launch_options(),
+    )
+
+
+@functools.cache
+def reserve_band(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Where bands are made whole; to be asked for before the first product is captured in a graph."""
+    return torch.empty(BAND_VALUES, dtype=dtype, device=device)
+
+
+def launch_bands(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor, *, add: bool = False) -> None:
+    """As `launch_tiles`, band by band with the library: for many rows."""
+    layout, words = cast(Tiles, weight.layout), cast(torch.Tensor, weight.packed)
+    n, k = weight.out_features, weight.in_features
+    if weight.perm is not None:
+        x_TK = x_TK[:, weight.perm]
+    band = reserve_band(x_TK.device, x_TK.dtype)
+    num_blocks = max(band.numel() // (k * BLOCK_ROWS), 1)
+    for first in range(0, words.shape[0], num_blocks):
+        blocks = min(num_blocks, words.shape[0] - first)
+        matrix_NK = band[: blocks * BLOCK_ROWS * k].view(-1, k)
+        expand_kernel[(words.shape[1], blocks)](
+            words,
+            weight.scale,
+            weight.zero,
+            matrix_NK,
+            first,
+            words.shape[0] * BLOCK_ROWS,
+            K=k,
+            GROUP=layout.group,
+            COLUMNS=layout.columns,
+            WORDS=words.shape[3],
+            KIND=layout.kind,
+            HAS_ZERO=weight.zero is not None,
+            ASSEMBLY=may_assemble(),
+            num_warps=4,
+            **launch_options(),
+        )
+        rows = slice(first * BLOCK_ROWS, min((first + blocks) * BLOCK_ROWS, n))
+        matrix_KN, out = matrix_NK[: rows.stop - rows.start].t(), out_TN[:, rows]
+        if add:
+            out.addmm_(x_TK, matrix_KN)
+        else:
+            torch.mm(x_TK, matrix_KN, out=out)
+        if weight.bias is not None:
+            out += weight.bias[rows]

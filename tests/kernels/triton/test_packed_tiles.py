@@ -1,0 +1,118 @@
+"""Codes in tiles: their numbers are exact, products are the references', a row can be made independent of its batch."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from quire.kernels import packed
+from quire.kernels.packed import PackedWeight
+from quire.kernels.reference import packed as reference
+from quire.kernels.triton import packed as module
+from quire.kernels.triton import packed_tiles
+from quire.kernels.triton.launch import interpreted
+from quire.kernels.triton.packed_codes import Tiles, tiled
+
+DEVICE = "cpu" if interpreted() else "cuda"
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+KINDS = ("whole 4", "float 4", "whole 8", "float 8")
+
+
+def make(kind, n, k, group, dtype=torch.bfloat16, *, has_bias=True, is_permuted=False):
+    draw = torch.Generator().manual_seed(n + k + group)
+    codes = torch.randint(-128, 128, (n, k), generator=draw).to(torch.int8)
+    if kind.endswith("4"):
+        codes = packed.pack_nibbles(torch.randint(0, 16, (n, k), generator=draw))
+    elif kind == "float 8":
+        codes = codes.view(torch.float8_e4m3fn).float().nan_to_num(1.0).to(torch.float8_e4m3fn)
+    groups = k // group
+    return PackedWeight(
+        n, k, dtype, codes.to(DEVICE), bias=torch.randn(n, generator=draw).to(DEVICE) if has_bias else None,
+        scale=((torch.rand(n, groups, generator=draw) + 0.5) * 2.0**-4).to(DEVICE),
+        zero=torch.randint(0, 17, (n, groups), generator=draw).float().to(DEVICE) if kind == "whole 4" else None,
+        table=E2M1.to(DEVICE) if kind == "float 4" else None,
+        perm=torch.randperm(k, generator=draw).int().to(DEVICE) if is_permuted else None,
+    )  # fmt: skip
+
+
+def error_of(got_TN, x_TK, weight, added_TN=0.0):
+    expected_TN = torch.empty(x_TK.shape[0], weight.out_features, device=DEVICE)
+    reference.packed_linear(x_TK, weight, expected_TN)
+    expected_TN += added_TN
+    return ((got_TN.float() - expected_TN).norm() / expected_TN.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("n", "k", "group"), [(130, 256, 128), (40, 128, 32), (128, 192, 64), (24, 128, 16), (16, 256, 256)]
+)
+def test_a_band_is_the_matrix(kind, n, k, group, dtype):
+    weight = make(kind, n, k, group, dtype, has_bias=False)
+    prepared = tiled(weight)
+    assert prepared is not None
+    x_TK = torch.eye(k, device=DEVICE, dtype=dtype)
+    out_TN = torch.empty(k, n, device=DEVICE, dtype=dtype)
+    packed_tiles.launch_bands(x_TK, prepared, out_TN)
+    # The interpreter cuts bfloat16 off where a device rounds it.
+    torch.testing.assert_close(out_TN.T.float(), packed.dequantize(weight), rtol=2.0**-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k", "group"), [(130, 512, 128), (40, 128, 32), (128, 192, 64), (24, 128, 16)])
+def test_products_are_the_references(kind, n, k, group):
+    weight = make(kind, n, k, group, is_permuted=n == 40, has_bias=n % 16 == 8)
+    prepared = module.pack_codes(weight)
+    assert isinstance(prepared.layout, Tiles)
+    torch.manual_seed(0)
+    for rows in (1, 19, 70):
+        x_TK = torch.randn(rows, k, device=DEVICE).bfloat16()
+        for function in (module.packed_linear, module.invariant_packed_linear):
+            out_TN = torch.full((rows + 1, n), float("nan"), device=DEVICE)
+            function(x_TK, prepared, out_TN[:-1])
+            assert out_TN[-1].isnan().all(), "wrote beyond its rows"
+            assert error_of(out_TN[:-1], x_TK, weight) < 1e-5
+        for function in (module.packed_linear_add, module.invariant_packed_linear_add):
+            residual_TN = torch.randn(rows, n, device=DEVICE)
+            sum_TN = residual_TN.clone()
+            function(x_TK, prepared, sum_TN)
+            assert error_of(sum_TN, x_TK, weight, residual_TN) < 1e-5
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_many_rows_are_multiplied_band_by_band(is_added, monkeypatch):
+    monkeypatch.setattr(packed_tiles, "BAND_VALUES", 128 * 256)
+    packed_tiles.reserve_band.cache_clear()
+    weight = make("whole 4", 300, 256, 64, is_permuted=True)
+    prepared = tiled(weight)
+    torch.manual_seed(0)
+    x_TK = torch.randn(5, 256, device=DEVICE).bfloat16()
+    start_TN = (
+        torch.randn(5, 300, device=DEVICE).bfloat16() if is_added else torch.zeros(5, 300, device=DEVICE).bfloat16()
+    )
+    out_TN = start_TN.clone()
+    packed_tiles.launch_bands(x_TK, prepared, out_TN, add=is_added)
+    packed_tiles.reserve_band.cache_clear()
+    assert error_of(out_TN, x_TK, weight, start_TN.float()) < 2.0**-7
+
+
+def test_a_row_does_not_depend_on_the_batch_where_that_is_asked_for():
+    prepared = module.pack_codes(make("whole 4", 70, 256, 64))
+    torch.manual_seed(0)
+    x_TK = torch.randn(70, 256, device=DEVICE).bfloat16()
+    whole = torch.empty(70, 70, device=DEVICE)
+    module.invariant_packed_linear(x_TK, prepared, whole)
+    for rows in (1, 33):
+        out_TN = torch.empty(rows, 70, device=DEVICE)
+        module.invariant_packed_linear(x_TK[:rows], prepared, out_TN)
+        assert torch.equal(out_TN, whole[:rows])
+
+
+def test_what_the_tensor_cores_cannot_have_exactly_stays_as_it_is():
+    fractions = make("whole 4", 32, 128, 32)
+    fractions.zero = fractions.zero + 0.3
+    table = make("float 4", 32, 128, 32)
+    table.table = torch.linspace(-1, 1, 16)
+    assert tiled(fractions) is None and tiled(table) is None
+    assert tiled(make("whole 4", 32, 128, 32, torch.float32)) is None
+    assert tiled(make("whole 4", 32, 72, 24)) is None
