@@ -49,12 +49,16 @@ class CostModel:
         base, token, sequence, attended = self._coefficients
         return base, token, sequence, attended
 
-    def observe(self, tokens: int, sequences: int, attended: float, step_ms: float) -> None:
-        """Learn from a measured step. Times that are not positive and finite are passed over."""
+    def observe(self, tokens: int, sequences: int, attended: float, step_ms: float) -> float:
+        """Learn from a measured step. Times that are not positive and finite are passed over.
+
+        Returns the milliseconds that it would have predicted; 0 for times that are passed over.
+        """
         if not 0.0 < step_ms < 1e9:
-            return
+            return 0.0
         features = (1.0, float(tokens), float(sequences), attended)  # Four numbers: plain floats beat small arrays.
-        residual = abs(step_ms - self.predict(tokens, sequences, attended))
+        predicted = self.predict(tokens, sequences, attended)
+        residual = abs(step_ms - predicted)
         weight = 1.0
         if self.is_ready and residual > _HUBER * self._spread > 0.0:
             weight = _HUBER * self._spread / residual
@@ -71,6 +75,7 @@ class CostModel:
         self.num_observations += 1
         # Solving costs more than a small step's planning may: later ones are solved for in batches.
         self._is_stale = self._is_stale or self.num_observations <= 64 or self.num_observations % 32 == 0
+        return predicted
 
     def predict(self, tokens: int, sequences: int, attended: float) -> float:
         """Milliseconds of a step; 0 as long as nothing was observed."""

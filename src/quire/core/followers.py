@@ -59,6 +59,10 @@ class Followers:
         self._leader_of[request] = leader
         return True
 
+    def leader_of(self, request: Request) -> Request:
+        """Who computes what a request that is held back waits for."""
+        return self._leader_of[request]
+
     def advance(self, leader: Request, num_tokens: int) -> list[Request]:
         """The first `num_tokens` tokens of a request that runs can be found, or will be with the next publication.
 

@@ -66,6 +66,11 @@ class KVCacheManager:
         """KV groups."""
         return len(self._rules)
 
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether prefixes are named and can be found."""
+        return self._hasher is not None
+
     def peak_blocks(self, num_tokens: int, max_open_tokens: int) -> int:
         """Most pages, over all groups, that a request of `num_tokens` ever holds."""
         return sum(rules.peak_blocks(num_tokens, max_open_tokens) for rules in self._rules)

@@ -5,9 +5,13 @@ may still be in that row's tail; `token_ids` holds what was flushed.
 """
 
 import enum
+from typing import TYPE_CHECKING
 
 from quire.core.output import TokenLogprobs
 from quire.request import EngineRequest
+
+if TYPE_CHECKING:
+    from quire.core.timelines import Timeline
 
 
 class RequestStatus(enum.IntEnum):
@@ -44,6 +48,7 @@ class Request:
         num_released: by KV group, how many leading pages were given back already.
         host_block_ids: host pages of a swapped request, for the device pages that they restore.
         hashes: names of its full pages, as far as they are computed; num_published of them are findable.
+        timeline: what happened to it, where that is kept.
     """
 
     __slots__ = (
@@ -71,6 +76,7 @@ class Request:
         "source",
         "status",
         "stop_ids",
+        "timeline",
         "token_ids",
         "wants_logprobs",
         "wants_prompt_logprobs",
@@ -109,6 +115,7 @@ class Request:
         self.hashes: list[bytes] = []
         self.num_published = 0
         self.prompt_logprobs: TokenLogprobs | None = None
+        self.timeline: Timeline | None = None
 
     @property
     def is_swapped(self) -> bool:

@@ -20,9 +20,10 @@ from quire.config.kv_spec import KVCacheConfig
 from quire.core.admission import AdmissionDelay, QueueBounds, check_fits, check_settings
 from quire.core.cost_model import CostModel
 from quire.core.followers import MIN_COMMON_TOKENS, Followers
+from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from quire.core.kv_events import KVEvent, KVEventLog
-from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.prompt_groups import PromptGroups
@@ -30,10 +31,11 @@ from quire.core.publication import PendingPages
 from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
-from quire.core.step_outputs import build_output, keep_prompt_logprobs
+from quire.core.step_outputs import build_new_request, build_output, find_errors, keep_prompt_logprobs
 from quire.core.step_state import NO_ROWS, PendingDiff, StepInFlight, without_zeros
 from quire.core.step_stats import StepStats
 from quire.core.stop import compute_finish
+from quire.core.timelines import Timelines
 from quire.errors import EngineError, RequestError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Pooled, SchedulerStats
 
@@ -51,7 +53,7 @@ class Scheduler:
         max_model_len: tokens a request may have in all; by default the configuration's.
         hash_key: the prefix cache's secret; by default drawn anew, so that hashes differ by process.
         cost_model: predicts steps; by default a new one, fitted from measured steps.
-        clock: seconds, comparable with `EngineRequest.arrival_time`; read only for `delay_factor`.
+        clock: seconds, comparable with `EngineRequest.arrival_time`; read for `delay_factor` and timelines.
         min_common_tokens: a prompt waits for another that computes at least this much of it.
 
     Raises:
@@ -88,6 +90,8 @@ class Scheduler:
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
         self._bounds = QueueBounds(config, self.cost_model)
         self._delay = AdmissionDelay(config.delay_factor, clock)
+        self._timelines = Timelines(config.record_timelines, clock)
+        self._hindrance = ""
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
         self._flights: deque[StepInFlight] = deque()
@@ -99,6 +103,7 @@ class Scheduler:
         self._next_step_id = 0
         self._waiting_tokens = 0
         self._stats = StepStats(self.kv)
+        self.inspection = Inspection(self.stats, self._requests, self._batch, self.kv, self._timelines)
 
     # What the engine core asks.
 
@@ -148,6 +153,7 @@ class Scheduler:
         self._waiting_tokens += len(request.token_ids)
         if self._groups.add(request):
             request.status = RequestStatus.HELD
+            self._timelines.held(request, "sibling", source.group_id or "")
         else:
             self._enqueue(request)
 
@@ -157,7 +163,7 @@ class Scheduler:
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None:
-                self._end(request)
+                self._end(request, FinishReason.ABORT)
                 outputs.append(EngineCoreOutput(request_id=request_id, finish_reason=FinishReason.ABORT))
         return outputs
 
@@ -167,6 +173,7 @@ class Scheduler:
         self._groups.drop_references()
         self._enqueue(*self._followers.leave_all())
         self.kv.reset_prefix_cache()
+        self._timelines.cache_was_reset()
         for request in self._requests.values():
             request.publishes = not (request.block_ids or request.is_swapped)
 
@@ -177,6 +184,7 @@ class Scheduler:
         self._has_shortage = False
         self._dropped.clear()
         rows, counts, budget = self._plan_running()
+        self._hindrance = "pages" if self._has_shortage else "tokens"
         if not self._has_shortage and budget > 0 and self._may_admit():
             self._pages.publish()
             new_rows, new_counts = self._admit_waiting(rows, counts, budget)
@@ -184,6 +192,8 @@ class Scheduler:
                 self._delay.admitted()
                 rows = np.concatenate([rows, np.array(new_rows, dtype=np.int32)])
                 counts = np.concatenate([counts, np.array(new_counts, dtype=np.int32)])
+        if len(self._queue):
+            self._timelines.queue_stands(self._queue.peek(), self._hindrance)
         return self._launch(rows, counts)
 
     def catch_up(self) -> None:
@@ -196,6 +206,7 @@ class Scheduler:
 
     def _may_admit(self) -> bool:
         head = self._queue.peek()
+        self._hindrance = "delay"
         return head is not None and self._delay.may_admit(head.source.arrival_time, is_idle=not self._batch.num_active)
 
     def _plan_running(self) -> tuple[IntArray, IntArray, int]:
@@ -225,7 +236,10 @@ class Scheduler:
         if self._config.long_prefill_token_threshold > 0:
             counts = np.minimum(counts, self._config.long_prefill_token_threshold)
         before = np.cumsum(counts) - counts
-        rows, counts = without_zeros(rows, np.clip(budget - before, 0, counts).astype(np.int32))
+        counts = np.clip(budget - before, 0, counts).astype(np.int32)
+        if len(counts) and counts[-1] == 0:
+            self._timelines.stand(batch, rows[counts == 0].tolist(), "tokens")
+        rows, counts = without_zeros(rows, counts)
         budget -= int(counts.sum())
         return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
 
@@ -252,6 +266,7 @@ class Scheduler:
             if row not in self._dropped and not self._grow_or_preempt(batch.request(row), int(ends[index])):
                 self._dropped.add(row)
         if self._dropped:
+            self._timelines.stand(batch, self._dropped, "pages")
             kept = ~np.isin(rows, list(self._dropped))
             rows, counts = rows[kept], counts[kept]
         return rows, counts
@@ -287,6 +302,7 @@ class Scheduler:
             if self._leaving:
                 return False  # Pages are on their way back: they come when the steps in flight are collected.
             victim = self._batch.lowest_ranked()
+            self._timelines.preempted(victim, int(self._batch.collected[victim.row]), request)
             self._preempt(victim)
             if victim is request:
                 return False
@@ -320,12 +336,15 @@ class Scheduler:
             new_rows.append(request.row)
             new_counts.append(count)
             budget -= count
+        else:
+            self._hindrance = "rows" if budget > 0 else "tokens"
         self._saver.release_host_blocks(self._diff.swap_ins[swap_ins_before:])
         return new_rows, new_counts
 
     def _admit(self, request: Request, budget: int, *, may_be_partial: bool) -> int:
         """Admit one request if it fits. Returns its tokens in this step; 0 where it has to wait on, in the queue or held
         back for another's pages."""
+        self._hindrance = "pages"
         if self._is_blocked(request):
             return 0
         hit = NO_HIT if request.is_swapped else self._find_hit(request)
@@ -336,10 +355,12 @@ class Scheduler:
             if self._config.long_prefill_token_threshold > 0:
                 count = min(count, self._config.long_prefill_token_threshold)
         elif count < remaining and remaining <= self._config.max_num_batched_tokens:
+            self._hindrance = "whole prompt"
             return 0
         if count < remaining and not may_be_partial:
+            self._hindrance = "partial prefills"
             return 0
-        if not self._has_room(request, hit):
+        if not self._saver.has_room(request, hit, self._config.max_open_tokens):
             if self._batch.num_active or self._leaving or not self._groups.drop_references():
                 self._blocked = (request, self.kv.pool.num_free)
                 return 0
@@ -347,6 +368,7 @@ class Scheduler:
         if not request.is_swapped and self._followers.must_follow(request, hit.num_tokens):
             self._queue.remove(request)
             request.status = RequestStatus.HELD
+            self._timelines.held(request, "common prefix", self._followers.leader_of(request).request_id)
             return 0
         self._start(request, hit, count)
         return count
@@ -362,15 +384,6 @@ class Scheduler:
         shared = self._groups.hit(request)
         cached = self.kv.find_prefix(request)
         return shared if shared is not None and shared.num_tokens >= cached.num_tokens else cached
-
-    def _has_room(self, request: Request, hit: PrefixHit) -> bool:
-        tables, revived = hit.block_ids, 0
-        if request.is_swapped:
-            tables = self._saver.saved_tables(request)
-            revived = sum(map(sum, tables))
-        elif hit.num_tokens:
-            revived = self.kv.count_free(hit)
-        return self.kv.can_admit(tables, revived, len(request.token_ids), self._config.max_open_tokens)
 
     def _start(self, request: Request, hit: PrefixHit, count: int) -> None:
         """Give a request its pages and a row."""
@@ -388,21 +401,10 @@ class Scheduler:
             raise EngineError(f"{request.request_id} was admitted without room for its pages")
         self._groups.admitted(request)
         self._followers.advance(request, request.num_computed_tokens)
-        row = self._batch.add(request)
-        self._diff.new_requests.append(
-            NewRequestData(
-                request_id=request.request_id,
-                row=row,
-                token_ids=request.token_ids,
-                num_prompt_tokens=request.num_prompt_tokens,
-                num_computed_tokens=request.num_computed_tokens,
-                block_ids=[list(table) for table in request.block_ids],
-                sampling_params=request.source.sampling_params,
-                pooling_params=request.source.pooling_params,
-                seed=request.source.seed,
-            )
-        )
+        self._batch.add(request)
+        self._diff.new_requests.append(build_new_request(request))
         request.token_ids = list(request.token_ids)  # This one will grow.
+        self._timelines.scheduled(request, hit.num_tokens, self.kv.pool.num_free)
 
     def _launch(self, rows: IntArray, counts: IntArray) -> SchedulerOutput:
         """Book a step as in flight, and pack it together with all news for the workers."""
@@ -434,7 +436,8 @@ class Scheduler:
         batch.in_flight[rows] += 1
         self._next_step_id += 1
         attended = float(np.dot(counts.astype(np.float64), ends))
-        self._flights.append(StepInFlight(step, prefill_rows, int(np.count_nonzero(needs_sample)), attended))
+        num_samples, began = int(np.count_nonzero(needs_sample)), self._timelines.clock()
+        self._flights.append(StepInFlight(step, prefill_rows, num_samples, attended, began))
         return step
 
     # Results.
@@ -453,12 +456,13 @@ class Scheduler:
         batch = self._batch
         batch.in_flight[step.rows] -= 1
         batch.collected[step.rows] += step.num_scheduled_tokens
-        self.cost_model.observe(step.total_num_tokens, len(step.rows), flight.attended, output.step_ms)
+        predicted = self.cost_model.observe(step.total_num_tokens, len(step.rows), flight.attended, output.step_ms)
+        self._timelines.stepped(flight, output.step_ms, predicted)
         outputs = EngineCoreOutputs()
         outputs.plain_ids, outputs.plain_tokens, outputs.outputs = [], [], []
         self._fail_rows(flight, output, outputs)
         for row in flight.prefill_rows:
-            self._after_prefill(row, output)
+            self._after_prefill(row, output, flight)
         for row, pooled in output.pooled.items():
             self._finish_pooled(row, pooled, outputs)
         rows, token_ids = output.rows, output.token_ids
@@ -475,26 +479,22 @@ class Scheduler:
 
     def _fail_rows(self, flight: StepInFlight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:
         """End the requests whose computation failed; what the step wrote for them is never published."""
-        errors = output.row_errors
-        if len(output.rows) + len(output.pooled) + len(errors) < flight.num_samples:
-            expected = flight.step.rows[flight.step.needs_sample].tolist()
-            answered = {*output.rows.tolist(), *output.pooled, *errors}
-            missing = [row for row in expected if row not in answered]
-            errors = {**errors, **dict.fromkeys(missing, "the step returned no token for this request")}
-        for row, message in errors.items():
+        for row, message in find_errors(flight, output).items():
             if self._batch.accepts[row]:
                 request = self._batch.request(row)
-                self._end(request)
+                self._end(request, FinishReason.ERROR)
                 outputs.outputs.append(
                     EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
                 )
 
-    def _after_prefill(self, row: int, output: ModelRunnerOutput) -> None:
+    def _after_prefill(self, row: int, output: ModelRunnerOutput, flight: StepInFlight) -> None:
         """A part of a prompt was computed: its pages may be found, and siblings may follow once it is complete."""
         if not self._batch.accepts[row]:
             return
         request = self._batch.request(row)
-        request.num_computed_tokens = collected = int(self._batch.collected[row])
+        before, collected = request.num_computed_tokens, int(self._batch.collected[row])
+        request.num_computed_tokens = collected
+        self._timelines.computed(request, before, collected, flight.began, flight.step.step_id)
         self._pages.add(row, collected)
         if row in output.prompt_logprobs:
             keep_prompt_logprobs(request, output.prompt_logprobs[row])
@@ -509,7 +509,7 @@ class Scheduler:
             result = build_output(request, [])
             result.finish_reason, result.pooled = FinishReason.STOP, pooled
             outputs.outputs.append(result)
-            self._end(request)
+            self._end(request, FinishReason.STOP)
 
     def _append_tokens(
         self, rows: IntArray, token_ids: IntArray, output: ModelRunnerOutput, outputs: EngineCoreOutputs
@@ -532,12 +532,14 @@ class Scheduler:
         for index in news.tolist():
             row, token_id = int(rows[index]), int(token_ids[index])
             request = batch.request(row)
+            if not request.has_reported:
+                self._timelines.sampled_first(request)
             result = build_output(request, [token_id], output.logprobs.get(row))
             batch.is_special[row] = request.wants_logprobs
             if ends[index]:
                 result.finish_reason, result.stop_reason = compute_finish(request, token_id, int(lengths[index]))
                 self.cost_model.observe_output_length(int(lengths[index]) - request.num_prompt_tokens)
-                self._end(request)
+                self._end(request, result.finish_reason)
             outputs.outputs.append(result)
 
     # Ends and releases.
@@ -545,10 +547,12 @@ class Scheduler:
     def _enqueue(self, *requests: Request) -> None:
         for request in requests:
             request.status = RequestStatus.WAITING
+            self._timelines.queued(request, len(self._queue))
             self._queue.push(request)
 
-    def _end(self, request: Request) -> None:
-        """The request has ended, for whatever reason and wherever it is."""
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """The request has ended, wherever it is."""
+        self._timelines.ended(request, str(reason), self._batch)
         del self._requests[request.request_id]
         if request.status in (RequestStatus.RUNNING, RequestStatus.PREEMPTING):
             row = request.row

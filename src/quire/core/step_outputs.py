@@ -1,11 +1,38 @@
-"""News about one request, as the frontend gets it: tokens with their logprobs, and what is told once.
+"""What is told about one request: to the workers when it gets a row, to the frontend when there is news of it.
 
 Knows the fields of the messages; takes no decisions.
 """
 
-from quire.core.output import TokenLogprobs
+from quire.core.output import ModelRunnerOutput, NewRequestData, TokenLogprobs
 from quire.core.request_state import Request
+from quire.core.step_state import StepInFlight
 from quire.request import EngineCoreOutput
+
+
+def build_new_request(request: Request) -> NewRequestData:
+    """What the workers need of a request that got its row and pages."""
+    return NewRequestData(
+        request_id=request.request_id,
+        row=request.row,
+        token_ids=request.token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        block_ids=[list(table) for table in request.block_ids],
+        sampling_params=request.source.sampling_params,
+        pooling_params=request.source.pooling_params,
+        seed=request.source.seed,
+    )
+
+
+def find_errors(flight: StepInFlight, output: ModelRunnerOutput) -> dict[int, str]:
+    """The rows of a step whose computation failed, and why; those among them that it owes a token."""
+    errors = output.row_errors
+    if len(output.rows) + len(output.pooled) + len(errors) >= flight.num_samples:
+        return errors
+    expected = flight.step.rows[flight.step.needs_sample].tolist()
+    answered = {*output.rows.tolist(), *output.pooled, *errors}
+    missing = [row for row in expected if row not in answered]
+    return {**errors, **dict.fromkeys(missing, "the step returned no token for this request")}
 
 
 def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs | None = None) -> EngineCoreOutput:

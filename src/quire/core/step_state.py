@@ -19,12 +19,13 @@ class PendingDiff(msgspec.Struct):
 
 
 class StepInFlight(msgspec.Struct):
-    """A step that was scheduled and is not collected yet."""
+    """A step that was scheduled and is not collected yet. `began`: when it was planned, in seconds."""
 
     step: SchedulerOutput
     prefill_rows: list[int]
     num_samples: int
     attended: float
+    began: float
 
 
 def without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:

@@ -435,6 +435,14 @@ class AsyncLLM:
         """What was chosen and why."""
         return await self._call(Utility.EXPLAIN)
 
+    async def inspect(self) -> dict[str, Any]:
+        """The scheduler's state, its last steps, live and finished requests."""
+        return await self._call(Utility.INSPECT)
+
+    async def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """What happened to a request of this id, or of one whose id holds it; None where it is not remembered."""
+        return await self._call(Utility.TIMELINE, request_id)
+
     async def collective_rpc(
         self,
         method: str,

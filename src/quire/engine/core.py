@@ -245,6 +245,14 @@ class EngineCore:
         """Figures of now; counters since the start."""
         return self._scheduler.stats()
 
+    def inspect(self) -> dict[str, Any]:
+        """The scheduler's state, its last steps, live and finished requests; see `core/inspection.py`."""
+        return self._scheduler.inspection.state()
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """What happened to a request; None where it is not remembered."""
+        return self._scheduler.inspection.timeline(request_id)
+
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""
         return {

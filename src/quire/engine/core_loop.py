@@ -86,6 +86,10 @@ def call_utility(core: EngineCore, utility: Utility, args: list[Any]) -> Any:
             return core.stats()
         case Utility.EXPLAIN:
             return core.explain()
+        case Utility.INSPECT:
+            return core.inspect()
+        case Utility.TIMELINE:
+            return core.timeline(*args)
         case Utility.COLLECTIVE_RPC:
             return core.collective_rpc(*args)
 

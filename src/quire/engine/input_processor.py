@@ -259,7 +259,7 @@ class InputProcessor:
                 f"request_id must have 1 to {limits.MAX_REQUEST_ID_CHARS} characters, not {len(request_id)}",
                 param="request_id",
             )
-        return f"{request_id}#{next(self._serial):x}"
+        return f"{request_id}~{next(self._serial):x}"
 
     def _fit_prompt(self, token_ids: list[int], params: SamplingParams) -> list[int]:
         """The prompt, truncated on the left if that was asked for; it leaves room for at least one token."""

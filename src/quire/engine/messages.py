@@ -25,6 +25,8 @@ class Utility(enum.StrEnum):
     IS_SLEEPING = "is_sleeping"
     STATS = "stats"
     EXPLAIN = "explain"
+    INSPECT = "inspect"
+    TIMELINE = "timeline"
     COLLECTIVE_RPC = "collective_rpc"
 
 

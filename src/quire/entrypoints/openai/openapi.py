@@ -163,6 +163,8 @@ _READS: tuple[tuple[str, str, type | None], ...] = (
     ("/load", "Requests in flight.", None),
     ("/tokenizer_info", "What the tokenizer is, and its chat template.", None),
     ("/metrics", "Prometheus metrics.", None),
+    ("/console/state", "What the engine does now: figures, the last steps, live and finished requests.", None),
+    ("/console/requests/{id}", "What happened to a request, by the id of its answer or its X-Request-Id.", None),
 )
 
 

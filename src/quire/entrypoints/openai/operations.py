@@ -5,6 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.entrypoints.openai.console_data import CONSOLE_DATA
 from quire.entrypoints.openai.errors import HTTPError, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.responses import ModelCard, ModelList
@@ -137,4 +138,5 @@ OPERATIONS: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/stop_profile", ("POST",), _absent(_PROFILE)),
     ("/v1/load_lora_adapter", ("POST",), _absent(_ADAPTERS)),
     ("/v1/unload_lora_adapter", ("POST",), _absent(_ADAPTERS)),
+    *CONSOLE_DATA,
 )

@@ -1,0 +1,330 @@
+"""What an observer is shown of a scheduler, as plain data: its state now, one request's timeline, and where a prompt left the
+prefix cache and why.
+
+Computed when somebody asks, from the notes in `timelines.py`. Changes nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, islice
+from typing import Any
+
+from quire.core.kv_cache_manager import KVCacheManager
+from quire.core.request_state import Request, RequestStatus
+from quire.core.running import RunningBatch
+from quire.core.timelines import Event, Timeline, Timelines
+from quire.request import SchedulerStats
+
+MAX_LIVE = 100
+MAX_FINISHED = 50
+_QUIET_S = 2.0
+"""Without a step for this long, nothing is being generated."""
+
+
+class Inspection:
+    """One scheduler's state, for an observer.
+
+    Args:
+        stats: the scheduler's figures of now.
+        requests: those that have not ended, by id, oldest first.
+    """
+
+    def __init__(
+        self,
+        stats: Callable[[], SchedulerStats],
+        requests: Mapping[str, Request],
+        batch: RunningBatch,
+        kv: KVCacheManager,
+        timelines: Timelines,
+    ) -> None:
+        self._stats = stats
+        self._requests = requests
+        self._batch = batch
+        self._kv = kv
+        self._timelines = timelines
+
+    def state(self) -> dict[str, Any]:
+        """See `build_state`."""
+        return build_state(self._stats(), self._requests.values(), self._batch, self._timelines)
+
+    def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """See `build_timeline`."""
+        kv, live = self._kv, self._requests.values()
+        return build_timeline(live, self._timelines, request_id, kv.block_size, caches=kv.has_prefix_cache)
+
+
+def build_state(
+    stats: SchedulerStats, requests: Iterable[Request], batch: RunningBatch, timelines: Timelines
+) -> dict[str, Any]:
+    """The state now: figures, the last steps, live requests (the oldest), finished ones (the newest first)."""
+    now = timelines.clock()
+    steps = [
+        {
+            "id": step_id,
+            "age_s": round(now - collected, 4),
+            "ms": round(ms, 3),
+            "predicted_ms": round(predicted, 3),
+            "num_tokens": tokens,
+            "num_requests": rows,
+            "num_generated": samples,
+        }
+        for step_id, collected, ms, predicted, tokens, rows, samples in timelines.steps
+    ]
+    live = [_live(request, batch, now) for request in islice(requests, MAX_LIVE)]
+    finished = islice(reversed(timelines.finished.values()), MAX_FINISHED)
+    total = stats.num_total_blocks
+    return {
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "kv_usage": round(1.0 - stats.num_free_blocks / total, 6) if total else 0.0,
+        "num_pages": total,
+        "free_pages": stats.num_free_blocks,
+        "prefix_queries": stats.prefix_cache_queries,
+        "prefix_hits": stats.prefix_cache_hits,
+        "preemptions": stats.num_preemptions,
+        "tokens_per_second": _tokens_per_second(timelines, now),
+        "step": steps[-1] if steps else None,
+        "steps": steps,
+        "requests": live,
+        "finished": [_finished(timeline, now) for timeline in finished],
+    }
+
+
+def _tokens_per_second(timelines: Timelines, now: float) -> float:
+    steps = timelines.steps
+    if len(steps) < 2 or now - steps[-1][1] > _QUIET_S:
+        return 0.0
+    begin = steps[0][1]
+    seconds = steps[-1][1] - begin
+    generated = sum(step[-1] for step in steps if step[1] > begin)
+    return round(generated / seconds, 2) if seconds > 0 else 0.0
+
+
+_STATES = {
+    RequestStatus.WAITING: "waiting",
+    RequestStatus.HELD: "held",
+    RequestStatus.PREEMPTING: "preempted",
+    RequestStatus.ENDING: "ending",
+    RequestStatus.ENDED: "ended",
+}
+
+
+def _live(request: Request, batch: RunningBatch, now: float) -> dict[str, Any]:
+    row, timeline = request.row, request.timeline
+    known = int(batch.known[row]) if row >= 0 else len(request.token_ids)
+    computed = int(batch.collected[row]) if row >= 0 else request.num_computed_tokens
+    state = _STATES.get(request.status)
+    if state is None:
+        state = "decode" if computed >= int(batch.prefill_end[row]) else "prefill"
+    shown = {
+        "id": request.request_id,
+        "state": state,
+        "prompt_tokens": request.num_prompt_tokens,
+        "computed_tokens": computed,
+        "output_tokens": known - request.num_prompt_tokens,
+        "cached_tokens": max(0, request.num_cached_tokens),
+    }
+    return shown | (_pace(timeline, known - request.num_prompt_tokens, now) if timeline is not None else {})
+
+
+def _finished(timeline: Timeline, now: float) -> dict[str, Any]:
+    output_tokens = timeline.num_tokens - timeline.num_prompt_tokens
+    return {
+        "id": timeline.request_id,
+        "state": "finished",
+        "reason": timeline.reason,
+        "prompt_tokens": timeline.num_prompt_tokens,
+        "output_tokens": output_tokens,
+        "cached_tokens": timeline.num_hit,
+    } | _pace(timeline, output_tokens, now)
+
+
+def _pace(timeline: Timeline, output_tokens: int, now: float) -> dict[str, Any]:
+    """Times in seconds: in the queue, to the first token, in all; and tokens a second since the first token."""
+    end = timeline.ended if timeline.ended is not None else now
+    first, scheduled = timeline.first_token, timeline.scheduled
+    decoding = end - first if first is not None else 0.0
+    return {
+        "queued_s": round((scheduled if scheduled is not None else end) - timeline.arrived, 6),
+        "first_token_s": None if first is None else round(first - timeline.arrived, 6),
+        "total_s": round(end - timeline.arrived, 6),
+        "tokens_per_second": round((output_tokens - 1) / decoding, 2) if output_tokens > 1 and decoding > 0 else 0.0,
+    }
+
+
+def find_timelines(live: Iterable[Request], timelines: Timelines, wanted: str) -> list[Timeline]:
+    """Timelines of a request: of the one with this id, or of all whose ids hold it as a whole word, oldest first."""
+    known = [request.timeline for request in live if request.timeline is not None]
+    every = [*timelines.finished.values(), *known]
+    exact = [timeline for timeline in every if timeline.request_id == wanted]
+    return exact or [timeline for timeline in every if _holds_word(timeline.request_id, wanted)]
+
+
+def _holds_word(text: str, word: str) -> bool:
+    at = text.find(word)
+    return (
+        bool(word)
+        and at >= 0
+        and not text[at - 1 : at].isalnum()
+        and not text[at + len(word) : at + len(word) + 1].isalnum()
+    )
+
+
+def build_timeline(
+    live: Iterable[Request], timelines: Timelines, wanted: str, block_size: int, *, caches: bool
+) -> dict[str, Any] | None:
+    """One request's timeline, with its siblings' ids; None for a request that is not remembered."""
+    live = list(live)
+    found = find_timelines(live, timelines, wanted)
+    if not found:
+        return None
+    timeline, now = found[-1], timelines.clock()
+    events = _with_decoding(timeline, [*timeline.events, *_queue_stalls(timeline, timelines, now)], now)
+    shown: list[dict[str, Any]] = []
+    for index, (at, kind, detail) in enumerate(events):
+        if kind == "stall":  # it lasts until whatever happens next
+            end = events[index + 1][0] if index + 1 < len(events) else now
+            detail = {**detail, "s": round(max(0.0, end - at), 6)}
+        shown.append({"t_s": round(at - timeline.arrived, 6), "kind": kind, "detail": detail})
+    others = (request.timeline for request in live)
+    candidates = [other for other in chain(timelines.finished.values(), others) if other is not None]
+    return {
+        "id": timeline.request_id,
+        "siblings": [other.request_id for other in found if other is not timeline],
+        "is_finished": timeline.ended is not None,
+        "arrived_ago_s": round(now - timeline.arrived, 6),
+        "events": shown,
+        "events_left_out": timeline.num_dropped,
+        "prefix": explain_prefix(timeline, candidates, block_size, caches=caches, reset_at=timelines.reset_at),
+    }
+
+
+def _with_decoding(timeline: Timeline, events: list[Event], now: float) -> list[Event]:
+    """The events in order of time, and one for all decode steps."""
+    if timeline.first_token is not None and timeline.ended is not None:
+        tokens = timeline.num_tokens - timeline.num_prompt_tokens
+        seconds = timeline.ended - timeline.first_token
+        if tokens > 1:
+            pace = round((tokens - 1) / seconds, 2) if seconds > 0 else 0.0
+            detail = {"tokens": tokens - 1, "s": round(seconds, 6), "tokens_per_second": pace}
+            events.append((timeline.first_token, "decode", detail))
+    elif timeline.first_token is not None:
+        events.append((timeline.first_token, "decode", {"s": round(now - timeline.first_token, 6)}))
+    return sorted(events, key=lambda event: event[0])
+
+
+def _queue_stalls(timeline: Timeline, timelines: Timelines, now: float) -> list[Event]:
+    """Why it was not admitted while it stood in the queue: its own hindrance at the head, or that of those before it."""
+    begin: float | None = None
+    stalls: list[Event] = []
+    for at, kind, _ in [*timeline.events, (timeline.ended if timeline.ended is not None else now, "end", {})]:
+        if kind == "queued":
+            begin = at
+        elif begin is not None:
+            stalls += _stalls_between(timeline.request_id, timelines, begin, at)
+            begin = None
+    return stalls
+
+
+def _stalls_between(request_id: str, timelines: Timelines, begin: float, end: float) -> list[Event]:
+    stalls: list[Event] = []
+    for at, head, cause in timelines.queue_stalls:
+        if at >= end:
+            break
+        if at <= begin:
+            stalls.clear()  # what was the matter when it came is the last entry before
+        if cause is None:
+            continue
+        at = max(at, begin)
+        detail: dict[str, Any] = {"cause": cause} if head == request_id else {"cause": cause, "behind": head}
+        if stalls and "behind" in stalls[-1][2] and "behind" in detail and stalls[-1][2]["cause"] == cause:
+            stalls[-1][2]["behind"] = head  # the last one that stood before it
+        else:
+            stalls.append((at, "stall", detail))
+    return stalls
+
+
+def explain_prefix(
+    timeline: Timeline, others: Iterable[Timeline], block_size: int, *, caches: bool, reset_at: float | None
+) -> dict[str, Any]:
+    """Where a prompt left the prefix cache, and why: compared with the prompts that are remembered and were looked up before.
+
+    `why` is one of: not looked up yet, cache off, not read, shorter than a page, nothing left, never seen, differs, evicted,
+    still computed, cache reset, cache salt differs. `request` and `common_tokens` name the prompt that came nearest.
+    """
+    length, hit = timeline.num_prompt_tokens, timeline.num_hit
+    told: dict[str, Any] = {"prompt_tokens": length, "hit_tokens": hit, "left_at_token": hit}
+
+    def because(why: str, explanation: str, nearest: Timeline | None = None, common: int = 0) -> dict[str, Any]:
+        told.update(why=why, explanation=explanation)
+        if nearest is not None:
+            told.update(request=nearest.request_id, common_tokens=common)
+        return told
+
+    if not caches:
+        return because("cache off", "the prefix cache is off (enable_prefix_caching)")
+    if not timeline.reads_cache:
+        return because("not read", "the request does not read the cache (prompt logprobs, pooling, or as it asked)")
+    if timeline.number is None:
+        return because("not looked up yet", "the request waits")
+    limit = (length - 1) // block_size * block_size
+    if hit and hit >= limit:
+        return because("nothing left", "every full page that the cache could give was found")
+    if limit == 0:
+        return because("shorter than a page", f"a page has {block_size} tokens, and the last token is always computed")
+    before = [other for other in others if other.number is not None and other.number < timeline.number]
+    nearest, common = _nearest(timeline, [other for other in before if other.root == timeline.root])
+    if nearest is not None and min(common, len(nearest.token_ids) - 1, limit) // block_size * block_size > hit:
+        return because(*_why_gone(timeline, nearest, reset_at), nearest, common)
+    stranger, shared = _nearest(timeline, [other for other in before if other.root != timeline.root])
+    if stranger is not None and min(shared, limit) // block_size * block_size > hit:
+        return because(
+            "cache salt differs",
+            f"request {stranger.request_id} begins with the same {shared} tokens under another cache salt or adapter",
+            stranger,
+            shared,
+        )
+    if nearest is None or common == 0:
+        return because("never seen", "no prompt that is remembered begins like this one")
+    ends = " (it has no more tokens)" if common == len(nearest.token_ids) else ""
+    sentence = f"differs from request {nearest.request_id} after token {common}{ends}; pages have {block_size} tokens"
+    return because("differs", sentence, nearest, common)
+
+
+def _why_gone(timeline: Timeline, nearest: Timeline, reset_at: float | None) -> tuple[str, str]:
+    """Why pages that `nearest` computes could not be found."""
+    looked_up, seen = timeline.scheduled or 0.0, nearest.scheduled or 0.0
+    if nearest.prompt_done is None or nearest.prompt_done > looked_up:
+        return "still computed", f"request {nearest.request_id} was still computing these pages"
+    if reset_at is not None and seen <= reset_at <= looked_up:
+        return "cache reset", "the prefix cache was emptied in between"
+    return "evicted", f"request {nearest.request_id} had these pages; they were given to others since, or not kept"
+
+
+def _nearest(timeline: Timeline, others: list[Timeline]) -> tuple[Timeline | None, int]:
+    """Which of them has the longest beginning in common with a prompt; the latest of equals."""
+    best: Timeline | None = None
+    longest = 0
+    for other in reversed(others):
+        common = count_common(timeline.token_ids, other.token_ids, timeline.num_prompt_tokens)
+        if best is None or common > longest:
+            best, longest = other, common
+            if longest == timeline.num_prompt_tokens:
+                break
+    return best, longest
+
+
+def count_common(one: list[int], other: list[int], limit: int) -> int:
+    """In how many leading tokens two lists agree, at most `limit`. Costs about as much as they have in common."""
+    end = min(len(one), len(other), limit)
+    start, size = 0, 16
+    agree: Callable[[int, int], bool] = lambda first, last: one[first:last] == other[first:last]  # noqa: E731
+    while start < end and agree(start, min(start + size, end)):
+        start, size = min(start + size, end), size * 2
+    stop = min(start + size, end)
+    while start < stop:
+        middle = (start + stop + 1) // 2
+        if agree(start, middle):
+            start = middle
+        else:
+            stop = middle - 1
+    return start
