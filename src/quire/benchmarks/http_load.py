@@ -1,36 +1,40 @@
-"""One streamed request over a plain socket, with the moment of every event.
+"""Streamed requests over plain sockets, with the moment of every event.
 
-A load generator must cost less than the server it measures: no client library, no JSON parsing of chunks but the last.
-Knows HTTP/1.1 and server-sent events. Knows nothing of rates or of what the figures are for.
+A load generator must cost less than the server it measures: no client library, no task switch and no JSON a token; the HTTP
+framing is parsed by httptools. Knows HTTP/1.1 and server-sent events. Knows nothing of rates or of what the figures are for.
 """
 
 import asyncio
-import dataclasses
+import http.client
 import json
+import socket
 import ssl
 import time
 import urllib.parse
 from typing import Any
 
-from quire.errors import ConfigError
+import httptools
+import msgspec
 
-DONE = b"[DONE]"
-READ_SIZE = 65536
+from quire.errors import ConfigError, EngineError
+
+CONTROL_TIMEOUT_S = 60.0
+"""How long a request that is not measured may take (models, profile, reset)."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A server."""
 
     host: str
     port: int
-    base_path: str
-    is_tls: bool
-    api_key: str | None = None
+    base_path: str = ""
+    is_tls: bool = False
+    insecure: bool = False
+    headers: dict[str, str] = {}
 
     @classmethod
-    def parse(cls, url: str, api_key: str | None = None) -> "Target":
-        """From `http://host:port[/path]`.
+    def parse(cls, url: str, headers: dict[str, str] | None = None, insecure: bool = False) -> "Target":
+        """From `http://host:port[/path]`; a path that ends in `/v1` is that without it.
 
         Raises:
             ConfigError: it is no such URL.
@@ -44,129 +48,310 @@ class Target:
             message = f"base_url: {url!r} is not an address; for example http://127.0.0.1:8000."
             raise ConfigError(message, setting="base_url")
         is_tls = parts.scheme == "https"
-        return cls(parts.hostname, port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls, api_key)
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port or (443 if is_tls else 80), path, is_tls, insecure, headers or {})
+
+    @property
+    def url(self) -> str:
+        """The address, as a person writes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.is_tls else ''}://{host}:{self.port}{self.base_path}"
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What a connection needs; None without TLS."""
+        if not self.is_tls:
+            return None
+        context = ssl.create_default_context()
+        if self.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def request_head(self, path: str) -> bytes:
+        """The head of a POST, up to the number that says how long the body is."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"POST {self.base_path}{path} HTTP/1.1", f"Host: {host}:{self.port}"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        return "\r\n".join((*lines, "Content-Type: application/json", "Content-Length: ")).encode()
 
 
-@dataclasses.dataclass(slots=True)
-class RequestFigures:
-    """What one request saw; times in seconds of `time.perf_counter()`.
+class RequestRecord(msgspec.Struct):
+    """What one request saw; times in seconds of `time.perf_counter()`, which the processes of a machine share.
 
     Attributes:
-        event_times: the arrival of each event that carried text.
-        output_tokens: what the server counted.
-        error: why it failed, None for a success.
+        event_times: the arrival of each event that carried tokens.
+        ended: the arrival of the last event with a choice in it.
+        finished: when the answer was complete, or the request failed.
+        input_tokens, output_tokens: what the server counted; None where it told nothing.
+        text: what was generated, if it was asked for.
+        error: why it failed, empty for a success.
     """
 
-    sent: float
-    prompt_tokens: int
-    event_times: list[float] = dataclasses.field(default_factory=list)
+    sent: float = 0.0
+    event_times: list[float] = []
+    ended: float = 0.0
     finished: float = 0.0
-    output_tokens: int = 0
-    status: int = 0
-    error: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    text: str | None = None
+    error: str = ""
 
 
-async def open_stream(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to the target."""
-    context = ssl.create_default_context() if target.is_tls else None
-    return await asyncio.open_connection(target.host, target.port, ssl=context, limit=1 << 20)
+def control(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The JSON that a route answers, before or after the measured load; None for an empty answer.
 
-
-def _head(target: Target, method: str, path: str, length: int) -> bytes:
-    lines = [
-        f"{method} {target.base_path}{path} HTTP/1.1",
-        f"Host: {target.host}:{target.port}",
-        "Content-Type: application/json",
-        f"Content-Length: {length}",
-        "Connection: close",
-    ]
-    if target.api_key:
-        lines.append(f"Authorization: Bearer {target.api_key}")
-    return "\r\n".join((*lines, "", "")).encode()
-
-
-async def get_json(target: Target, path: str) -> Any:
-    """The JSON of a GET."""
-    reader, writer = await open_stream(target)
+    Raises:
+        OSError: nobody answers there.
+        EngineError: the server answered with an error, or with something else than JSON.
+    """
+    if target.is_tls:
+        link: http.client.HTTPConnection = http.client.HTTPSConnection(
+            target.host, target.port, timeout=CONTROL_TIMEOUT_S, context=target.tls_context()
+        )
+    else:
+        link = http.client.HTTPConnection(target.host, target.port, timeout=CONTROL_TIMEOUT_S)
     try:
-        writer.write(_head(target, "GET", path, 0))
-        status, is_chunked = await _read_head(reader)
-        raw = await reader.read(-1)
-        body = _unchunk(raw) if is_chunked else raw
-        if status != 200:
-            raise ConfigError(f"base_url: GET {path} answered {status}: {body[:300]!r}.", setting="base_url")
-        return json.loads(body)
+        payload = None if body is None else json.dumps(body).encode()
+        link.request(method, target.base_path + path, payload, {**target.headers, "Content-Type": "application/json"})
+        response = link.getresponse()
+        raw = response.read()
+    except http.client.HTTPException as error:
+        raise EngineError(f"{target.url}{path} does not answer in HTTP: {type(error).__name__}: {error}.") from None
     finally:
-        writer.close()
-
-
-def _unchunk(raw: bytes) -> bytes:
-    parts: list[bytes] = []
-    while raw:
-        size, _, raw = raw.partition(b"\r\n")
-        count = int(size or b"0", 16)
-        parts.append(raw[:count])
-        raw = raw[count + 2 :]
-    return b"".join(parts)
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    head = await reader.readuntil(b"\r\n\r\n")
-    status = int(head.split(b" ", 2)[1])
-    return status, b"transfer-encoding: chunked" in head.lower()
-
-
-async def stream_request(target: Target, path: str, body: dict[str, Any], prompt_tokens: int) -> RequestFigures:
-    """Send one request with `stream: true` and read it to its end. Failures are in the figures, not raised."""
-    payload = json.dumps(body, separators=(",", ":")).encode()
-    figures = RequestFigures(sent=time.perf_counter(), prompt_tokens=prompt_tokens)
-    writer: asyncio.StreamWriter | None = None
+        link.close()
+    if response.status >= 400:
+        raise EngineError(f"{target.url}{path} answered {response.status}: {raw[:300].decode('utf-8', 'replace')}")
     try:
-        reader, writer = await open_stream(target)
-        writer.write(_head(target, "POST", path, len(payload)) + payload)
-        figures.status, _ = await _read_head(reader)
-        if figures.status != 200:
-            figures.error = f"status {figures.status}: {(await reader.read(2000)).decode('utf-8', 'replace')}"
+        return json.loads(raw) if raw.strip() else None
+    except ValueError:
+        raise EngineError(f"{target.url}{path} answered no JSON: {raw[:100]!r}") from None
+
+
+class Client:
+    """Connections to one server, opened when they are needed and kept while the server keeps them.
+
+    Args:
+        keep_text: remember what is generated.
+    """
+
+    def __init__(self, target: Target, keep_text: bool = False) -> None:
+        self._target = target
+        self._keep_text = keep_text
+        self._idle: list[_Connection] = []
+        self._tls = target.tls_context()
+        self._address: tuple[Any, ...] | None = None
+
+    async def send(self, payload: bytes, record: RequestRecord) -> None:
+        """Send a whole request and read its stream to the end; the record has the result, and the failure if it fails."""
+        record.sent = time.perf_counter()
+        record.event_times = []
+        try:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            if await connection.exchange(payload, record):
+                # The server closed a kept connection just when it was used again.
+                connection = await self._connect()
+                await connection.exchange(payload, record)
+        except OSError as error:
+            record.error = f"{type(error).__name__}: {error}"
+            record.finished = time.perf_counter()
+
+    async def _connect(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        if self._address is None:  # asked once: a look-up a connection goes through a thread
+            target = self._target
+            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            self._address = await self._first_that_answers([info[4][:2] for info in found])
+        name = self._target.host if self._tls else None
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self._idle, self._keep_text), *self._address, ssl=self._tls, server_hostname=name
+        )
+        return connection
+
+    async def _first_that_answers(self, addresses: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        for address in addresses[:-1]:
+            try:
+                _, writer = await asyncio.open_connection(*address)
+                writer.close()
+                return address
+            except OSError:
+                continue
+        return addresses[-1]
+
+    def close(self) -> None:
+        """Close the kept connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+class _Connection(asyncio.Protocol):
+    """One socket: at most one request at a time.
+
+    Args:
+        idle: where it waits for the next request.
+    """
+
+    def __init__(self, idle: "list[_Connection]", keep_text: bool) -> None:
+        self._idle = idle
+        self._keep_text = keep_text
+        self._transport: Any = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._done: asyncio.Future[bool] | None = None
+        self._record = RequestRecord()
+        self._now = 0.0
+        self._status = 0
+        self._rest = b""
+        self._last_event = b""
+        self._is_done = False
+        self._is_used = False
+        self._has_answer = False
+        self._events: list[bytes] = []
+
+    def exchange(self, payload: bytes, record: RequestRecord) -> "asyncio.Future[bool]":
+        """Send a request. The future's value: whether the socket, used before, was closed without a byte of an answer."""
+        self._record = record
+        self._done = asyncio.get_running_loop().create_future()
+        self._status, self._rest, self._last_event, self._events = 0, b"", b"", []
+        self._is_done = self._has_answer = False
+        self._transport.write(payload)
+        return self._done
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._now = time.perf_counter()
+        self._has_answer = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"the answer is not HTTP: {error}")
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self._idle:
+            self._idle.remove(self)
+        if self._done is None or self._done.done():
+            return
+        if self._is_used and not self._has_answer:
+            self._done.set_result(True)
+        elif self._is_done:
+            self._finish()
         else:
-            await _read_events(reader, figures)
-    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-        figures.error = f"{type(error).__name__}: {error}"
-    finally:
-        figures.finished = time.perf_counter()
-        if writer is not None:
-            writer.close()
-    return figures
+            reason = f": {exc}" if exc else ""
+            self._fail(f"the server closed the connection before the answer was complete{reason}")
 
+    def on_headers_complete(self) -> None:
+        """The parser's: a status is there."""
+        self._status = self._parser.get_status_code()
 
-async def _read_events(reader: asyncio.StreamReader, figures: RequestFigures) -> None:
-    """Note when text came; chunk borders of the transfer encoding are lines that do not start with `data:`."""
-    last = b""
-    is_done = False
-    while not is_done:
-        line = await reader.readline()
-        if not line:
-            break
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
-        if data == DONE:
-            is_done = True
-        elif _carries_text(data):
-            figures.event_times.append(time.perf_counter())
-        elif data.startswith(b'{"error"'):
-            figures.error = data.decode("utf-8", "replace")[:500]
+    def on_body(self, body: bytes) -> None:
+        """The parser's: bytes of the answer, without its framing."""
+        if self._rest:
+            body = self._rest + body
+            self._rest = b""
+        if self._status != 200:
+            self._rest = body[:2000]
+            return
+        if b"\r" in body:
+            body = body.replace(b"\r\n", b"\n")
+        if body[-2:] != b"\n\n":
+            end = body.rfind(b"\n\n") + 2
+            if end == 1:
+                self._rest = body
+                return
+            self._rest = body[end:]
+            body = body[:end]
+        for event in body[:-2].split(b"\n\n"):
+            self._on_event(event)
+
+    def _on_event(self, event: bytes) -> None:
+        if event[:6] == b"data: ":
+            data = event[6:]
         else:
-            last = data
-    if not is_done and figures.error is None:
-        figures.error = "the stream ended before [DONE]"
-    usage = json.loads(last).get("usage") if last else None
-    figures.output_tokens = usage["completion_tokens"] if usage else len(figures.event_times)
+            data = b"".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+        if b'"choices"' not in data:
+            if data == b"[DONE]":
+                self._is_done = True
+            elif data.startswith((b'{"error"', b'{"object":"error"')):
+                self._record.error = data.decode("utf-8", "replace")[:500]
+            return
+        self._last_event = data
+        if carries_tokens(data):
+            self._record.event_times.append(self._now)
+            self._record.ended = self._now
+        elif b'"finish_reason":"' in data or b'"finish_reason": "' in data:
+            self._record.ended = self._now
+        if self._keep_text:
+            self._events.append(data)
+
+    def on_message_complete(self) -> None:
+        """The parser's: the answer has ended."""
+        if self._status != 200:
+            self._fail(f"status {self._status}: {self._rest.decode('utf-8', 'replace')}")
+        elif not self._is_done and not self._record.error:
+            self._fail("the stream ended before [DONE]")
+        else:
+            self._finish()
+        self._is_used = True
+        if self._parser.should_keep_alive():
+            self._idle.append(self)
+        else:
+            self._transport.close()
+
+    def _fail(self, reason: str) -> None:
+        self._record.error = reason
+        self._finish()
+
+    def _finish(self) -> None:
+        record = self._record
+        record.finished = self._now if self._is_done else time.perf_counter()
+        usage = _usage(self._last_event)
+        record.input_tokens, record.output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if self._keep_text:
+            record.text = "".join(map(event_text, self._events))
+        if not record.event_times and record.ended:
+            record.event_times.append(record.ended)  # all that came was the end
+        if self._done is not None and not self._done.done():
+            self._done.set_result(False)
 
 
-def _carries_text(data: bytes) -> bool:
-    """Whether a chunk has text: its text or content field is there and is not empty."""
-    for field in (b'"text":"', b'"content":"', b'"text": "', b'"content": "'):
+_FIELDS = tuple(f'"{name}":"'.encode() for name in ("text", "content", "reasoning_content", "reasoning", "arguments"))
+_FIELDS += (b'"token_ids":[',)
+_EMPTY = tuple((field, b'"' if field.endswith(b'"') else b"]") for field in _FIELDS)
+_EMPTY_SPACED = tuple((field.replace(b":", b": "), end) for field, end in _EMPTY)
+
+
+def carries_tokens(data: bytes) -> bool:
+    """Whether a chunk stands for tokens: it has text (or token ids), or it only continues.
+
+    A chunk of an empty text that neither opens an answer (`role`) nor ends it stands for a token whose text is still held
+    back.
+    """
+    is_spaced = b'"choices": ' in data
+    is_empty = False
+    for field, end in _EMPTY_SPACED if is_spaced else _EMPTY:
         start = data.find(field)
-        if start >= 0 and data[start + len(field) : start + len(field) + 1] != b'"':
-            return True
-    return False
+        if start >= 0:
+            if not data.startswith(end, start + len(field)):
+                return True
+            is_empty = True
+    goes_on = b'"finish_reason": null' if is_spaced else b'"finish_reason":null'
+    return is_empty and goes_on in data and b'"role"' not in data
+
+
+def event_text(data: bytes) -> str:
+    """The text of a chunk: of completions, or content of a chat."""
+    choices = json.loads(data).get("choices") or [{}]
+    choice = choices[0]
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+
+
+def _usage(data: bytes) -> dict[str, Any]:
+    try:
+        return (json.loads(data).get("usage") or {}) if data else {}
+    except ValueError:
+        return {}

@@ -1,224 +1,343 @@
-"""`quire bench serve`: load on an OpenAI server: a running one (`--base-url`), or one that is started for it.
+"""`quire bench serve`: a load on any server that speaks the OpenAI protocol; flags, measures and result files are vLLM's.
 
-Requests arrive all at once or by a Poisson process; each is streamed, and its first token, its gaps and its end are timed.
+Each request is streamed; its first token, its gaps and its end are timed. The client needs no tokenizer for synthetic
+prompts: they are token ids.
 """
 
 import argparse
-import asyncio
-import random
-import subprocess
-import sys
+import json
+import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-from quire.benchmarks import common
-from quire.benchmarks.http_load import RequestFigures, Target, get_json, stream_request
+from quire.benchmarks import arrivals, common, datasets, serve_metrics, serve_report
+from quire.benchmarks.datasets import CountTokens, Sample
+from quire.benchmarks.http_load import Target, control
+from quire.benchmarks.load import LoadJob, run_load
+from quire.engine.arg_parser import json_object
 from quire.errors import ConfigError, EngineError
+
+BACKENDS = {
+    "openai": "/v1/completions",
+    "vllm": "/v1/completions",
+    "quire": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+}
+"""Kinds of servers and their routes. vLLM's other kinds are not measured here."""
+
+SAMPLING = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "repetition_penalty": float,
+    "logprobs": int,
+}
+FALLBACK_VOCAB_SIZE = 1000
+"""Where the server tells no vocabulary, ids below this are in everybody's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The server, the requests and their arrival."""
+    """The server, the requests, their arrival, what is measured."""
     server = parser.add_argument_group("Server")
-    server.add_argument("--base-url", metavar="URL", help="a running server; without it one is started on 127.0.0.1")
-    server.add_argument("--model", help="the model to start, or the name that a running server knows")
-    server.add_argument("--server-args", default="", metavar="TEXT", help="flags for the server that is started")
-    server.add_argument("--api-key", help="the server's key")
-    server.add_argument("--endpoint", default="/v1/completions", help="the route (/v1/completions)")
-    common.add_length_arguments(parser, input_len=128, output_len=64)
-    load = parser.add_argument_group("Load")
-    load.add_argument("--num-prompts", type=common.positive, default=64, help="requests (64)")
-    load.add_argument("--request-rate", type=float, default=float("inf"), help="requests a second (inf: all at once)")
-    load.add_argument(
-        "--burstiness", type=float, default=1.0, help="shape of the gaps; 1 is Poisson, larger is steadier"
+    server.add_argument(
+        "--backend",
+        "--endpoint-type",
+        choices=tuple(BACKENDS),
+        default="openai",
+        help="protocol of the server (openai)",
     )
-    load.add_argument("--max-concurrency", type=common.positive, help="most requests at once")
-    load.add_argument("--num-warmups", type=int, default=2, help="requests before measuring (2)")
-    load.add_argument(
-        "--vocab-size", type=common.positive, default=1000, help="random prompts use ids below this (1000)"
+    server.add_argument("--base-url", metavar="URL", help="the server; else http://HOST:PORT")
+    server.add_argument("--host", default="127.0.0.1", help="the server's host (127.0.0.1)")
+    server.add_argument("--port", type=common.positive, default=8000, help="its port (8000)")
+    server.add_argument("--endpoint", metavar="PATH", help="the route; else that of the backend")
+    server.add_argument("--model", help="the model's name; else the first that the server lists")
+    server.add_argument("--served-model-name", help="the name in requests, where it is not --model")
+    server.add_argument(
+        "--tokenizer", metavar="PATH", help="folder or hub id, where prompts are text and lengths matter"
     )
-    load.add_argument("--temperature", type=float, default=0.0, help="sampling temperature (0)")
-    load.add_argument("--no-ignore-eos", action="store_true", help="let answers end early")
-    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
+    server.add_argument("--api-key", help="the server's key (else QUIRE_API_KEY)")
+    server.add_argument(
+        "--header", nargs="+", action="extend", metavar="NAME=VALUE", default=[], help="further headers"
+    )
+    server.add_argument("--insecure", action="store_true", help="accept any certificate")
+    server.add_argument(
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0,
+        help="wait this long until the server is ready (0: do not wait)",
+    )
+    server.add_argument("--start-server", action="store_true", help="start `quire serve` for this run, and end it")
+    server.add_argument("--server-args", metavar="TEXT", help="flags for the server that is started")
+    datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
+    arrivals.add_arguments(parser)
+    requests = parser.add_argument_group("Body of a request")
+    for name, kind in SAMPLING.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name == "temperature":
+            requests.add_argument(flag, type=kind, default=0.0, help="0 is greedy (0)")
+        else:
+            requests.add_argument(flag, type=kind, help="as in the protocol")
+    requests.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        help="answers have exactly their length (on for random and prefix_repetition)",
+    )
+    requests.add_argument(
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="further fields of every request"
+    )
+    measures = parser.add_argument_group("Measures")
+    measures.add_argument(
+        "--seed", "--bench-seed", type=int, default=0, help="seed of prompts, lengths and arrivals (0)"
+    )
+    measures.add_argument("--num-warmups", type=int, default=1, help="requests before measuring, one after another (1)")
+    measures.add_argument("--num-clients", type=common.positive, default=1, help="processes that send the requests (1)")
+    measures.add_argument(
+        "--vocab-size", type=common.positive, help="random ids are below it; else the server is asked"
+    )
+    measures.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="service levels: ttft, tpot, e2el"
+    )
+    measures.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="latencies to show (all)")
+    measures.add_argument("--metric-percentiles", default="99", help="percentiles of them, with commas between (99)")
+    measures.add_argument("--profile", action="store_true", help="tell the server to profile the measured part")
+    measures.add_argument(
+        "--reset-prefix-cache", action="store_true", help="empty the server's prefix cache before measuring"
+    )
+    measures.add_argument("--disable-tqdm", action="store_true", help="show no progress")
+    result = parser.add_argument_group("Result")
+    result.add_argument("--save-result", action="store_true", help="write the figures as JSON")
+    result.add_argument("--save-detailed", action="store_true", help="with every request's times and text")
+    result.add_argument("--append-result", action="store_true", help="add a line to the file")
+    result.add_argument("--result-dir", metavar="PATH", help="where (the current folder)")
+    result.add_argument(
+        "--result-filename", metavar="NAME", help="its name; else made of backend, rate, model and time"
+    )
+    result.add_argument("--label", help="begins the file's name, in place of the backend")
+    result.add_argument("--metadata", nargs="*", default=[], metavar="NAME=VALUE", help="further keys of the result")
+    result.add_argument("--plot-timeline", metavar="PATH", help="draw every request's time as SVG")
+    result.add_argument("--json", "--output-json", metavar="PATH", help="write the figures to this very path")
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, give the figures."""
-    if not args.request_rate > 0:
-        raise ConfigError(f"request_rate: {args.request_rate} must be above 0.", setting="request_rate")
-    with _server(args) as url:
-        target = Target.parse(url, args.api_key)
-        figures = asyncio.run(_measure(args, target))
-    _print(figures)
+    plan = arrivals.from_arguments(args)  # what is wrong is said before anything is started
+    levels = serve_metrics.parse_goodput(args.goodput)
+    metrics = serve_report.parse_metrics(args.percentile_metrics)
+    shares = serve_report.parse_shares(args.metric_percentiles)
+    headers, metadata = _headers(args), _pairs(args.metadata, "metadata")
+    is_own = args.start_server or args.server_args is not None
+    with _own_server(args) if is_own else nullcontext(args.base_url or f"http://{args.host}:{args.port}") as url:
+        target = Target.parse(url, headers, args.insecure)
+        model = _await_model(target, args)
+        samples = datasets.load_samples(
+            args, args.seed, args.vocab_size or _vocab_size(target), _token_counter(target, args, model)
+        )
+        times = plan.times(len(samples), args.seed)
+        figures, details = _measure(args, target, model, samples, times, shares, levels)
+    figures |= metadata
+    serve_report.print_report(figures, metrics, shares)
+    if args.plot_timeline:
+        from quire.benchmarks.plots import timeline, write_svg
+
+        write_svg(args.plot_timeline, timeline(details, figures["duration"]))
+    if args.save_detailed:
+        figures |= details
+    if args.save_result or args.save_detailed or args.append_result:
+        path = serve_report.result_path(args.result_dir, args.result_filename, figures)
+        serve_report.write_result(path, figures, args.append_result)
+        print(f"Written to {path}")
     return figures
 
 
-@contextmanager
-def _server(args: argparse.Namespace) -> Iterator[str]:
-    """The URL of the server; one that was started is ended."""
-    if args.base_url:
-        yield args.base_url.rstrip("/").removesuffix("/v1")
-        return
-    import shlex
-
-    command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", "--port", "0"]
-    command += ["--disable-uvicorn-access-log", *([args.model] if args.model else []), *shlex.split(args.server_args)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        yield _await_ready(process)
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _await_ready(process: "subprocess.Popen[str]") -> str:
-    """Read the server's output until it says where it is; a thread goes on reading, so that the pipe never fills."""
-    import threading
-
-    assert process.stdout is not None
-    lines: list[str] = []
-    for line in process.stdout:
-        lines.append(line)
-        if " is ready after " in line:
-            threading.Thread(target=process.stdout.read, daemon=True).start()
-            return line.rsplit(" at ", 1)[1].strip()
-    raise EngineError(f"The server ended with code {process.wait()}: {''.join(lines[-15:]).strip()}")
-
-
-def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """When each request is sent, in seconds: gaps of a gamma distribution with mean 1/rate (shape 1 is Poisson)."""
-    if rate == float("inf"):
-        return [0.0] * count
-    source = random.Random(seed)
-    now = 0.0
-    times: list[float] = []
-    for _ in range(count):
-        times.append(now)
-        now += source.gammavariate(burstiness, 1.0 / (rate * burstiness))
-    return times
-
-
-async def _measure(args: argparse.Namespace, target: Target) -> dict[str, Any]:
-    models = await _models(target)
-    model = args.model if args.base_url and args.model else models[0]
-    for index in range(args.num_warmups):
-        warm = await _one(
-            args, target, model, common.random_prompts(1, [args.input_len], args.vocab_size, -1 - index)[0], 4
-        )
-        if warm.error is not None:
-            raise EngineError(f"A warm-up request failed: {warm.error}")
-    inputs = common.random_lengths(args.num_prompts, args.input_len, args.range_ratio, args.bench_seed)
-    outputs = common.random_lengths(args.num_prompts, args.output_len, args.range_ratio, args.bench_seed + 1)
-    prompts = common.random_prompts(args.num_prompts, inputs, args.vocab_size, args.bench_seed, args.prefix_len)
-    times = arrival_times(args.num_prompts, args.request_rate, args.burstiness, args.bench_seed)
-    gate = asyncio.Semaphore(args.max_concurrency or args.num_prompts)
-    done = 0
-    began = last_told = time.perf_counter()
-
-    async def one(prompt: list[int], output_len: int, at: float) -> RequestFigures:
-        nonlocal done, last_told
-        await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-        async with gate:
-            result = await _one(args, target, model, prompt, output_len)
-        done += 1
-        if time.perf_counter() - last_told > 2.0:
-            last_told = time.perf_counter()
-            print(f"requests: {done} of {args.num_prompts} ({last_told - began:.0f} s)", file=sys.stderr, flush=True)
-        return result
-
-    results = await asyncio.gather(*map(one, prompts, outputs, times))
-    return build_figures(results, time.perf_counter() - began, model, args.request_rate)
-
-
-async def _models(target: Target) -> list[str]:
-    try:
-        listed = await get_json(target, "/v1/models")
-    except OSError as error:
-        message = f"base_url: cannot reach {target.host}:{target.port}: {error}."
-        raise ConfigError(message, setting="base_url") from None
-    return [card["id"] for card in listed["data"]]
-
-
-async def _one(
-    args: argparse.Namespace, target: Target, model: str, prompt: list[int], output_len: int
-) -> RequestFigures:
-    body: dict[str, Any] = {
-        "model": model,
-        "max_tokens": output_len,
-        "temperature": args.temperature,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if not args.no_ignore_eos:
-        body["ignore_eos"] = True
-    if args.endpoint.endswith("/chat/completions"):
-        body["messages"] = [{"role": "user", "content": " ".join(str(token) for token in prompt)}]
-    else:
-        body["prompt"] = prompt
-    return await stream_request(target, args.endpoint, body, len(prompt))
-
-
-def build_figures(results: list[RequestFigures], seconds: float, model: str, rate: float) -> dict[str, Any]:
-    """Throughput and the four latencies, in milliseconds."""
-    good = [result for result in results if result.error is None]
-    failed = [result for result in results if result.error is not None]
-    tokens = sum(result.output_tokens for result in good)
-    prompt_tokens = sum(result.prompt_tokens for result in good)
-    first = [(result.event_times[0] - result.sent) * 1000 for result in good if result.event_times]
-    per_token = [
-        (result.event_times[-1] - result.event_times[0]) * 1000 / (result.output_tokens - 1)
-        for result in good
-        if len(result.event_times) > 1 and result.output_tokens > 1
-    ]
-    gaps = [
-        (after - before) * 1000
-        for result in good
-        for before, after in zip(result.event_times, result.event_times[1:], strict=False)
-    ]
-    return {
-        "model": model,
-        "request_rate": "inf" if rate == float("inf") else rate,
-        "completed": len(good),
-        "failed": len(failed),
-        "first_error": failed[0].error if failed else None,
-        "seconds": seconds,
-        "input_tokens": prompt_tokens,
-        "output_tokens": tokens,
-        "requests_per_second": len(good) / seconds,
-        "output_tokens_per_second": tokens / seconds,
-        "total_tokens_per_second": (tokens + prompt_tokens) / seconds,
-        "ttft_ms": common.summary(first),
-        "tpot_ms": common.summary(per_token),
-        "itl_ms": common.summary(gaps),
-        "e2e_ms": common.summary([(result.finished - result.sent) * 1000 for result in good]),
+def _measure(
+    args: argparse.Namespace,
+    target: Target,
+    model: str,
+    samples: list[Sample],
+    times: list[float],
+    shares: list[float],
+    levels: dict[str, float],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The figures of a load, and what each request saw."""
+    path = args.endpoint or BACKENDS[args.backend]
+    is_chat = path.rstrip("/").endswith("/chat/completions")
+    make_body = _body_maker(args, model, is_chat, datasets.has_fixed_lengths(args))
+    job = LoadJob(target, path, [], [])
+    for number in range(args.num_warmups):
+        warm = samples[number % len(samples)].altered(number)
+        result = run_load(LoadJob(target, path, [make_body(warm)], [0.0]))
+        if result.records[0].error:
+            raise EngineError(f"A warm-up request failed: {result.records[0].error}")
+    if args.reset_prefix_cache:
+        control(target, "POST", "/reset_prefix_cache")
+    job.bodies, job.times = [make_body(sample) for sample in samples], times
+    job.max_concurrency, job.keep_text = args.max_concurrency or 0, args.save_detailed
+    job.show_progress = not args.disable_tqdm
+    if args.profile:
+        control(target, "POST", "/start_profile")
+    result = run_load(job, args.num_clients)
+    if args.profile:
+        control(target, "POST", "/stop_profile")
+    planned = [sample.prompt_len for sample in samples]
+    figures: dict[str, Any] = {
+        "date": serve_report.timestamp(),
+        "endpoint_type": args.backend,
+        "backend": args.backend,
+        "label": args.label,
+        "model_id": model,
+        "tokenizer_id": args.tokenizer,
+        "num_prompts": len(samples),
+        "dataset_name": args.dataset_name,
+        "seed": args.seed,
+        **arrivals.describe(args),
+        **serve_metrics.build_figures(result.records, planned, result.began, shares, levels),
+        "goodput_slo": levels or None,
+        "first_error": next((record.error for record in result.records if record.error), None),
+        "client": {
+            "processes": args.num_clients,
+            "cpu_share": round(result.cpu_share, 4),
+            "max_lag_ms": round(result.max_lag_s * 1000, 3),
+        },
         "machine": common.machine(),
     }
+    return figures, serve_metrics.detailed(result.records, planned, result.began)
 
 
-def _print(figures: dict[str, Any]) -> None:
-    names = (
-        "completed",
-        "failed",
-        "seconds",
-        "requests_per_second",
-        "output_tokens_per_second",
-        "total_tokens_per_second",
-    )
-    rows = [(name.replace("_", " "), figures[name]) for name in names]
-    if figures["first_error"]:
-        rows.append(("first error", figures["first_error"][:100]))
-    common.print_table(f"Serving: {figures['model']}, {figures['request_rate']} requests/s", rows)
-    labels = {
-        "ttft_ms": "time to first token",
-        "tpot_ms": "time per output token",
-        "itl_ms": "inter-token latency",
-        "e2e_ms": "end to end",
-    }
-    columns = ("mean", "p50", "p90", "p99")
-    table = [[label, *(figures[name].get(column, 0.0) for column in columns)] for name, label in labels.items()]
-    common.print_columns("Latency, ms", ("", *columns), table)
+def _body_maker(args: argparse.Namespace, model: str, is_chat: bool, is_fixed: bool) -> Callable[[Sample], bytes]:
+    """What makes a request's JSON."""
+    common_fields: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    for name in SAMPLING:
+        if getattr(args, name) is not None:
+            common_fields[name] = getattr(args, name)
+    if args.ignore_eos or (args.ignore_eos is None and is_fixed):
+        common_fields["ignore_eos"] = True
+    if is_chat and args.logprobs is not None:
+        common_fields |= {"logprobs": True, "top_logprobs": args.logprobs}
+    tokenizer = _tokenizer(args)
+
+    def text_of(prompt: list[int]) -> str:
+        return tokenizer.decode(prompt) if tokenizer is not None else " ".join(map(str, prompt))
+
+    def make(sample: Sample) -> bytes:
+        body = dict(common_fields)
+        prompt: Any = sample.prompt
+        is_messages = isinstance(prompt, list) and not isinstance(prompt[0], int)
+        if is_chat:
+            if not is_messages:
+                text = prompt if isinstance(prompt, str) else text_of(prompt)
+                prompt = [{"role": "user", "content": text}]
+            body |= {"messages": prompt, "max_completion_tokens": sample.output_len}
+        elif is_messages:
+            message = "backend: the data set has `messages`, which only --backend openai-chat can send."
+            raise ConfigError(message, setting="backend")
+        else:
+            body |= {"prompt": prompt, "max_tokens": sample.output_len}
+        return json.dumps(body | args.extra_body, separators=(",", ":")).encode()
+
+    return make
+
+
+def _headers(args: argparse.Namespace) -> dict[str, str]:
+    from quire import envs
+
+    headers = _pairs(args.header, "header")
+    key = args.api_key or envs.QUIRE_API_KEY
+    if key and not any(name.lower() == "authorization" for name in headers):
+        headers["Authorization"] = f"Bearer {key}"
+    for name, value in headers.items():
+        if any(letter in name + value for letter in "\r\n") or ":" in name:
+            raise ConfigError(f"header: {name!r} is not a header's name, or its value has line ends.", setting="header")
+    return headers
+
+
+def _pairs(words: list[str], setting: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name:
+            raise ConfigError(f"{setting}: {word!r} must be NAME=VALUE.", setting=setting)
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _own_server(args: argparse.Namespace) -> Any:
+    from quire.benchmarks.own_server import started_server
+
+    if args.base_url:
+        message = f"base_url: {args.base_url!r} is a running server, and --start-server starts one; give one of them."
+        raise ConfigError(message, setting="base_url")
+    return started_server([*([args.model] if args.model else []), *shlex.split(args.server_args or "")])
+
+
+def _await_model(target: Target, args: argparse.Namespace) -> str:
+    """The model's name in requests, once the server lists its models.
+
+    Raises:
+        ConfigError: nobody answers there in time, or the server lists nothing.
+    """
+    given = args.served_model_name or (args.model if not (args.start_server or args.server_args is not None) else None)
+    last = time.monotonic() + args.ready_check_timeout_sec
+    told = False
+    while True:
+        try:
+            listed = control(target, "GET", "/v1/models")
+            break
+        except OSError as error:
+            reason = str(error.strerror or error)
+        except EngineError as error:
+            reason = str(error)
+            if given and args.ready_check_timeout_sec <= 0:
+                return given  # a server without this route may serve the others
+        if time.monotonic() >= last:
+            message = (
+                f"base_url: cannot reach {target.url}: {reason}. Is a server running there? `quire serve` starts one."
+            )
+            raise ConfigError(message, setting="base_url")
+        if not told:
+            print(f"Waiting for {target.url} for up to {args.ready_check_timeout_sec:.0f} s ...", flush=True)
+            told = True
+        time.sleep(0.5)
+    if given:
+        return given
+    cards = (listed or {}).get("data") or []
+    if not cards:
+        raise ConfigError(f"model: {target.url} lists no model; name it with --model.", setting="model")
+    return str(cards[0]["id"])
+
+
+def _vocab_size(target: Target) -> int:
+    """The vocabulary that the server tells of, or one that is in every model's."""
+    try:
+        size = control(target, "GET", "/tokenizer_info").get("vocab_size")
+    except (OSError, EngineError, AttributeError):
+        return FALLBACK_VOCAB_SIZE
+    return size if isinstance(size, int) and size > 0 else FALLBACK_VOCAB_SIZE
+
+
+def _tokenizer(args: argparse.Namespace) -> Any:
+    if not args.tokenizer:
+        return None
+    from quire.tokenizers.loader import get_tokenizer
+
+    return get_tokenizer(args.tokenizer)
+
+
+def _token_counter(target: Target, args: argparse.Namespace, model: str) -> CountTokens:
+    """Counts a text's tokens: with the tokenizer that was named, else with the server's own route."""
+    tokenizer = _tokenizer(args)
+    if tokenizer is not None:
+        return lambda text: len(tokenizer.encode(text))
+
+    def count(text: str) -> int:
+        try:
+            return int(control(target, "POST", "/tokenize", {"model": model, "prompt": text})["count"])
+        except (OSError, EngineError, KeyError, TypeError) as error:
+            message = f"tokenizer: lengths in tokens are needed, and the server does not count them ({error}); give --tokenizer."
+            raise ConfigError(message, setting="tokenizer") from None
+
+    return count

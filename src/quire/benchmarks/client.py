@@ -1,0 +1,70 @@
+"""`quire bench client`: what the client of `quire bench serve` can take, beside a server that computes nothing.
+
+Streams' tokens come as fast as the server writes them; the client's processor time tells how many a core of it can take in.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from quire.benchmarks import common, serve_metrics
+from quire.benchmarks.http_load import Target
+from quire.benchmarks.load import LoadJob, run_load
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The streams."""
+    parser.add_argument("--num-streams", type=common.positive, default=256, help="answers at once (256)")
+    parser.add_argument("--output-len", type=common.positive, default=512, help="tokens of an answer (512)")
+    parser.add_argument("--input-len", type=common.positive, default=512, help="tokens of a prompt (512)")
+    parser.add_argument("--num-clients", type=common.positive, default=1, help="client processes (1)")
+    parser.add_argument(
+        "--step-ms", type=float, default=0.0, help="time between two tokens of a stream (0: as fast as can be)"
+    )
+    parser.add_argument("--json", "--output-json", metavar="PATH", help="write the figures as JSON too")
+
+
+@contextmanager
+def started_source(step_s: float = 0.0) -> Iterator[str]:
+    """The URL of a source of streams in another process."""
+    command = [sys.executable, "-m", "quire.benchmarks.sse_source", str(step_s)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.communicate()
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, give the figures."""
+    prompts = common.random_prompts(args.num_streams, [args.input_len] * args.num_streams, 30_000, seed=0)
+    bodies = [
+        json.dumps({"model": "source", "prompt": prompt, "max_tokens": args.output_len, "stream": True}).encode()
+        for prompt in prompts
+    ]
+    with started_source(args.step_ms / 1000) as url:
+        job = LoadJob(Target.parse(url), "/v1/completions", bodies, [0.0] * len(bodies))
+        result = run_load(job, args.num_clients)
+    measured = serve_metrics.build_figures(result.records, [args.input_len] * len(bodies), result.began)
+    rate = measured["output_throughput"]
+    figures = {
+        "num_streams": args.num_streams,
+        "output_len": args.output_len,
+        "num_clients": args.num_clients,
+        "failed": measured["failed"],
+        "duration": measured["duration"],
+        "output_throughput": rate,
+        "median_ttft_ms": measured["median_ttft_ms"],
+        "median_tpot_ms": measured["median_tpot_ms"],
+        "client_cpu_share": result.cpu_share,
+        "tokens_per_client_cpu_second": rate / result.cpu_share / args.num_clients,
+        "machine": common.machine(),
+    }
+    names = [name for name in figures if name != "machine"]
+    common.print_table("Client alone", [(name.replace("_", " "), figures[name]) for name in names])
+    return figures

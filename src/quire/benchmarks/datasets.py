@@ -1,0 +1,242 @@
+"""The requests of a load: random tokens, shared prefixes, a ShareGPT file, a file of one's own.
+
+Knows prompts and lengths. Knows nothing of servers, engines or times. A tokenizer is needed only where lengths of texts
+are, and is given as a function that counts.
+"""
+
+import argparse
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.benchmarks.common import LOWEST_TOKEN, positive
+from quire.errors import ConfigError
+
+DATASETS = ("random", "sharegpt", "prefix_repetition", "custom")
+CountTokens = Callable[[str], int]
+
+SHAREGPT_MIN_TOKENS = 4
+SHAREGPT_MAX_PROMPT = 1024
+SHAREGPT_MAX_TOTAL = 2048
+"""Turns of fewer or more tokens are left out, as is usual with this data set."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """One request.
+
+    Attributes:
+        prompt: token ids, a text, or chat messages.
+        prompt_len: its tokens; None for a text that nobody counted.
+        output_len: most tokens of its answer.
+    """
+
+    prompt: list[int] | str | list[dict[str, Any]]
+    prompt_len: int | None
+    output_len: int
+
+    def altered(self, number: int) -> "Sample":
+        """Alike in length and not in its beginning: for warming up without filling the prefix cache for what is measured."""
+        if isinstance(self.prompt, str):
+            return dataclasses.replace(self, prompt=f"{number} {self.prompt}")
+        if self.prompt and isinstance(self.prompt[0], int):
+            ids: Any = self.prompt
+            return dataclasses.replace(self, prompt=[ids[-1 - number % len(ids)], *ids[::-1][1:]])
+        messages: Any = self.prompt
+        return dataclasses.replace(self, prompt=[{"role": "system", "content": f"Warm-up {number}."}, *messages])
+
+
+def add_arguments(parser: argparse.ArgumentParser, num_prompts: int, input_len: int, output_len: int) -> None:
+    """Flags of the data sets, with the defaults of random lengths."""
+    group = parser.add_argument_group("Requests")
+    group.add_argument("--dataset-name", choices=DATASETS, default="random", help="where prompts come from (random)")
+    group.add_argument("--dataset-path", metavar="PATH", help="the file of sharegpt (JSON) or custom (JSON lines)")
+    group.add_argument("--num-prompts", type=positive, default=num_prompts, help=f"requests ({num_prompts})")
+    group.add_argument("--input-len", type=positive, help="tokens a prompt, whatever the data set makes")
+    group.add_argument("--output-len", type=positive, help="most tokens an answer, whatever the data set")
+    group.add_argument("--disable-shuffle", action="store_true", help="keep a file's order")
+    group.add_argument("--no-oversample", action="store_true", help="never use an entry of a file twice")
+    random_group = parser.add_argument_group("random")
+    random_group.add_argument(
+        "--random-input-len", type=positive, default=input_len, help=f"tokens a prompt ({input_len})"
+    )
+    random_group.add_argument(
+        "--random-output-len", type=positive, default=output_len, help=f"tokens an answer ({output_len})"
+    )
+    random_group.add_argument(
+        "--random-range-ratio",
+        "--range-ratio",
+        type=_share,
+        default=0.0,
+        help="lengths vary by this share either way (0)",
+    )
+    random_group.add_argument(
+        "--random-prefix-len",
+        "--prefix-len",
+        type=_count,
+        default=0,
+        help="tokens that all prompts share, before the rest (0)",
+    )
+    prefix = parser.add_argument_group("prefix_repetition")
+    prefix.add_argument("--prefix-repetition-prefix-len", type=positive, default=256, help="tokens of a prefix (256)")
+    prefix.add_argument("--prefix-repetition-suffix-len", type=positive, default=256, help="tokens after it (256)")
+    prefix.add_argument("--prefix-repetition-num-prefixes", type=positive, default=10, help="different prefixes (10)")
+    prefix.add_argument("--prefix-repetition-output-len", type=positive, default=128, help="tokens an answer (128)")
+    files = parser.add_argument_group("sharegpt and custom")
+    files.add_argument("--sharegpt-output-len", type=positive, help="tokens an answer; else as long as the file's")
+    files.add_argument(
+        "--custom-output-len", type=int, default=256, help="tokens an answer; -1: each line's `output_tokens` (256)"
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 1")
+    return value
+
+
+def _count(text: str) -> int:
+    from quire.engine.arg_parser import human_int
+
+    number = human_int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or above")
+    return number
+
+
+def has_fixed_lengths(args: argparse.Namespace) -> bool:
+    """Whether answers are meant to have exactly their length: of synthetic prompts, whose answers mean nothing."""
+    return args.dataset_name in ("random", "prefix_repetition")
+
+
+def load_samples(
+    args: argparse.Namespace, seed: int, vocab_size: int, count_tokens: CountTokens | None
+) -> list[Sample]:
+    """The requests that the flags describe, `num_prompts` of them (or fewer, with `no_oversample`).
+
+    Args:
+        vocab_size: random ids stay below it.
+        count_tokens: the tokens of a text; None if there is no tokenizer.
+
+    Raises:
+        ConfigError: a file that is not there or not what it should be; a tokenizer that is needed and missing.
+    """
+    source = random.Random(seed)
+    if args.dataset_name == "random":
+        return _random(args, source, vocab_size)
+    if args.dataset_name == "prefix_repetition":
+        return _prefix_repetition(args, source, vocab_size)
+    if not args.dataset_path:
+        message = f"dataset_path: the data set {args.dataset_name!r} is a file; name it with --dataset-path."
+        raise ConfigError(message, setting="dataset_path")
+    entries = _read(args.dataset_path, is_lines=args.dataset_name == "custom")
+    if not args.disable_shuffle:
+        source.shuffle(entries)
+    if args.dataset_name == "sharegpt":
+        samples = _sharegpt(args, entries, count_tokens)
+    else:
+        samples = _custom(args, entries)
+    if not samples:
+        raise ConfigError(f"dataset_path: {args.dataset_path!r} has no usable entry.", setting="dataset_path")
+    if len(samples) < args.num_prompts and not args.no_oversample:
+        samples += [source.choice(samples) for _ in range(args.num_prompts - len(samples))]
+    return samples[: args.num_prompts]
+
+
+def _tokens(source: random.Random, count: int, vocab_size: int) -> list[int]:
+    high = max(LOWEST_TOKEN + 1, vocab_size - LOWEST_TOKEN)
+    return source.choices(range(LOWEST_TOKEN, high), k=count)
+
+
+def _length(source: random.Random, mean: int, ratio: float) -> int:
+    return source.randint(max(1, round(mean * (1 - ratio))), max(1, round(mean * (1 + ratio))))
+
+
+def _random(args: argparse.Namespace, source: random.Random, vocab_size: int) -> list[Sample]:
+    prefix = _tokens(source, args.random_prefix_len, vocab_size)
+    samples: list[Sample] = []
+    for _ in range(args.num_prompts):
+        length = _length(source, args.input_len or args.random_input_len, args.random_range_ratio)
+        output_len = _length(source, args.output_len or args.random_output_len, args.random_range_ratio)
+        prompt = prefix + _tokens(source, length, vocab_size)
+        samples.append(Sample(prompt, len(prompt), output_len))
+    return samples
+
+
+def _prefix_repetition(args: argparse.Namespace, source: random.Random, vocab_size: int) -> list[Sample]:
+    """Each prefix is used equally often; the order is random."""
+    num_prefixes = args.prefix_repetition_num_prefixes
+    prefixes = [_tokens(source, args.prefix_repetition_prefix_len, vocab_size) for _ in range(num_prefixes)]
+    suffix_len = args.prefix_repetition_suffix_len
+    if args.input_len is not None:
+        suffix_len = max(1, args.input_len - args.prefix_repetition_prefix_len)
+    output_len = args.output_len or args.prefix_repetition_output_len
+    samples: list[Sample] = []
+    for index in range(args.num_prompts):
+        prompt = prefixes[index % num_prefixes] + _tokens(source, suffix_len, vocab_size)
+        samples.append(Sample(prompt, len(prompt), output_len))
+    if not args.disable_shuffle:
+        source.shuffle(samples)
+    return samples
+
+
+def _read(path: str, is_lines: bool) -> list[Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            if not is_lines:
+                entries: Any = json.load(file)
+            else:
+                entries = [json.loads(line) for line in file if line.strip()]
+    except (OSError, ValueError) as error:
+        kind = "JSON lines" if is_lines else "JSON"
+        raise ConfigError(f"dataset_path: cannot read {path!r} as {kind}: {error}.", setting="dataset_path") from None
+    if not isinstance(entries, list):
+        raise ConfigError(f"dataset_path: {path!r} must hold a JSON list of conversations.", setting="dataset_path")
+    return entries
+
+
+def _sharegpt(args: argparse.Namespace, entries: Sequence[Any], count_tokens: CountTokens | None) -> list[Sample]:
+    """The first turn of each conversation, and an answer as long as the second."""
+    answer_len = args.output_len or args.sharegpt_output_len
+    if count_tokens is None:
+        message = "tokenizer: sharegpt is chosen by lengths in tokens; name a folder or hub id with --tokenizer."
+        raise ConfigError(message, setting="tokenizer")
+    samples: list[Sample] = []
+    for entry in entries:
+        turns = [str(turn.get("value", "")) for turn in (entry.get("conversations") or entry.get("conversation") or [])]
+        if len(samples) == args.num_prompts:
+            break
+        if len(turns) < 2:
+            continue
+        prompt_len = count_tokens(turns[0])
+        output_len = answer_len or count_tokens(turns[1])
+        if min(prompt_len, output_len) < SHAREGPT_MIN_TOKENS and not (answer_len and prompt_len >= SHAREGPT_MIN_TOKENS):
+            continue
+        if prompt_len <= SHAREGPT_MAX_PROMPT and prompt_len + output_len <= SHAREGPT_MAX_TOTAL:
+            samples.append(Sample(turns[0], prompt_len, output_len))
+    return samples
+
+
+def _custom(args: argparse.Namespace, entries: Sequence[Any]) -> list[Sample]:
+    """Lines with `prompt` (a text or token ids) or `messages`, and `output_tokens` if the lengths are theirs."""
+    samples: list[Sample] = []
+    for number, entry in enumerate(entries[: args.num_prompts], start=1):
+        prompt = (entry.get("prompt", entry.get("messages")) if isinstance(entry, dict) else None) or None
+        if not isinstance(prompt, str | list):
+            message = f"dataset_path: line {number} of {args.dataset_path!r} has neither `prompt` nor `messages`."
+            raise ConfigError(message, setting="dataset_path")
+        output_len = args.output_len or args.custom_output_len
+        if output_len < 1:
+            output_len = entry.get("output_tokens")
+            if not isinstance(output_len, int) or output_len < 1:
+                message = f"custom_output_len: -1 takes `output_tokens` of each line; line {number} has {output_len!r}."
+                raise ConfigError(message, setting="custom_output_len")
+        is_ids = isinstance(prompt, list) and isinstance(prompt[0], int)
+        samples.append(Sample(prompt, len(prompt) if is_ids else None, output_len))
+    return samples

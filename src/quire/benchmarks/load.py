@@ -1,0 +1,230 @@
+"""A load: prepared requests, sent at their times by one process or by several.
+
+Knows when to send and how many at once. What a request says was decided before; what its times mean is decided after.
+Run as a module it is one of several client processes: it reads its share from standard input and writes what it saw to
+standard output, as msgpack.
+"""
+
+import asyncio
+import gc
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+
+from quire.benchmarks.http_load import Client, RequestRecord, Target
+from quire.errors import EngineError
+
+START_DELAY_S = 0.05
+"""From the last process's being ready to the load's start."""
+
+
+class LoadJob(msgspec.Struct):
+    """What one client process has to do.
+
+    Attributes:
+        bodies: each request's JSON.
+        times: when each is sent, in seconds from the start, ascending.
+        max_concurrency: most requests at once; 0 means no limit.
+    """
+
+    target: Target
+    path: str
+    bodies: list[bytes]
+    times: list[float]
+    max_concurrency: int = 0
+    keep_text: bool = False
+    show_progress: bool = False
+
+
+class LoadResult(msgspec.Struct):
+    """What the clients saw.
+
+    Attributes:
+        records: of each request, in the order of the job.
+        began: `time.perf_counter()` at the start.
+        cpu_share: share of one core that the busiest client process used; near 1 the client is what is measured.
+        max_lag_s: the longest that a request was sent after its time, concurrency limits aside.
+    """
+
+    records: list[RequestRecord]
+    began: float
+    cpu_share: float
+    max_lag_s: float
+
+
+def run_load(job: LoadJob, num_clients: int = 1) -> LoadResult:
+    """Send everything and wait for every answer.
+
+    Raises:
+        EngineError: a client process died.
+    """
+    num_clients = min(num_clients, len(job.bodies), job.max_concurrency or len(job.bodies))
+    if num_clients > 1:
+        return _run_processes(job, num_clients)
+    return _run_here(job, time.perf_counter())
+
+
+def _allow_connections(count: int) -> None:
+    """Raise the limit of open files as far as it may and needs to be."""
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = count + 64
+    if soft != resource.RLIM_INFINITY and soft < need:
+        most = need if hard == resource.RLIM_INFINITY else min(need, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _run_here(job: LoadJob, began: float) -> LoadResult:
+    _allow_connections(job.max_concurrency or len(job.bodies))
+    gc.collect()
+    gc.disable()
+    cpu = time.process_time()
+    try:
+        records, max_lag = run_coroutine(_send_all(job, began))
+    finally:
+        gc.enable()
+    seconds = max(1e-9, time.perf_counter() - began)
+    return LoadResult(records, began, (time.process_time() - cpu) / seconds, max_lag)
+
+
+def run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run on the fastest event loop there is."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+async def _send_all(job: LoadJob, began: float) -> tuple[list[RequestRecord], float]:
+    head = job.target.request_head(job.path)
+    client = Client(job.target, job.keep_text)
+    gate = asyncio.Semaphore(job.max_concurrency) if job.max_concurrency else None
+    records = [RequestRecord() for _ in job.bodies]
+    max_lag = 0.0
+    num_done = 0
+    last_told = began
+
+    async def one(index: int) -> None:
+        nonlocal num_done, last_told, max_lag
+        payload = head + b"%d\r\n\r\n" % len(job.bodies[index]) + job.bodies[index]
+        if gate is None:
+            max_lag = max(max_lag, time.perf_counter() - began - job.times[index])
+            await client.send(payload, records[index])
+        else:
+            async with gate:
+                await client.send(payload, records[index])
+        num_done += 1
+        now = time.perf_counter()
+        if job.show_progress and now - last_told > 2.0:
+            last_told = now
+            print(f"requests: {num_done} of {len(records)} ({now - began:.0f} s)", file=sys.stderr, flush=True)
+
+    tasks: list[asyncio.Task[None]] = []
+    for index, at in enumerate(job.times):
+        while (wait := began + at - time.perf_counter()) > 0:  # a timer of whole milliseconds may fire early
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(one(index)))
+    await asyncio.gather(*tasks)
+    client.close()
+    return records, max_lag
+
+
+def _run_processes(job: LoadJob, num_clients: int) -> LoadResult:
+    """Requests are dealt out in turn; the clock is the machine's, so that all start at one moment."""
+    with ExitStack() as stack:
+        children: list[subprocess.Popen[bytes]] = []
+        for index in range(num_clients):
+            child = subprocess.Popen(
+                [sys.executable, "-m", "quire.benchmarks.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            stack.callback(_end, child)
+            children.append(child)
+            share = msgspec.structs.replace(
+                job,
+                bodies=job.bodies[index::num_clients],
+                times=job.times[index::num_clients],
+                max_concurrency=len(range(index, job.max_concurrency, num_clients)),
+                show_progress=False,
+            )
+            _write(child, msgspec.msgpack.encode(share))
+        for child in children:
+            _read(child)  # it says that it is ready
+        began = time.perf_counter() + START_DELAY_S
+        for child in children:
+            _write(child, msgspec.msgpack.encode(began))
+        results = [msgspec.msgpack.decode(_read(child), type=LoadResult) for child in children]
+    records = [RequestRecord() for _ in job.bodies]
+    for index, result in enumerate(results):
+        records[index::num_clients] = result.records
+    cpu_share, max_lag = max(result.cpu_share for result in results), max(result.max_lag_s for result in results)
+    return LoadResult(records, began, cpu_share, max_lag)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    if child.poll() is None and child.stdin is not None:
+        child.stdin.close()
+        try:
+            child.wait(5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    child.wait()
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+def _write(child: "subprocess.Popen[bytes]", message: bytes) -> None:
+    assert child.stdin is not None
+    try:
+        child.stdin.write(struct.pack("<Q", len(message)) + message)
+        child.stdin.flush()
+    except BrokenPipeError:
+        raise EngineError(f"A client process ended with code {child.wait()}.") from None
+
+
+def _read(child: "subprocess.Popen[bytes]") -> bytes:
+    assert child.stdout is not None
+    message = _read_message(child.stdout)
+    if message is None:
+        raise EngineError(f"A client process ended with code {child.wait()}.")
+    return message
+
+
+def _read_message(source: Any) -> bytes | None:
+    size = source.read(8)
+    return source.read(struct.unpack("<Q", size)[0]) if len(size) == 8 else None
+
+
+def main() -> int:
+    """One client process: job in, "ready" out, start in, result out."""
+    # Buffered whatever PYTHONUNBUFFERED says: an unbuffered stream may write or read part of a message.
+    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target:
+
+        def tell(message: bytes) -> None:
+            target.write(struct.pack("<Q", len(message)) + message)
+            target.flush()
+
+        work = _read_message(source)
+        if work is None:
+            return 1
+        job = msgspec.msgpack.decode(work, type=LoadJob)
+        tell(b"ready")
+        start = _read_message(source)
+        if start is None:
+            return 1
+        tell(msgspec.msgpack.encode(_run_here(job, msgspec.msgpack.decode(start, type=float))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Charts as SVG, in a few lines of text each: curves over a setting, and a load's requests over time.
+
+Knows numbers and labels. Needs no library; any browser shows the files.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.sax.saxutils import escape
+
+from quire.errors import ConfigError
+
+WIDTH, HEIGHT = 860, 480
+LEFT, RIGHT, TOP, BOTTOM = 80, 24, 44, 56
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#666666")
+"""Told apart by colour-blind eyes too (Okabe and Ito's, the last two ours)."""
+MAX_BARS = 2000
+"""Rows of a timeline; of more requests every n-th is drawn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Points with a name, drawn in the order of x.
+
+    Attributes:
+        spread: how far each point's repetitions lie, lowest and highest; empty for single runs.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    spread: Sequence[tuple[float, float]] = ()
+
+
+def nice_ticks(low: float, high: float, about: int = 6) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) from `low` or below to `high` or above."""
+    if not high > low:
+        high = low + (abs(low) or 1.0)
+    raw = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def number_text(value: float) -> str:
+    """A tick's label: short, with k, M and G for thousands, millions and billions."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]:.6g}{suffix}"
+    return f"{value:.6g}"
+
+
+class _Canvas:
+    """An SVG under way, with axes from ticks.
+
+    Args:
+        x_ticks, y_ticks: ascending; their ends are the axes' ends.
+    """
+
+    def __init__(self, title: str, x_label: str, y_label: str, x_ticks: list[float], y_ticks: list[float]) -> None:
+        self._x, self._y = x_ticks, y_ticks
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+            'font-family="system-ui, sans-serif" font-size="12" fill="#222">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        ]
+        self.text(LEFT, 24, title, size=15)
+        self.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, x_label, "middle")
+        middle = (TOP + HEIGHT - BOTTOM) / 2
+        self.parts.append(
+            f'<text x="18" y="{middle}" text-anchor="middle" transform="rotate(-90 18 {middle})">{escape(y_label)}</text>'
+        )
+        for tick in x_ticks:
+            self.line(self.x(tick), TOP, self.x(tick), HEIGHT - BOTTOM, "#e4e4e4")
+            self.text(self.x(tick), HEIGHT - BOTTOM + 18, number_text(tick), "middle")
+        for tick in y_ticks:
+            self.line(LEFT, self.y(tick), WIDTH - RIGHT, self.y(tick), "#e4e4e4")
+            self.text(LEFT - 8, self.y(tick) + 4, number_text(tick), "end")
+
+    def x(self, value: float) -> float:
+        share = (value - self._x[0]) / (self._x[-1] - self._x[0])
+        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 2)
+
+    def y(self, value: float) -> float:
+        share = (value - self._y[0]) / (self._y[-1] - self._y[0])
+        return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 2)
+
+    def text(self, x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> None:
+        self.parts.append(f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>')
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> None:
+        self.parts.append(f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{colour}" stroke-width="{width}"/>')
+
+    def legend(self, names: Sequence[str], colours: Sequence[str]) -> None:
+        x = WIDTH - RIGHT - sum(26 + 7 * len(name) for name in names)
+        for name, colour in zip(names, colours, strict=True):
+            self.parts.append(f'<rect x="{x}" y="{TOP - 16}" width="12" height="8" fill="{colour}"/>')
+            self.text(x + 16, TOP - 8, name)
+            x += 26 + 7 * len(name)
+
+    def finish(self) -> str:
+        return "\n".join((*self.parts, "</svg>", ""))
+
+
+def line_chart(curves: Sequence[Curve], title: str, x_label: str, y_label: str) -> str:
+    """Curves over one axis; the y axis starts at 0 unless values are below it."""
+    xs = [x for curve in curves for x, _ in curve.points]
+    ys = [y for curve in curves for _, y in curve.points] + [
+        y for curve in curves for pair in curve.spread for y in pair
+    ]
+    if not xs:
+        raise ConfigError("plot: there is no result with both of the keys that are to be drawn.", setting="plot")
+    canvas = _Canvas(title, x_label, y_label, nice_ticks(min(xs), max(xs)), nice_ticks(min(0.0, *ys), max(ys)))
+    for number, curve in enumerate(curves):
+        colour = COLOURS[number % len(COLOURS)]
+        order = sorted(range(len(curve.points)), key=lambda index: curve.points[index])
+        places = [(canvas.x(curve.points[index][0]), canvas.y(curve.points[index][1])) for index in order]
+        path = "L".join(f"{x} {y}" for x, y in places)
+        canvas.parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for index, (x, y) in zip(order, places, strict=True):
+            if curve.spread:
+                canvas.line(x, canvas.y(curve.spread[index][0]), x, canvas.y(curve.spread[index][1]), colour)
+            label = f"{curve.name}: {curve.points[index][0]:g}, {curve.points[index][1]:g}".lstrip(": ")
+            canvas.parts.append(
+                f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"><title>{escape(label)}</title></circle>'
+            )
+    if len(curves) > 1 or curves[0].name:
+        canvas.legend(
+            [curve.name for curve in curves], [COLOURS[number % len(COLOURS)] for number in range(len(curves))]
+        )
+    return canvas.finish()
+
+
+def timeline(details: Mapping[str, Sequence[Any]], duration: float) -> str:
+    """Each request as a bar over time: waiting for its first token, generating, or failed.
+
+    Args:
+        details: `start_times`, `ttfts`, `e2els` and `errors` of a result that was saved with them; seconds.
+    """
+    count = len(details["start_times"])
+    every = -(-count // MAX_BARS)
+    rows = range(0, count, every)
+    canvas = _Canvas(
+        f"{count} requests" + (f", every {every}th" if every > 1 else ""),
+        "seconds",
+        "request",
+        nice_ticks(0.0, duration),
+        nice_ticks(0.0, float(count)),
+    )
+    thick = max(0.4, abs(canvas.y(every) - canvas.y(0)) * 0.8)
+    waiting, generating, failed = "#e69f00", "#0072b2", "#d55e00"
+    for row in rows:
+        start, y = details["start_times"][row], canvas.y(row + 0.5)
+        if details["errors"][row]:
+            canvas.parts.append(f'<circle cx="{canvas.x(start)}" cy="{y}" r="3" fill="{failed}"/>')
+            continue
+        first, end = canvas.x(start + details["ttfts"][row]), canvas.x(start + details["e2els"][row])
+        canvas.line(canvas.x(start), y, first, y, waiting, thick)
+        canvas.line(first, y, end, y, generating, thick)
+    canvas.legend(("to the first token", "generating", "failed"), (waiting, generating, failed))
+    return canvas.finish()
+
+
+def write_svg(path: str, chart: str) -> None:
+    """Keep a chart.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        if os.path.dirname(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(chart)
+    except OSError as error:
+        raise ConfigError(f"plot: cannot write {path!r}: {error}.", setting="plot") from None

@@ -1,0 +1,195 @@
+"""What a load's moments mean: throughput, latencies, goodput under service levels, peaks. vLLM's names and meanings.
+
+All of a request's times count from when it was sent (`sent`):
+
+- TTFT: to its first event with tokens.
+- TPOT: from the first event to the last, over the tokens but one; only of answers of two tokens or more.
+- ITL: each gap between two events. An event may carry several tokens.
+- E2EL: to its last event.
+
+Knows records. Knows nothing of sockets or of how figures are printed.
+"""
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from quire.benchmarks.common import percentile
+from quire.benchmarks.http_load import RequestRecord
+from quire.errors import ConfigError
+
+METRICS = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+    "e2el": "End-to-end Latency",
+}
+SLO_METRICS = ("ttft", "tpot", "e2el")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestLatency:
+    """One request that succeeded; times in milliseconds.
+
+    Attributes:
+        tpot: None for an answer of one token.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    ttft: float
+    tpot: float | None
+    itl: list[float]
+    e2el: float
+
+
+def measure_request(record: RequestRecord, planned_input: int | None) -> RequestLatency:
+    """The latencies of a request that succeeded.
+
+    Args:
+        planned_input: its prompt's tokens, where the server told nothing; None if nobody knows.
+    """
+    times = record.event_times
+    inputs = record.input_tokens if record.input_tokens is not None else planned_input or 0
+    outputs = record.output_tokens if record.output_tokens is not None else len(times)
+    if not times:
+        return RequestLatency(inputs, outputs, 0.0, None, [], (record.finished - record.sent) * 1000)
+    return RequestLatency(
+        input_tokens=inputs,
+        output_tokens=outputs,
+        ttft=(times[0] - record.sent) * 1000,
+        tpot=(record.ended - times[0]) * 1000 / (outputs - 1) if outputs > 1 else None,
+        itl=[(after - before) * 1000 for before, after in itertools.pairwise(times)],
+        e2el=(record.ended - record.sent) * 1000,
+    )
+
+
+def parse_goodput(words: Sequence[str]) -> dict[str, float]:
+    """Service levels in milliseconds, from `ttft:200 tpot:20`.
+
+    Raises:
+        ConfigError: another name, or no number above 0.
+    """
+    levels: dict[str, float] = {}
+    for word in words:
+        name, _, text = word.partition(":")
+        try:
+            level = float(text)
+        except ValueError:
+            level = 0.0
+        if name not in SLO_METRICS or not level > 0:
+            message = (
+                f"goodput: {word!r} is no service level; write {', '.join(SLO_METRICS)} with milliseconds: ttft:200."
+            )
+            raise ConfigError(message, setting="goodput")
+        levels[name] = level
+    return levels
+
+
+def meets(request: RequestLatency, levels: dict[str, float]) -> bool:
+    """Whether a request keeps every service level; an answer of one token keeps that of TPOT."""
+    return all((getattr(request, name) or 0.0) <= level for name, level in levels.items())
+
+
+def peak_output_tokens(records: Sequence[RequestRecord], began: float) -> float:
+    """Output tokens of the best second, in whole seconds from the start; an event counts an even share of its answer."""
+    seconds: dict[int, float] = {}
+    for record in records:
+        if not record.event_times:
+            continue
+        tokens = record.output_tokens if record.output_tokens is not None else len(record.event_times)
+        share = tokens / len(record.event_times)
+        for at in record.event_times:
+            second = int(at - began)
+            seconds[second] = seconds.get(second, 0.0) + share
+    return max(seconds.values(), default=0.0)
+
+
+def peak_concurrency(records: Sequence[RequestRecord]) -> int:
+    """The most requests that were under way at one moment."""
+    moves = sorted(
+        move for record in records for move in ((record.sent, 1), (max(record.finished, record.sent + 1e-9), -1))
+    )
+    running = most = 0
+    for _, change in moves:
+        running += change
+        most = max(most, running)
+    return most
+
+
+def build_figures(
+    records: Sequence[RequestRecord],
+    planned_inputs: Sequence[int | None],
+    began: float,
+    shares: Sequence[float] = (99.0,),
+    levels: dict[str, float] | None = None,
+) -> dict[str, Any]:
+    """The figures of a run under vLLM's keys: seconds, tokens a second, milliseconds.
+
+    Args:
+        planned_inputs: prompt tokens of each request, as the data set counted them.
+        began: `time.perf_counter()` when the load started.
+        shares: percentiles, 0 to 100.
+        levels: service levels, for `request_goodput`.
+    """
+    good = [
+        measure_request(record, planned)
+        for record, planned in zip(records, planned_inputs, strict=True)
+        if not record.error
+    ]
+    seconds = max((record.finished for record in records), default=began) - began
+    seconds = max(seconds, 1e-9)
+    inputs, outputs = sum(one.input_tokens for one in good), sum(one.output_tokens for one in good)
+    figures: dict[str, Any] = {
+        "duration": seconds,
+        "completed": len(good),
+        "failed": len(records) - len(good),
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": len(good) / seconds,
+        "request_goodput": sum(meets(one, levels) for one in good) / seconds if levels else None,
+        "output_throughput": outputs / seconds,
+        "total_token_throughput": (inputs + outputs) / seconds,
+        "max_output_tokens_per_s": peak_output_tokens([record for record in records if not record.error], began),
+        "max_concurrent_requests": peak_concurrency(records),
+    }
+    columns = {
+        "ttft": [one.ttft for one in good],
+        "tpot": [one.tpot for one in good if one.tpot is not None],
+        "itl": [gap for one in good for gap in one.itl],
+        "e2el": [one.e2el for one in good],
+    }
+    for name, values in columns.items():
+        figures |= _statistics(name, values, shares)
+    return figures
+
+
+def _statistics(name: str, values: list[float], shares: Sequence[float]) -> dict[str, float]:
+    figures = {
+        f"mean_{name}_ms": statistics.fmean(values) if values else 0.0,
+        f"median_{name}_ms": percentile(values, 50),
+        f"std_{name}_ms": statistics.pstdev(values) if values else 0.0,
+    }
+    ranked = sorted(values)
+    return figures | {f"p{share:g}_{name}_ms": percentile(ranked, share) for share in shares}
+
+
+def detailed(records: Sequence[RequestRecord], planned_inputs: Sequence[int | None], began: float) -> dict[str, Any]:
+    """What each request saw, in seconds, under vLLM's keys: of failed requests, empty values and the error."""
+    columns: dict[str, list[Any]] = {
+        name: []
+        for name in ("input_lens", "output_lens", "start_times", "ttfts", "itls", "e2els", "generated_texts", "errors")
+    }
+    for record, planned in zip(records, planned_inputs, strict=True):
+        one = None if record.error else measure_request(record, planned)
+        columns["input_lens"].append(one.input_tokens if one else planned or 0)
+        columns["output_lens"].append(one.output_tokens if one else 0)
+        columns["start_times"].append(record.sent - began)
+        columns["ttfts"].append(one.ttft / 1000 if one else 0.0)
+        columns["itls"].append([gap / 1000 for gap in one.itl] if one else [])
+        columns["e2els"].append(one.e2el / 1000 if one else 0.0)
+        columns["generated_texts"].append(record.text or "")
+        columns["errors"].append(record.error)
+    return columns
