@@ -1,22 +1,20 @@
 """`quire chat`: a conversation in the terminal with a running server."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.entrypoints.cli.http_client import OpenAIClient
-
-HELP = "Commands: /reset forgets the conversation, /system TEXT sets the system prompt, /exit (or Ctrl-D) leaves."
+    from quire.entrypoints.cli.terminal import LineReader
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
     """What `chat` and `complete` share."""
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the server (http://127.0.0.1:8000/v1)")
-    parser.add_argument("--model-name", help="the model; none means the first that the server lists")
-    parser.add_argument("--api-key", help="the server's key (or QUIRE_API_KEY)")
-    parser.add_argument("--max-tokens", type=int, help="most tokens of an answer")
-    parser.add_argument("--temperature", type=float, help="sampling temperature; 0 is greedy")
+    parser.add_argument("--model-name", metavar="NAME", help="the model; none means the first that the server lists")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's key (or QUIRE_API_KEY)")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+    parser.add_argument("--temperature", type=float, metavar="X", help="sampling temperature; 0 is greedy")
     parser.add_argument("--stats", action="store_true", help="tell tokens and seconds after each answer")
 
 
@@ -25,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_client_arguments(parser)
     parser.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer, leave")
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
+    parser.add_argument(
+        "--tools", metavar="FILE", help="JSON list of functions that the model may call; you give results"
+    )
 
 
 def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
@@ -37,99 +38,45 @@ def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
     for name in ("max_tokens", "temperature"):
         if getattr(args, name) is not None:
             fields[name] = getattr(args, name)
-    if args.stats:
-        fields["stream_options"] = {"include_usage": True}
     return client, fields
 
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the user leaves."""
+    from quire.entrypoints.cli.chat_commands import COMMANDS, Commands, read_tools
+    from quire.entrypoints.cli.conversation import Conversation
+    from quire.entrypoints.cli.terminal import LineReader, tell
+
+    tools = read_tools(args.tools) if args.tools else []
     client, fields = connect(args)
-    conversation = Conversation(client, fields, args.system_prompt)
+    reader = LineReader("chat", list(COMMANDS))
+    conversation = Conversation(client, fields, lambda name, text: reader.line(f"result of {name}> "))
+    conversation.system = args.system_prompt
+    conversation.tools = tools
+    conversation.shows_statistics = args.stats
     if args.quick is not None:
         conversation.ask(args.quick)
         return 0
-    print(f"{fields['model']} at {client.url}. {HELP}", file=sys.stderr)
-    while True:
-        line = read_line()
-        if line is None or line.strip() in ("/exit", "/quit"):
-            return 0
-        conversation.handle(line)
-
-
-def read_line() -> str | None:
-    """One line from the user; None when there are no more."""
-    if sys.stdin.isatty():
-        import contextlib
-
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # line editing and history
+    tell(f"{fields['model']} at {client.url}. /help lists commands, Ctrl-D leaves.")
+    commands = Commands(conversation, reader)
     try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
+        while (line := next_message(reader)) is not None:
+            if line.startswith("/"):
+                if not commands.run(line):
+                    break
+            elif line.strip():
+                commands.say(line)
+    finally:
+        reader.close()
+    return 0
 
 
-class Conversation:
-    """The messages so far; an answer that failed leaves no trace in them."""
+def next_message(reader: "LineReader") -> str | None:
+    """The user's next message; Ctrl-C at the prompt drops what was typed."""
+    from quire.entrypoints.cli.terminal import tell
 
-    def __init__(self, client: "OpenAIClient", fields: dict[str, Any], system_prompt: str | None) -> None:
-        self._client = client
-        self._fields = fields
-        self._system = system_prompt
-        self._messages: list[dict[str, str]] = []
-
-    def handle(self, line: str) -> None:
-        """A line of the user's: a command, or a message."""
-        from quire.errors import EngineError, RequestError
-
-        word, _, rest = line.strip().partition(" ")
-        if not word:
-            return
-        if word == "/reset":
-            self._messages = []
-        elif word == "/system":
-            self._system = rest or None
-        elif word.startswith("/"):
-            print(HELP, file=sys.stderr)
-        else:
-            try:
-                self.ask(line)
-            except (RequestError, EngineError) as error:
-                print(f"error: {error}", file=sys.stderr)
-            except KeyboardInterrupt:
-                print("\n(stopped)", file=sys.stderr)
-
-    def ask(self, text: str) -> None:
-        """Send a message, print the answer as it comes, keep both."""
-        question = {"role": "user", "content": text}
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        body = {**self._fields, "messages": [*system, *self._messages, question]}
-        answer = print_stream(self._client, "/chat/completions", body)
-        self._messages += [question, {"role": "assistant", "content": answer}]
-
-
-def print_stream(client: "OpenAIClient", path: str, body: dict[str, Any]) -> str:
-    """Print a stream's text as it comes; gives the whole of it."""
-    import time
-
-    pieces: list[str] = []
-    began = time.perf_counter()
-    first: float | None = None
-    usage: dict[str, Any] | None = None
-    for event in client.stream(path, body):
-        usage = event.get("usage") or usage
-        for choice in event.get("choices", ()):
-            text = choice.get("text") or choice.get("delta", {}).get("content") or ""
-            if text:
-                first = first or time.perf_counter()
-                pieces.append(text)
-                print(text, end="", flush=True)
-    print(flush=True)
-    if usage is not None:
-        seconds = time.perf_counter() - began
-        wait = (first or began) - began
-        tokens = usage["completion_tokens"]
-        told = f"{usage['prompt_tokens']} in, {tokens} out; first after {wait:.3f} s, {tokens / seconds:.1f} tokens/s"
-        print(f"({told})", file=sys.stderr)
-    return "".join(pieces)
+    while True:
+        try:
+            return reader.read()
+        except KeyboardInterrupt:
+            tell("\n(Ctrl-D leaves)")
