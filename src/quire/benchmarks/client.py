@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step-ms", type=float, default=0.0, help="time between two tokens of a stream (0: as fast as can be)"
     )
-    parser.add_argument("--json", "--output-json", metavar="PATH", help="write the figures as JSON too")
 
 
 @contextmanager

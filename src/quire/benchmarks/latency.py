@@ -19,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
     parser.add_argument("--use-beam-search", action="store_true", help="beam search of width n")
     parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
-    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
     EngineArgs.add_cli_args(parser)
 
 

@@ -120,7 +120,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     result.add_argument("--label", help="begins the file's name, in place of the backend")
     result.add_argument("--metadata", nargs="*", default=[], metavar="NAME=VALUE", help="further keys of the result")
     result.add_argument("--plot-timeline", metavar="PATH", help="draw every request's time as SVG")
-    result.add_argument("--json", "--output-json", metavar="PATH", help="write the figures to this very path")
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

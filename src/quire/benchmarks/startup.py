@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="each process finds Quire's own caches empty (compiled kernels, tuned sizes)",
     )
-    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
     EngineArgs.add_cli_args(parser)
 
 

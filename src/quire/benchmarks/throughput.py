@@ -16,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", type=common.positive, default=1, help="answers a prompt (1)")
     parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
-    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
     EngineArgs.add_cli_args(parser)
 
 

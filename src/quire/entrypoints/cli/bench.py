@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     )
     module.add_arguments(parser)
     if not any(action.dest == "json" for action in parser._actions):
-        parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
+        parser.add_argument("--json", "--output-json", metavar="PATH", help="write the figures as JSON too")
     parsed = parser.parse_args(args.arguments)
     result = module.run_command(parsed)
     if isinstance(result, dict) and parsed.json:
