@@ -1,7 +1,7 @@
 """The asynchronous engine: `async for output in engine.generate(…)`.
 
-The core runs in a thread or a process of its own; its news come into the event loop in one batch a step. Each request has one
-record and one event: a reader that is slow finds everything since its last output in the next one, so nothing queues up.
+The core runs in a thread or a process of its own; its news come into the event loop in one batch a step, and readers are
+called from there (`request_stream.py`), after the news of all steps that have come.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from quire.engine.messages import (
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_state import RequestRecord
+from quire.engine.request_stream import RequestStream
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError, EngineDeadError, EngineError
@@ -127,6 +128,39 @@ class AsyncLLM:
             CapacityError: the queue is full, or the engine sleeps.
             EngineDeadError: the core has died.
         """
+        stream = await self.open_stream(
+            prompt,
+            sampling_params,
+            request_id,
+            priority=priority,
+            tenant=tenant,
+            arrival_time=arrival_time,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        async with contextlib.aclosing(self._outputs_of(stream)) as outputs:
+            async for output in outputs:
+                if isinstance(output, RequestOutput):
+                    yield output
+
+    async def open_stream(
+        self,
+        prompt: PromptType | TokenizedPrompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> RequestStream:
+        """Queue a request; for a reader that wants to be called rather than to wait. It must be closed.
+
+        Raises:
+            RequestError: it cannot be served; nothing was queued.
+            EngineDeadError: the core has died.
+        """
         self._check_alive()
         check_lora(lora_request)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
@@ -135,45 +169,35 @@ class AsyncLLM:
         constraint: StructuredOutputsParams | None = getattr(sampling_params, "structured_outputs", None)
         if constraint is not None:
             await asyncio.to_thread(self.input_processor.check_grammar, constraint)
-        processed = self.input_processor.process(
-            request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
+        return self._queue(
+            self.input_processor.process(
+                request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
+            )
         )
-        async with contextlib.aclosing(self._generate(processed)) as outputs:
-            async for output in outputs:
-                yield output
 
     async def _generate(self, processed: ProcessedRequest) -> AsyncGenerator[RequestOutput, None]:
-        async with contextlib.aclosing(self._outputs_of(processed)) as outputs:
+        async with contextlib.aclosing(self._outputs_of(self._queue(processed))) as outputs:
             async for output in outputs:
                 if isinstance(output, RequestOutput):
                     yield output
 
-    async def _outputs_of(self, processed: ProcessedRequest) -> AsyncGenerator[AnyOutput, None]:
-        record, event = self._queue(processed)
+    @staticmethod
+    async def _outputs_of(stream: RequestStream) -> AsyncGenerator[AnyOutput, None]:
         try:
-            while True:
-                await event.wait()
-                event.clear()
-                if record.refusal is not None:
-                    raise record.refusal
-                output = record.build_output()
-                if output is not None:
-                    yield output
-                    if output.finished:
-                        return
-                if self._dead is not None:
-                    raise self._dead
+            finished = False
+            while not finished:
+                output = await stream.next()
+                finished = output.finished
+                yield output
         finally:
-            if not record.is_finished:
-                self._abort([record.request_id])
+            stream.close()
 
-    def _queue(self, processed: ProcessedRequest) -> tuple[RequestRecord, asyncio.Event]:
-        """Queue a request; its record, and the event that tells of news."""
+    def _queue(self, processed: ProcessedRequest) -> RequestStream:
+        """Queue a request."""
         self._use_running_loop()
         self._check_alive()
         record = make_record(processed)
-        event = asyncio.Event()
-        record.notify = event.set
+        stream = RequestStream(record, self._abort, lambda: self._dead)
         self._outputs.add(record)
         try:
             self._channel.send(AddRequests(processed.engine_requests))
@@ -184,7 +208,7 @@ class AsyncLLM:
             logger.info(
                 "request %s: %d prompt tokens, %s", record.request_id, len(record.prompt_token_ids), record.params
             )
-        return record, event
+        return stream
 
     async def _tokenize(self, prompt: PromptType, special: bool) -> TokenizedPrompt:
         if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
@@ -263,7 +287,7 @@ class AsyncLLM:
         processed = processor.process(
             request_id, prompt, pooling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
         )
-        async with contextlib.aclosing(self._outputs_of(processed)) as outputs:
+        async with contextlib.aclosing(self._outputs_of(self._queue(processed))) as outputs:
             async for output in outputs:
                 if isinstance(output, PoolingRequestOutput):
                     if output.error is not None:
@@ -300,8 +324,9 @@ class AsyncLLM:
                 self._is_waking = False
 
     def _handle_inbox(self) -> None:
-        """In the event loop: everything that came."""
+        """In the event loop: everything that came. Steps that came together are told of together."""
         self._is_waking = False
+        news: list[RequestRecord] = []
         while self._inbox:
             message = self._inbox.popleft()
             match message:
@@ -309,13 +334,14 @@ class AsyncLLM:
                     touched, aborts = self._outputs.process(outputs, time.monotonic())
                     if aborts:
                         self._channel.send(AbortRequests(aborts))
-                    self._notify(touched)
+                    news += touched
                 case UtilityResult(call_id=call_id):
                     self._resolve_call(call_id, message)
                 case Dead(message=text):
                     self._die(text)
                 case _:
                     pass
+        self._notify(news)
         self.do_log_stats_sync()
         self._tell_idle_waiters()
 

@@ -206,6 +206,28 @@ class SequenceState:
         if self.finish_reason is not None:
             self.text += self._detokenizer.finish()
 
+    def take_text(self) -> tuple[str, list[int]] | None:
+        """New text and tokens of a sequence without logprobs and stop strings that goes on; None for any other. Text that
+        was taken is not kept."""
+        detokenizer = self._detokenizer
+        if (
+            self.finish_reason is not None
+            or detokenizer is None
+            or self._stops is not None
+            or self.logprobs is not None
+        ):
+            return None
+        sent = self.sent_tokens
+        new = self.token_ids[sent:]
+        if not new:
+            return None
+        piece = detokenizer.feed(new if self._fed == sent else self.token_ids[self._fed :])
+        if self.sent_chars < len(self.text):
+            piece = self.text[self.sent_chars :] + piece
+        self.text, self.sent_chars = "", 0
+        self._fed = self.sent_tokens = sent + len(new)
+        return piece, new
+
     def has_news(self) -> bool:
         """Whether something came since the last output was built."""
         return len(self.token_ids) > self.sent_tokens or (self.finish_reason is not None and not self.sent_finish)
@@ -325,6 +347,12 @@ class RequestRecord:
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
         )
+
+    def take_text(self) -> tuple[str, list[int]] | None:
+        """What `build_output` would tell, where that is nothing but text and tokens of one sequence; else None."""
+        if len(self.sequences) > 1 or self.params.output_kind is not RequestOutputKind.DELTA or self.error is not None:
+            return None
+        return self.sequences[0].take_text()
 
     def _metrics(self) -> RequestMetrics:
         if len(self.sequences) == 1:  # a streamed output a token: worth a microsecond

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from quire.engine.request_stream import RequestStream
 from quire.entrypoints.openai.answers import AnswerReader, answer_reader
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generation import (
@@ -13,6 +14,7 @@ from quire.entrypoints.openai.generation import (
     check_output,
     closable,
     last_output,
+    open_generation,
     start_generation,
     wants_usage,
 )
@@ -38,9 +40,10 @@ from quire.entrypoints.openai.sampling import (
 )
 from quire.entrypoints.openai.sse import ChunkWriter, chat_chunk_writer
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.structured import find_thinking
+from quire.entrypoints.openai.structured import constrain_answer
+from quire.entrypoints.openai.tool_choice import read_tool_choice
 from quire.entrypoints.openai.unsupported import refuse_unsupported_chat
-from quire.outputs import CompletionOutput
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.stream import AnswerParser
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
@@ -66,6 +69,7 @@ async def prepare_chat(
     """Check a request and tokenize its prompt. Raises what the client must be told, who wrote `prompt_field`."""
     model = state.resolve_model(request.model)
     refuse_unsupported_chat(request, trust_chat_template=state.settings.trust_request_chat_template)
+    read_tool_choice(request)  # before a template reads the tools
     check_stream_options(request)
     logprobs = chat_logprobs_count(request)
     config = state.engine.config.model
@@ -87,13 +91,7 @@ async def prepare_chat(
         reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids)
     if reader is not None and reader.keeps_special_tokens and isinstance(params, SamplingParams):
         params.skip_special_tokens = False
-    if (
-        reader is not None
-        and tokenizer is not None
-        and isinstance(params, SamplingParams)
-        and params.structured_outputs
-    ):
-        params.thinking = find_thinking(reader, tokenizer)
+    constrain_answer(params, reader, tokenizer)
     last = normalize_messages(request.messages)[-1]
     continues = not _adds_generation_prompt(request) and last["role"] == "assistant"
     role = "assistant" if continues else state.settings.response_role
@@ -146,7 +144,7 @@ def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
             message.reasoning = answer.reasoning
         if answer.calls:
             message.tool_calls = job.reader.tool_calls(answer)
-            finish_reason = _finish_reason(finish_reason)
+            finish_reason = job.reader.finish_reason(finish_reason, len(answer.calls))
     return ChatChoice(
         index=choice.index,
         message=message,
@@ -157,11 +155,6 @@ def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
     )
 
 
-def _finish_reason(reason: str | None) -> str | None:
-    """Of an answer that calls tools."""
-    return "tool_calls" if reason == "stop" else reason
-
-
 def _logprobs(request: ChatCompletionRequest, choice: CompletionOutput) -> ChatLogprobs | None:
     if not request.logprobs or choice.logprobs is None:
         return None
@@ -169,35 +162,82 @@ def _logprobs(request: ChatCompletionRequest, choice: CompletionOutput) -> ChatL
     return chat_logprobs(choice.token_ids, choice.logprobs, request.top_logprobs or 0, as_ids)
 
 
-async def stream_chat(state: ServerState, job: ChatJob) -> AsyncGenerator[bytes, None]:
+def stream_chat(state: ServerState, job: ChatJob) -> AsyncGenerator[bytes, None]:
     """The chunks of a streamed answer, without the closing `[DONE]`."""
-    include_usage, continuous = wants_usage(job.request)
-    writer = chat_chunk_writer(job.public_id, job.created, job.model, include_usage)
-    count = token_count(state, job)
-    parsers = {} if job.reader is None else {index: job.reader.parser() for index in range(_num_choices(job))}
-    plain = job.reader is None and not (continuous or job.request.logprobs or job.request.return_token_ids)
-    outputs = start_generation(state, job.request, job.prompt, job.params, job.public_id)
-    async with aclosing(closable(outputs)) as source:
-        opened = False
-        async for output in source:
-            check_output(output, job.public_id)
-            pieces: list[bytes] = []
-            if not opened:
-                opened = True
-                count.add_cached(output)
-                pieces.extend(_opening(job, writer, count, continuous))
-            for choice in output.outputs:
-                count.add_choice(choice)
-                if plain and choice.finish_reason is None:
-                    if choice.text:
-                        pieces.append(writer.text(choice.index, choice.text))
-                else:
-                    parser = parsers.get(choice.index)
-                    pieces.extend(_rich_chunks(job, writer, choice, parser, count.usage() if continuous else None))
-            if pieces:
-                yield b"".join(pieces)
-    if include_usage:
-        yield writer.usage(count.usage())
+    return ChatStream(state, job).events()
+
+
+class ChatStream:
+    """Writes the chunks of a streamed answer. See `push.AnswerStream`."""
+
+    def __init__(self, state: ServerState, job: ChatJob) -> None:
+        self.public_id = job.public_id
+        self._state = state
+        self._job = job
+        self._include_usage, self._continuous = wants_usage(job.request)
+        self._writer = chat_chunk_writer(job.public_id, job.created, job.model, self._include_usage)
+        self._count = token_count(state, job)
+        self._parsers = [None if job.reader is None else job.reader.parser() for _ in range(_num_choices(job))]
+        self._opened = False
+        self.takes_text = not (self._continuous or job.request.logprobs or job.request.return_token_ids)
+
+    async def open(self) -> RequestStream | None:
+        """Queue the request."""
+        job = self._job
+        return await open_generation(self._state, job.request, job.prompt, job.params, job.public_id)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The chunks, for whoever pulls."""
+        job = self._job
+        outputs = start_generation(self._state, job.request, job.prompt, job.params, job.public_id)
+        async with aclosing(closable(outputs)) as source:
+            async for output in source:
+                if chunks := self.write(output):
+                    yield chunks
+        if end := self.end():
+            yield end
+
+    def write(self, output: RequestOutput) -> bytes:
+        """An output as chunks; before the first, who speaks."""
+        check_output(output, self.public_id)
+        pieces: list[bytes] = []
+        if not self._opened:
+            self._opened = True
+            self._count.add_cached(output)
+            pieces.extend(_opening(self._job, self._writer, self._count, self._continuous))
+        for choice in output.outputs:
+            if self.takes_text and choice.finish_reason is None:
+                pieces.append(self._text(choice.index, choice.text, choice.token_ids))
+            else:
+                self._count.add_choice(choice)
+                usage = self._count.usage() if self._continuous else None
+                pieces.extend(_rich_chunks(self._job, self._writer, choice, self._parsers[choice.index], usage))
+        return b"".join(pieces)
+
+    def write_text(self, text: str, token_ids: list[int]) -> bytes:
+        """New text of the only choice."""
+        return self._text(0, text, token_ids)
+
+    def _text(self, index: int, text: str, token_ids: list[int]) -> bytes:
+        """A step of a choice that goes on and tells nothing but its text."""
+        self._count.add_tokens(index, token_ids)
+        parser, reader = self._parsers[index], self._job.reader
+        if parser is None or reader is None:
+            return self._writer.text(index, text) if text else b""
+        chunks = b""
+        for piece in parser.push(text):
+            if not reader.wants(piece):
+                continue
+            if piece.kind == "content" or piece.kind == "reasoning":
+                chunks += self._writer.text(index, piece.text, piece.kind)
+            else:
+                delta: dict[str, Any] = {"index": index, "delta": reader.delta(piece)}
+                chunks += self._writer.choice({**delta, "logprobs": None, "finish_reason": None})
+        return chunks
+
+    def end(self) -> bytes:
+        """The usage, where it was asked for."""
+        return self._writer.usage(self._count.usage()) if self._include_usage else b""
 
 
 def _opening(job: ChatJob, writer: ChunkWriter, count: TokenCount, continuous: bool) -> list[bytes]:
@@ -243,12 +283,13 @@ def _rich_chunks(
             chunk["token_ids"] = list(choice.token_ids)
         chunks.append(writer.choice(chunk, usage))
     if choice.finish_reason is not None:
-        has_calls = parser is not None and parser.num_calls > 0
+        num_calls = 0 if parser is None else parser.num_calls
+        reason = choice.finish_reason
         finish: dict[str, Any] = {
             "index": choice.index,
             "delta": {},
             "logprobs": None,
-            "finish_reason": _finish_reason(choice.finish_reason) if has_calls else choice.finish_reason,
+            "finish_reason": reason if job.reader is None else job.reader.finish_reason(reason, num_calls),
             "stop_reason": choice.stop_reason,
         }
         chunks.append(writer.choice(finish, usage))

@@ -11,12 +11,14 @@ from contextlib import aclosing
 from typing import Any
 
 from quire.config import limits
+from quire.engine.request_stream import RequestStream
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generation import (
     TokenCount,
     check_output,
     closable,
     last_output,
+    open_generation,
     start_generation,
     wants_usage,
 )
@@ -202,10 +204,11 @@ def _shown(job: CompletionJob, prompt: Prompt, output: RequestOutput, choice: Co
 
 
 class CompletionStream:
-    """Writes the chunks of a streamed completion; remembers, a choice, where its text has come to."""
+    """Writes the chunks of a streamed completion; remembers, a choice, where its text has come to. See `push.AnswerStream`."""
 
     def __init__(self, state: ServerState, job: CompletionJob) -> None:
         include_usage, self._continuous = wants_usage(job.request)
+        self.public_id = job.public_id
         self._include_usage = include_usage
         self._state = state
         self._job = job
@@ -217,7 +220,14 @@ class CompletionStream:
         self._offsets: dict[int, int] = {}
         request = job.request
         rich = self._continuous or request.logprobs is not None or request.echo
-        self._plain = not (rich or request.return_token_ids or request.prompt_logprobs is not None)
+        self.takes_text = not (rich or request.return_token_ids or request.prompt_logprobs is not None)
+
+    async def open(self) -> RequestStream | None:
+        """Queue the request, if it has one prompt."""
+        job = self._job
+        if len(job.prompts) > 1:
+            return None
+        return await open_generation(self._state, job.request, job.prompts[0], job.params[0], job.public_id)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The chunks, without the closing `[DONE]`."""
@@ -229,17 +239,28 @@ class CompletionStream:
         if len(sources) == 1:
             async with aclosing(sources[0]) as source:
                 async for output in source:
-                    event = self._write(0, output)
-                    if event:
+                    if event := self.write(output):
                         yield event
         else:
             async with aclosing(merge_indexed(sources)) as merged:
                 async for prompt_index, output in merged:
-                    event = self._write(prompt_index, output)
-                    if event:
+                    if event := self._write(prompt_index, output):
                         yield event
-        if self._include_usage:
-            yield self._writer.usage(self._total().usage())
+        if end := self.end():
+            yield end
+
+    def write(self, output: RequestOutput) -> bytes:
+        """An output of the only prompt as chunks."""
+        return self._write(0, output)
+
+    def write_text(self, text: str, token_ids: list[int]) -> bytes:
+        """New text of the only choice."""
+        self._counts[0].completion += len(token_ids)
+        return self._writer.text(0, text) if text else b""
+
+    def end(self) -> bytes:
+        """The usage, where it was asked for."""
+        return self._writer.usage(self._total().usage()) if self._include_usage else b""
 
     def _write(self, prompt_index: int, output: RequestOutput) -> bytes:
         check_output(output, self._job.public_id)
@@ -250,7 +271,7 @@ class CompletionStream:
             index = prompt_index * self._job.choices + choice.index
             if not self._job.prompt_only:
                 count.completion += len(choice.token_ids)
-            if self._plain and choice.finish_reason is None:
+            if self.takes_text and choice.finish_reason is None:
                 if choice.text:
                     pieces.append(self._writer.text(index, choice.text))
             else:

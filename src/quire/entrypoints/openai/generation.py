@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator
 
+from quire.engine.request_stream import RequestStream
 from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.prompts import Prompt
 from quire.entrypoints.openai.protocol import GenerationFields
@@ -37,6 +38,22 @@ def start_generation(
     if isinstance(params, BeamSearchParams):
         return state.engine.beam_search(tokens, params, request_id)
     return state.engine.generate(tokens, params, request_id, priority=request.priority or 0)
+
+
+async def open_generation(
+    state: ServerState,
+    request: GenerationFields,
+    prompt: Prompt,
+    params: SamplingParams | BeamSearchParams,
+    public_id: str,
+) -> RequestStream | None:
+    """The running request, for a reader that wants to be called; None where there is none (a beam search, or an engine that
+    cannot call)."""
+    open_stream = getattr(state.engine, "open_stream", None)
+    if open_stream is None or isinstance(params, BeamSearchParams):
+        return None
+    tokens = engine_prompt(prompt, request.cache_salt)
+    return await open_stream(tokens, params, state.engine_request_id(public_id), priority=request.priority or 0)
 
 
 async def closable(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
@@ -79,9 +96,13 @@ class TokenCount:
 
     def add_choice(self, choice: CompletionOutput) -> None:
         """Count an answer's new tokens."""
-        self.completion += len(choice.token_ids)
+        self.add_tokens(choice.index, choice.token_ids)
+
+    def add_tokens(self, index: int, token_ids: list[int]) -> None:
+        """Count new tokens of the choice `index`."""
+        self.completion += len(token_ids)
         if self.thoughts is not None:
-            self.thoughts.add(choice.index, choice.token_ids)
+            self.thoughts.add(index, token_ids)
 
     def usage(self) -> Usage:
         """As the protocol's usage block."""

@@ -4,9 +4,10 @@ uvicorn's httptools parser takes any number of headers of any size; a client cou
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.entrypoints.openai.errors import HTTPError
 
@@ -14,6 +15,46 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_COUNT = 256
 HEAD_TIMEOUT_S = 60.0
 """How long a new connection may take to send a request's head."""
+BODY_EXTENSION = "quire.body"
+"""Where in a request's ASGI extensions its `DirectBody` is."""
+
+
+class DirectBody:
+    """The body of a running answer, written to from anywhere in the event loop: no task wakes for a piece.
+
+    The head is sent through ASGI before, the end after.
+    """
+
+    __slots__ = ("_cycle", "_protocol", "_transport")
+
+    def __init__(self, protocol: "BoundedHttpProtocol", cycle: RequestResponseCycle) -> None:
+        self._protocol = protocol
+        self._cycle = cycle
+        self._transport = cycle.transport
+
+    def open(self, on_writable: Callable[[], None]) -> None:
+        """The head has been sent. `on_writable` is called when a client that was too slow has caught up."""
+        if not self._cycle.chunked_encoding:
+            raise RuntimeError("a direct body needs chunked encoding")
+        self._protocol.on_writable = on_writable
+
+    def close(self) -> None:
+        """Nothing is written here any more."""
+        self._protocol.on_writable = None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client reads as fast as is written; false too when it has gone."""
+        return not (self._cycle.flow.write_paused or self._cycle.disconnected)
+
+    def write(self, data: bytes) -> None:
+        """Send some bytes, at least one."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def direct_body(scope: Mapping[str, Any]) -> DirectBody | None:
+    """A request's direct body; None where another server than ours took it (a test's), and for an answer without a body."""
+    return scope.get("extensions", {}).get(BODY_EXTENSION) if scope["method"] != "HEAD" else None
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -26,6 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_count = 0
         self._too_large = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self.on_writable: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -67,6 +109,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # pyright: ignore[reportUnnecessaryComparison]
+            self.scope["extensions"] = {BODY_EXTENSION: DirectBody(self, self.cycle)}  # type: ignore[typeddict-item]
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.on_writable is not None:
+            self.on_writable()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls for a head that it cannot parse."""

@@ -15,7 +15,7 @@ from quire.config import PoolingConfig
 from quire.entrypoints.anthropic.errors import error_event
 from quire.entrypoints.anthropic.messages import answer_message, count_tokens, prepare_message, stream_message
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
-from quire.entrypoints.openai.chat import answer_chat, prepare_chat, stream_chat
+from quire.entrypoints.openai.chat import ChatStream, answer_chat, prepare_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
 from quire.entrypoints.openai.embeddings import answer_embeddings
 from quire.entrypoints.openai.errors import bad_request
@@ -36,6 +36,7 @@ from quire.entrypoints.openai.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from quire.entrypoints.openai.push import stream_answer
 from quire.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
 from quire.entrypoints.openai.route_tools import Handler, json_response, public_id, read_bytes, read_request, state_of
 from quire.entrypoints.openai.scores import answer_rerank, answer_score
@@ -54,7 +55,7 @@ async def create_chat_completion(request: Request) -> Response:
     async def work() -> Response:
         job = await prepare_chat(state, body, public_id(request, body))
         if body.stream:
-            return await start_event_stream(stream_chat(state, job), job.public_id)
+            return await stream_answer(request, ChatStream(state, job))
         return json_response(await answer_chat(state, job))
 
     return await run_while_connected(request, work())
@@ -68,7 +69,7 @@ async def create_completion(request: Request) -> Response:
     async def work() -> Response:
         job = await prepare_completion(state, body, public_id(request, body))
         if body.stream:
-            return await start_event_stream(CompletionStream(state, job).events(), job.public_id)
+            return await stream_answer(request, CompletionStream(state, job))
         return json_response(await answer_completion(state, job))
 
     return await run_while_connected(request, work())

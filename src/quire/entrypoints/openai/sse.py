@@ -20,7 +20,7 @@ class ChunkWriter:
 
     Args:
         kind: the protocol's `object`: `chat.completion.chunk` or `text_completion`.
-        before_text, after_text: what stands around the text in a choice, given its index.
+        text_field: what stands around the text in a choice, after its index.
         include_usage: whether chunks carry `usage` (null until the last one, unless they are given one).
     """
 
@@ -30,17 +30,17 @@ class ChunkWriter:
         fields = {"id": request_id, "object": kind, "created": created, "model": model}
         self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        self._before_text, after = text_field
-        self._text_tail = after.encode() + self._tail
-        self._text_heads: dict[int, bytes] = {}
+        self._text_field = text_field
+        self._around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
 
-    def text(self, index: int, text: str) -> bytes:
-        """A chunk that carries nothing but text."""
-        head = self._text_heads.get(index)
-        if head is None:
-            head = self._head + b'{"index":%d,%s' % (index, self._before_text.encode())
-            self._text_heads[index] = head
-        return head + _encode(text) + self._text_tail
+    def text(self, index: int, text: str, field: str = "content") -> bytes:
+        """A chunk that carries nothing but text, of the message's content or its reasoning (`field`)."""
+        around = self._around.get((index, field))
+        if around is None:
+            before, after = self._text_field
+            head = self._head + b'{"index":%d,%s' % (index, before.replace("content", field).encode())
+            around = self._around[index, field] = head, after.encode() + self._tail
+        return b"%b%b%b" % (around[0], _encode(text), around[1])
 
     def choice(self, choice: dict[str, Any], usage: Usage | None = None) -> bytes:
         """A chunk with one choice of any content."""

@@ -20,7 +20,7 @@ from quire.logger import init_logger
 logger = init_logger(__name__)
 ResultT = TypeVar("ResultT")
 
-_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -31,7 +31,8 @@ class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client has closed its connection, or the answer is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -43,18 +44,18 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result
         ClientGone: the client went away first.
     """
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_wait_for_disconnect(request.receive))
+    watcher = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGone
         return task.result()
     finally:
-        await _cancel(watcher)
-        await _cancel(task)
+        await cancel(watcher)
+        await cancel(task)
 
 
-async def _cancel(task: "asyncio.Future[Any]") -> None:
+async def cancel(task: "asyncio.Future[Any]") -> None:
     """Cancel and wait, so that generators inside have run their `finally`."""
     if task.done():
         return
@@ -90,7 +91,7 @@ class EventStream(Response):
         self, first: bytes, events: AsyncGenerator[bytes, None], request_id: str, protocol: StreamProtocol
     ) -> None:
         super().__init__()
-        self.raw_headers = list(_HEADERS)
+        self.raw_headers = list(STREAM_HEADERS)
         self._first = first
         self._events = events
         self._request_id = request_id
@@ -99,14 +100,14 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
         pump = asyncio.ensure_future(self._pump(send))
-        watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
+        watcher = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await asyncio.wait((pump, watcher), return_when=asyncio.FIRST_COMPLETED)
             if pump.done():
                 pump.result()
         finally:
-            await _cancel(watcher)
-            await _cancel(pump)
+            await cancel(watcher)
+            await cancel(pump)
             await self._events.aclose()
 
     async def _pump(self, send: Send) -> None:
@@ -116,14 +117,17 @@ class EventStream(Response):
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
-            await send({"type": "http.response.body", "body": self._failure(error), "more_body": True})
+            failure = failure_event(error, self._request_id, self._protocol)
+            await send({"type": "http.response.body", "body": failure, "more_body": True})
         await send({"type": "http.response.body", "body": self._protocol.end, "more_body": False})
 
-    def _failure(self, error: Exception) -> bytes:
-        answer = from_exception(error, self._request_id)
-        if answer.status >= 500:
-            logger.error("Request %s failed while streaming.", self._request_id, exc_info=error)
-        return self._protocol.error_event(answer)
+
+def failure_event(error: Exception, request_id: str, protocol: StreamProtocol) -> bytes:
+    """What a stream says that fails; a failure of ours leaves its cause in the log."""
+    answer = from_exception(error, request_id)
+    if answer.status >= 500:
+        logger.error("Request %s failed while streaming.", request_id, exc_info=error)
+    return protocol.error_event(answer)
 
 
 async def start_event_stream(
@@ -164,4 +168,4 @@ async def merge_indexed(sources: Sequence[AsyncIterator[ResultT]]) -> AsyncGener
                 yield index, item
     finally:
         for task in tasks:
-            await _cancel(task)
+            await cancel(task)

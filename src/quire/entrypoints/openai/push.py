@@ -1,0 +1,168 @@
+"""A streamed answer that is written where the engine's news arrive: all streams of a step in one pass, no task wakes.
+
+The head and the end of the answer go through ASGI; what lies between is written into the connection's body
+(`http_protocol.DirectBody`) by a callback. A client that reads slowly is not written to until it has caught up: the engine
+keeps what comes meanwhile, once. Knows no chunk formats: an `AnswerStream` has them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.engine.request_stream import RequestStream
+from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
+from quire.entrypoints.openai.streaming import (
+    OPENAI_STREAM,
+    STREAM_HEADERS,
+    StreamProtocol,
+    cancel,
+    failure_event,
+    start_event_stream,
+    wait_for_disconnect,
+)
+from quire.outputs import RequestOutput
+
+
+class AnswerStream(Protocol):
+    """One streamed answer.
+
+    Attributes:
+        public_id: named in the error event of a failure.
+        takes_text: `write_text` may be used where nothing but text has come.
+    """
+
+    public_id: str
+    takes_text: bool
+
+    async def open(self) -> RequestStream | None:
+        """Queue the request; None where it cannot be pushed: then `events` is used."""
+        ...
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Everything but the protocol's end, for whoever pulls."""
+        ...
+
+    def write(self, output: RequestOutput) -> bytes:
+        """An output as chunks."""
+        ...
+
+    def write_text(self, text: str, token_ids: list[int]) -> bytes:
+        """New text of the only choice, after a first `write`."""
+        ...
+
+    def end(self) -> bytes:
+        """The last chunks."""
+        ...
+
+
+async def stream_answer(request: Request, answer: AnswerStream, protocol: StreamProtocol = OPENAI_STREAM) -> Response:
+    """A stream's response, once its first event is there, so that a request which is refused gets a status."""
+    body = direct_body(request.scope)
+    source = await answer.open() if body is not None else None
+    if body is None or source is None:
+        return await start_event_stream(answer.events(), answer.public_id, protocol)
+    try:
+        output = await source.next()
+        assert isinstance(output, RequestOutput)
+        first = answer.write(output)
+    except BaseException:
+        source.close()
+        raise
+    return PushedStream(first, output.finished, answer, source, body, protocol)
+
+
+class PushedStream(Response):
+    """The response of a pushed stream.
+
+    Args:
+        first: events that are there already; `is_finished`: they are all of them.
+    """
+
+    def __init__(
+        self,
+        first: bytes,
+        is_finished: bool,
+        answer: AnswerStream,
+        source: RequestStream,
+        body: DirectBody,
+        protocol: StreamProtocol,
+    ) -> None:
+        super().__init__()
+        self.raw_headers = list(STREAM_HEADERS)
+        self._rest = first
+        self._answer = answer
+        self._source = source
+        self._body = body
+        self._protocol = protocol
+        self._failure: Exception | None = None
+        self._ended = asyncio.get_running_loop().create_future()
+        if is_finished:
+            self._ended.set_result(None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if not self._ended.done():
+                await send({"type": "http.response.body", "body": self._rest, "more_body": True})
+                self._rest = b""
+                await self._push_until_end(receive)
+            if self._ended.done():
+                await send({"type": "http.response.body", "body": self._last_events(), "more_body": False})
+        finally:
+            self._source.push_to(_ignore)
+            self._source.close()
+
+    async def _push_until_end(self, receive: Receive) -> None:
+        """Returns when the answer has ended, or its client has gone."""
+        watcher = asyncio.ensure_future(wait_for_disconnect(receive))
+        try:
+            self._body.open(self._push)
+            self._source.push_to(self._push)
+            self._push()
+            await asyncio.wait((self._ended, watcher), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._body.close()
+            await cancel(watcher)
+
+    def _push(self) -> None:
+        """There are news, or there is room: write what has come, if the client has room for it."""
+        if self._ended.done() or not self._body.is_writable:
+            return
+        try:
+            data = self._take()
+        except Exception as error:
+            self._failure = error
+            self._ended.set_result(None)
+            return
+        if data:
+            self._body.write(data)
+
+    def _take(self) -> bytes:
+        """What has come, as events; what comes with the end is left for `_last_events`."""
+        if self._answer.takes_text and (news := self._source.take_text()) is not None:
+            return self._answer.write_text(*news)
+        events = b""
+        while (output := self._source.take()) is not None:
+            assert isinstance(output, RequestOutput)
+            events += self._answer.write(output)
+            if output.finished:
+                self._rest = events
+                self._ended.set_result(None)
+                return b""
+        return events
+
+    def _last_events(self) -> bytes:
+        if self._failure is not None:
+            end = failure_event(self._failure, self._answer.public_id, self._protocol)
+        else:
+            end = self._answer.end()
+        return self._rest + end + self._protocol.end
+
+
+def _ignore() -> None:
+    """Nobody is told any more."""
