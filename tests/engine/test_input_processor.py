@@ -171,7 +171,7 @@ def test_siblings_share_prompt_and_group_and_draw_their_own_seeds():
     first = process(make_config(), [5], SamplingParams(n=3, seed=11)).engine_requests
     again = process(make_config(), [5], SamplingParams(n=3, seed=11)).engine_requests
     assert [request.request_id for request in first] == ["r~0.0", "r~0.1", "r~0.2"]
-    assert {request.group_id for request in first} == {"r#0"}
+    assert {request.group_id for request in first} == {"r~0"}
     assert first[0].seed == 11 and len({request.seed for request in first}) == 3
     assert [request.seed for request in first] == [request.seed for request in again]
     assert process(make_config(), [5], SamplingParams(seed=11)).engine_requests[0].group_id is None

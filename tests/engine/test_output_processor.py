@@ -86,10 +86,10 @@ def test_several_tokens_in_one_step_are_cut_where_the_stop_string_ends(model_fol
         "logprob_values": [[-1.0]] * len(ids),
         "logprob_ranks": [1] * len(ids),
     }
-    news = EngineCoreOutputs(outputs=[EngineCoreOutput("r#0", ids, **rows)])
+    news = EngineCoreOutputs(outputs=[EngineCoreOutput("r~0", ids, **rows)])
     touched, aborts = processor.process(news, 1.0)
     completion = touched[0].build_output().outputs[0]
-    assert aborts == ["r#0"]
+    assert aborts == ["r~0"]
     assert completion.text == "hello "
     assert tokenizer.decode(completion.token_ids).startswith("hello world")
     assert len(completion.token_ids) == len(completion.logprobs) < len(ids)
@@ -134,11 +134,11 @@ def test_a_slow_reader_gets_several_steps_in_one_output(model_folder, tokenizer)
         model_folder, tokenizer, SamplingParams(max_tokens=99, output_kind=RequestOutputKind.DELTA)
     )
     for token_id in ids[:5]:
-        processor.process(EngineCoreOutputs(plain_ids=["r#0"], plain_tokens=[token_id]), 1.0)
+        processor.process(EngineCoreOutputs(plain_ids=["r~0"], plain_tokens=[token_id]), 1.0)
     first = record.build_output().outputs[0]
     assert record.build_output() is None
     for token_id in ids[5:9]:
-        processor.process(EngineCoreOutputs(plain_ids=["r#0"], plain_tokens=[token_id]), 2.0)
+        processor.process(EngineCoreOutputs(plain_ids=["r~0"], plain_tokens=[token_id]), 2.0)
     second = record.build_output().outputs[0]
     assert first.token_ids + second.token_ids == ids[:9]
     assert first.text + second.text == tokenizer.decode(ids[:9])
@@ -153,7 +153,7 @@ def test_logprobs_come_with_their_tokens_ranks_and_texts(model_folder, tokenizer
     outputs = []
     for position, token_id in enumerate(ids):
         news = EngineCoreOutput(
-            "r#0",
+            "r~0",
             [token_id],
             FinishReason.LENGTH if position == len(ids) - 1 else None,
             logprob_token_ids=[[token_id, 7, token_id]],
@@ -180,7 +180,7 @@ def test_prompt_logprobs_begin_with_none_and_arrive_in_chunks(model_folder, toke
     processor, _record = start(model_folder, tokenizer, params, prompt=[5, 6, 7, 8])
     for chunk in ([6, 7], [8]):
         news = EngineCoreOutput(
-            "r#0",
+            "r~0",
             [] if chunk == [6, 7] else [9],
             prompt_logprob_token_ids=[[t] for t in chunk],
             prompt_logprob_values=[[-1.0] for _ in chunk],
@@ -196,7 +196,7 @@ def test_prompt_logprobs_begin_with_none_and_arrive_in_chunks(model_folder, toke
 def test_siblings_become_one_output(model_folder, tokenizer):
     params = SamplingParams(n=2, max_tokens=9, seed=1, output_kind=RequestOutputKind.FINAL_ONLY)
     processor, record = start(model_folder, tokenizer, params)
-    assert [sequence.core_id for sequence in record.sequences] == ["r#0.0", "r#0.1"]
+    assert [sequence.core_id for sequence in record.sequences] == ["r~0.0", "r~0.1"]
     _, outputs = feed(processor, record, tokenizer.encode("one"), FinishReason.STOP, index=0)
     assert outputs == []
     _, outputs = feed(processor, record, tokenizer.encode("two"), FinishReason.LENGTH, index=1)
@@ -216,14 +216,14 @@ def test_an_aborted_request_ends_with_abort_and_late_news_is_ignored(model_folde
     processor, record = start(model_folder, tokenizer, SamplingParams(max_tokens=9))
     feed(processor, record, tokenizer.encode("on"))
     records, core_ids = processor.abort(["r", "unknown"], 5.0)
-    assert (records, core_ids) == ([record], ["r#0"])
+    assert (records, core_ids) == ([record], ["r~0"])
     assert record.build_output().outputs[0].finish_reason == "abort"
-    assert processor.process(EngineCoreOutputs(plain_ids=["r#0"], plain_tokens=[5]), 6.0) == ([], [])
+    assert processor.process(EngineCoreOutputs(plain_ids=["r~0"], plain_tokens=[5]), 6.0) == ([], [])
 
 
 def test_a_refused_request_carries_the_error(model_folder, tokenizer):
     processor, _record = start(model_folder, tokenizer, SamplingParams(max_tokens=9))
-    news = EngineCoreOutput("r#0", finish_reason=FinishReason.ERROR, error="does not fit")
+    news = EngineCoreOutput("r~0", finish_reason=FinishReason.ERROR, error="does not fit")
     touched, _ = processor.process(EngineCoreOutputs(outputs=[news]), 1.0)
     output = touched[0].build_output()
     assert (output.error, output.outputs[0].finish_reason, output.finished) == ("does not fit", "error", True)
