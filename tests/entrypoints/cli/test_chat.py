@@ -2,18 +2,15 @@
 
 import io
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.oracles.pty_terminal import Terminal
 
 from quire.entrypoints.cli.chat_commands import COMMANDS, Commands, read_tools
 from quire.entrypoints.cli.conversation import MAX_TOOL_ROUNDS, Conversation
@@ -261,32 +258,6 @@ def test_messages_may_have_several_lines(
     reader = LineReader("test")
     reader.multiline = multiline
     assert list(iter(reader.read, None)) == messages
-
-
-class Terminal:
-    """A program in a terminal of its own."""
-
-    def __init__(self, command: list[str], **environment: str) -> None:
-        self._pid, self._fd = pty.fork()
-        if self._pid == 0:
-            os.execve(command[0], command, {**os.environ, "TERM": "xterm", **environment})
-        self.screen = ""
-        self._seen = 0
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def wait_for(self, text: str, seconds: float = 60.0) -> None:
-        """Until the screen shows a text after the last one that was waited for."""
-        until = time.monotonic() + seconds
-        while (found := self.screen.find(text, self._seen)) < 0:
-            assert time.monotonic() < until, f"{text!r} never came:\n{self.screen}"
-            if select.select([self._fd], [], [], 1.0)[0]:
-                self.screen += os.read(self._fd, 65536).decode("utf-8", "replace")
-        self._seen = found + len(text)
-
-    def exit_code(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 @pytest.fixture

@@ -14,11 +14,16 @@ TIMEOUT_S = 600.0
 class OpenAIClient:
     """Talks to the server at `url` (its path ends in `/v1`).
 
+    Args:
+        base: the path, where the URL has none.
+
     Raises:
         ConfigError: the URL cannot be one, or nobody answers there.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, *, base: str = "/v1", timeout_s: float = TIMEOUT_S
+    ) -> None:
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             message = f"url: {url!r} is not an address; for example http://127.0.0.1:8000/v1."
@@ -30,18 +35,28 @@ class OpenAIClient:
         self.url = url
         self._host = parts.hostname
         self._is_tls = parts.scheme == "https"
-        self._base = parts.path.rstrip("/") or "/v1"
+        self._base = parts.path.rstrip("/") or base
+        self._timeout_s = timeout_s
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def first_model(self) -> str:
         """The name of the first model that the server lists."""
-        with self._open("GET", "/models", None) as response:
-            listed = json.loads(response.read())
+        listed = json.loads(self.get("/models"))
         if not listed.get("data"):
             raise ConfigError(f"model_name: the server at {self.url} lists no model.", setting="model_name")
         return str(listed["data"][0]["id"])
+
+    def get(self, path: str) -> bytes:
+        """What the server gives at a path.
+
+        Raises:
+            RequestError: the server refused it.
+            EngineError: the server failed.
+        """
+        with self._open("GET", path, None) as response:
+            return response.read()
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a streamed request.
@@ -64,7 +79,7 @@ class OpenAIClient:
 
     def _open(self, method: str, path: str, body: dict[str, Any] | None) -> "_Exchange":
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=TIMEOUT_S)
+        connection = kind(self._host, self._port, timeout=self._timeout_s)
         payload = None if body is None else json.dumps(body).encode()
         try:
             connection.request(method, self._base + path, payload, self._headers)

@@ -18,6 +18,7 @@ COMMANDS = {
     "complete": ("complete", "let a running server complete text"),
     "generate": ("generate", "generate for every prompt of a file, without a server"),
     "run-batch": ("run_batch", "answer the requests of an OpenAI batch file, without a server"),
+    "top": ("top", "watch a running server: queues, KV pages, tokens a second, slowest requests"),
     "bench": ("bench", "measure: throughput, latency, startup, scheduler, serve, step, demo"),
     "explain": ("explain", "tell what would be chosen for a model, and why"),
     "models": ("models", "list the architectures and what each can do; --check compares them with Transformers"),
