@@ -23,7 +23,23 @@ def test_throughput_counts_every_token(tmp_path, capsys):
     figures = run_json(tmp_path, "throughput", *sizes)
     assert figures["input_tokens"] == 48 and figures["output_tokens"] == 40
     assert figures["output_tokens_per_second"] == pytest.approx(40 / figures["seconds"])
+    assert figures["tokens_per_second"] == pytest.approx(88 / figures["elapsed_time"])
     assert "output tokens per second" in capsys.readouterr().out
+
+
+def test_throughput_takes_texts_and_conversations_of_a_file(tmp_path):
+    path = tmp_path / "own.jsonl"
+    lines = [{"prompt": "one two three", "output_tokens": 3}]
+    path.write_text(json.dumps(lines[0]))
+    flags = ["--dataset-name", "custom", "--dataset-path", str(path), "--custom-output-len", "-1", "--no-progress"]
+    figures = run_json(tmp_path, "throughput", *flags, "--num-prompts", "3")
+    assert figures["num_requests"] == 3 and figures["output_tokens"] == 9
+    lines.append({"messages": [{"role": "user", "content": "What is 17 + 25?"}], "output_tokens": 4})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    chat = run_json(tmp_path, "throughput", *flags, "--num-prompts", "2")
+    assert chat["output_tokens"] == 7 and chat["input_tokens"] > figures["input_tokens"] / 3 * 2
+    path.write_text("\n".join(map(json.dumps, [*lines, {"prompt": [20, 21], "output_tokens": 1}])))
+    assert main(["bench", "throughput", *flags, "--num-prompts", "3", *ENGINE]) == 2
 
 
 def test_latency_takes_first_and_further_steps_apart(tmp_path, capsys):
@@ -41,6 +57,7 @@ def test_latency_takes_first_and_further_steps_apart(tmp_path, capsys):
     ]
     figures = run_json(tmp_path, "latency", *sizes)
     assert 0 < figures["first_token_seconds"]["min"] <= figures["batch_seconds"]["max"]
+    assert len(figures["latencies"]) == 2 and figures["avg_latency"] == figures["batch_seconds"]["mean"]
     assert "further step, ms" in capsys.readouterr().out
 
 

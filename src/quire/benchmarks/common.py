@@ -28,18 +28,6 @@ def positive(text: str) -> int:
     return number
 
 
-def add_length_arguments(parser: argparse.ArgumentParser, input_len: int, output_len: int) -> None:
-    """Flags for synthetic prompts."""
-    group = parser.add_argument_group("Requests")
-    group.add_argument("--input-len", type=positive, default=input_len, help=f"tokens a prompt ({input_len})")
-    group.add_argument("--output-len", type=positive, default=output_len, help=f"tokens an answer ({output_len})")
-    group.add_argument(
-        "--range-ratio", type=float, default=0.0, help="lengths vary by up to this share either way (0: all are equal)"
-    )
-    group.add_argument("--prefix-len", type=int, default=0, help="leading tokens that all prompts share (0)")
-    group.add_argument("--bench-seed", type=int, default=0, help="seed of prompts and lengths (0)")
-
-
 def load_engine(args: argparse.Namespace) -> Any:
     """The offline engine that the flags describe."""
     from quire import LLM
@@ -60,13 +48,6 @@ def random_prompts(
 
     prefix = tokens(prefix_len)
     return [prefix[: max(0, length - 1)] + tokens(max(1, length - prefix_len)) for length in lengths[:count]]
-
-
-def random_lengths(count: int, mean: int, ratio: float, seed: int) -> list[int]:
-    """Lengths between `mean * (1 - ratio)` and `mean * (1 + ratio)`."""
-    source = random.Random(seed)
-    low, high = max(1, round(mean * (1 - ratio))), max(1, round(mean * (1 + ratio)))
-    return [source.randint(low, high) for _ in range(count)]
 
 
 def model_name(model: str) -> str:

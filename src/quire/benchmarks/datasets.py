@@ -37,15 +37,23 @@ class Sample:
     prompt_len: int | None
     output_len: int
 
-    def altered(self, number: int) -> "Sample":
-        """Alike in length and not in its beginning: for warming up without filling the prefix cache for what is measured."""
+    @property
+    def kind(self) -> str:
+        """`text`, `ids` or `messages`."""
         if isinstance(self.prompt, str):
-            return dataclasses.replace(self, prompt=f"{number} {self.prompt}")
-        if self.prompt and isinstance(self.prompt[0], int):
-            ids: Any = self.prompt
-            return dataclasses.replace(self, prompt=[ids[-1 - number % len(ids)], *ids[::-1][1:]])
-        messages: Any = self.prompt
-        return dataclasses.replace(self, prompt=[{"role": "system", "content": f"Warm-up {number}."}, *messages])
+            return "text"
+        return "ids" if isinstance(self.prompt[0], int) else "messages"
+
+    def altered(self, number: int) -> "Sample":
+        """Alike in length and not in its beginning: warming up with it leaves the prefix cache as it was."""
+        prompt: Any = self.prompt
+        if self.kind == "text":
+            altered = f"{number} {prompt}"
+        elif self.kind == "ids":
+            altered = [prompt[-1 - number % len(prompt)], *prompt[::-1][1:]]
+        else:
+            altered = [{"role": "system", "content": f"Warm-up {number}."}, *prompt]
+        return dataclasses.replace(self, prompt=altered)
 
 
 def add_arguments(parser: argparse.ArgumentParser, num_prompts: int, input_len: int, output_len: int) -> None:
@@ -237,6 +245,6 @@ def _custom(args: argparse.Namespace, entries: Sequence[Any]) -> list[Sample]:
             if not isinstance(output_len, int) or output_len < 1:
                 message = f"custom_output_len: -1 takes `output_tokens` of each line; line {number} has {output_len!r}."
                 raise ConfigError(message, setting="custom_output_len")
-        is_ids = isinstance(prompt, list) and isinstance(prompt[0], int)
-        samples.append(Sample(prompt, len(prompt) if is_ids else None, output_len))
+        sample = Sample(prompt, None, output_len)
+        samples.append(dataclasses.replace(sample, prompt_len=len(prompt)) if sample.kind == "ids" else sample)
     return samples

@@ -11,7 +11,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The batch, and the engine's flags."""
     from quire.engine.arg_utils import EngineArgs
 
-    common.add_length_arguments(parser, input_len=32, output_len=128)
+    parser.add_argument("--input-len", type=common.positive, default=32, help="tokens a prompt (32)")
+    parser.add_argument("--output-len", type=common.positive, default=128, help="tokens an answer (128)")
+    parser.add_argument("--prefix-len", type=int, default=0, help="leading tokens that all prompts share (0)")
+    parser.add_argument("--bench-seed", type=int, default=0, help="seed of the prompts (0)")
     parser.add_argument("--batch-size", type=common.positive, default=8, help="requests at once (8)")
     parser.add_argument("--n", type=common.positive, default=1, help="answers a prompt (1)")
     parser.add_argument("--num-iters-warmup", type=int, default=2, help="batches before measuring (2)")
@@ -53,6 +56,9 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         "batch_seconds": common.summary(whole),
         "first_token_seconds": common.summary(first),
         "step_ms": common.summary(steps),
+        "avg_latency": sum(whole) / len(whole),
+        "latencies": whole,
+        "percentiles": {str(share): common.percentile(whole, share) for share in (10, 25, 50, 75, 90, 99)},
         "machine": common.machine(),
     }
     header = ("", "mean", "p50", "p90", "p99", "min", "max")

@@ -225,13 +225,11 @@ def _body_maker(args: argparse.Namespace, model: str, is_chat: bool, is_fixed: b
     def make(sample: Sample) -> bytes:
         body = dict(common_fields)
         prompt: Any = sample.prompt
-        is_messages = isinstance(prompt, list) and not isinstance(prompt[0], int)
         if is_chat:
-            if not is_messages:
-                text = prompt if isinstance(prompt, str) else text_of(prompt)
-                prompt = [{"role": "user", "content": text}]
+            if sample.kind != "messages":
+                prompt = [{"role": "user", "content": prompt if sample.kind == "text" else text_of(prompt)}]
             body |= {"messages": prompt, "max_completion_tokens": sample.output_len}
-        elif is_messages:
+        elif sample.kind == "messages":
             message = "backend: the data set has `messages`, which only --backend openai-chat can send."
             raise ConfigError(message, setting="backend")
         else:

@@ -2,20 +2,23 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from quire.benchmarks import common
+from quire.benchmarks import common, datasets
+from quire.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The requests, and the engine's flags."""
     from quire.engine.arg_utils import EngineArgs
 
-    common.add_length_arguments(parser, input_len=256, output_len=64)
-    parser.add_argument("--num-prompts", type=common.positive, default=128, help="requests (128)")
+    datasets.add_arguments(parser, num_prompts=128, input_len=256, output_len=64)
+    parser.add_argument("--bench-seed", type=int, default=0, help="seed of prompts and lengths (0)")
     parser.add_argument("--n", type=common.positive, default=1, help="answers a prompt (1)")
     parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    parser.add_argument("--no-progress", "--disable-tqdm", action="store_true", help="no progress bar")
+    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
     EngineArgs.add_cli_args(parser)
 
 
@@ -25,38 +28,64 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
 
     llm = common.load_engine(args)
     config = llm.llm_engine.config
-    inputs = common.random_lengths(args.num_prompts, args.input_len, args.range_ratio, args.bench_seed)
-    outputs = common.random_lengths(args.num_prompts, args.output_len, args.range_ratio, args.bench_seed + 1)
-    tokens = common.random_prompts(args.num_prompts, inputs, config.model.vocab_size, args.bench_seed, args.prefix_len)
-    prompts = [{"prompt_token_ids": prompt} for prompt in tokens]
-    params = [
-        SamplingParams(n=args.n, temperature=args.temperature, max_tokens=length, ignore_eos=True) for length in outputs
-    ]
-    warm_up = SamplingParams(max_tokens=2, ignore_eos=True)
-    llm.generate([{"prompt_token_ids": tokens[0][::-1]}], warm_up, use_tqdm=False)
+
+    def count_tokens(text: str) -> int:
+        return len(llm.get_tokenizer().encode(text))
+
+    samples = datasets.load_samples(args, args.bench_seed, config.model.vocab_size, count_tokens)
+    detokenize = not args.disable_detokenize
+
+    def params(max_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            n=args.n, temperature=args.temperature, max_tokens=max_tokens, ignore_eos=True, detokenize=detokenize
+        )
+
+    run(llm, [samples[0].altered(0)], [params(2)], False)
     began = time.perf_counter()
-    answers = llm.generate(prompts, params, use_tqdm=not args.no_progress)
+    answers = run(llm, samples, [params(sample.output_len) for sample in samples], not args.no_progress)
     seconds = time.perf_counter() - began
-    num_inputs = sum(len(prompt) for prompt in tokens)
+    num_inputs = sum(len(answer.prompt_token_ids) for answer in answers)
     num_outputs = sum(len(choice.token_ids) for answer in answers for choice in answer.outputs)
     figures: dict[str, Any] = {
         "model": common.model_name(config.model.model),
         "dtype": config.model.dtype,
-        "num_requests": len(prompts),
+        "dataset_name": args.dataset_name,
+        "num_requests": len(samples),
         "input_tokens": num_inputs,
         "output_tokens": num_outputs,
         "seconds": seconds,
-        "requests_per_second": len(prompts) / seconds,
+        "requests_per_second": len(samples) / seconds,
         "output_tokens_per_second": num_outputs / seconds,
         "total_tokens_per_second": (num_inputs + num_outputs) / seconds,
-        "machine": common.machine(),
     }
-    common.print_table(
-        f"Throughput: {config.model.model} ({config.model.dtype})",
-        [
-            (name.replace("_", " "), value)
-            for name, value in figures.items()
-            if name not in ("model", "dtype", "machine")
-        ],
-    )
-    return figures
+    shown = [(name.replace("_", " "), value) for name, value in figures.items() if name not in ("model", "dtype")]
+    common.print_table(f"Throughput: {config.model.model} ({config.model.dtype})", shown)
+    vllms_names = {
+        "elapsed_time": seconds,
+        "total_num_tokens": num_inputs + num_outputs,
+        "tokens_per_second": figures["total_tokens_per_second"],
+    }
+    return figures | vllms_names | {"machine": common.machine()}
+
+
+def run(llm: Any, samples: Sequence[datasets.Sample], params: Sequence[Any], use_tqdm: bool) -> list[Any]:
+    """Answers to prompts of one kind, or to conversations.
+
+    Raises:
+        ConfigError: prompts of token ids among conversations.
+    """
+    kinds = {sample.kind for sample in samples}
+    if "messages" not in kinds:
+        prompts = [
+            {"prompt_token_ids": sample.prompt} if sample.kind == "ids" else {"prompt": sample.prompt}
+            for sample in samples
+        ]
+        return llm.generate(prompts, list(params), use_tqdm=use_tqdm)
+    if "ids" in kinds:
+        message = "dataset_path: a file with `messages` cannot have prompts of token ids too."
+        raise ConfigError(message, setting="dataset_path")
+    conversations = [
+        sample.prompt if sample.kind == "messages" else [{"role": "user", "content": sample.prompt}]
+        for sample in samples
+    ]
+    return llm.chat(conversations, list(params), use_tqdm=use_tqdm)
