@@ -34,11 +34,11 @@ class Backend(Protocol):
         """Let each matcher take its token; whether its grammar allows it. A matcher that refused one is of no use any more."""
         ...
 
-    def fill(self, wanted: list[tuple[Any, int]], masks_NW: IntArray) -> None:
+    def fill(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> None:
         """Write the mask of each matcher into its line, one bit a token, the lowest of each word first. Uses several threads,
         and lets other Python threads run meanwhile."""
         ...
 
-    def error(self, matcher: Any) -> str | None:
-        """Why the matcher cannot go on, if it cannot."""
+    def settle(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> dict[int, str]:
+        """The masks are there: what the engine learns from them, and by line why a matcher cannot go on."""
         ...

@@ -23,9 +23,9 @@ from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.backend import Backend, IntArray
 from quire.structured_output.filling import FillThread, Job
+from quire.structured_output.selection import find_backend
 from quire.structured_output.vocabulary import Vocabulary
 
-MISSING = "structured_outputs need the package llguidance, which is not installed: pip install 'quire[structured]'"
 _COMPILER_THREADS = 2
 _MOST_KEPT = 256
 _MOST_SHARED = 4
@@ -95,51 +95,56 @@ class RowGrammar:
         """Whether only tokens are to come, which its matcher takes."""
         return self.matcher is not None and self._thinking is None and self.refused is None
 
-    @property
-    def error(self) -> str | None:
-        """Why the row cannot go on."""
-        if self.refused is not None:
-            return f"the output left its grammar with token {self.refused}"
-        why = None if self.backend is None else self.backend.error(self.matcher)
-        return None if why is None else f"the grammar cannot be followed further: {why}"
-
 
 class Filling:
-    """Masks that are being made in other threads."""
+    """Masks that are being made in other threads.
 
-    def __init__(self, masks_NW: IntArray, errors: dict[int, str]) -> None:
-        self._masks_NW = masks_NW
-        self._errors = errors
-        self._rows: list[tuple[RowGrammar, int]] = []
-        self._jobs: list[Job] = []
-        self._openings: list[tuple[int, int]] = []
+    Args:
+        rows: each with its line of the masks.
+        openings: (line, token allowed besides).
+        errors: what is wrong already, by line.
+    """
 
-    def begin(self, rows: list[tuple[RowGrammar, int]], openings: list[tuple[int, int]], thread: FillThread) -> None:
-        """`rows`, each with its line of the masks; `openings`: (line, token allowed besides)."""
-        self._rows, self._openings = rows, openings
-        by_backend: dict[Backend, list[tuple[Any, int]]] = {}
+    def __init__(
+        self,
+        rows: list[tuple[RowGrammar, int]],
+        openings: list[tuple[int, int]],
+        errors: dict[int, str],
+        masks_NW: IntArray,
+        thread: FillThread,
+    ) -> None:
+        self._openings, self._errors, self._masks_NW = openings, errors, masks_NW
+        self._wanted: dict[Backend, list[tuple[Any, int]]] = {}
         for row, index in rows:
-            assert row.backend is not None
-            by_backend.setdefault(row.backend, []).append((row.matcher, index))
-        for backend, wanted in by_backend.items():
-            self._jobs.append(thread.begin(functools.partial(backend.fill, wanted, self._masks_NW)))
+            if row.refused is not None:
+                errors[index] = f"the output left its grammar with token {row.refused}"
+            elif row.backend is not None:
+                self._wanted.setdefault(row.backend, []).append((row.matcher, index))
+        self._jobs: list[Job] = [
+            thread.begin(functools.partial(backend.fill, wanted, masks_NW)) for backend, wanted in self._wanted.items()
+        ]
 
     def finish(self) -> dict[int, str]:
         """Wait until they are made: what is wrong, by line. Such a line means nothing."""
         for job in self._jobs:
             job.finish()
-        for row, index in self._rows:
-            if (error := row.error) is not None:
-                self._errors[index] = error
+        for backend, wanted in self._wanted.items():
+            for index, why in backend.settle(wanted, self._masks_NW).items():
+                self._errors[index] = f"the grammar cannot be followed further: {why}"
         for index, token_id in self._openings:
             self._masks_NW.view(np.uint32)[index, token_id >> 5] |= np.uint32(1 << (token_id & 31))
         return self._errors
 
 
 class Grammars:
-    """Every grammar of one vocabulary. May be used from several threads."""
+    """Every grammar of one vocabulary. May be used from several threads.
 
-    def __init__(self) -> None:
+    Args:
+        backend: which engine: `auto`, or a name of `selection.BACKENDS`.
+    """
+
+    def __init__(self, backend: str = "auto") -> None:
+        self._backend_name = backend
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[tuple[int, ...], Backend] = {}
@@ -205,9 +210,7 @@ class Grammars:
             if (token_id := row.may_begin_to_think(output_token_ids)) is not None:
                 openings.append((index, token_id))
         self._advance(moved, moves)
-        filling = Filling(masks_NW, errors)
-        filling.begin(ready, openings, self._fill_thread)
-        return filling
+        return Filling(ready, openings, errors, masks_NW, self._fill_thread)
 
     @staticmethod
     def _advance(moved: list[RowGrammar], moves: dict[Backend, list[tuple[Any, int]]]) -> None:
@@ -260,10 +263,7 @@ class Grammars:
         return backend, backend.compile(params)
 
     def _backend(self, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]) -> Backend:
-        try:
-            from quire.structured_output.guidance import GuidanceBackend
-        except ImportError:
-            raise RequestError(MISSING, param="structured_outputs") from None
+        backend_class = find_backend(self._backend_name)
         if not eos_token_ids:
             raise RequestError(
                 "structured_outputs need a model with an end-of-sequence token: this one states none",
@@ -273,7 +273,7 @@ class Grammars:
             if eos_token_ids not in self._backends:
                 if self._vocabulary is None:
                     self._vocabulary = load_vocabulary()
-                self._backends[eos_token_ids] = GuidanceBackend(self._vocabulary, eos_token_ids)
+                self._backends[eos_token_ids] = backend_class(self._vocabulary, eos_token_ids)
             return self._backends[eos_token_ids]
 
 

@@ -3,9 +3,10 @@ Earley parser. A mask costs microseconds to few milliseconds, whatever the gramm
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import llguidance
 
@@ -13,6 +14,7 @@ from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.backend import IntArray
 from quire.structured_output.grammar_text import write_grammar
+from quire.structured_output.string_masks import UNBOUNDED, StringMasks, longest_bound
 from quire.structured_output.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -21,50 +23,157 @@ if TYPE_CHECKING:
 _FEW = 4
 """Rows whose tokens are taken one after the other: waking threads takes longer."""
 _MOST_THREADS = 32
+_MOST_PROBES = 1024
+"""Characters of a string that are looked ahead."""
+
+
+class _Form(NamedTuple):
+    """A compiled grammar; `bound` is what `longest_bound` says of its schema, and `rest` the same grammar for the vocabulary
+    `StringMasks.rest` where strings are bounded."""
+
+    matcher: LLMatcher
+    bound: int | None
+    rest: LLMatcher | None
+
+
+class _Row:
+    """A row's matcher. While the row is inside a string, `base` is what its masks have in common, and `left` the characters
+    that it has room for: exactly, or at least. `rest` follows when it is needed: `text` is what it has not seen."""
+
+    __slots__ = ("base", "form", "is_exact", "left", "matcher", "rest", "text", "uses_rest")
+
+    def __init__(self, form: _Form) -> None:
+        self.form = form
+        self.matcher = form.matcher.deep_copy()
+        self.rest: LLMatcher | None = None
+        self.text = bytearray()
+        self.base: bytes | None = None
+        self.left = 0
+        self.is_exact = self.uses_rest = False
 
 
 class GuidanceBackend:
     """As `Backend`, with llguidance."""
 
     def __init__(self, vocabulary: Vocabulary, eos_token_ids: tuple[int, ...]) -> None:
-        wrapper = llguidance.TokenizerWrapper(_PlainTokenizer(vocabulary, eos_token_ids))
-        self._tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(eos_token_ids))
+        plain = _PlainTokenizer(vocabulary, eos_token_ids)
+        self._tokens = vocabulary.tokens
+        self._strings = StringMasks(vocabulary, frozenset(plain.special_token_ids))
+        self._tokenizer = _make_tokenizer(plain, eos_token_ids)
+        self._rest_tokenizer = _make_tokenizer(_PlainTokenizer(self._strings.rest, eos_token_ids), eos_token_ids)
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._executor = llguidance.LLExecutor(num_threads=min(max(1, cores - 1), _MOST_THREADS))
 
-    def compile(self, params: StructuredOutputsParams) -> LLMatcher:
-        """A matcher at the beginning, which rows copy."""
-        kind, _ = params.constraint()
-        matcher = llguidance.LLMatcher(self._tokenizer, write_grammar(params), log_level=0, limits=self._limits)
+    def compile(self, params: StructuredOutputsParams) -> _Form:
+        """As `Backend.compile`."""
+        kind, value = params.constraint()
+        grammar = write_grammar(params)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise RequestError(
                 f"structured_outputs.{kind} cannot be used: {_first_lines(matcher.get_error())}", param=kind
             )
-        return matcher
+        bound = rest = None
+        if self._strings.is_usable and params.whitespace_pattern is None and kind in ("json", "json_object"):
+            bound = longest_bound(
+                True if kind == "json_object" else json.loads(value) if isinstance(value, str) else value
+            )
+        if bound:
+            rest = llguidance.LLMatcher(self._rest_tokenizer, grammar, log_level=0, limits=self._limits)
+        return _Form(matcher, bound, rest)
 
-    def begin(self, form: LLMatcher) -> LLMatcher:
+    def begin(self, form: _Form) -> _Row:
         """As `Backend.begin`."""
-        return form.deep_copy()
+        return _Row(form)
 
-    def advance(self, moves: Sequence[tuple[LLMatcher, int]]) -> list[bool]:
+    def advance(self, moves: Sequence[tuple[_Row, int]]) -> list[bool]:
         """As `Backend.advance`."""
+        strings = self._strings
+        for row, token_id in moves:
+            if row.form.rest is not None:
+                row.text += self._tokens[token_id]
+            if row.base is not None:
+                left = strings.left_after(token_id, row.left)
+                if left is None or not (row.is_exact or strings.can_tell(left)):
+                    row.base = None
+                else:
+                    row.left = left
         if len(moves) <= _FEW:
-            return [matcher.consume_token(token_id) for matcher, token_id in moves]
-        return self._executor.consume_token_par(list(moves))
+            return [row.matcher.consume_token(token_id) for row, token_id in moves]
+        return self._executor.consume_token_par([(row.matcher, token_id) for row, token_id in moves])
 
-    def fill(self, wanted: list[tuple[LLMatcher, int]], masks_NW: IntArray) -> None:
+    def fill(self, wanted: Sequence[tuple[_Row, int]], masks_NW: IntArray) -> None:
         """As `Backend.fill`."""
         count, words = masks_NW.shape
-        if len(wanted) == 1:  # no threads to wake
-            matcher, index = wanted[0]
+        unknown: list[tuple[LLMatcher, int]] = []
+        for row, index in wanted:
+            if row.base is not None:
+                masks_NW[index] = self._strings.mask(row.base, row.left)
+            else:
+                unknown.append((self._whom_to_ask(row), index))
+        if len(unknown) == 1:  # no threads to wake
+            matcher, index = unknown[0]
             matcher.unsafe_compute_mask_ptr(masks_NW.ctypes.data + index * words * 4, words * 4)
-        else:
-            self._executor.unsafe_compute_mask_ptr(wanted, masks_NW.ctypes.data, words * 4, count)
+        elif unknown:
+            self._executor.unsafe_compute_mask_ptr(unknown, masks_NW.ctypes.data, words * 4, count)
 
-    def error(self, matcher: LLMatcher) -> str | None:
-        """As `Backend.error`."""
-        return _first_lines(matcher.get_error()) if matcher.is_error() else None
+    def _whom_to_ask(self, row: _Row) -> LLMatcher:
+        """The row's matcher, or that of the rest of the vocabulary where that is enough: inside a bounded string."""
+        row.uses_rest = False
+        if row.form.rest is None or not self._may_be_inside(row):
+            return row.matcher
+        self._measure(row)
+        if not (row.is_exact or self._strings.can_tell(row.left)):
+            return row.matcher
+        if row.rest is None:
+            row.rest = row.form.rest.deep_copy()
+        row.rest.consume_tokens([self._strings.byte_ids[byte] for byte in row.text])
+        row.text.clear()
+        row.uses_rest = not row.rest.is_error()
+        return row.rest if row.uses_rest else row.matcher
+
+    def _may_be_inside(self, row: _Row) -> bool:
+        strings, can_take = self._strings, row.matcher.validate_tokens
+        return bool(can_take([strings.probe]) and can_take([strings.quote]) and not can_take([strings.key_end]))
+
+    def _measure(self, row: _Row) -> None:
+        """How many characters the string may still have."""
+        assert row.form.bound is not None
+        row.left, row.is_exact = UNBOUNDED, True
+        if row.form.bound:
+            most = min(row.form.bound + 1, _MOST_PROBES)
+            found = row.matcher.validate_tokens([self._strings.probe] * most)
+            if found < most:
+                row.left = found
+            elif most <= row.form.bound:
+                row.left, row.is_exact = found, False
+
+    def settle(self, wanted: Sequence[tuple[_Row, int]], masks_NW: IntArray) -> dict[int, str]:
+        """As `Backend.settle`."""
+        strings = self._strings
+        errors: dict[int, str] = {}
+        for row, index in wanted:
+            if row.base is not None:
+                continue
+            mask_W = masks_NW[index]
+            if row.uses_rest:
+                if strings.is_inside_rest(mask_W):
+                    row.base = strings.begin(mask_W)
+                    mask_W[:] = strings.mask(row.base, row.left)
+                else:
+                    row.matcher.unsafe_compute_mask_ptr(mask_W.ctypes.data, mask_W.nbytes)
+            elif row.form.bound is not None and strings.may_be_inside(mask_W):
+                self._measure(row)
+                if strings.is_inside(mask_W, row.left) and (row.is_exact or strings.can_tell(row.left)):
+                    row.base = strings.begin(mask_W)
+            if row.matcher.is_error():
+                errors[index] = _first_lines(row.matcher.get_error())
+        return errors
+
+
+def _make_tokenizer(plain: _PlainTokenizer, eos_token_ids: tuple[int, ...]) -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(plain), eos_token=list(eos_token_ids))
 
 
 class _PlainTokenizer:
