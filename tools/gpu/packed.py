@@ -169,33 +169,37 @@ def tune() -> None:
     """Stages, tiles asked for ahead and programs of a multiprocessor, for a few numbers of rows."""
     layers = [[prepared(packed_weight(n, k, 4, 128, zeros=True)) for n, k in SHAPES.values()] for _ in range(LAYERS)]
     began = packed_tiles.STAGES, packed_tiles.AHEAD, dict(packed_tiles.PROGRAMS)
+    only = os.environ.get("TUNE")  # one of them alone, to compile several at a time
+    variants = ((4, 4, 4), (3, 4, 4), (6, 4, 4), (4, 0, 4), (4, 8, 4), (4, 4, 2), (4, 4, 3), (4, 4, 6), (4, 4, 8))
     for rows in (1, 16, 64):
         inputs = {k: torch.randn(rows, k, device=DEVICE).bfloat16() for _, k in SHAPES.values()}
         outputs = {n: torch.empty(rows, n, device=DEVICE, dtype=torch.bfloat16) for n, _ in SHAPES.values()}
-        for stages in (3, 4, 6):
-            for ahead in (0, 4, 8):
-                for programs in (2, 4, 6, 8):
-                    packed_tiles.STAGES, packed_tiles.AHEAD = stages, ahead
-                    packed_tiles.PROGRAMS = dict.fromkeys((16, 32, 64), programs)
+        for number, (stages, ahead, programs) in enumerate(variants):
+            if only is not None and int(only) != number:
+                continue
+            packed_tiles.STAGES, packed_tiles.AHEAD = stages, ahead
+            packed_tiles.PROGRAMS = dict.fromkeys((16, 32, 64), programs)
 
-                    def run(inputs: Any = inputs, outputs: Any = outputs) -> None:
-                        for weights in layers:
-                            for weight in weights:
-                                kernels.packed_linear(inputs[weight.in_features], weight, outputs[weight.out_features])
+            def run(inputs: Any = inputs, outputs: Any = outputs) -> None:
+                for weights in layers:
+                    for weight in weights:
+                        kernels.packed_linear(inputs[weight.in_features], weight, outputs[weight.out_features])
 
-                    taken = microseconds(run, LAYERS)
-                    RESULTS.setdefault("tuning", []).append((rows, stages, ahead, programs, taken))
-        best = sorted((row for row in RESULTS["tuning"] if row[0] == rows), key=lambda row: row[-1])
-        print(f"{rows} rows (stages, ahead, programs, µs): {best[:8]} ... {best[-1]}", flush=True)
+            taken = microseconds(run, LAYERS)
+            RESULTS.setdefault("tuning", []).append((rows, stages, ahead, programs, taken))
+        tuned = sorted((row for row in RESULTS["tuning"] if row[0] == rows), key=lambda row: row[-1])
+        print(f"{rows} rows (stages, ahead, programs, µs a layer): {[row[1:] for row in tuned]}", flush=True)
     packed_tiles.STAGES, packed_tiles.AHEAD, packed_tiles.PROGRAMS = began
 
 
 def main() -> None:
     torch.manual_seed(0)
-    check()
+    if "TUNE" not in os.environ:
+        check()
     if not SMALL:
         RESULTS["device"] = torch.cuda.get_device_name()
-        time_forms()
+        if "TUNE" not in os.environ:
+            time_forms()
         tune()
     if "OUT" in os.environ:
         (Path(os.environ["OUT"]) / "packed.json").write_text(json.dumps(RESULTS, indent=1))

@@ -157,13 +157,13 @@ for bits, codes, group, table, rows in ((4, "*u8", 128, False, 1), (4, "*u8", 32
             BLOCK_K=packed_dot.block_k_of(group, 4096), SPLIT=split, STAGES=3, **given,
         )
         assert dot.metadata.shared <= 227 * 1024 and "mma" in dot.asm["ptx"]
-for kind, columns, has_zero in ((0, 128, True), (1, 128, False), (2, 64, False), (3, 64, False)):
-    given = dict(GROUP=32, COLUMNS=columns, WORDS=32, KIND=kind, HAS_ZERO=has_zero, ASSEMBLY=True, PDL=True, K=4096)
-    types = {"w_ptr": "*i16", "zero_ptr": "*bf16"}
+for kind, columns in ((0, 128), (1, 128), (2, 64), (3, 64)):
+    given = dict(GROUP=32, COLUMNS=columns, WORDS=32, KIND=kind, ASSEMBLY=True, PDL=True, K=4096)
+    types = {"w_ptr": "*i16", "scale_ptr": "*i32"}
     expand = compiled(packed_tiles.expand_kernel, 4, types, **given)
     tiles = compiled(
-        packed_tiles.tiles_kernel, 4, types, HAS_PERM=False, HAS_BIAS=True, ADD=True, BLOCK_T=16, BLOCK_N=128, LENGTH=8,
-        SPLIT=4, STAGES=4, AHEAD=4, **given,
+        packed_tiles.tiles_kernel, 4, types, HAS_PERM=False, HAS_BIAS=True, ADD=True, BLOCK_T=16, BLOCK_N=128,
+        SPLITS=True, STAGES=4, AHEAD=4, **given,
     )
     assert tiles.metadata.shared * packed_tiles.PROGRAMS[16] <= 227 * 1024
     assert "wgmma" in tiles.asm["ptx"], "numbers go to the tensor cores from registers"

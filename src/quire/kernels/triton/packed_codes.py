@@ -31,13 +31,13 @@ class Tiles:
         kind: what its codes are.
         columns: columns of a tile.
         group: columns that share a scale.
-        offset: what `zero` has more than the format's zeros: the number that code 0 becomes.
+        has_zero: each group has a zero.
     """
 
     kind: int
     columns: int
     group: int
-    offset: float
+    has_zero: bool
 
 
 def _kind_of(weight: PackedWeight) -> int | None:
@@ -58,27 +58,41 @@ def _layout_of(weight: PackedWeight) -> Tiles | None:
         return None
     group = weight.in_features // weight.plain()[1].shape[1]
     parts = 4 if kind in (WHOLE_4, FLOAT_4) else 2
-    offset = 0.0 if kind != WHOLE_4 else 128.0 if weight.dtype == torch.bfloat16 else 1024.0
     for columns in (32 * parts, 16 * parts):
         words = columns // parts
         if weight.in_features % columns == 0 and group % words == 0 and (columns % group == 0 or group % columns == 0):
-            return Tiles(kind, columns, group, offset)
+            return Tiles(kind, columns, group, has_zero=kind == WHOLE_4)
     return None
 
 
+def offset_of(dtype: torch.dtype) -> float:
+    """The number of a type that a whole code is added to in its last bits."""
+    return 128.0 if dtype == torch.bfloat16 else 1024.0
+
+
 def tiled(weight: PackedWeight) -> PackedWeight | None:
-    """The weight in tiles: `packed` int16 [N / 128 rounded up, K / columns, 128, W], `scale` and `zero` [groups, rounded N]; None
-    where it has to stay as it is."""
+    """The weight in tiles; None where it has to stay as it is.
+
+    `packed` is int16 [N / 128 rounded up, K / columns, 128, W]. `scale` is [groups, rounded N]: int32 with a scale in float16
+    and, above it, a zero; int64 with a scale in float32 where float16 would round it. A zero is in the model's type and includes
+    what code 0 becomes (`offset_of`)."""
     layout = _layout_of(weight)
     if layout is None:
         return None
     codes, scale_NG = weight.plain()
-    offset_zero = None
-    if layout.kind == WHOLE_4:
+    zero_bits = torch.zeros_like(scale_NG, dtype=torch.int64)
+    if layout.has_zero:
+        offset = offset_of(weight.dtype)
         zero = torch.zeros_like(scale_NG) if weight.zero is None else weight.zero
-        offset_zero = (zero + layout.offset).to(weight.dtype)
-        if not torch.equal(offset_zero.float() - layout.offset, zero.float()):
+        zero_NG = (zero + offset).to(weight.dtype)
+        if not torch.equal(zero_NG.float() - offset, zero.float()):
             return None
+        zero_bits = zero_NG.view(torch.int16).to(torch.int64)
+    half_NG = scale_NG.half()
+    if torch.equal(half_NG.float(), scale_NG.float()):
+        both_NG = (half_NG.view(torch.int16).to(torch.int32) & 0xFFFF) | zero_bits.to(torch.int32) << 16
+    else:
+        both_NG = (scale_NG.float().view(torch.int32).to(torch.int64) & 0xFFFFFFFF) | zero_bits << 32
     n, k = weight.out_features, weight.in_features
     rows = cdiv(n, BLOCK_ROWS) * BLOCK_ROWS
     bits = code_bits(codes)
@@ -88,15 +102,12 @@ def tiled(weight: PackedWeight) -> PackedWeight | None:
     words = parts[0].to(torch.int32)
     for part in range(1, 16 // bits):
         words |= parts[part].to(torch.int32) << bits * part
-    half = scale_NG.half()
-    scale = half if torch.equal(half.float(), scale_NG.float()) else scale_NG.float()
-    pad = (0, 0, 0, rows - n)
     return dataclasses.replace(
         weight,
         data=None,
         packed=words.to(torch.int16).contiguous(),
-        scale=torch.nn.functional.pad(scale, pad).t().contiguous(),
-        zero=None if offset_zero is None else torch.nn.functional.pad(offset_zero, pad).t().contiguous(),
+        scale=torch.nn.functional.pad(both_NG, (0, 0, 0, rows - n)).t().contiguous(),
+        zero=None,
         table=None,
         layout=layout,
     )
@@ -127,12 +138,30 @@ def _assembly(kind, part, is_half):
 
 
 @triton.jit
-def decode(words_NW, zero_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Part PART of every word as numbers of the model's type, exact. `zero_N` includes the layout's offset; it is looked at
-    where codes have zeros."""
+def scale_of(both_N):
+    """Scales in float32, of what `tiled` made of scales and zeros."""
+    if both_N.dtype == tl.int32:
+        scale = both_N.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        scale = both_N.to(tl.int32).to(tl.float32, bitcast=True)
+    return scale
+
+
+@triton.jit
+def _zero_bits(both_N):
+    if both_N.dtype == tl.int32:
+        bits = (both_N >> 16).to(tl.int16)
+    else:
+        bits = (both_N >> 32).to(tl.int16)
+    return bits
+
+
+@triton.jit
+def decode(words_NW, both_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Part PART of every word as numbers of the model's type, exact, less the zeros that come with the scales `both_N`."""
     dtype: tl.constexpr = tl.float16 if IS_HALF else tl.bfloat16
     if ASSEMBLY and KIND == _WHOLE_4:
-        zero = tl.broadcast_to(zero_N.to(tl.int16, bitcast=True)[:, None], words_NW.shape)
+        zero = tl.broadcast_to(_zero_bits(both_N)[:, None], words_NW.shape)
         bits = tl.inline_asm_elementwise(
             _assembly(KIND, PART, IS_HALF), "=r,r,r", [words_NW, zero], dtype=tl.int16, is_pure=True, pack=2
         )
@@ -145,7 +174,7 @@ def decode(words_NW, zero_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl
     elif KIND == _WHOLE_4:
         offset: tl.constexpr = 1024.0 if IS_HALF else 128.0
         code = ((words_NW >> (4 * PART)) & 15).to(tl.float32)
-        return (code + offset - zero_N.to(tl.float32)[:, None]).to(dtype)
+        return (code + offset - _zero_bits(both_N).to(dtype, bitcast=True).to(tl.float32)[:, None]).to(dtype)
     elif KIND == _FLOAT_4:
         code = (words_NW >> (4 * PART)) & 15
         exponent = (code >> 1) & 3

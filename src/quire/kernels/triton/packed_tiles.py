@@ -1,7 +1,7 @@
 """Codes in tiles times any number of rows, on the tensor cores: read once for up to 64 rows, made numbers in registers.
 
 A program owns a block of outputs for a block of rows and walks along the tiles, the next ones' codes and inputs on their way.
-A scale is applied to the sums of its group, a zero to the codes: what is multiplied is exact. With SPLIT > 1 several programs
+A scale is applied to the sums of its group, a zero to the codes: what is multiplied is exact. With `split` > 1 several programs
 share a block's tiles; the last to finish adds their parts in order. Many rows are better served by making a band of the matrix
 whole, which stays in the cache, and multiplying that with the library (`packed.py` decides).
 
@@ -26,33 +26,28 @@ from quire.kernels.triton.launch import (
 )
 from quire.kernels.triton.linear_dot import COUNTERS, split_workspace
 from quire.kernels.triton.linear_prefetch import prefetch_rows
-from quire.kernels.triton.packed_codes import BLOCK_ROWS, Tiles, decode, may_assemble
+from quire.kernels.triton.packed_codes import BLOCK_ROWS, Tiles, decode, may_assemble, scale_of
 
 MAX_BLOCK_T, INVARIANT_BLOCK_T = 64, 32
 MAX_SPLIT, STAGES, AHEAD = 16, 4, 4
-PROGRAMS = {16: 4, 32: 4, 64: 2}
+PROGRAMS = {16: 4, 32: 3, 64: 2}
 """Programs of one multiprocessor, by rows of a block: its registers hold no more."""
 BAND_VALUES = 16 << 20
 """Values of a band of a matrix that is made whole: 32 MiB, which an H100's cache still holds."""
 
 
 @triton.jit
-def _scales(ptr, tile, n_N, ROWS, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
-    """The scales (or zeros) of a tile: a tuple of P vectors [N]."""
-    PARTS: tl.constexpr = COLUMNS // GROUP if COLUMNS > GROUP else 1
-    given = ()
-    for part in tl.static_range(PARTS):
-        group = tile * PARTS + part if COLUMNS > GROUP else tile * COLUMNS // GROUP
-        given = given + (tl.load(ptr + group * ROWS + n_N),)  # noqa: RUF005 (the compiler knows sums of tuples)
-    return given
+def _scales(ptr, tile, part: tl.constexpr, n_N, ROWS, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    """Scales and zeros [N] of a tile's groups number `part`."""
+    group = tile * (COLUMNS // GROUP) + part if COLUMNS > GROUP else tile * COLUMNS // GROUP
+    return tl.load(ptr + group * ROWS + n_N)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "length", "split"])
 def tiles_kernel(
     x_ptr,
     w_ptr,
     scale_ptr,
-    zero_ptr,
     perm_ptr,
     bias_ptr,
     out_ptr,
@@ -61,26 +56,26 @@ def tiles_kernel(
     num_rows,
     N,
     ROWS,
+    length,
+    split,
     K: tl.constexpr,
     GROUP: tl.constexpr,
     COLUMNS: tl.constexpr,
     WORDS: tl.constexpr,
     KIND: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
     HAS_PERM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    LENGTH: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out [T, N] = x @ w.T + bias, or that added to it. LENGTH: tiles that a program multiplies; AHEAD: of those, how many are
-    asked for before the inputs are there."""
+    """out [T, N] = x @ w.T + bias, or that added to it. length: tiles that a program multiplies; AHEAD: of those, how many are
+    asked for before the inputs are there; SPLITS: `split` programs share a block's tiles."""
     IS_HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.float16
     TILES: tl.constexpr = K // COLUMNS
     PARTS: tl.constexpr = COLUMNS // WORDS
@@ -91,8 +86,8 @@ def tiles_kernel(
     t = block_t * BLOCK_T + tl.arange(0, BLOCK_T)
     is_row = (t < num_rows)[None, :]
     x_rows = x_ptr + tl.minimum(t, num_rows - 1).to(tl.int64)[None, :] * K
-    first = part * LENGTH
-    last = tl.minimum(first + LENGTH, TILES)
+    first = part * length
+    last = tl.minimum(first + length, TILES)
     word = tl.arange(0, WORDS)
     start = block_n * BLOCK_N // BLOCK
     inside = block_n * BLOCK_N % BLOCK + tl.arange(0, BLOCK_N)
@@ -104,38 +99,32 @@ def tiles_kernel(
                 if first + ahead < last:
                     prefetch_rows(block + (first + ahead) * BLOCK * WORDS, tl.arange(0, 128) // 32, quarter, 0, quarter)
         gdc_launch_dependents()
-    scales = _scales(scale_ptr, first, n, ROWS, GROUP, COLUMNS)
-    zeros = _scales(zero_ptr, first, n, ROWS, GROUP, COLUMNS) if HAS_ZERO else scales
-    if PDL:
         gdc_wait()
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     w_tile = block + inside[:, None] * WORDS + word[None, :]
     for tile in tl.range(first, last, num_stages=STAGES):
         words = tl.load(w_tile + tile * (BLOCK * WORDS))
-        following = tl.minimum(tile + 1, last - 1)
-        next_scales = _scales(scale_ptr, following, n, ROWS, GROUP, COLUMNS)
-        next_zeros = _scales(zero_ptr, following, n, ROWS, GROUP, COLUMNS) if HAS_ZERO else next_scales
         for scale in tl.static_range(PARTS // PER_SCALE):
+            both = _scales(scale_ptr, tile, scale, n, ROWS, GROUP, COLUMNS)
             dots = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
             for inner in tl.static_range(PER_SCALE):
                 column = tile * COLUMNS + (scale * PER_SCALE + inner) * WORDS + word
                 if HAS_PERM:
                     column = tl.load(perm_ptr + column)
                 x = tl.load(x_rows + column[:, None], mask=is_row, other=0.0)
-                w = decode(words, zeros[scale], KIND, scale * PER_SCALE + inner, IS_HALF, ASSEMBLY)
+                w = decode(words, both, KIND, scale * PER_SCALE + inner, IS_HALF, ASSEMBLY)
                 dots = tl.dot(w, x, dots)
-            sums += dots * scales[scale].to(tl.float32)[:, None]
-        scales, zeros = next_scales, next_zeros
-    if SPLIT > 1:
+            sums += dots * scale_of(both)[:, None]
+    if SPLITS:
         SIZE: tl.constexpr = BLOCK_T * BLOCK_N
         place = block_t * tl.num_programs(0) + block_n
         at = tl.arange(0, BLOCK_T)[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-        mine = partial_ptr + (place * SPLIT).to(tl.int64) * SIZE + at
+        mine = partial_ptr + (place * split).to(tl.int64) * SIZE + at
         tl.store(mine + part * SIZE, sums, mask=is_row)
         tl.debug_barrier()
-        if tl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu") == SPLIT - 1:
+        if tl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu") == split - 1:
             sums = tl.load(mine, mask=is_row, other=0.0, cache_modifier=".cg")
-            for other in tl.static_range(1, SPLIT):
+            for other in range(1, split):
                 sums += tl.load(mine + other * SIZE, mask=is_row, other=0.0, cache_modifier=".cg")
             tl.store(counter_ptr + place, 0)
             _finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
@@ -159,7 +148,6 @@ def _finish(sums_NT, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS: tl.constexp
 def expand_kernel(
     w_ptr,
     scale_ptr,
-    zero_ptr,
     out_ptr,
     first_block,
     ROWS,
@@ -168,7 +156,6 @@ def expand_kernel(
     COLUMNS: tl.constexpr,
     WORDS: tl.constexpr,
     KIND: tl.constexpr,
-    HAS_ZERO: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -184,15 +171,13 @@ def expand_kernel(
     word = tl.arange(0, WORDS)
     at = ((first_block + block).to(tl.int64) * TILES + tile) * (BLOCK * WORDS)
     words = tl.load(w_ptr + at + row[:, None] * WORDS + word[None, :])
-    scales = _scales(scale_ptr, tile, n, ROWS, GROUP, COLUMNS)
-    zeros = _scales(zero_ptr, tile, n, ROWS, GROUP, COLUMNS) if HAS_ZERO else scales
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     out = out_ptr + (block * BLOCK + row).to(tl.int64)[:, None] * K + tile * COLUMNS + word[None, :]
     for part in tl.static_range(PARTS):
-        value = decode(words, zeros[part // PER_SCALE], KIND, part, IS_HALF, ASSEMBLY).to(tl.float32)
-        value *= scales[part // PER_SCALE].to(tl.float32)[:, None]
+        both = _scales(scale_ptr, tile, part // PER_SCALE, n, ROWS, GROUP, COLUMNS)
+        value = decode(words, both, KIND, part, IS_HALF, ASSEMBLY).to(tl.float32) * scale_of(both)[:, None]
         tl.store(out + part * WORDS, value.to(out_ptr.dtype.element_ty))
 
 
@@ -216,7 +201,6 @@ def launch_tiles(
         x_TK,
         words,
         weight.scale,
-        weight.zero,
         weight.perm,
         weight.bias,
         out_TN,
@@ -225,21 +209,21 @@ def launch_tiles(
         rows,
         n,
         blocks[0] * BLOCK_ROWS,
+        length,
+        split,
         K=weight.in_features,
         GROUP=layout.group,
         COLUMNS=layout.columns,
         WORDS=words.shape[3],
         KIND=layout.kind,
-        HAS_ZERO=weight.zero is not None,
         HAS_PERM=weight.perm is not None,
         HAS_BIAS=weight.bias is not None,
         ADD=add,
         BLOCK_T=block_t,
         BLOCK_N=BLOCK_ROWS,
-        LENGTH=length,
-        SPLIT=split,
+        SPLITS=split > 1,
         STAGES=STAGES,
-        AHEAD=min(length, AHEAD),
+        AHEAD=AHEAD,
         ASSEMBLY=may_assemble(),
         num_warps=4,
         **launch_options(),
@@ -266,7 +250,6 @@ def launch_bands(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor,
         expand_kernel[(words.shape[1], blocks)](
             words,
             weight.scale,
-            weight.zero,
             matrix_NK,
             first,
             words.shape[0] * BLOCK_ROWS,
@@ -275,7 +258,6 @@ def launch_bands(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor,
             COLUMNS=layout.columns,
             WORDS=words.shape[3],
             KIND=layout.kind,
-            HAS_ZERO=weight.zero is not None,
             ASSEMBLY=may_assemble(),
             num_warps=4,
             **launch_options(),
