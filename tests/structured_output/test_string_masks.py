@@ -52,7 +52,11 @@ BACKEND = GuidanceBackend(VOCABULARY, (EOS,))
 texts = st.one_of(
     st.just({"type": "string"}),
     st.builds(lambda most: {"type": "string", "maxLength": most}, st.integers(0, 40)),
-    st.builds(lambda least, more: {"type": "string", "minLength": least, "maxLength": least + more}, st.integers(0, 5), st.integers(0, 9)),
+    st.builds(
+        lambda least, more: {"type": "string", "minLength": least, "maxLength": least + more},
+        st.integers(0, 5),
+        st.integers(0, 9),
+    ),
     st.just({"enum": ["ab", "abcdef", "é"]}),
     st.just({"type": "integer"}),
     st.just({"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}, {"type": "object"}]}),

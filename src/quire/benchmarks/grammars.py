@@ -6,7 +6,6 @@ hides the masks if both are shorter than it is. Random text in strings is the de
 """
 
 import argparse
-import json
 import os
 import statistics
 import time

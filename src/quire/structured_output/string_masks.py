@@ -140,12 +140,14 @@ def _is_whole(text: bytes) -> bool:
     return True
 
 
-_HARMLESS = frozenset(
-    "type title description default examples $schema $id $comment deprecated readOnly writeOnly enum const required minItems"
-    " maxItems minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minProperties maxProperties minLength maxLength"
-    " $ref".split()
-)
-_NARROW_FORMATS = frozenset("date-time date time duration email hostname ipv4 ipv6 uuid".split())
+# fmt: off
+_HARMLESS = frozenset((
+    "type", "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly",
+    "writeOnly", "enum", "const", "required", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum",
+    "exclusiveMaximum", "multipleOf", "minProperties", "maxProperties", "minLength", "maxLength", "$ref",
+))
+# fmt: on
+_NARROW_FORMATS = frozenset(("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"))
 """Formats whose texts are never taken for any text: they have no space, no Umlaut."""
 
 
