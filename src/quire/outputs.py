@@ -55,6 +55,7 @@ class RequestMetrics:
     last_token_time: float = 0.0
     finished_time: float = 0.0
     num_generation_tokens: int = 0
+    scheduled_time: float = 0.0
 
 
 def _repr_without_none(self: Any) -> str:

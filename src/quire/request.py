@@ -85,7 +85,12 @@ class Refusal(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
-    """News about one request. Logprob fields are parallel lists: see `core.output.TokenLogprobs`."""
+    """News about one request. Logprob fields are parallel lists: see `core.output.TokenLogprobs`.
+
+    Attributes:
+        num_cached_tokens, scheduled_at: with the first news only: prompt tokens that the prefix cache gave, and when the
+            request left the queue, in seconds of `time.monotonic()`.
+    """
 
     request_id: str
     new_token_ids: list[int] = []
@@ -101,6 +106,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     prompt_logprob_ranks: list[int] | None = None
     pooled: Pooled | None = None
     refusal: Refusal | None = None
+    scheduled_at: float = 0.0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -1,6 +1,9 @@
 """Histograms, the engine's figures, their Prometheus text, and the log's line."""
 
 import bisect
+import json
+import re
+from importlib.resources import files
 
 import pytest
 from hypothesis import given
@@ -47,22 +50,26 @@ def filled() -> EngineMetrics:
             prefix_cache_queries=8,
             prefix_cache_hits=6,
             num_batched_tokens=17,
+            step_ms=4.0,
         )
     )
     metrics.record_first_token(0.03, num_prompt_tokens=12)
     metrics.record_next_tokens(0.02)
     metrics.record_next_tokens(0.04, count=2)
-    metrics.record_finished(FinishedRequest("stop", 12, 4, 0.03, 0.06, 0.09, max_tokens=16))
+    finished = FinishedRequest("stop", 12, 4, 0.03, 0.06, 0.09, max_tokens=16)
+    finished.num_cached_tokens, finished.scheduled, finished.most_tokens = 8, 0.01, 4
+    metrics.record_finished(finished)
     return metrics
 
 
-def samples(metrics: EngineMetrics) -> dict[str, float]:
-    body, content_type = PrometheusExposition(metrics, cache_info(CacheConfig())).exposition()
+def samples(metrics: EngineMetrics, names: str = "quire") -> dict[str, float]:
+    body, content_type = PrometheusExposition(metrics, cache_info(CacheConfig()), names).exposition()
     assert content_type.startswith("text/plain")
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(body.decode()):
         for sample in family.samples:
-            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "model_name")
+            shown = {k: v for k, v in sorted(sample.labels.items()) if k not in ("model_name", "engine")}
+            labels = ",".join(f"{k}={v}" for k, v in shown.items())
             assert sample.labels.get("model_name", "m") == "m"
             found[f"{sample.name}{{{labels}}}"] = sample.value
     return found
@@ -91,8 +98,47 @@ def test_every_figure_is_exposed_under_its_name():
         "request_generation_tokens_bucket{le=2.0}": 0,
         "request_generation_tokens_bucket{le=+Inf}": 1,
         "request_params_max_tokens_sum{}": 16,
+        "request_params_n_count{}": 1,
+        "step_time_seconds_sum{}": 0.004,
+        "request_queue_time_seconds_sum{}": 0.01,
+        "request_prefill_time_seconds_sum{}": 0.02,
+        "request_decode_time_seconds_sum{}": 0.06,
+        "request_inference_time_seconds_sum{}": 0.08,
+        "request_prefill_kv_computed_tokens_sum{}": 4,
+        "request_max_num_generation_tokens_sum{}": 4,
+        "prompt_tokens_cached_total{}": 8,
+        "admission_rejections_total{reason=queue_full}": 0,
     }
     assert {name: found[PREFIX + name] for name in expected} == pytest.approx(expected)
+
+
+def test_the_same_figures_stand_under_the_names_of_vllm():
+    ours, theirs, both = (samples(filled(), names) for names in ("quire", "vllm", "both"))
+    figures = {name.removeprefix(PREFIX): value for name, value in ours.items() if name.startswith(PREFIX)}
+    assert figures and figures == {
+        name.removeprefix("vllm:"): value for name, value in theirs.items() if name.startswith("vllm:")
+    }
+    assert not any(name.startswith(PREFIX) for name in theirs)
+    assert {name for name in both if ":" in name} == {name for name in {**ours, **theirs} if ":" in name}
+
+
+def test_every_expression_of_the_board_names_figures_that_there_are():
+    board = json.loads((files("quire") / "assets" / "grafana" / "quire.json").read_text())
+    found = {name.split("{")[0] for name in samples(filled())}
+    expressions = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    expressions += [variable["definition"] for variable in board["templating"]["list"] if "definition" in variable]
+    assert len(expressions) > 20
+    for expression in expressions:
+        named = re.findall(r"quire:\w+", expression)
+        assert named and set(named) <= found, expression
+        assert expression.count("(") == expression.count(")")
+
+
+def test_a_request_for_which_there_was_no_room_is_counted():
+    metrics = EngineMetrics("m", 100)
+    metrics.record_finished(FinishedRequest("error", 5, 0, is_rejected=True))
+    assert samples(metrics)[PREFIX + "admission_rejections_total{reason=queue_full}"] == 1
+    assert metrics.queue_time.count == 0
 
 
 def test_counters_add_up_over_steps():

@@ -48,6 +48,7 @@ class Request:
         num_released: by KV group, how many leading pages were given back already.
         host_block_ids: host pages of a swapped request, for the device pages that they restore.
         hashes: names of its full pages, as far as they are computed; num_published of them are findable.
+        scheduled_at: when it got a row for the first time, in seconds; 0 before.
         timeline: what happened to it, where that is kept.
     """
 
@@ -73,6 +74,7 @@ class Request:
         "request_id",
         "root_hash",
         "row",
+        "scheduled_at",
         "source",
         "status",
         "stop_ids",
@@ -115,6 +117,7 @@ class Request:
         self.hashes: list[bytes] = []
         self.num_published = 0
         self.prompt_logprobs: TokenLogprobs | None = None
+        self.scheduled_at = 0.0
         self.timeline: Timeline | None = None
 
     @property

@@ -45,6 +45,7 @@ def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs
     if not request.has_reported:
         request.has_reported = True
         output.num_cached_tokens = max(0, request.num_cached_tokens)
+        output.scheduled_at = request.scheduled_at
         kept, request.prompt_logprobs = request.prompt_logprobs, None
         if kept is not None:
             output.prompt_logprob_token_ids = kept.token_ids

@@ -153,10 +153,10 @@ class Timelines:
 
     def scheduled(self, request: Request, num_hit: int, num_free_pages: int) -> None:
         """It got a row and pages."""
-        timeline = request.timeline
+        now, timeline = self.clock(), request.timeline
+        request.scheduled_at = request.scheduled_at or now
         if timeline is None:
             return
-        now = self.clock()
         if self._stalled[1] is not None:
             self._queue_moved(now, request)
         timeline.token_ids = request.token_ids

@@ -165,6 +165,7 @@ class OutputProcessor:
         if sequence.index == 0:
             record.append_prompt_logprobs(output)
         sequence.append_logprobs(output)
+            record.scheduled_time = output.scheduled_at
         if output.finish_reason is None:
             stopped = any(sequence.append(token_id) for token_id in output.new_token_ids if not sequence.finish_reason)
             if stopped:
@@ -241,3 +242,7 @@ def _finished(record: RequestRecord, sequence: SequenceState, now: float) -> Fin
         max_tokens=sequence.params.max_tokens,
         n=record.params.n,
     )
+        num_cached_tokens=record.num_cached_tokens or 0,
+        scheduled=record.scheduled_time - record.arrival_time if record.scheduled_time else None,
+        most_tokens=max(len(one.token_ids) for one in record.sequences) if record.num_unfinished == 0 else None,
+        is_rejected=isinstance(record.refusal, CapacityError),

@@ -264,6 +264,7 @@ class RequestRecord:
         refusal: the error that the core refused it with, where it did: a client's fault, or a lack of room.
         is_touched: has news in the step that is being processed.
         pooled: what the pooler gave, if it is a pooling request.
+        scheduled_time: when its first sequence left the core's queue; 0 as long as that is not known.
     """
 
     request_id: str
@@ -283,6 +284,7 @@ class RequestRecord:
     is_touched: bool = False
     prompt_logprobs_sent: bool = False
     pooled: Pooled | None = None
+    scheduled_time: float = 0.0
 
     def __post_init__(self) -> None:
         self.sequences = [
@@ -359,9 +361,11 @@ class RequestRecord:
             only = self.sequences[0]
             last = only.last_token_time
             finished = 0.0 if self.num_unfinished else last
-            return RequestMetrics(self.arrival_time, only.first_token_time, last, finished, len(only.token_ids))
+            count = len(only.token_ids)
+            return RequestMetrics(self.arrival_time, only.first_token_time, last, finished, count, self.scheduled_time)
         firsts = [sequence.first_token_time for sequence in self.sequences if sequence.first_token_time]
         last = max(sequence.last_token_time for sequence in self.sequences)
+            scheduled_time=self.scheduled_time,
         return RequestMetrics(
             arrival_time=self.arrival_time,
             first_token_time=min(firsts, default=0.0),

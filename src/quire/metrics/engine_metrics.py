@@ -50,6 +50,9 @@ TOKEN_BOUNDS = (
     5.0,
 )
 REQUEST_BOUNDS = (
+    0.001,
+    0.005,
+    0.02,
     0.05,
     0.1,
     0.3,
@@ -70,6 +73,7 @@ REQUEST_BOUNDS = (
     120.0,
     240.0,
 )
+STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICE_BOUNDS = (1, 2, 5, 10, 20)
 FINISH_REASONS: tuple[str, ...] = ("stop", "length", "abort", "error")
@@ -84,6 +88,10 @@ class FinishedRequest:
         decode_time: from the first token to the last.
         end_to_end: from arrival to the end.
         max_tokens: what the request allowed.
+        num_cached_tokens: prompt tokens that the prefix cache gave.
+        scheduled: from arrival to leaving the queue.
+        most_tokens: of the request's longest sequence, told with the last of its sequences.
+        is_rejected: there was no room for it.
     """
 
     finish_reason: str
@@ -94,6 +102,10 @@ class FinishedRequest:
     end_to_end: float | None = None
     max_tokens: int | None = None
     n: int = 1
+    num_cached_tokens: int = 0
+    scheduled: float | None = None
+    most_tokens: int | None = None
+    is_rejected: bool = False
 
 
 class EngineMetrics:
@@ -115,17 +127,24 @@ class EngineMetrics:
         self.prefix_cache_hits = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.prompt_tokens_cached = 0
         self.num_steps = 0
+        self.num_rejected = 0
         self.success: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
         self.iteration_tokens = Histogram(ITERATION_BOUNDS)
+        self.step_time = Histogram(STEP_BOUNDS)
         self.time_to_first_token = Histogram(TTFT_BOUNDS)
         self.inter_token_latency = Histogram(TOKEN_BOUNDS)
         self.time_per_output_token = Histogram(TOKEN_BOUNDS)
         self.end_to_end = Histogram(REQUEST_BOUNDS)
+        self.queue_time = Histogram(REQUEST_BOUNDS)
         self.prefill_time = Histogram(REQUEST_BOUNDS)
+        self.inference_time = Histogram(REQUEST_BOUNDS)
         self.decode_time = Histogram(REQUEST_BOUNDS)
         self.request_prompt_tokens = Histogram(lengths)
         self.request_generation_tokens = Histogram(lengths)
+        self.request_computed_tokens = Histogram(lengths)
+        self.request_most_tokens = Histogram(lengths)
         self.request_max_tokens = Histogram(lengths)
         self.request_n = Histogram(CHOICE_BOUNDS)
 
@@ -141,6 +160,8 @@ class EngineMetrics:
         if stats.num_batched_tokens:
             self.num_steps += 1
             self.iteration_tokens.observe(stats.num_batched_tokens)
+            if stats.step_ms > 0.0:
+                self.step_time.observe(stats.step_ms / 1e3)
 
     def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
         """A request's prompt is done and its first token is out."""
@@ -148,10 +169,10 @@ class EngineMetrics:
         self.prompt_tokens += num_prompt_tokens
         self.generation_tokens += 1
 
-    def record_next_tokens(self, seconds: float, count: int = 1) -> None:
-        """`count` further tokens came `seconds` after those before them."""
-        self.inter_token_latency.observe(seconds / count, count)
-        self.generation_tokens += count
+    def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
+        """`count` further tokens came `seconds` after those before them; the same of `times` sequences."""
+        self.inter_token_latency.observe(seconds / count, count * times)
+        self.generation_tokens += count * times
 
     def record_finished(self, request: FinishedRequest) -> None:
         """A sequence ended."""
@@ -163,8 +184,17 @@ class EngineMetrics:
             self.request_max_tokens.observe(request.max_tokens)
         if request.end_to_end is not None:
             self.end_to_end.observe(request.end_to_end)
-        if request.time_to_first_token is not None:
-            self.prefill_time.observe(request.time_to_first_token)
+        if request.most_tokens is not None:
+            self.request_most_tokens.observe(request.most_tokens)
+        self.num_rejected += request.is_rejected
+        if request.scheduled is not None:
+            self.queue_time.observe(request.scheduled)
+            self.request_computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
+            self.prompt_tokens_cached += request.num_cached_tokens
+            if request.time_to_first_token is not None:
+                self.prefill_time.observe(max(0.0, request.time_to_first_token - request.scheduled))
+            if request.end_to_end is not None:
+                self.inference_time.observe(max(0.0, request.end_to_end - request.scheduled))
         if request.decode_time is not None:
             self.decode_time.observe(request.decode_time)
             if request.num_generation_tokens > 1:

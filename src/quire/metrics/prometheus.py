@@ -1,4 +1,4 @@
-"""`EngineMetrics` in Prometheus' text format: the meanings of vLLM's metrics, under the prefix `quire:`.
+"""`EngineMetrics` in Prometheus' text format: the meanings of vLLM's metrics, under the prefix `quire:`, vLLM's own, or both.
 
 Figures are kept by `EngineMetrics` and turned into samples only when somebody asks.
 """
@@ -15,6 +15,12 @@ from quire.metrics.engine_metrics import EngineMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "quire:"
+PREFIXES: dict[str, tuple[str, ...]] = {"quire": (PREFIX,), "vllm": ("vllm:",), "both": (PREFIX, "vllm:")}
+"""What `--metrics-names` may say, and the prefixes that it means."""
+
+_LABELS = ["model_name", "engine"]
+_ENGINE = "0"
+"""The engine's number among those of one server."""
 
 _GAUGES = (
     ("num_requests_running", "num_running", "Sequences that hold a row of the batch."),
@@ -23,6 +29,7 @@ _GAUGES = (
 )
 _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that reached their first token."),
+    ("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens of finished sequences that the prefix cache gave."),
     ("generation_tokens", "generation_tokens", "Tokens generated."),
     ("num_preemptions", "num_preemptions", "Times that a running sequence gave up its pages."),
     ("prefix_cache_queries", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
@@ -31,6 +38,7 @@ _COUNTERS = (
 )
 _HISTOGRAMS = (
     ("iteration_tokens_total", "iteration_tokens", "Tokens computed in a step."),
+    ("step_time_seconds", "step_time", "What a step took the device, where that is known."),
     ("time_to_first_token_seconds", "time_to_first_token", "From arrival to the first token."),
     ("inter_token_latency_seconds", "inter_token_latency", "Between two tokens of a sequence."),
     (
@@ -40,54 +48,82 @@ _HISTOGRAMS = (
     ),
     ("time_per_output_token_seconds", "time_per_output_token", "The same, under its older name."),
     ("e2e_request_latency_seconds", "end_to_end", "From arrival to the end."),
+    ("request_queue_time_seconds", "queue_time", "From arrival to leaving the queue."),
+    ("request_prefill_time_seconds", "prefill_time", "From leaving the queue to the first token."),
     ("request_decode_time_seconds", "decode_time", "From the first token to the last."),
+    ("request_inference_time_seconds", "inference_time", "From leaving the queue to the end."),
     ("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a finished sequence."),
+    (
+        "request_prefill_kv_computed_tokens",
+        "request_computed_tokens",
+        "Prompt tokens of a finished sequence that the prefix cache did not give.",
+    ),
     ("request_generation_tokens", "request_generation_tokens", "Tokens that a finished sequence generated."),
+    (
+        "request_max_num_generation_tokens",
+        "request_most_tokens",
+        "Tokens of the longest sequence of a finished request.",
+    ),
     ("request_params_max_tokens", "request_max_tokens", "max_tokens of finished requests."),
     ("request_params_n", "request_n", "n of finished requests."),
 )
 
 
 class EngineCollector(Collector):
-    """Turns one engine's figures into metric families."""
+    """Turns one engine's figures into metric families.
 
-    def __init__(self, metrics: EngineMetrics, info: dict[str, str]) -> None:
+    Args:
+        info: the cache's settings.
+        names: `quire`, `vllm` or `both`.
+    """
+
+    def __init__(self, metrics: EngineMetrics, info: dict[str, str], names: str = "quire") -> None:
         self._metrics = metrics
         self._info = info
+        self._prefixes = PREFIXES[names]
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry for each scrape."""
-        label = self._metrics.model_name
+        for prefix in self._prefixes:
+            yield from self._families(prefix)
+
+    def _families(self, prefix: str) -> Iterable[Metric]:
+        metrics, labels = self._metrics, [self._metrics.model_name, _ENGINE]
         for name, field, text in _GAUGES:
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-            gauge.add_metric([label], getattr(self._metrics, field))
+            gauge = GaugeMetricFamily(prefix + name, text, labels=_LABELS)
+            gauge.add_metric(labels, getattr(metrics, field))
             yield gauge
         for name, field, text in _COUNTERS:
-            counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
-            counter.add_metric([label], getattr(self._metrics, field))
+            counter = CounterMetricFamily(prefix + name, text, labels=_LABELS)
+            counter.add_metric(labels, getattr(metrics, field))
             yield counter
         success = CounterMetricFamily(
-            PREFIX + "request_success", "Finished sequences.", labels=["model_name", "finished_reason"]
+            prefix + "request_success", "Finished sequences.", labels=[*_LABELS, "finished_reason"]
         )
-        for reason, count in self._metrics.success.items():
-            success.add_metric([label, reason], count)
+        for reason, count in metrics.success.items():
+            success.add_metric([*labels, reason], count)
         yield success
+        rejected = CounterMetricFamily(
+            prefix + "admission_rejections", "Requests for which there was no room.", labels=["model_name", "reason"]
+        )
+        rejected.add_metric([metrics.model_name, "queue_full"], metrics.num_rejected)
+        yield rejected
         for name, field, text in _HISTOGRAMS:
-            histogram = getattr(self._metrics, field)
-            family = HistogramMetricFamily(PREFIX + name, text, labels=["model_name"])
-            family.add_metric([label], histogram.cumulative(), sum_value=histogram.total)
+            histogram = getattr(metrics, field)
+            family = HistogramMetricFamily(prefix + name, text, labels=_LABELS)
+            family.add_metric(labels, histogram.cumulative(), sum_value=histogram.total)
             yield family
-        info = GaugeMetricFamily(PREFIX + "cache_config_info", "The cache's settings.", labels=[*self._info])
-        info.add_metric([*self._info.values()], 1)
+        info = GaugeMetricFamily(prefix + "cache_config_info", "The cache's settings.", labels=["engine", *self._info])
+        info.add_metric([_ENGINE, *self._info.values()], 1)
         yield info
 
 
 class PrometheusExposition:
     """A registry of its own: two servers in a process do not mix."""
 
-    def __init__(self, metrics: EngineMetrics, info: dict[str, str]) -> None:
+    def __init__(self, metrics: EngineMetrics, info: dict[str, str], names: str = "quire") -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(EngineCollector(metrics, info))
+        self.registry.register(EngineCollector(metrics, info, names))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)

@@ -128,6 +128,8 @@ def server_settings(args: argparse.Namespace) -> Any:
         strict=args.strict,
         trust_request_chat_template=args.trust_request_chat_template,
         enable_prompt_tokens_details=args.enable_prompt_tokens_details,
+        enable_per_request_metrics=args.enable_per_request_metrics,
+        metrics_names=args.metrics_names,
         responses_store=args.responses_store,
         max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE,
     )

@@ -16,6 +16,7 @@ from quire.entrypoints.openai.generation import (
     last_output,
     open_generation,
     start_generation,
+    wants_timing,
     wants_usage,
 )
 from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
@@ -111,6 +112,7 @@ async def answer_chat(state: ServerState, job: ChatJob) -> ChatCompletionRespons
     output = await last_output(outputs, job.public_id)
     count = token_count(state, job)
     count.add_cached(output)
+    count.add_times(output)
     for choice in output.outputs:
         count.add_choice(choice)
     request = job.request
@@ -132,7 +134,8 @@ def token_count(state: ServerState, job: ChatJob) -> TokenCount:
     """A count of a request's tokens, before there are any answers."""
     thoughts = None if job.reader is None else job.reader.reasoning_count()
     details = state.settings.enable_prompt_tokens_details
-    return TokenCount(len(job.prompt.token_ids), details=details, thoughts=thoughts)
+    times = [] if wants_timing(state, job.request) else None
+    return TokenCount(len(job.prompt.token_ids), details=details, thoughts=thoughts, times=times)
 
 
 def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
@@ -205,6 +208,7 @@ class ChatStream:
             self._opened = True
             self._count.add_cached(output)
             pieces.extend(_opening(self._job, self._writer, self._count, self._continuous))
+        self._count.add_times(output)
         for choice in output.outputs:
             if self.takes_text and choice.finish_reason is None:
                 pieces.append(self._text(choice.index, choice.text, choice.token_ids))

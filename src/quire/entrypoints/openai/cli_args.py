@@ -99,6 +99,17 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     levels = ("critical", "error", "warning", "info", "debug", "trace")
     responses.add_argument(
+        "--enable-per-request-metrics",
+        action="store_true",
+        help="tell in `usage` where each request's time went (a request asks with return_timing)",
+    )
+    responses.add_argument(
+        "--metrics-names",
+        choices=("quire", "vllm", "both"),
+        default="quire",
+        help="prefix of the names in /metrics (quire)",
+    )
+    responses.add_argument(
         "--responses-store",
         metavar="PATH",
         help="SQLite file that keeps what /v1/responses answered (in memory, the last 10,000 at most)",

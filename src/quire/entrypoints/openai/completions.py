@@ -20,6 +20,7 @@ from quire.entrypoints.openai.generation import (
     last_output,
     open_generation,
     start_generation,
+    wants_timing,
     wants_usage,
 )
 from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs_json
@@ -121,9 +122,11 @@ async def answer_completion(state: ServerState, job: CompletionJob) -> Completio
     outputs = await _run_all(state, job)
     choices: list[CompletionChoice] = []
     count = TokenCount(details=state.settings.enable_prompt_tokens_details)
+    count.times = [] if wants_timing(state, job.request) else None
     for prompt, output in zip(job.prompts, outputs, strict=True):
         count.prompt += len(prompt.token_ids)
         count.cached = (count.cached or 0) + max(0, output.num_cached_tokens or 0)
+        count.add_times(output)
         if not job.prompt_only:
             count.completion += sum(len(choice.token_ids) for choice in output.outputs)
         for choice in _best(output.outputs, job.choices):
@@ -213,9 +216,9 @@ class CompletionStream:
         self._state = state
         self._job = job
         self._writer: ChunkWriter = completion_chunk_writer(job.public_id, job.created, job.model, include_usage)
+        details, timed = state.settings.enable_prompt_tokens_details, wants_timing(state, job.request)
         self._counts = [
-            TokenCount(len(prompt.token_ids), details=state.settings.enable_prompt_tokens_details)
-            for prompt in job.prompts
+            TokenCount(len(prompt.token_ids), details=details, times=[] if timed else None) for prompt in job.prompts
         ]
         self._offsets: dict[int, int] = {}
         request = job.request
@@ -266,6 +269,7 @@ class CompletionStream:
         check_output(output, self._job.public_id)
         count = self._counts[prompt_index]
         count.add_cached(output)
+        count.add_times(output)
         pieces: list[bytes] = []
         for choice in output.outputs:
             index = prompt_index * self._job.choices + choice.index
@@ -317,6 +321,7 @@ class CompletionStream:
 
     def _total(self) -> TokenCount:
         total = TokenCount(details=self._state.settings.enable_prompt_tokens_details)
+        total.times = [times for count in self._counts for times in count.times or ()]
         for count in self._counts:
             total.prompt += count.prompt
             total.completion += count.completion

@@ -10,8 +10,9 @@ from quire.entrypoints.openai.protocol import GenerationFields
 from quire.entrypoints.openai.responses import Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.thoughts import ReasoningCount
+from quire.entrypoints.openai.timing import build_timing
 from quire.inputs import TokensPrompt
-from quire.outputs import CompletionOutput, RequestOutput
+from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -86,13 +87,14 @@ def check_output(output: RequestOutput, public_id: str) -> None:
 
 @dataclasses.dataclass(slots=True)
 class TokenCount:
-    """A running count of one request's tokens."""
+    """A running count of one request's tokens. `times`: of the parts that have ended; None where nobody asked for them."""
 
     prompt: int = 0
     completion: int = 0
     cached: int | None = None
     details: bool = False
     thoughts: ReasoningCount | None = None
+    times: list[RequestMetrics] | None = None
 
     def add_choice(self, choice: CompletionOutput) -> None:
         """Count an answer's new tokens."""
@@ -108,7 +110,10 @@ class TokenCount:
         """As the protocol's usage block."""
         cached = (self.cached or 0) if self.details else None
         reasoning = None if self.thoughts is None else self.thoughts.total
-        return build_usage(self.prompt, self.completion, cached, reasoning)
+        usage = build_usage(self.prompt, self.completion, cached, reasoning)
+        if self.times:
+            usage.timing = build_timing(self.times)
+        return usage
 
     def add_cached(self, output: RequestOutput) -> None:
         """Note the prefix cache's share, once it is known."""
@@ -116,10 +121,22 @@ class TokenCount:
             self.cached = max(self.cached or 0, output.num_cached_tokens)
 
 
+    def add_times(self, output: RequestOutput) -> None:
+        """Note when things happened to a part that has ended, if anybody asked."""
+        if self.times is not None and output.finished and output.metrics is not None:
+            self.times.append(output.metrics)
+
+
+def wants_timing(state: ServerState, request: GenerationFields) -> bool:
+    """Whether `usage` tells times: because the client asks, or the operator does."""
+    asked = request.return_timing
+    return state.settings.enable_per_request_metrics if asked is None else asked
+
+
 def wants_usage(request: GenerationFields) -> tuple[bool, bool]:
     """Whether a stream ends with a usage chunk, and whether every chunk carries usage."""
     options = request.stream_options
     if options is None:
-        return False, False
+        return bool(request.return_timing), False
     continuous = bool(options.continuous_usage_stats)
-    return bool(options.include_usage) or continuous, continuous
+    return bool(options.include_usage or request.return_timing) or continuous, continuous

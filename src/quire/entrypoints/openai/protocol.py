@@ -68,6 +68,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     cache_salt: CacheSalt | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_timing: bool | None = None
     response_format: ResponseFormat | None = None
     user: str | None = None
     structured_outputs: Any = None

@@ -23,14 +23,35 @@ class CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int = 0
 
 
+class Timing(msgspec.Struct):
+    """Where a request's time went, in seconds; None where the moment never came.
+
+    Attributes:
+        queue_s: from arrival at the engine to leaving its queue.
+        prefill_s: from there to the first token.
+        first_token_s: from arrival to the first token.
+        decode_s: from the first token to the last.
+        total_s: from arrival to the last token.
+        tokens_per_second: tokens after the first, over `decode_s`.
+    """
+
+    queue_s: float | None
+    prefill_s: float | None
+    first_token_s: float | None
+    decode_s: float | None
+    total_s: float
+    tokens_per_second: float | None
+
+
 class Usage(msgspec.Struct):
-    """Tokens of a request."""
+    """Tokens of a request; and its times, where it asked for them (`return_timing`)."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | Optional = UNSET
+    timing: Timing | Optional = UNSET
 
 
 class TokenTopLogprob(msgspec.Struct):

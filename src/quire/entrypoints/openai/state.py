@@ -73,6 +73,8 @@ class ServerSettings:
     strict: bool = False
     trust_request_chat_template: bool = False
     enable_prompt_tokens_details: bool = False
+    enable_per_request_metrics: bool = False
+    metrics_names: str = "quire"
     max_body_bytes: int = MAX_BODY_BYTES
     drain_retry_after_s: int = 5
     reasoning_parser: str = AUTO

@@ -1,0 +1,147 @@
+"""What a server tells of itself and of its requests: timing in answers, the console's data, figures under other names."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from quire.engine.arg_utils import AsyncEngineArgs
+from quire.engine.async_llm import AsyncLLM
+from quire.entrypoints.openai.app import build_app
+from quire.entrypoints.openai.engine_start import start_engine
+from quire.entrypoints.openai.state import ServerSettings, ServerState
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The demo model's engine with two rows, and the server state that it was started for."""
+    state = ServerState(ServerSettings(metrics_names="both"))
+    engine = start_engine(AsyncEngineArgs(max_num_seqs=2, max_model_len=512, num_gpu_blocks_override=128), state)
+    state.set_engine(engine)
+    yield engine, state
+    engine.shutdown()
+
+
+@pytest.fixture
+async def client(demo):
+    transport = httpx.ASGITransport(build_app(demo[1]), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as made:
+        yield made
+
+
+async def ask(client: httpx.AsyncClient, text: str, request_id: str = "", **fields) -> dict:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0, **fields}
+    response = await client.post(
+        "/v1/chat/completions", json=body, headers={"X-Request-Id": request_id} if request_id else {}
+    )
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def check_timing(timing: dict, num_tokens: int) -> None:
+    assert 0 <= timing["queue_s"] <= timing["first_token_s"] <= timing["total_s"]
+    assert timing["queue_s"] + timing["prefill_s"] == pytest.approx(timing["first_token_s"], abs=1e-5)
+    assert timing["first_token_s"] + timing["decode_s"] == pytest.approx(timing["total_s"], abs=1e-5)
+    assert (timing["tokens_per_second"] is not None) == (num_tokens > 1)
+
+
+async def test_a_request_is_told_where_its_time_went_when_it_asks(client):
+    answer = await ask(client, "What is 17 + 25?", return_timing=True, ignore_eos=True)
+    check_timing(answer["usage"]["timing"], 8)
+    assert "timing" not in (await ask(client, "What is 17 + 25?"))["usage"]
+
+
+async def test_a_stream_tells_it_in_its_last_chunk(client):
+    for path, prompt in (("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+                         ("completions", {"prompt": ["one two", "three"]})):  # fmt: skip
+        body = {**prompt, "max_tokens": 4, "ignore_eos": True, "stream": True, "return_timing": True}
+        response = await client.post(f"/v1/{path}", json=body)
+        chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        assert chunks[-1]["choices"] == [] and not any((chunk["usage"] or {}).get("timing") for chunk in chunks[:-1])
+        check_timing(chunks[-1]["usage"]["timing"], 4)
+
+
+async def test_a_completion_of_several_prompts_tells_of_all_together(client):
+    body = {"prompt": ["one two", "three four"], "max_tokens": 3, "ignore_eos": True, "return_timing": True}
+    usage = (await client.post("/v1/completions", json=body)).json()["usage"]
+    assert usage["completion_tokens"] == 6
+    check_timing(usage["timing"], 6)
+
+
+async def test_the_operator_may_ask_for_all_requests(demo):
+    engine, _ = demo
+    state = ServerState(ServerSettings(enable_per_request_metrics=True), engine)
+    transport = httpx.ASGITransport(build_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as client:
+        assert "timing" in (await ask(client, "hi"))["usage"]
+        assert "timing" not in (await ask(client, "hi", return_timing=False))["usage"]
+
+
+async def test_the_console_is_told_what_runs_and_what_has_ended(client):
+    await ask(client, "Say hello.", request_id="mine")
+    running = asyncio.ensure_future(ask(client, "Count.", request_id="long", max_tokens=400, ignore_eos=True))
+    for _ in range(500):
+        state = (await client.get("/console/state")).json()
+        if state["requests"] and state["requests"][0]["output_tokens"]:
+            break
+        await asyncio.sleep(0.01)
+    assert state["model"] == "quire-demo" and state["num_pages"] == 127
+    shown = state["requests"][0]
+    assert shown["state"] == "decode" and "long" in shown["id"] and shown["prompt_tokens"] > 0
+    await running
+    state = (await client.get("/console/state")).json()
+    assert state["running"] == 0 and any("mine" in shown["id"] for shown in state["finished"])
+    assert state["steps"] and state["generation_tokens_total"] >= 400
+    assert state["prompt_tokens_total"] > 0 and state["uptime_s"] >= 0
+
+
+async def test_a_request_is_found_by_the_id_of_its_answer_and_by_its_header(client):
+    answer = await ask(client, "A prompt of which there is no other: 4711.", request_id="found-me")
+    by_answer = (await client.get(f"/console/requests/{answer['id']}")).json()
+    by_header = (await client.get("/console/requests/found-me")).json()
+    assert by_answer["id"] == by_header["id"] and by_answer["events"] == by_header["events"]
+    kinds = [event["kind"] for event in by_answer["events"]]
+    assert kinds[:2] == ["queued", "scheduled"] and kinds[-1] == "finished"
+    assert by_answer["prefix"]["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    missing = await client.get("/console/requests/never-seen")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "request_not_found"
+
+
+async def test_a_salt_of_ones_own_is_the_reason_for_a_miss(client):
+    text = "The same words, often enough to fill a page of the cache: one two three four five six seven."
+    await ask(client, text, request_id="plain")
+    await ask(client, text, request_id="salted", cache_salt="s")
+    prefix = (await client.get("/console/requests/salted")).json()["prefix"]
+    assert prefix["why"] == "cache salt differs" and "plain" in prefix["request"]
+
+
+async def test_the_console_needs_a_key_as_other_routes_do(demo):
+    transport = httpx.ASGITransport(build_app(demo[1], api_keys=["secret"]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        for path in ("/console/state", "/console/requests/x"):
+            assert (await client.get(path)).status_code == 401
+        headers = {"authorization": "Bearer secret"}
+        assert (await client.get("/console/state", headers=headers)).status_code == 200
+
+
+async def test_a_core_in_another_process_tells_the_same():
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(max_num_seqs=2, max_model_len=128), core="process")
+    try:
+        state = ServerState(ServerSettings(), engine)
+        transport = httpx.ASGITransport(build_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as client:
+            await ask(client, "hi", request_id="far")
+            assert (await client.get("/console/requests/far")).json()["is_finished"]
+            assert (await client.get("/console/state")).json()["finished"]
+    finally:
+        engine.shutdown()
+
+
+async def test_figures_come_under_the_names_that_the_operator_chose(client):
+    await ask(client, "hi")
+    text = (await client.get("/metrics")).text
+    for prefix in ("quire", "vllm"):
+        assert f'{prefix}:request_queue_time_seconds_count{{engine="0",model_name="quire-demo"}}' in text
