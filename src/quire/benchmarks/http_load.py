@@ -97,12 +97,12 @@ class RequestRecord(msgspec.Struct):
     error: str = ""
 
 
-def control(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """The JSON that a route answers, before or after the measured load; None for an empty answer.
+def ask(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+    """The status and body that a route answers, before or after the measured load.
 
     Raises:
         OSError: nobody answers there.
-        EngineError: the server answered with an error, or with something else than JSON.
+        EngineError: what answers does not speak HTTP.
     """
     if target.is_tls:
         link: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -114,13 +114,23 @@ def control(target: Target, method: str, path: str, body: dict[str, Any] | None 
         payload = None if body is None else json.dumps(body).encode()
         link.request(method, target.base_path + path, payload, {**target.headers, "Content-Type": "application/json"})
         response = link.getresponse()
-        raw = response.read()
+        return response.status, response.read()
     except http.client.HTTPException as error:
         raise EngineError(f"{target.url}{path} does not answer in HTTP: {type(error).__name__}: {error}.") from None
     finally:
         link.close()
-    if response.status >= 400:
-        raise EngineError(f"{target.url}{path} answered {response.status}: {raw[:300].decode('utf-8', 'replace')}")
+
+
+def control(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The JSON that a route answers; None for an empty answer.
+
+    Raises:
+        OSError: nobody answers there.
+        EngineError: the server answered with an error, or with something else than JSON.
+    """
+    status, raw = ask(target, method, path, body)
+    if status >= 400:
+        raise EngineError(f"{target.url}{path} answered {status}: {raw[:300].decode('utf-8', 'replace')}")
     try:
         return json.loads(raw) if raw.strip() else None
     except ValueError:

@@ -3,7 +3,10 @@
 import argparse
 import importlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.engine.arg_parser import ArgumentParser
 
 BENCHMARKS = {
     "throughput": "offline tokens a second, all requests at once",
@@ -14,6 +17,9 @@ BENCHMARKS = {
     "host": "the engine's own thread around the device's work: microseconds a step and a request, by stage",
     "serve": "load on any OpenAI server: throughput, TTFT, TPOT, ITL, end-to-end latency, goodput",
     "client": "what the client of `serve` can take, beside a server that computes nothing",
+    "sweep": "any of these over a grid of parameters, its own and a server's; can be gone on with",
+    "plot": "figures of results over a setting, as SVG",
+    "compare-results": "two results of the same work, with a margin for noise",
     "step": "one step: host and device time, bytes and operations moved, share of the read bandwidth",
     "compare": "beside other engines, in rounds that alternate: ratios on the same machine in the same minutes",
     "demo": "accuracy of the built-in demo model, task by task",
@@ -31,23 +37,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run one benchmark with the arguments after its name."""
+def _load(name: str) -> Any:
+    return importlib.import_module(f"quire.benchmarks.{name.replace('-', '_')}")
+
+
+def build_parser(name: str) -> "ArgumentParser":
+    """The parser of a benchmark."""
     from quire.engine.arg_parser import ArgumentParser
 
-    name = args.benchmark
-    module: Any = importlib.import_module(f"quire.benchmarks.{name}")
-    parser = ArgumentParser(
-        prog=f"quire bench {name}", description=BENCHMARKS[name][0].upper() + BENCHMARKS[name][1:] + "."
-    )
-    module.add_arguments(parser)
+    about = BENCHMARKS[name][0].upper() + BENCHMARKS[name][1:] + "."
+    parser = ArgumentParser(prog=f"quire bench {name}", description=about)
+    _load(name).add_arguments(parser)
     if not any(action.dest == "json" for action in parser._actions):
         parser.add_argument("--json", "--output-json", metavar="PATH", help="write the figures as JSON too")
-    parsed = parser.parse_args(args.arguments)
-    result = module.run_command(parsed)
-    if isinstance(result, dict) and parsed.json:
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one benchmark with the arguments after its name."""
+    name = args.benchmark
+    parsed = build_parser(name).parse_args(args.arguments)
+    result = _load(name).run_command(parsed)
+    if not isinstance(result, dict):
+        return result or 0
+    code = result.pop("exit_code", 0)
+    if parsed.json:
         write_json(parsed.json, {"benchmark": name, **result})
-    return result if isinstance(result, int) else 0
+    return code
 
 
 def write_json(path: str, figures: dict[str, Any]) -> None:

@@ -1,0 +1,265 @@
+"""`quire bench sweep`: a benchmark over a grid of its own and of a server's parameters; it can be stopped and gone on with.
+
+Each combination of the server's parameters is started once; every benchmark runs against it as often as asked. Results are
+files of their own, which is how a sweep knows what is done; `summary.json` and `summary.csv` have a row for each.
+"""
+
+import argparse
+import csv
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from quire.benchmarks import common, sweep_grid
+from quire.benchmarks.plot import USUAL_FIGURES, add_axes, draw
+from quire.benchmarks.results import Row, column, flatten, is_number, names_of
+from quire.benchmarks.sweep_grid import Parameters
+from quire.benchmarks.sweep_server import SweepServer
+from quire.errors import ConfigError, EngineError
+
+DEFINITION = "sweep.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The commands, their parameters, and where results go."""
+    parser.add_argument("kind", nargs="?", choices=("serve",), help=argparse.SUPPRESS)  # `vllm bench sweep serve`
+    commands = parser.add_argument_group("Commands")
+    commands.add_argument(
+        "--bench-cmd", metavar="COMMAND", help="the benchmark, for example `quire bench serve --model X`"
+    )
+    commands.add_argument(
+        "--serve-cmd", metavar="COMMAND", help="the server; none if the benchmark needs none or one runs"
+    )
+    commands.add_argument(
+        "--after-bench-cmd", metavar="COMMAND", help="run after each benchmark, in place of emptying the prefix cache"
+    )
+    commands.add_argument(
+        "--server-ready-timeout", type=float, default=600.0, help="seconds a server may take to start (600)"
+    )
+    commands.add_argument("--show-stdout", action="store_true", help="show what the commands print")
+    grid = parser.add_argument_group("Parameters")
+    grid.add_argument(
+        "--bench-params", metavar="JSON", help='of the benchmark: a file, or JSON: {"request_rate": [1, 4, 16]}'
+    )
+    grid.add_argument("--serve-params", metavar="JSON", help="of the server, likewise")
+    grid.add_argument("--link-vars", default="", metavar="A=B,…", help="only where server's A equals the benchmark's B")
+    grid.add_argument("--num-runs", type=common.positive, default=3, help="repetitions of each combination (3)")
+    output = parser.add_argument_group("Results")
+    output.add_argument("--output-dir", "-o", default="results", metavar="PATH", help="where sweeps are kept (results)")
+    output.add_argument("--experiment-name", "-e", metavar="NAME", help="this sweep's folder there; else the time")
+    output.add_argument("--resume", metavar="NAME", help="go on with the sweep in this folder")
+    output.add_argument("--dry-run", action="store_true", help="only print the commands")
+    plot = parser.add_argument_group("Plot")
+    plot.add_argument("--plot", action="store_true", help="draw figures over the parameters, as SVG beside the summary")
+    add_axes(plot)  # type: ignore[arg-type]
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Run what is missing, write the summary, give it."""
+    if not args.bench_cmd:
+        raise ConfigError(
+            "bench_cmd: name the benchmark to run, for example --bench-cmd 'quire bench latency'.", setting="bench_cmd"
+        )
+    plan = sweep_grid.combine(
+        sweep_grid.read_parameters(args.serve_params, "serve_params"),
+        sweep_grid.read_parameters(args.bench_params, "bench_params"),
+        sweep_grid.parse_links(args.link_vars),
+    )
+    if args.serve_params and not args.serve_cmd:
+        raise ConfigError("serve_params: there is no server to give them to; add --serve-cmd.", setting="serve_params")
+    folder = os.path.join(args.output_dir, args.resume or args.experiment_name or time.strftime("%Y%m%d_%H%M%S"))
+    sweep = _Sweep(args, folder)
+    if args.dry_run:
+        for server, benches in plan:
+            sweep.show(server, benches)
+        return {"rows": []}
+    sweep.define(plan)
+    for server, benches in plan:
+        sweep.run_server(server, benches)
+    rows = sweep.rows(plan)
+    write_summary(folder, rows)
+    varied = varying(plan)
+    _print(rows, varied, folder)
+    if args.plot and rows:
+        x = args.x or next((name for name in reversed(varied) if all(is_number(row.get(name)) for row in rows)), None)
+        curve_by = args.curve_by if args.curve_by is not None else [name for name in varied if name != x]
+        draw(rows, x, args.y, curve_by, lambda figure: os.path.join(folder, f"{figure}.svg"))
+    for failure in sweep.failures:
+        print(failure)
+    return {"rows": rows, "failures": sweep.failures, "exit_code": int(bool(sweep.failures))}
+
+
+class _Sweep:
+    """A sweep's folder and the commands that fill it.
+
+    Attributes:
+        failures: a line for each command that failed; it is run again when the sweep is gone on with.
+    """
+
+    def __init__(self, args: argparse.Namespace, folder: str) -> None:
+        self._args = args
+        self._folder = folder
+        self.failures: list[str] = []
+
+    def define(self, plan: list[tuple[Parameters, list[Parameters]]]) -> None:
+        """Write down what is swept; going on with another sweep's folder is refused."""
+        args = self._args
+        definition = {"bench_cmd": args.bench_cmd, "serve_cmd": args.serve_cmd, "plan": json.loads(json.dumps(plan))}
+        path = os.path.join(self._folder, DEFINITION)
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                known = json.load(file)
+            changed = [name for name, value in definition.items() if known.get(name) != value]
+            if not args.resume:
+                raise ConfigError(
+                    f"experiment_name: {self._folder!r} is there; go on with --resume.", setting="experiment_name"
+                )
+            if changed:
+                names = ", ".join(changed)
+                raise ConfigError(f"resume: {self._folder!r} is a sweep with another {names}.", setting="resume")
+        elif args.resume:
+            raise ConfigError(f"resume: there is no sweep in {self._folder!r}.", setting="resume")
+        os.makedirs(self._folder, exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(definition, file, indent=2)
+
+    def show(self, server: Parameters, benches: list[Parameters]) -> None:
+        """Print the commands."""
+        if self._args.serve_cmd:
+            print(f"server: {shlex.join(self._server_words(server))}")
+        for bench in benches:
+            for run in range(self._args.num_runs):
+                path = self._path(server, bench, run)
+                print(f"  {shlex.join(self._bench_words(bench, path))}" + (" (done)" if _is_done(path) else ""))
+
+    def run_server(self, server: Parameters, benches: list[Parameters]) -> None:
+        """Everything that is missing of one server."""
+        runs = [(bench, run) for bench in benches for run in range(self._args.num_runs)]
+        missing = [(bench, run) for bench, run in runs if not _is_done(self._path(server, bench, run))]
+        if not missing:
+            return
+        with ExitStack() as stack:
+            running = None
+            if self._args.serve_cmd:
+                words = self._server_words(server)
+                log = os.path.join(self._folder, sweep_grid.folder_name(server), "server.log")
+                try:
+                    running = stack.enter_context(SweepServer(words, log, self._args.server_ready_timeout))
+                except EngineError as error:
+                    self.failures.append(f"Failed: {error}")
+                    return
+            for number, (bench, run) in enumerate(missing, start=1):
+                path = self._path(server, bench, run)
+                print(f"[{number} of {len(missing)}] {path}", flush=True)
+                self._run_bench(bench, path, running)
+
+    def _run_bench(self, bench: Parameters, path: str, server: SweepServer | None) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        log = path.removesuffix(".json") + ".log"
+        with open(log, "w", encoding="utf-8") as output:
+            process = _start(self._bench_words(bench, path), None if self._args.show_stdout else output)
+            try:
+                while (code := process.poll()) is None:
+                    if server is not None and not server.is_alive():
+                        self.failures.append(f"Failed: {path}: the server ended; see {server.log}.")
+                        return
+                    time.sleep(0.1)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        if code != 0 or not _is_done(path):
+            with open(log, encoding="utf-8", errors="replace") as file:
+                last = next((line.strip() for line in reversed(file.readlines()) if line.strip()), "")
+            self.failures.append(f"Failed: {path}: code {code}: {last}")
+            if os.path.exists(path):
+                os.remove(path)
+        if self._args.after_bench_cmd:
+            subprocess.run(shlex.split(self._args.after_bench_cmd), check=False)
+        elif server is not None:
+            server.reset_prefix_cache()
+
+    def _server_words(self, server: Parameters) -> list[str]:
+        return [*shlex.split(self._args.serve_cmd), *sweep_grid.flags(server)]
+
+    def _bench_words(self, bench: Parameters, path: str) -> list[str]:
+        """The benchmark's command; `bench serve` names its file in two flags, the others in one."""
+        words = [*shlex.split(self._args.bench_cmd), *sweep_grid.flags(bench)]
+        if "serve" in words[: words.index("bench") + 2 if "bench" in words else 0]:
+            return [
+                *words,
+                "--save-result",
+                "--result-dir",
+                os.path.dirname(path),
+                "--result-filename",
+                os.path.basename(path),
+            ]
+        return [*words, "--output-json", path]
+
+    def _path(self, server: Parameters, bench: Parameters, run: int) -> str:
+        names = (sweep_grid.folder_name(server), sweep_grid.folder_name(bench), f"run={run}.json")
+        return os.path.join(self._folder, *names)
+
+    def rows(self, plan: list[tuple[Parameters, list[Parameters]]]) -> list[Row]:
+        """A row for every result there is: its parameters, its run, its figures."""
+        rows: list[Row] = []
+        for server, benches in plan:
+            for bench in benches:
+                for run in range(self._args.num_runs):
+                    path = self._path(server, bench, run)
+                    if _is_done(path):
+                        with open(path, encoding="utf-8") as file:
+                            figures = flatten(json.load(file))
+                        rows.append({**figures, **flatten(server), **flatten(bench), "run_number": run})
+        return rows
+
+
+def _start(words: list[str], output: Any) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(words, stdout=output, stderr=None if output is None else subprocess.STDOUT)
+    except OSError as error:
+        raise ConfigError(f"bench_cmd: cannot run {words[0]!r}: {error}.", setting="bench_cmd") from None
+
+
+def _is_done(path: str) -> bool:
+    """Whether a result is there, and whole."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return isinstance(json.load(file), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def varying(plan: list[tuple[Parameters, list[Parameters]]]) -> list[str]:
+    """Parameters with more than one value, the server's first."""
+    rows: list[Row] = [{**flatten(server), **flatten(bench)} for server, benches in plan for bench in benches]
+    return [name for name in names_of(rows) if len({str(row.get(name)) for row in rows}) > 1]
+
+
+def write_summary(folder: str, rows: list[Row]) -> None:
+    """All rows as JSON and as CSV."""
+    with open(os.path.join(folder, "summary.json"), "w", encoding="utf-8") as file:
+        json.dump(rows, file, indent=1)
+    with open(os.path.join(folder, "summary.csv"), "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names_of(rows))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _print(rows: list[Row], varied: list[str], folder: str) -> None:
+    """Medians of each combination's usual figures."""
+    figures = [name for name in USUAL_FIGURES if any(name in row for row in rows)]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(str(row.get(name, "")) for name in varied), []).append(row)
+    table = [
+        [*key, len(group), *(statistics.median(column(group, figure) or [0.0]) for figure in figures)]
+        for key, group in groups.items()
+    ]
+    header = [*varied, "runs", *figures]
+    common.print_columns(f"{len(rows)} results in {folder}: summary.json, summary.csv", header, table)
