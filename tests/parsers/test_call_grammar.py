@@ -20,6 +20,23 @@ from quire.parsers.stream import parse_answer
 TAGS = ("qwen3_coder", "qwen3_xml", "seed_oss", "glm45", "minimax_m2", "step3")
 PYTHON = ("lfm2", "pythonic", "llama4_pythonic", "olmo3")
 MARKED = [name for name in TOOLS if not TOOLS[name].bare]
+KEYWORDS = {
+    *(
+        "type",
+        "properties",
+        "required",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "items",
+        "$ref",
+        "$defs",
+        "pattern",
+    ),
+    *("minLength", "maxLength", "additionalProperties", "string", "object", "a", "not", "default", "format"),
+}
 MANY = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<\r\x7f"), max_size=12)
@@ -234,3 +251,21 @@ def test_annotations_and_unknown_keywords_do_not_stand_in_the_way() -> None:
     grammar = grammar_of("hermes", [tool_of(properties, ["description"], description="a ::= b", uniqueItems=True)])
     assert "::=" not in grammar
     assert accepts(grammar, write("hermes", [("f", {"description": "x", "title": 1})]))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(KEYWORDS)), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(schema=st.dictionaries(st.sampled_from(sorted(KEYWORDS)), JSON, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_no_schema_breaks_the_derivation(schema: Any) -> None:
+    for tools in ([{"name": "f", "parameters": schema}], [tool_of({"a": schema}, ["a"])]):
+        for name in ("hermes", "deepseek_v31", "qwen3_coder", "glm45", "pythonic"):
+            try:
+                assert grammar_of(name, tools).startswith("start: ")
+            except Inexpressible:
+                assert name in (*TAGS, *PYTHON)

@@ -55,7 +55,8 @@ def plain_object(function: Function) -> tuple[frozenset[str], Mapping[str, Any]]
         Inexpressible: the arguments are more than a list of parameters of which some are required.
     """
     root = function.root
-    required = frozenset(map(str, root.get("required") or ()))
+    named = root.get("required")
+    required = frozenset(map(str, named)) if is_sequence(named) else frozenset[str]()
     if _MORE_THAN_A_LIST & root.keys() or not required <= function.properties.keys():
         raise Inexpressible
     return required, function.properties
@@ -108,7 +109,8 @@ def text_pattern(function: Function, schema: Any, end: str, lines: bool) -> str 
         Inexpressible: a value contains the marker, or the schema's pattern cannot be written.
     """
     fields = function.resolved(schema)
-    texts = [fields, *(function.resolved(each) for key in ("anyOf", "oneOf") for each in fields.get(key) or ())]
+    choices_of = [fields.get(key) for key in ("anyOf", "oneOf")]
+    texts = [fields, *(function.resolved(one) for each in choices_of if is_sequence(each) for one in each)]
     texts = [each for each in texts if "string" in function.types(each) and not {"anyOf", "oneOf"} & each.keys()]
     choices = [choice for each in texts if (choice := _text_choice(each, end)) is not None]
     if not texts or len(choices) < len(texts):
@@ -132,6 +134,8 @@ def _text_choice(schema: Mapping[str, Any], end: str) -> str | None:
         return _whole(_ascii_classes(schema["pattern"]))
     if bounds == [None, None]:
         return None
+    if not all(isinstance(bound, int | None) for bound in bounds):
+        raise Inexpressible
     return rf"(.|\n){{{bounds[0] or 0},{'' if bounds[1] is None else bounds[1]}}}"
 
 

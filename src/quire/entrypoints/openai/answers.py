@@ -7,9 +7,11 @@ import dataclasses
 import uuid
 from typing import Any, Protocol
 
+from quire.entrypoints.openai.calls import enforced
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.responses import FunctionCall, ToolCall
 from quire.entrypoints.openai.thoughts import ReasoningCount, reasoning_count
+from quire.entrypoints.openai.tool_choice import ToolChoice, read_tool_choice
 from quire.outputs import CompletionOutput
 from quire.parsers.choice import AnswerFormats, begins_inside
 from quire.parsers.pieces import Answer, Piece
@@ -32,6 +34,8 @@ class AnswerReader:
     Attributes:
         has_tools: calls are looked for.
         keeps_special_tokens: some marker is a special token of the tokenizer, so these must not be left out of the text.
+        choice: what the request says of calls.
+        call_grammar: what the answer may be, so that it calls as the request wants it; None: anything.
     """
 
     formats: AnswerFormats
@@ -40,6 +44,8 @@ class AnswerReader:
     has_tools: bool
     keeps_special_tokens: bool
     tokenizer: _Tokenizer
+    choice: ToolChoice
+    call_grammar: str | None
 
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
@@ -69,6 +75,10 @@ class AnswerReader:
             if self.wants(piece):
                 answer.add(piece)
         return answer
+
+    def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
+        """Why an answer with so many calls ended. That a named function was called is no news: OpenAI says `stop`."""
+        return "tool_calls" if num_calls and reason == "stop" and self.choice.kind != "named" else reason
 
     def call_id(self, name: str, index: int) -> str:
         """The id of a call; some templates want them in a form of their own."""
@@ -128,11 +138,14 @@ def answer_reader(
     formats: AnswerFormats, request: ChatCompletionRequest, tokenizer: _Tokenizer, prompt_ids: list[int]
 ) -> AnswerReader | None:
     """How a request's answers are read; None where they are content as they stand."""
-    has_tools = bool(request.tools) and request.tool_choice != "none" and formats.tools is not None
+    choice = read_tool_choice(request)
+    formats, grammar = enforced(formats, choice, tokenizer, request.parallel_tool_calls is False)
+    has_tools = choice.kind != "none" and formats.tools is not None
     if not (has_tools or formats.reasoning is not None or formats.is_harmony):
         return None
     inside = None
     if formats.reasoning is not None:
         inside = begins_inside(tokenizer.decode(prompt_ids[-PROMPT_END:], skip_special_tokens=False), formats.reasoning)
     special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
-    return AnswerReader(formats, request, inside, has_tools, bool(special & formats.markers), tokenizer)
+    keeps_special = bool(special & formats.markers)
+    return AnswerReader(formats, request, inside, has_tools, keeps_special, tokenizer, choice, grammar)

@@ -1,4 +1,5 @@
-"""The wanted form of an answer, as requests state it: `response_format`, `structured_outputs`, and the older `guided_*`.
+"""The wanted form of an answer, as requests state it: `response_format`, `structured_outputs`, the older `guided_*`, and
+calls that have to be made.
 
 Knows the fields' names. What a constraint means is checked by `StructuredOutputsParams` and by the engine.
 """
@@ -9,7 +10,7 @@ from quire.entrypoints.openai.answers import AnswerReader
 from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
 from quire.guards import is_dict
-from quire.sampling_params import StructuredOutputsParams, Thinking
+from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, Thinking
 
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
 _GUIDED = ("json", "regex", "choice", "grammar")
@@ -36,6 +37,33 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
     if len(found) > 1:
         raise bad_request(f"{' and '.join(found)} cannot be used together: give one of them.", next(iter(found)))
     return StructuredOutputsParams(**next(iter(found.values()))) if found else None
+
+
+def constrain_answer(
+    params: SamplingParams | BeamSearchParams, reader: AnswerReader | None, tokenizer: "_Tokenizer | None"
+) -> None:
+    """Set the form of a chat answer that is read so, and where it is asked for.
+
+    Raises:
+        HTTPError: 400, a call has to be made and the request wants another form, or a beam search.
+    """
+    if reader is None or tokenizer is None:
+        return
+    must_call = reader.choice.must_call
+    if isinstance(params, BeamSearchParams):
+        if must_call:
+            raise bad_request("tool_choice: beam search follows no grammar, so no call can be forced.", "tool_choice")
+        return
+    if must_call and params.structured_outputs is not None and reader.request.response_format is None:
+        raise bad_request(
+            "tool_choice: a call that has to be made has a form of its own; leave the other out.", "tool_choice"
+        )
+    calls = must_call or params.structured_outputs is None
+    if reader.call_grammar is not None and calls:
+        params.structured_outputs = StructuredOutputsParams(grammar=reader.call_grammar)
+        params.thinking = None if reader.formats.is_harmony else find_thinking(reader, tokenizer)
+    elif params.structured_outputs is not None:
+        params.thinking = find_thinking(reader, tokenizer)
 
 
 class _Tokenizer(Protocol):

@@ -49,12 +49,6 @@ def refuse_unsupported_chat(request: ChatCompletionRequest, *, trust_chat_templa
             raise _refuse(field)
     if request.modalities and request.modalities != ["text"]:
         raise _refuse("modalities", request.modalities)
-    if request.tool_choice not in (None, "none", "auto"):
-        if request.tool_choice != "required" and not isinstance(request.tool_choice, dict):
-            raise bad_request(
-                f"tool_choice: {request.tool_choice!r} is unknown; allowed: 'none', 'auto'.", "tool_choice"
-            )
-        raise _refuse("tool_choice", request.tool_choice)
     if request.chat_template is not None and not trust_chat_template:
         raise bad_request(
             "chat_template: the operator has not allowed templates in requests (--trust-request-chat-template).",
