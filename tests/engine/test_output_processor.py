@@ -246,8 +246,8 @@ def test_hooks_hear_of_first_tokens_later_tokens_and_ends(model_folder, tokenize
         def record_first_token(self, seconds, prompt_tokens):
             self.firsts.append(prompt_tokens)
 
-        def record_next_tokens(self, seconds, count=1):
-            self.nexts.append((seconds, count))
+        def record_next_tokens(self, seconds, count=1, times=1):
+            self.nexts += [(seconds, count)] * times
 
         def record_finished(self, request):
             self.ends.append(request)

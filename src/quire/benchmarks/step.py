@@ -39,7 +39,7 @@ class _StepClock:
     def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
         pass
 
-    def record_next_tokens(self, seconds: float, count: int = 1) -> None:
+    def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
         pass
 
     def record_finished(self, request: Any) -> None:

@@ -27,8 +27,8 @@ class StatsHook(Protocol):
         """A sequence's first token came."""
         ...
 
-    def record_next_tokens(self, seconds: float, count: int = 1) -> None:
-        """Further tokens of a sequence came."""
+    def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
+        """`count` further tokens of a sequence came, `seconds` after those before them; the same of `times` sequences."""
         ...
 
     def record_finished(self, request: FinishedRequest) -> None:
@@ -101,6 +101,9 @@ class OutputProcessor:
         aborts: list[str] = []
         sequences = self._sequences
         has_hooks = bool(self.hooks)
+        waits: dict[
+            float, int
+        ] = {}  # When sequences had got their last token before → how many of them: hardly ever two.
         for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True):
             found = sequences.get(core_id)
             if found is None:  # aborted while the step was under way
@@ -111,16 +114,20 @@ class OutputProcessor:
                 sequence.first_token_time = sequence.first_token_time or now
                 continue
             is_stopped = sequence.append(token_id)
-            if has_hooks:
+            if not sequence.first_token_time:
                 self._record_tokens(record, sequence, 1, now)
-            elif not sequence.first_token_time:
-                sequence.first_token_time = now
+            elif has_hooks:
+                waits[sequence.last_token_time] = waits.get(sequence.last_token_time, 0) + 1
+            sequence.last_token_time = now
             if is_stopped:
                 aborts.append(core_id)
                 self._end(record, sequence, now)
-            if not sequence.is_quiet:
-                sequence.last_token_time = now
-                self._touch(record, touched)
+            if not (sequence.is_quiet or record.is_touched):
+                record.is_touched = True
+                touched.append(record)
+        for last, times in waits.items():
+            for hook in self.hooks:
+                hook.record_next_tokens(now - last, 1, times)
         for output in outputs.outputs:
             found = sequences.get(output.request_id)
             if found is not None:
@@ -160,12 +167,12 @@ class OutputProcessor:
         """News that is more than one plain token."""
         if output.num_cached_tokens >= 0 and record.num_cached_tokens is None:
             record.num_cached_tokens = output.num_cached_tokens
+            record.scheduled_time = output.scheduled_at
         if output.pooled is not None:
             record.pooled = output.pooled
         if sequence.index == 0:
             record.append_prompt_logprobs(output)
         sequence.append_logprobs(output)
-            record.scheduled_time = output.scheduled_at
         if output.finish_reason is None:
             stopped = any(sequence.append(token_id) for token_id in output.new_token_ids if not sequence.finish_reason)
             if stopped:
@@ -241,8 +248,8 @@ def _finished(record: RequestRecord, sequence: SequenceState, now: float) -> Fin
         end_to_end=now - record.arrival_time,
         max_tokens=sequence.params.max_tokens,
         n=record.params.n,
-    )
         num_cached_tokens=record.num_cached_tokens or 0,
         scheduled=record.scheduled_time - record.arrival_time if record.scheduled_time else None,
         most_tokens=max(len(one.token_ids) for one in record.sequences) if record.num_unfinished == 0 else None,
         is_rejected=isinstance(record.refusal, CapacityError),
+    )

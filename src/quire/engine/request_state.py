@@ -206,25 +206,25 @@ class SequenceState:
         if self.finish_reason is not None:
             self.text += self._detokenizer.finish()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether, until it ends, there is nothing to tell but text and tokens as they come."""
+        plain = self._stops is None and self.logprobs is None and self._tokenizer is not None
+        return plain and self.params.output_kind is RequestOutputKind.DELTA
+
     def take_text(self) -> tuple[str, list[int]] | None:
-        """New text and tokens of a sequence without logprobs and stop strings that goes on; None for any other. Text that
-        was taken is not kept."""
-        detokenizer = self._detokenizer
-        if (
-            self.finish_reason is not None
-            or detokenizer is None
-            or self._stops is not None
-            or self.logprobs is not None
-        ):
+        """New text and tokens of a plain sequence that was built before and goes on; None of any other, and where nothing is
+        new. Text that was taken is not kept."""
+        detokenizer, sent = self._detokenizer, self.sent_tokens
+        if self.finish_reason is not None or detokenizer is None:
             return None
-        sent = self.sent_tokens
         new = self.token_ids[sent:]
         if not new:
             return None
         piece = detokenizer.feed(new if self._fed == sent else self.token_ids[self._fed :])
-        if self.sent_chars < len(self.text):
+        if self.text:
             piece = self.text[self.sent_chars :] + piece
-        self.text, self.sent_chars = "", 0
+            self.text, self.sent_chars = "", 0
         self._fed = self.sent_tokens = sent + len(new)
         return piece, new
 
@@ -350,12 +350,6 @@ class RequestRecord:
             error=self.error,
         )
 
-    def take_text(self) -> tuple[str, list[int]] | None:
-        """What `build_output` would tell, where that is nothing but text and tokens of one sequence; else None."""
-        if len(self.sequences) > 1 or self.params.output_kind is not RequestOutputKind.DELTA or self.error is not None:
-            return None
-        return self.sequences[0].take_text()
-
     def _metrics(self) -> RequestMetrics:
         if len(self.sequences) == 1:  # a streamed output a token: worth a microsecond
             only = self.sequences[0]
@@ -365,11 +359,11 @@ class RequestRecord:
             return RequestMetrics(self.arrival_time, only.first_token_time, last, finished, count, self.scheduled_time)
         firsts = [sequence.first_token_time for sequence in self.sequences if sequence.first_token_time]
         last = max(sequence.last_token_time for sequence in self.sequences)
-            scheduled_time=self.scheduled_time,
         return RequestMetrics(
             arrival_time=self.arrival_time,
             first_token_time=min(firsts, default=0.0),
             last_token_time=last,
             finished_time=last if self.is_finished else 0.0,
             num_generation_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
+            scheduled_time=self.scheduled_time,
         )

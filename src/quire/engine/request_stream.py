@@ -20,7 +20,7 @@ class RequestStream:
         why_dead: the engine's death, once it has died.
     """
 
-    __slots__ = ("_abort", "_event", "_why_dead", "record")
+    __slots__ = ("_abort", "_event", "_only", "_why_dead", "record")
 
     def __init__(
         self, record: RequestRecord, abort: Callable[[list[str]], None], why_dead: Callable[[], EngineDeadError | None]
@@ -29,6 +29,7 @@ class RequestStream:
         self._abort = abort
         self._why_dead = why_dead
         self._event = asyncio.Event()
+        self._only = record.sequences[0] if len(record.sequences) == 1 and record.sequences[0].is_plain else None
         record.notify = self._event.set
 
     def push_to(self, on_news: Callable[[], None]) -> None:
@@ -63,7 +64,8 @@ class RequestStream:
     def take_text(self) -> tuple[str, list[int]] | None:
         """New text and its tokens, of a request with one sequence, where that is all there is to tell; None where there is
         something else, or nothing: `take` says."""
-        return None if self._why_dead() is not None else self.record.take_text()
+        only = self._only
+        return None if only is None or self._why_dead() is not None else only.take_text()
 
     def close(self) -> None:
         """Nobody reads on: a request that has not ended is aborted."""

@@ -38,20 +38,26 @@ class ByteDetokenizer(Detokenizer):
         self._table = table
         self._bytes_of = table.table(skip_special_tokens)
         self._skip_special_tokens = skip_special_tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = b""
         tail = _prompt_tail(self._bytes_of, prompt_token_ids)
         self._at_start = not tail
         self._at_border = True
         if tail and tail[-1] >= 0x80:
-            self._decoder.decode(tail)
+            self._decode(tail)
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Append tokens."""
         if self._at_border:
             return self._feed_at_border(token_ids)
         if len(token_ids) == 1:
-            return self._decoder.decode(self._bytes_of[token_ids[0]])
-        return self._decoder.decode(b"".join(map(self._bytes_of.__getitem__, token_ids)))
+            return self._decode(self._pending + self._bytes_of[token_ids[0]])
+        return self._decode(self._pending + b"".join(map(self._bytes_of.__getitem__, token_ids)))
+
+    def _decode(self, data: bytes, is_last: bool = False) -> str:
+        """Text of all but the beginning of a character at the end, which waits."""
+        text, used = codecs.utf_8_decode(data, "replace", is_last)
+        self._pending = data[used:]
+        return text
 
     def _feed_at_border(self, token_ids: Sequence[int]) -> str:
         """The first visible bytes: they may complete a character that the prompt began. If they do not, that piece of a
@@ -63,12 +69,12 @@ class ByteDetokenizer(Detokenizer):
             return ""
         self._at_border = self._at_start = False
         if not 0x80 <= data[0] < 0xC0:
-            self._decoder.reset()
-        return self._decoder.decode(data)
+            self._pending = b""
+        return self._decode(self._pending + data)
 
     def finish(self) -> str:
         """What was held back."""
-        return self._decoder.decode(b"", True)
+        return self._decode(self._pending, is_last=True)
 
 
 def _prompt_tail(bytes_of: Mapping[int, bytes], prompt_token_ids: Sequence[int]) -> bytes:

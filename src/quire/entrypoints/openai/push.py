@@ -95,6 +95,7 @@ class PushedStream(Response):
         self.raw_headers = list(STREAM_HEADERS)
         self._rest = first
         self._answer = answer
+        self._takes_text = answer.takes_text
         self._source = source
         self._body = body
         self._protocol = protocol
@@ -131,28 +132,33 @@ class PushedStream(Response):
 
     def _push(self) -> None:
         """There are news, or there is room: write what has come, if the client has room for it."""
-        if self._ended.done() or not self._body.is_writable:
+        if not self._body.is_writable:
             return
         try:
-            data = self._take()
+            news = self._source.take_text() if self._takes_text else None
+            data = self._take() if news is None else self._answer.write_text(*news)
         except Exception as error:
             self._failure = error
-            self._ended.set_result(None)
+            self._end()
             return
         if data:
             self._body.write(data)
 
+    def _end(self) -> None:
+        """There will be nothing more to push."""
+        self._body.close()
+        self._source.push_to(_ignore)
+        self._ended.set_result(None)
+
     def _take(self) -> bytes:
         """What has come, as events; what comes with the end is left for `_last_events`."""
-        if self._answer.takes_text and (news := self._source.take_text()) is not None:
-            return self._answer.write_text(*news)
         events = b""
         while (output := self._source.take()) is not None:
             assert isinstance(output, RequestOutput)
             events += self._answer.write(output)
             if output.finished:
                 self._rest = events
-                self._ended.set_result(None)
+                self._end()
                 return b""
         return events
 
