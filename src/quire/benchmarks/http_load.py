@@ -167,15 +167,23 @@ class Client:
 
     async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
-        if self._address is None:  # asked once: a look-up a connection goes through a thread
-            target = self._target
-            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-            self._address = await self._first_that_answers([info[4][:2] for info in found])
+        address = self._address or await self.find_address()
         name = self._target.host if self._tls else None
         _, connection = await loop.create_connection(
-            lambda: _Connection(self._idle, self._keep_text), *self._address, ssl=self._tls, server_hostname=name
+            lambda: _Connection(self._idle, self._keep_text), *address, ssl=self._tls, server_hostname=name
         )
         return connection
+
+    async def find_address(self) -> tuple[Any, ...]:
+        """Ask for the host's address, once: a look-up for each connection would go through a thread.
+
+        Raises:
+            OSError: there is no such host.
+        """
+        target = self._target
+        found = await asyncio.get_running_loop().getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        self._address = await self._first_that_answers([info[4][:2] for info in found])
+        return self._address
 
     async def _first_that_answers(self, addresses: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         for address in addresses[:-1]:

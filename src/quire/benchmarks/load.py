@@ -6,6 +6,7 @@ standard output, as msgpack.
 """
 
 import asyncio
+import contextlib
 import gc
 import struct
 import subprocess
@@ -67,7 +68,7 @@ def run_load(job: LoadJob, num_clients: int = 1) -> LoadResult:
     num_clients = min(num_clients, len(job.bodies), job.max_concurrency or len(job.bodies))
     if num_clients > 1:
         return _run_processes(job, num_clients)
-    return _run_here(job, time.perf_counter())
+    return _run_here(job, None)
 
 
 def _allow_connections(count: int) -> None:
@@ -83,17 +84,15 @@ def _allow_connections(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _run_here(job: LoadJob, began: float) -> LoadResult:
+def _run_here(job: LoadJob, began: float | None) -> LoadResult:
+    """Send a job's requests from this process; the clock starts at `began`, or when all is prepared."""
     _allow_connections(job.max_concurrency or len(job.bodies))
     gc.collect()
     gc.disable()
-    cpu = time.process_time()
     try:
-        records, max_lag = run_coroutine(_send_all(job, began))
+        return run_coroutine(_send_all(job, began))
     finally:
         gc.enable()
-    seconds = max(1e-9, time.perf_counter() - began)
-    return LoadResult(records, began, (time.process_time() - cpu) / seconds, max_lag)
 
 
 def run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
@@ -106,14 +105,17 @@ def run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(work)
 
 
-async def _send_all(job: LoadJob, began: float) -> tuple[list[RequestRecord], float]:
+async def _send_all(job: LoadJob, start: float | None) -> LoadResult:
     head = job.target.request_head(job.path)
     client = Client(job.target, job.keep_text)
+    with contextlib.suppress(OSError):  # each request will tell
+        await client.find_address()
     gate = asyncio.Semaphore(job.max_concurrency) if job.max_concurrency else None
     records = [RequestRecord() for _ in job.bodies]
     max_lag = 0.0
     num_done = 0
-    last_told = began
+    cpu = time.process_time()
+    began = last_told = time.perf_counter() if start is None else start
 
     async def one(index: int) -> None:
         nonlocal num_done, last_told, max_lag
@@ -136,8 +138,9 @@ async def _send_all(job: LoadJob, began: float) -> tuple[list[RequestRecord], fl
             await asyncio.sleep(wait)
         tasks.append(asyncio.create_task(one(index)))
     await asyncio.gather(*tasks)
+    cpu_share = (time.process_time() - cpu) / max(1e-9, time.perf_counter() - began)
     client.close()
-    return records, max_lag
+    return LoadResult(records, began, cpu_share, max_lag)
 
 
 def _run_processes(job: LoadJob, num_clients: int) -> LoadResult:

@@ -94,11 +94,14 @@ class _Canvas:
         self.parts.append(f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{colour}" stroke-width="{width}"/>')
 
     def legend(self, names: Sequence[str], colours: Sequence[str]) -> None:
-        x = WIDTH - RIGHT - sum(26 + 7 * len(name) for name in names)
-        for name, colour in zip(names, colours, strict=True):
-            self.parts.append(f'<rect x="{x}" y="{TOP - 16}" width="12" height="8" fill="{colour}"/>')
-            self.text(x + 16, TOP - 8, name)
-            x += 26 + 7 * len(name)
+        """Names beside the title, or one below another where they do not fit there."""
+        widths = [32 + 7.5 * len(name) for name in names]
+        fits = sum(widths) < (WIDTH - LEFT) * 0.6
+        x, y = (WIDTH - RIGHT - sum(widths), TOP - 16) if fits else (LEFT + 12, TOP + 10)
+        for name, colour, width in zip(names, colours, widths, strict=True):
+            self.parts.append(f'<rect x="{x}" y="{y}" width="12" height="8" fill="{colour}"/>')
+            self.text(x + 16, y + 8, name)
+            x, y = (x + width, y) if fits else (x, y + 16)
 
     def finish(self) -> str:
         return "\n".join((*self.parts, "</svg>", ""))
