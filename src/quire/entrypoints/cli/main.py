@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 if TYPE_CHECKING:
     import argparse
 
+    from quire.engine.arg_parser import ArgumentParser
+
 COMMANDS = {
     "serve": ("serve", "start a server that speaks the OpenAI protocol"),
     "chat": ("chat", "talk to a running server, turn by turn"),
@@ -24,6 +26,7 @@ COMMANDS = {
     "models": ("models", "list the architectures and what each can do; --check compares them with Transformers"),
     "compile-cache": ("compile_cache", "compile a model's GPU kernels before anybody waits for them"),
     "collect-env": ("collect_env", "tell about this machine and installation"),
+    "completion": ("completion", "print a script that completes commands and flags in bash, zsh or fish"),
 }
 """Subcommand to (module in this package, one line about it)."""
 
@@ -69,18 +72,26 @@ def _unknown(word: str) -> int:
     return EXIT_WRONG_ARGUMENT
 
 
+def _load(name: str) -> Command:
+    return cast("Command", importlib.import_module(f"quire.entrypoints.cli.{COMMANDS[name][0]}"))
+
+
+def build_parser(name: str) -> "ArgumentParser":
+    """The parser of a command."""
+    from quire.engine.arg_parser import ArgumentParser
+
+    about = COMMANDS[name][1]
+    parser = ArgumentParser(prog=f"quire {name}", description=about[0].upper() + about[1:] + ".")
+    _load(name).add_arguments(parser)
+    return parser
+
+
 def _run_command(name: str, argv: Sequence[str]) -> int:
     from quire.env_override import set_default
 
     if name != "serve":  # before anything makes a logger
         set_default("QUIRE_LOGGING_STREAM", "stderr")  # standard output is the command's own
-    from quire.engine.arg_parser import ArgumentParser
-
-    module, about = COMMANDS[name]
-    command = cast("Command", importlib.import_module(f"quire.entrypoints.cli.{module}"))
-    parser = ArgumentParser(prog=f"quire {name}", description=about[0].upper() + about[1:] + ".")
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(argv)) or 0
+    return _load(name).run(build_parser(name).parse_args(argv)) or 0
 
 
 def _guarded(name: str, argv: Sequence[str]) -> int:
