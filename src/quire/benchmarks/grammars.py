@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.benchmarks.common import machine, positive
+from quire.config import StructuredOutputsConfig
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.grammars import Grammars, RowGrammar
@@ -116,7 +117,7 @@ def measure(
     steps: int,
 ) -> dict[str, Any]:
     """One form's figures, in milliseconds and microseconds."""
-    grammars, params = Grammars(engine), StructuredOutputsParams(**form)
+    grammars, params = Grammars(StructuredOutputsConfig(backend=engine)), StructuredOutputsParams(**form)
     grammars.check(StructuredOutputsParams(choice=["warm"]), eos, load)  # the engine reads the vocabulary once
     began = time.perf_counter()
     grammars.check(params, eos, load)

@@ -8,6 +8,7 @@ from quire.config.model import ModelConfig
 from quire.config.parallel import ParallelConfig
 from quire.config.pooling import PoolingConfig
 from quire.config.scheduler import SchedulerConfig
+from quire.config.structured import StructuredOutputsConfig
 
 __all__ = [
     "AttentionConfig",
@@ -21,4 +22,5 @@ __all__ = [
     "ParallelConfig",
     "PoolingConfig",
     "SchedulerConfig",
+    "StructuredOutputsConfig",
 ]

@@ -7,6 +7,7 @@ from quire.config.device import AttentionConfig, DeviceConfig, LoadConfig, Obser
 from quire.config.model import ModelConfig
 from quire.config.parallel import ParallelConfig
 from quire.config.scheduler import SchedulerConfig
+from quire.config.structured import StructuredOutputsConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,5 +27,6 @@ class EngineConfig:
     load: LoadConfig
     attention: AttentionConfig
     observability: ObservabilityConfig
+    structured_outputs: StructuredOutputsConfig = dataclasses.field(default_factory=StructuredOutputsConfig)
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])

@@ -184,6 +184,8 @@ CHECKS: dict[str, Check] = {
     "convert": one_of("auto", "none", "embed", "classify", "reward"),
     "task": one_of("auto", "generate", "embed", "classify", "score", "reward", optional=True),
     "pooler_config": mapping(optional=True),
+    "structured_outputs_config": mapping(optional=True),
+    "guided_decoding_backend": text(optional=True),
     "allowed_local_media_path": text(),
     "enable_sleep_mode": flag(),
     "load_format": one_of("auto", "safetensors", "pt", "gguf", "bitsandbytes", "sharded_state", "dummy"),

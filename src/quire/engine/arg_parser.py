@@ -69,6 +69,8 @@ HELP = {
     "code_revision": "accepted for compatibility: code of a checkpoint is never run",
     "tokenizer_revision": "branch, tag or commit of the tokenizer at the hub",
     "disable_sliding_window": "limit max_model_len to the model's sliding window",
+    "structured_outputs_config": 'JSON object: {"backend": "auto", "guidance" or "xgrammar", "disable_any_whitespace": true}',
+    "guided_decoding_backend": "older spelling of structured_outputs_config.backend",
     "allowed_local_media_path": "folder whose files requests may name",
     "enable_sleep_mode": "accepted for compatibility: an engine can always be put to sleep",
     "load_format": "auto, safetensors, pt (pickled tensors), sharded_state (saved by Quire) or dummy (random weights)",

@@ -51,7 +51,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
             "spec_model",
             "spec_tokens",
             "speculative_config",
-            "structured_outputs_config",
             "weight_transfer_config",
             "kv_cache_dtype_skip_layers",
             "worker_extension_cls",
@@ -148,7 +147,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "async_engine": _OFF,
     "disable_async_output_proc": _OFF,
     "use_v2_block_manager": (True, False, None),
-    "guided_decoding_backend": ("auto", None),
 }
 """Setting to the values that mean "off" or "as ever"."""
 
@@ -162,7 +160,6 @@ NOT_YET_AT_OTHER_VALUES: dict[str, tuple[Any, ...]] = {
 
 _INSTEAD = {
     "hf_token": "set the HF_TOKEN environment variable, or log in with `hf auth login`",
-    "guided_decoding_backend": "it is called structured_outputs_config",
 }
 
 

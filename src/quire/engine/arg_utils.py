@@ -33,6 +33,7 @@ from quire.config.resolve import (
     resolve_dtype,
     resolve_max_model_len,
 )
+from quire.config.structured import read_structured_outputs_config
 from quire.engine import arg_checks, arg_parser
 from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
 from quire.engine.usage_context import UsageContext
@@ -93,6 +94,8 @@ class EngineArgs:
     convert: str = "auto"
     task: str | None = None
     pooler_config: dict[str, Any] | None = None
+    structured_outputs_config: dict[str, Any] | None = None
+    guided_decoding_backend: str | None = None
     allowed_local_media_path: str = ""
     enable_sleep_mode: bool = False
 
@@ -196,6 +199,9 @@ class EngineArgs:
             load=resolver.load(),
             attention=AttentionConfig(backend=self.attention_backend),
             observability=self._observability(),
+            structured_outputs=read_structured_outputs_config(
+                self.structured_outputs_config, self.guided_decoding_backend
+            ),
             instance_id=instance_id,
             provenance=provenance,
         )

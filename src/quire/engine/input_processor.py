@@ -81,6 +81,7 @@ class InputProcessor:
         self, config: EngineConfig, tokenizer_source: TokenizerSource, *, allow_functions: bool = True
     ) -> None:
         self._model = config.model
+        self._structured_outputs = config.structured_outputs
         self._source = tokenizer_source
         self._allow_functions = allow_functions
         self._vocab_size = config.model.vocab_size
@@ -322,7 +323,9 @@ class InputProcessor:
                 f"structured_outputs need a tokenizer, but {self._source.why_absent}", param="structured_outputs"
             )
         model = self._model
-        grammars = shared_grammars(model.tokenizer_path, model.tokenizer_mode, model.vocab_size)
+        grammars = shared_grammars(
+            model.tokenizer_path, model.tokenizer_mode, model.vocab_size, self._structured_outputs
+        )
         grammars.check(constraint, self._eos(tokenizer), lambda: read_vocabulary(tokenizer, model.vocab_size))
 
     def _eos(self, tokenizer: Tokenizer | None) -> list[int]:

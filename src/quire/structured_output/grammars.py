@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.config import limits
+from quire.config import StructuredOutputsConfig, limits
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.backend import Backend, IntArray
@@ -140,11 +140,11 @@ class Grammars:
     """Every grammar of one vocabulary. May be used from several threads.
 
     Args:
-        backend: which engine: `auto`, or a name of `selection.BACKENDS`.
+        settings: which engine, and what holds for every request.
     """
 
-    def __init__(self, backend: str = "auto") -> None:
-        self._backend_name = backend
+    def __init__(self, settings: StructuredOutputsConfig | None = None) -> None:
+        self._settings = settings or StructuredOutputsConfig()
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._backends: dict[tuple[int, ...], Backend] = {}
@@ -225,9 +225,22 @@ class Grammars:
                 for row, (_, token_id), is_allowed in zip(rows_of[backend], batch, allowed, strict=True):
                     row.refused = None if is_allowed else token_id
 
+    def _as_set(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
+        """A request's form with what the operator has set for all."""
+        settings = self._settings
+        if not settings.disable_any_whitespace and not settings.disable_additional_properties:
+            return params
+        return msgspec.structs.replace(
+            params,
+            disable_any_whitespace=params.disable_any_whitespace or settings.disable_any_whitespace,
+            disable_additional_properties=params.disable_additional_properties
+            or settings.disable_additional_properties,
+        )
+
     def _compile(
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
     ) -> concurrent.futures.Future[tuple[Backend, Any]]:
+        params = self._as_set(params)
         try:
             encoded = msgspec.msgpack.encode((params, list(eos_token_ids)))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -263,7 +276,7 @@ class Grammars:
         return backend, backend.compile(params)
 
     def _backend(self, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]) -> Backend:
-        backend_class = find_backend(self._backend_name)
+        backend_class = find_backend(self._settings.backend)
         if not eos_token_ids:
             raise RequestError(
                 "structured_outputs need a model with an end-of-sequence token: this one states none",
@@ -288,6 +301,8 @@ def _result(compiled: "concurrent.futures.Future[tuple[Backend, Any]]") -> tuple
 
 
 @functools.lru_cache(_MOST_SHARED)
-def shared_grammars(tokenizer_path: str, tokenizer_mode: str, vocab_size: int) -> Grammars:
+def shared_grammars(
+    tokenizer_path: str, tokenizer_mode: str, vocab_size: int, settings: StructuredOutputsConfig
+) -> Grammars:
     """The grammars of a model's vocabulary: the frontend and the workers of one process share what either compiled."""
-    return Grammars()
+    return Grammars(settings)

@@ -18,14 +18,19 @@ class WorkerGrammars:
     def __init__(self, config: EngineConfig) -> None:
         self._model = config.model
         self._grammars = shared_grammars(
-            config.model.tokenizer_path, config.model.tokenizer_mode, config.model.vocab_size
+            config.model.tokenizer_path,
+            config.model.tokenizer_mode,
+            config.model.vocab_size,
+            config.structured_outputs,
         )
+        self._enable_in_reasoning = config.structured_outputs.enable_in_reasoning
 
     def start(self, params: SamplingParams) -> RowGrammar:
         """A new row's grammar, being compiled if it was not seen before."""
         assert params.structured_outputs is not None
         constraint, ends = params.structured_outputs, params.eos_token_ids
-        return self._grammars.start(constraint, ends, self._load_vocabulary, params.thinking)
+        thinking = None if self._enable_in_reasoning else params.thinking
+        return self._grammars.start(constraint, ends, self._load_vocabulary, thinking)
 
     def begin_fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: npt.NDArray[np.int32]) -> Filling:
         """As `Grammars.begin_fill`."""
