@@ -34,9 +34,16 @@ def test_loop_controls_generation_tag_and_strftime_are_known():
     assert ChatTemplate(source).render(CHAT) == "hi4"
 
 
+def test_a_trimmed_last_message_stays_open_without_its_spaces():
+    source = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+    assert ChatTemplate(source).render(CHAT, continue_final_message=True) == "[hi][Hello"
+
+
 @pytest.mark.parametrize(
     "source",
     [
+        "{{ dict.__init__.__globals__ }}",
+        "{{ dict.__call__.__func__ }}",
         "{{ messages.__class__.__mro__ }}{{ ''.__class__.__base__.__subclasses__() }}",
         "{{ messages.append({}) }}",
         "{{ raise_exception.__globals__ }}{{ raise_exception.__globals__.sys }}",

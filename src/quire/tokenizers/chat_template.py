@@ -12,8 +12,12 @@ from typing import Any, cast
 
 from quire.errors import ConfigError, RequestError
 
-_CONTINUE_MARK = "\u2063QUIRE-CONTINUE-HERE\u2063"
-"""Stands at the end of a message that shall stay open; invisible separators keep it apart from any real text."""
+_CONTINUE_MARK = "\u2063QUIRE-CONTINUE-HERE\u2063 "
+"""Stands at the end of a message that shall stay open; invisible separators keep it apart from any real text. Where its last
+space is gone, the template trims what a message says."""
+
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+"""What templates and clients call a message's reasoning; the first is the usual one."""
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
@@ -44,6 +48,15 @@ def _make_environment() -> Any:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return jinja2.nodes.Scope(body, lineno=line)
 
+    class Dict:
+        """`dict` as a function; the type itself would have more to it."""
+
+        def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+            return dict(*args, **values)
+
+        def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
+            return dict.fromkeys(keys, value)
+
     environment: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
     )
@@ -57,6 +70,7 @@ def _make_environment() -> Any:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
+    environment.globals["dict"] = Dict()
     return environment
 
 
@@ -137,7 +151,7 @@ class ChatTemplate:
         """
         import jinja2
 
-        messages = list(conversation)
+        messages = [_with_reasoning_names(message) for message in conversation]
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
@@ -162,6 +176,12 @@ class ChatTemplate:
         return _cut_at_open_end(text) if continue_final_message else text
 
 
+def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, its reasoning under the names that templates look for."""
+    found = next((message[name] for name in _REASONING_NAMES if message.get(name) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
 def _with_open_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with a mark at the end of the last one's text."""
     if not messages:
@@ -180,9 +200,11 @@ def _with_open_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut_at_open_end(text: str) -> str:
-    position = text.rfind(_CONTINUE_MARK)
+    mark = _CONTINUE_MARK.rstrip()
+    position = text.rfind(mark)
     if position < 0:
         raise RequestError(
             "continue_final_message: the chat template does not print the last message", param="continue_final_message"
         )
-    return text[:position]
+    kept = text[:position]
+    return kept if text.startswith(_CONTINUE_MARK, position) else kept.rstrip()
