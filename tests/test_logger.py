@@ -184,3 +184,18 @@ def test_tracing_is_asked_for_by_the_environment_and_is_for_one_thread(run_case,
     text = path.read_text()
     assert "Call to unknown_variables" in text and "is_set" not in text
     assert run_case(body).stdout.strip() == "None"
+
+
+def test_the_form_of_lines_can_be_chosen_late_and_children_hear_of_it(run_case) -> None:
+    done = run_case(
+        "import os\n"
+        "from quire.logger import use_log_format\n"
+        "logger.info('before')\n"
+        "use_log_format('json')\n"
+        "logger.info('after %d', 2, extra={'fields': {'tokens': 7}})\n"
+        "print(os.environ['QUIRE_LOGGING_FORMAT'])\n"
+    )
+    before, after, told = done.stdout.splitlines()
+    assert before.startswith("INFO") and told == "json"
+    entry = json.loads(after)
+    assert (entry["message"], entry["tokens"], entry["level"]) == ("after 2", 7, "INFO")

@@ -13,6 +13,7 @@ from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from quire import envs
+from quire.env_override import set_variable
 from quire.errors import ConfigError
 
 ROOT_LOGGER = "quire"
@@ -72,6 +73,7 @@ class _JsonFormatter(logging.Formatter):
             "pid": record.process,
             "message": record.getMessage(),
         }
+        entry |= getattr(record, "fields", {})  # figures that the message tells in words
         if self.prefix:
             entry["prefix"] = self.prefix
         if record.exc_info:
@@ -175,6 +177,18 @@ def _make_log_once(level: int, seen: set[tuple[int, str, str]]) -> Callable[...,
         logger.log(level, message, *args, stacklevel=2)
 
     return log_once
+
+
+def use_log_format(name: str) -> None:
+    """Write lines as `text` or `json` from now on, in this process and in the children that it will start."""
+    set_variable("QUIRE_LOGGING_FORMAT", name)
+    _configure()
+    for handler in logging.getLogger(ROOT_LOGGER).handlers:
+        old = handler.formatter
+        if isinstance(old, _Formatter | _JsonFormatter):
+            formatter = (_JsonFormatter if name == "json" else _Formatter)(old.prefix)
+            formatter.process_label = old.process_label
+            handler.setFormatter(formatter)
 
 
 def set_process_label(kind: str, rank: int | None = None) -> None:

@@ -27,12 +27,3 @@ class AttentionConfig:
     """`backend`: a backend's name, or None to let the platform choose."""
 
     backend: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class ObservabilityConfig:
-    """What is measured and logged."""
-
-    disable_log_stats: bool = False
-    log_stats_interval_s: float = 10.0
-    enable_log_requests: bool = False

@@ -3,8 +3,9 @@
 import dataclasses
 
 from quire.config.cache import CacheConfig
-from quire.config.device import AttentionConfig, DeviceConfig, LoadConfig, ObservabilityConfig
+from quire.config.device import AttentionConfig, DeviceConfig, LoadConfig
 from quire.config.model import ModelConfig
+from quire.config.observability import ObservabilityConfig
 from quire.config.parallel import ParallelConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.config.structured import StructuredOutputsConfig

@@ -230,7 +230,14 @@ CHECKS: dict[str, Check] = {
     "cpu_threads": whole(0, 4096),
     "attention_backend": text(optional=True),
     "disable_log_stats": flag(),
+    "log_stats_interval": number(0.001, optional=True),
+    "record_timelines": flag(),
+    "otlp_traces_endpoint": text(optional=True),
+    "profiler_config": mapping(optional=True),
     "enable_log_requests": flag(),
+    "enable_log_outputs": flag(),
+    "log_prompts": flag(),
+    "max_log_len": whole(0, optional=True),
 }
 """Setting to its check; a test sees to it that every field has one."""
 

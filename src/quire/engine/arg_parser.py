@@ -114,7 +114,14 @@ HELP = {
     "cpu_threads": "threads on a CPU; 0 means all cores this process may use",
     "attention_backend": "an attention backend's name; none lets the platform choose",
     "disable_log_stats": "no lines of figures in the log",
+    "log_stats_interval": "seconds between two lines of figures (QUIRE_LOG_STATS_INTERVAL, 10)",
+    "record_timelines": "keep what happened to the last requests, for the console (on)",
+    "otlp_traces_endpoint": "where OpenTelemetry spans of requests go, for example http://localhost:4317",
+    "profiler_config": 'JSON object: {"profiler": "torch", "torch_profiler_dir": FOLDER} lets /start_profile write traces',
     "enable_log_requests": "log each request's id and parameters",
+    "enable_log_outputs": "log how each request ended",
+    "log_prompts": "with these two, log prompts and answers too, and not only their lengths",
+    "max_log_len": "characters of a text in the log (all)",
 }
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

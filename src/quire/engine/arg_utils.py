@@ -26,6 +26,7 @@ from quire.config import (
 )
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import resolve_config_path, resolve_model_path
+from quire.config.observability import resolve_profiler
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import (
     load_hf_config,
@@ -152,6 +153,10 @@ class EngineArgs:
 
     # Observability
     disable_log_stats: bool = False
+    log_stats_interval: float | None = None
+    record_timelines: bool = True
+    otlp_traces_endpoint: str | None = None
+    profiler_config: dict[str, Any] | None = None
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -210,8 +215,9 @@ class EngineArgs:
     def _observability(self) -> ObservabilityConfig:
         return ObservabilityConfig(
             disable_log_stats=self.disable_log_stats,
-            log_stats_interval_s=envs.QUIRE_LOG_STATS_INTERVAL,
-            enable_log_requests=bool(getattr(self, "enable_log_requests", False)),
+            log_stats_interval_s=self.log_stats_interval or envs.QUIRE_LOG_STATS_INTERVAL,
+            otlp_traces_endpoint=self.otlp_traces_endpoint or None,
+            profiler=resolve_profiler(self.profiler_config),
         )
 
 
@@ -221,6 +227,18 @@ class AsyncEngineArgs(EngineArgs):
     """As `EngineArgs`, for the asynchronous engine."""
 
     enable_log_requests: bool = False
+    enable_log_outputs: bool = False
+    log_prompts: bool = False
+    max_log_len: int | None = None
+
+    def _observability(self) -> ObservabilityConfig:
+        return dataclasses.replace(
+            super()._observability(),
+            enable_log_requests=self.enable_log_requests,
+            enable_log_outputs=self.enable_log_outputs,
+            log_prompts=self.log_prompts,
+            max_log_len=self.max_log_len,
+        )
 
 
 def _warn_unknown_variables() -> None:
@@ -458,6 +476,7 @@ class _Resolver:
             max_step_ms=float(args.max_step_ms),
             max_num_waiting=args.max_num_waiting,
             max_waiting_tokens=args.max_waiting_tokens,
+            record_timelines=args.record_timelines and self.usage_context is not UsageContext.LLM_CLASS,
         )
 
     def _rows(self) -> int:

@@ -29,6 +29,7 @@ from quire.engine.messages import (
 )
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
+from quire.engine.request_log import RequestLog
 from quire.engine.request_state import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.tokenizer_source import TokenizerSource
@@ -78,6 +79,9 @@ class AsyncLLM:
         if not config.observability.disable_log_stats:
             self._stats_logger = StatsLogger(self.metrics, config.observability.log_stats_interval_s)
         self._outputs = OutputProcessor([self.metrics, *stat_hooks])
+        self._request_log = RequestLog.of(config.observability)
+        if self._request_log is not None:
+            self._outputs.on_end.append(self._request_log.ended)
         self._channel: CoreChannel = open_channel(config, core, self._on_message)
         try:
             self.tokenizer: Tokenizer | None = source.get()
@@ -204,10 +208,8 @@ class AsyncLLM:
         except BaseException:
             self._outputs.discard(record.request_id)
             raise
-        if self.config.observability.enable_log_requests:
-            logger.info(
-                "request %s: %d prompt tokens, %s", record.request_id, len(record.prompt_token_ids), record.params
-            )
+        if self._request_log is not None:
+            self._request_log.received(record)
         return stream
 
     async def _tokenize(self, prompt: PromptType, special: bool) -> TokenizedPrompt:

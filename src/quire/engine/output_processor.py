@@ -4,7 +4,7 @@ Knows every unfinished request of one frontend. Knows nothing of queues, sockets
 have news and which the core should abort because a stop string was completed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from quire.engine.request_state import RequestRecord, SequenceState
@@ -37,10 +37,15 @@ class StatsHook(Protocol):
 
 
 class OutputProcessor:
-    """Every unfinished request, by its own id and by its sequences' ids in the core."""
+    """Every unfinished request, by its own id and by its sequences' ids in the core.
+
+    Attributes:
+        on_end: called with each sequence that ends, by whoever wants more of it than its figures.
+    """
 
     def __init__(self, hooks: Sequence[StatsHook] = ()) -> None:
         self.hooks: list[StatsHook] = list(hooks)
+        self.on_end: list[Callable[[RequestRecord, SequenceState, FinishedRequest], None]] = []
         self._records: dict[str, RequestRecord] = {}
         self._sequences: dict[str, tuple[RequestRecord, SequenceState]] = {}
         self._silent: list[SequenceState] = []
@@ -223,8 +228,12 @@ class OutputProcessor:
             self._records.pop(record.request_id, None)
         if not self._sequences:
             self._silent.clear()
-        for hook in self.hooks:
-            hook.record_finished(_finished(record, sequence, now))
+        if self.hooks or self.on_end:
+            finished = _finished(record, sequence, now)
+            for hook in self.hooks:
+                hook.record_finished(finished)
+            for listener in self.on_end:
+                listener(record, sequence, finished)
 
 
 def _refusal_error(output: EngineCoreOutput) -> QuireError | None:

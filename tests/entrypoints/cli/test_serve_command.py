@@ -20,6 +20,8 @@ from quire.errors import ConfigError
         (["--api-key", ""], "api_key"),
         (["a", "--model", "b"], "model"),
         (["--allowed-origins", "[1]"], "JSON list of strings"),
+        (["--disable-access-log-for-endpoints", "health"], "must begin with /"),
+        (["--log-format", "xml"], "log-format"),
         (["--prot", "1"], "did you mean --port"),
     ],
     ids=str,

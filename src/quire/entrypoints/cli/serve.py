@@ -7,12 +7,18 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from quire import envs
+from quire.engine.arg_parser import ArgumentParser
+from quire.entrypoints.cli.foreign_server_flags import FOREIGN_SERVER_FLAGS
 from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
 from quire.errors import ConfigError
+from quire.logger import init_logger, use_log_format
 
 if TYPE_CHECKING:
     from quire.entrypoints.openai.listen import ListenOptions
     from quire.entrypoints.openai.state import ServerState
+
+logger = init_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_server_arguments(parser)
     AsyncEngineArgs.add_cli_args(parser)
+    if isinstance(parser, ArgumentParser):
+        parser.accept_at_default(FOREIGN_SERVER_FLAGS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from quire.entrypoints.openai.listen import ListenOptions, open_socket
 
     take_model(args)
+    if args.log_format is not None:
+        use_log_format(args.log_format)
     options = ListenOptions(
         host=args.host,
         port=args.port,
@@ -43,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         ssl_cert_reqs=args.ssl_cert_reqs,
         ssl_ciphers=args.ssl_ciphers or "TLSv1",
         access_log=not args.disable_uvicorn_access_log,
+        quiet_paths=args.disable_access_log_for_endpoints,
         log_level=args.uvicorn_log_level,
         shutdown_timeout_s=args.shutdown_timeout,
     )
@@ -100,8 +111,6 @@ def _check_tls(options: "ListenOptions") -> None:
 
 
 def _api_keys(args: argparse.Namespace) -> list[str]:
-    from quire import envs
-
     keys = list(args.api_key or ([envs.QUIRE_API_KEY] if envs.QUIRE_API_KEY else []))
     if any(not key.strip() for key in keys):
         raise ConfigError("api_key: a key is empty.", setting="api_key")
@@ -114,7 +123,6 @@ def server_settings(args: argparse.Namespace) -> Any:
     Raises:
         ConfigError: a parser that nobody knows.
     """
-    from quire import envs
     from quire.entrypoints.openai.state import ServerSettings
     from quire.parsers.choice import choose_formats
 
@@ -154,6 +162,9 @@ def _announce(state: "ServerState", options: "ListenOptions", has_keys: bool, se
     if has_keys:
         words += ["-H", "Authorization: Bearer YOUR_KEY"]
     words += ["-d", body]
+    if envs.QUIRE_LOGGING_FORMAT == "json":
+        logger.info("%s is ready after %.1f s at %s", state.model_names[0], seconds, options.url)
+        return
     print(
         f"\n{state.model_names[0]} is ready after {seconds:.1f} s at {options.url}\nTry it:\n  {shlex.join(words)}\n",
         flush=True,

@@ -42,6 +42,15 @@ def _words(text: str) -> list[str]:
     return value
 
 
+def _paths(text: str) -> tuple[str, ...]:
+    """Paths between commas."""
+    paths = tuple(path.strip() for path in text.split(",") if path.strip())
+    for path in paths:
+        if not path.startswith("/"):
+            raise argparse.ArgumentTypeError(f"{path!r} is not a path: it must begin with /")
+    return paths
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags, in groups."""
     network = parser.add_argument_group("Network")
@@ -116,6 +125,16 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
     responses.add_argument("--disable-uvicorn-access-log", action="store_true", help="no log line for each request")
+    responses.add_argument(
+        "--disable-access-log-for-endpoints",
+        type=_paths,
+        default=(),
+        metavar="PATHS",
+        help="no log line for requests to these, for example /health,/metrics",
+    )
+    responses.add_argument(
+        "--log-format", choices=("text", "json"), help="form of the log's lines (QUIRE_LOGGING_FORMAT, or text)"
+    )
     responses.add_argument(
         "--console", action=argparse.BooleanOptionalAction, default=True, help="the console, a page at / (on)"
     )

@@ -13,7 +13,7 @@ BACKLOG = 2048
 
 @dataclasses.dataclass(frozen=True)
 class ListenOptions:
-    """Where and how to listen."""
+    """Where and how to listen; `quiet_paths` have no line in the access log."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -25,6 +25,7 @@ class ListenOptions:
     ssl_cert_reqs: int = 0
     ssl_ciphers: str = "TLSv1"
     access_log: bool = True
+    quiet_paths: tuple[str, ...] = ()
     log_level: str = "info"
     shutdown_timeout_s: float = 300.0
 

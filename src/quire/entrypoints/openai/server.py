@@ -6,6 +6,7 @@ SIGINT, or a second signal, ends at once.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -29,6 +30,8 @@ logger = init_logger(__name__)
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+COLLECT_AFTER = (50_000, 20, 50)
+"""When Python's collector runs, in objects: a burst of requests makes many that go by themselves."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a forced end waits for connections to close."""
 
@@ -140,6 +143,9 @@ class ServerProcess:
             logger.exception("The engine could not be started.")
             self._fail()
             return
+        gc.collect()
+        gc.freeze()  # what was loaded stays: later collections need not look at it
+        gc.set_threshold(*COLLECT_AFTER)
         self._state.set_engine(self._engine)
         self._on_ready(self._engine, time.monotonic() - began)
 
@@ -222,7 +228,23 @@ def _share_log_handlers(options: ListenOptions) -> None:
         other = logging.getLogger(name)
         other.handlers = list(handlers)
         other.propagate = not handlers
+    if options.quiet_paths:
+        logging.getLogger("uvicorn.access").addFilter(_QuietPaths(options.quiet_paths))
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, _level(options.log_level)))
+
+
+class _QuietPaths(logging.Filter):
+    """Drops lines about requests to some paths. uvicorn's records have the path, with its query, as the third argument."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        super().__init__()
+        self._paths = frozenset(paths)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args
+        if not isinstance(arguments, tuple) or len(arguments) < 3:
+            return True
+        return str(arguments[2]).partition("?")[0] not in self._paths
 
 
 def _level(name: str) -> int:

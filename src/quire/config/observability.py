@@ -1,0 +1,102 @@
+"""What is measured, logged, traced and profiled."""
+
+import dataclasses
+import difflib
+from typing import Any, Literal
+
+from quire.errors import ConfigError
+
+_PREFIX = "torch_profiler_"
+_IGNORED = ("ignore_frontend", "torch_profiler_dump_cuda_time_total")
+"""Keys of vLLM's that mean nothing here: there is no profile of the frontend, and no summary."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfilerConfig:
+    """How profiles are taken on demand (`start_profile`).
+
+    Attributes:
+        profiler: `torch` writes a Chrome trace a worker into `dir`; `device` marks steps for the device vendor's own profiler,
+            which runs around the engine (NVTX ranges for Nsight).
+        with_stack, record_shapes, with_memory, with_flops: what a trace holds besides times.
+        use_gzip: compress traces.
+        delay_iterations: steps after the start that are left out.
+        max_iterations: steps after which it ends by itself; 0 means no limit.
+    """
+
+    profiler: Literal["torch", "device"] = "torch"
+    dir: str = ""
+    with_stack: bool = True
+    record_shapes: bool = False
+    with_memory: bool = False
+    with_flops: bool = False
+    use_gzip: bool = True
+    delay_iterations: int = 0
+    max_iterations: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservabilityConfig:
+    """What is measured and logged.
+
+    Attributes:
+        enable_log_requests: a line for each request that comes; enable_log_outputs: one for each answer.
+        log_prompts: these lines hold texts; otherwise they hold their lengths.
+        max_log_len: characters of a text in the log; None means all.
+        otlp_traces_endpoint: where spans of requests go; None means nowhere.
+        profiler: how profiles are taken; None means that they cannot be.
+    """
+
+    disable_log_stats: bool = False
+    log_stats_interval_s: float = 10.0
+    enable_log_requests: bool = False
+    enable_log_outputs: bool = False
+    log_prompts: bool = False
+    max_log_len: int | None = None
+    otlp_traces_endpoint: str | None = None
+    profiler: ProfilerConfig | None = None
+
+
+def resolve_profiler(given: dict[str, Any] | None) -> ProfilerConfig | None:
+    """The profiler's settings from a user's object, whose keys may be vLLM's.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong kind, or a torch profiler without a folder.
+    """
+    if not given:
+        return None
+    fields = {field.name: field for field in dataclasses.fields(ProfilerConfig)}
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = key.removeprefix(_PREFIX)
+        if key in _IGNORED or (name not in fields and value in (None, 0, False, "")):
+            continue
+        if name not in fields:
+            near = difflib.get_close_matches(name, list(fields), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(fields)}"
+            raise ConfigError(f"profiler_config has {key!r}, which is not known{hint}", setting="profiler_config")
+        values[name] = value
+    if values.get("profiler") == "cuda":
+        values["profiler"] = "device"
+    config = ProfilerConfig(**values)
+    _check_profiler(config)
+    return config
+
+
+def _check_profiler(config: ProfilerConfig) -> None:
+    for field in dataclasses.fields(ProfilerConfig):
+        value, default = getattr(config, field.name), field.default
+        if type(value) is not type(default) or (isinstance(value, int) and value < 0):
+            raise ConfigError(
+                f"profiler_config's {field.name} is {value!r}; it must be a {type(default).__name__} like {default!r}",
+                setting="profiler_config",
+            )
+    if config.profiler not in ("torch", "device"):
+        raise ConfigError(
+            f"profiler_config's profiler is {config.profiler!r}; it may be 'torch' or 'device' (as 'cuda')",
+            setting="profiler_config",
+        )
+    if config.profiler == "torch" and not config.dir:
+        raise ConfigError(
+            "profiler_config needs torch_profiler_dir, the folder that traces are written to", setting="profiler_config"
+        )
