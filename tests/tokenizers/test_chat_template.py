@@ -1,9 +1,12 @@
 """Chat templates render as Hugging Face renders them, refuse what they must, and cannot leave the sandbox."""
 
+import jinja2
 import pytest
+from tests.tokenizers.templates import PARTS_ONLY, TEMPLATES, TURNS
 
 from quire.errors import ConfigError, RequestError
 from quire.tokenizers.chat_template import ChatTemplate
+from quire.tokenizers.content_format import wants_parts
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "  Hello "}]
 SIMPLE = (
@@ -86,3 +89,20 @@ def test_a_named_template_is_chosen_by_name_or_by_tools():
 def test_no_template_is_refused_with_a_way_out():
     with pytest.raises(RequestError, match="no chat template"):
         ChatTemplate.choose(None, None)
+
+
+def test_text_is_handed_as_parts_to_templates_that_know_nothing_else():
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in CHAT]
+    template = ChatTemplate(PARTS_ONLY)
+    assert template.render(CHAT) == template.render(parts) == "<user>hi<assistant>  Hello "
+    assert template.render(CHAT, continue_final_message=True) == "<user>hi<assistant>  Hello "
+    assert ChatTemplate(TURNS).render(CHAT) == ChatTemplate(TURNS).render(parts)
+    macro = "{% macro say(it) %}{% for part in it %}{{ part.text }}{% endfor %}{% endmacro %}"
+    assert ChatTemplate(macro + "{% for m in messages %}{{ say(m.content) }}{% endfor %}").render(CHAT) == "hi  Hello "
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_stays_text_where_templates_ask_or_print_it(name):
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    source = TEMPLATES[name].replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+    assert not wants_parts(environment.parse(source))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from quire.errors import ConfigError, RequestError
+from quire.tokenizers.content_format import as_parts, wants_parts
 
 _CONTINUE_MARK = "\u2063QUIRE-CONTINUE-HERE\u2063 "
 """Stands at the end of a message that shall stay open; invisible separators keep it apart from any real text. Where its last
@@ -84,7 +85,7 @@ class ChatTemplate:
     def __init__(self, sources: str | Mapping[str, str]) -> None:
         self._sources = {"default": sources} if isinstance(sources, str) else dict(sources)
         self._environment: Any = None
-        self._compiled: dict[str, Any] = {}
+        self._compiled: dict[str, tuple[Any, bool]] = {}
 
     @staticmethod
     def choose(own: "ChatTemplate | None", chosen: str | None) -> "ChatTemplate":
@@ -118,7 +119,8 @@ class ChatTemplate:
         names = ", ".join(sorted(self._sources))
         raise RequestError(f"choose a chat template by name: one of {names}", param="chat_template")
 
-    def _compile(self, source: str) -> Any:
+    def _compile(self, source: str) -> tuple[Any, bool]:
+        """The template, and whether it wants content as parts."""
         if source in self._compiled:
             return self._compiled[source]
         import jinja2
@@ -126,7 +128,7 @@ class ChatTemplate:
         if self._environment is None:
             self._environment = _make_environment()
         try:
-            compiled = self._environment.from_string(source)
+            compiled = self._environment.from_string(source), wants_parts(self._environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"chat_template is not valid Jinja: line {error.lineno}: {error.message}", setting="chat_template"
@@ -151,7 +153,10 @@ class ChatTemplate:
         """
         import jinja2
 
+        template, in_parts = self._compile(self.source(tools))
         messages = [_with_reasoning_names(message) for message in conversation]
+        if in_parts:
+            messages = [as_parts(message) for message in messages]
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(
@@ -160,7 +165,6 @@ class ChatTemplate:
                     param="continue_final_message",
                 )
             messages = _with_open_end(messages)
-        template = self._compile(self.source(tools))
         try:
             text: str = template.render(
                 **{
