@@ -64,6 +64,7 @@ FOREIGN: dict[str, tuple[Any, ...]] = {
 """Setting to the values that are accepted."""
 
 SHORT_FOREIGN: dict[str, tuple[str, ...]] = {
+    "api_server_count": ("-asc",),
     "nnodes": ("-n",),
     "node_rank": ("-r",),
     "decode_context_parallel_size": ("-dcp",),

@@ -1,0 +1,54 @@
+"""Flags of vLLM's `serve` that belong to parts which Quire's server does not have: accepted at their defaults, else refused.
+
+A flag that the server has itself is not looked up here.
+"""
+
+from typing import Any
+
+_OFF = (None, False)
+_NOTHING: tuple[Any, ...] = (None, {}, [], "")
+
+FOREIGN_SERVER_FLAGS: dict[str, tuple[Any, ...]] = {
+    "headless": _OFF,
+    "api_server_count": (None, 1),
+    "grpc": _OFF,
+    "grpc_port": _NOTHING,
+    "enable_ssl_refresh": _OFF,
+    "h11_max_incomplete_event_size": (None, 4 << 20),
+    "h11_max_header_count": (None, 256),
+    "middleware": _NOTHING,
+    "chat_template_content_format": (None, "auto"),
+    "trust_request_mm_kwargs": _OFF,
+    "default_chat_template_kwargs": _NOTHING,
+    "reasoning_effort_map": _NOTHING,
+    "tool_parser_plugin": _NOTHING,
+    "tool_strict_level": (None, "auto"),
+    "tool_server": _NOTHING,
+    "exclude_tools_when_tool_choice_none": _OFF,
+    "lora_modules": _NOTHING,
+    "return_tokens_as_token_ids": _OFF,
+    "enable_force_include_usage": _OFF,
+    "enable_per_request_metrics": _OFF,
+    "sse_keep_alive_interval": (None, 0),
+    "fingerprint_mode": (None, "none"),
+    "fingerprint_value": _NOTHING,
+    "disable_access_log_for_endpoints": _NOTHING,
+    "max_log_len": _NOTHING,
+    "enable_log_outputs": _OFF,
+    "enable_log_deltas": (None, False, True),
+    "log_error_stack": _OFF,
+    "enable_server_load_tracking": (None, False, True),
+    "enable_tokenizer_info_endpoint": (None, False, True),
+    "tokens_only": _OFF,
+    "enable_scale_out": _OFF,
+    "enable_offline_docs": _OFF,
+    "enable_flash_late_interaction": (None, False, True),
+    "cohere_is_reasoning_model": (None, True),
+    "cohere_format": (None, "cmd4"),
+    "anthropic_disabled_thinking_effort": (None, "auto"),
+    "data_parallel_supervisor_port": (None, 9256),
+    "dp_supervisor_probe_interval_s": (None, 5.0, 5),
+    "dp_supervisor_probe_timeout_s": (None, 5.0, 5),
+    "dp_supervisor_probe_failure_threshold": (None, 3),
+}
+"""Setting to the values that are accepted: those that change nothing here."""
