@@ -94,8 +94,8 @@ def test_settings_have_their_names_of_chat_completions():
     schema = {"type": "object", "properties": {}}
     chat = convert(
         "hi",
-        tools=[TOOL, {**TOOL, "name": "g", "strict": False}],
-        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        tools=[TOOL],
+        tool_choice="auto",
         parallel_tool_calls=False,
         reasoning=ReasoningConfig(effort="low"),
         text=TextConfig(format={"type": "json_schema", "name": "n", "schema": schema}, verbosity="low"),
@@ -150,11 +150,8 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "f", "parameters": 5}]}, "tools[0].parameters"),
-        ({"tool_choice": "all"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
-        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.mode"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [5]}}, "tool_choice.tools"),
         ({"text": TextConfig(format={"type": "grammar"})}, "text.format.type"),
         ({"text": TextConfig(format={"type": "json_schema", "name": "n"})}, "text.format.schema"),
         ({"include": ["everything"]}, "include[0]"),

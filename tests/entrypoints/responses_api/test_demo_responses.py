@@ -46,7 +46,8 @@ def comparable(response: Any) -> dict[str, Any]:
     body = response.to_dict()
     for name in ("id", "created_at", "completed_at"):
         body.pop(name)
-    body["usage"].pop("input_tokens_details")
+    for name in ("input_tokens_details", "timing"):
+        body["usage"].pop(name, None)
     for item in body["output"]:
         item.pop("id")
         item.pop("call_id", None)
@@ -147,6 +148,17 @@ def test_a_tool_is_called_and_its_result_is_used(client):
     history = [{"role": "user", "content": CALL}, *call.output, result]
     assert "84" in ask(client, history, tools=TOOLS).output_text
     assert [item.type for item in ask(client, CALL, tools=TOOLS, tool_choice="none").output] == ["message"]
+
+
+def test_a_call_that_has_to_be_made_is_made(client):
+    other = {**TOOLS[0], "name": "other"}
+    named = {"type": "function", "name": "other"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]}
+    for choice, name in (("required", "calculate"), (named, "other"), (allowed, "other")):
+        answer = ask(client, CALL, tools=[*TOOLS, other], tool_choice=choice, extra_body={"return_timing": True})
+        assert [(item.type, item.name) for item in answer.output] == [("function_call", name)]
+        assert isinstance(json.loads(answer.output[0].arguments), dict) and answer.status == "completed"
+        assert answer.usage.timing["total_s"] > 0
 
 
 def test_what_the_model_thinks_is_an_item_of_its_own(client):

@@ -96,6 +96,14 @@ async def test_a_response_has_the_protocols_shape():
 
 
 @pytest.mark.anyio
+async def test_usage_tells_times_where_they_are_asked_for():
+    async with serve() as s:
+        asked = await prepare_response(s.state, ResponsesRequest(input="hi", return_timing=True))
+        assert asked.count.times == []
+        assert (await prepare_response(s.state, ResponsesRequest(input="hi"))).count.times is None
+
+
+@pytest.mark.anyio
 async def test_the_engine_gets_what_is_asked_for():
     fields = {"temperature": 0.5, "top_k": 7, "seed": 3, "stop": ["x"], "logit_bias": {"5": 2}, "min_tokens": 1}
     async with serve() as s:
@@ -242,6 +250,9 @@ async def test_what_is_cancelled_keeps_what_it_had():
         ({"model": "another"}, 404, "model"),
         ({"kv_transfer_params": {"a": 1}}, 400, "kv_transfer_params"),
         ({"temperature": -1}, 400, "temperature"),
+        ({"tool_choice": "all"}, 400, "tool_choice"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "all"}}, 400, "tool_choice.mode"),
     ],
 )
 async def test_wrong_requests_are_refused_by_the_field(fields, status, param):

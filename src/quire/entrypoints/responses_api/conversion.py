@@ -18,7 +18,6 @@ _ITEMS = ("message", "reasoning", "function_call", "function_call_output", REFER
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _FORMATS = ("text", "json_object", "json_schema")
-_CHOICES = ("none", "auto", "required")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (
     _LOGPROBS,
@@ -34,7 +33,7 @@ _SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
     "stop_token_ids", "logit_bias", "min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
     "include_stop_str_in_output", "structured_outputs", "include_reasoning", "priority", "cache_salt", "kv_transfer_params",
-    "mm_processor_kwargs", "user", "safety_identifier",
+    "mm_processor_kwargs", "return_timing", "user", "safety_identifier",
 )  # fmt: skip
 
 
@@ -206,11 +205,11 @@ def to_chat_request(request: InputTokensRequest, history: list[Fields], items: l
         messages=conversation.messages,
         model=request.model,
         tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())] or None,
+        tool_choice=_tool_choice(request.tool_choice),
         parallel_tool_calls=request.parallel_tool_calls,
         chat_template_kwargs=request.chat_template_kwargs,
         continue_final_message=last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete"),
     )
-    _set_tool_choice(chat, request.tool_choice)
     _set_effort(chat, request.reasoning)
     if request.text is not None:
         chat.verbosity = request.text.verbosity
@@ -251,26 +250,16 @@ def _tool(tool: Fields, path: str) -> Fields:
     return {"type": "function", "function": function}
 
 
-def _set_tool_choice(chat: ChatCompletionRequest, choice: str | Fields | None) -> None:
-    if choice is None:
-        return
-    if isinstance(choice, str):
-        if choice not in _CHOICES:
-            raise _unsupported("tool_choice", choice, _CHOICES)
-        chat.tool_choice = choice
-        return
+def _tool_choice(choice: str | Fields | None) -> str | Fields | None:
+    """In the form of chat completions, which knows `allowed_tools` in either form."""
+    if choice is None or isinstance(choice, str):
+        return choice
     kind = _string(choice, "type", "tool_choice")
     if kind == "function":
-        name = _string(choice, "name", "tool_choice")
-        chat.tool_choice = {"type": "function", "function": {"name": name}}
-    elif kind == "allowed_tools":
-        _set_tool_choice(chat, _string(choice, "mode", "tool_choice"))
-        given = choice.get("tools")
-        tools = [_object(tool, "tool_choice.tools") for tool in given] if isinstance(given, list) else []
-        names = {_string(tool, "name", "tool_choice.tools") for tool in tools}
-        chat.tools = [tool for tool in chat.tools or () if tool["function"]["name"] in names] or None
-    else:
+        return {"type": kind, "function": {"name": _string(choice, "name", "tool_choice")}}
+    if kind != "allowed_tools":
         raise _unsupported("tool_choice.type", kind, ("function", "allowed_tools"))
+    return choice
 
 
 def _set_effort(chat: ChatCompletionRequest, reasoning: ReasoningConfig | None) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.entrypoints.openai.protocol import CacheSalt, Priority, RequestId
+from quire.entrypoints.openai.responses import UNSET, Optional, Timing
 from quire.entrypoints.responses_api.items import OutputItem
 
 Metadata = Annotated[
@@ -89,6 +90,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     request_id: RequestId | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    return_timing: bool | None = None
     # Read so that they can be refused by name.
     kv_transfer_params: Any = None
     mm_processor_kwargs: Any = None
@@ -110,13 +112,14 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class ResponseUsage(msgspec.Struct):
-    """Tokens of a response."""
+    """Tokens of a response; and its times, where it asked for them (`return_timing`)."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    timing: Timing | Optional = UNSET
 
 
 class ResponseError(msgspec.Struct):

@@ -220,6 +220,7 @@ async def respond(state: ServerState, job: ResponseJob) -> AsyncGenerator[list[b
             began = False
             async for output in source:
                 check_output(output, job.request_id)
+                job.count.add_times(output)
                 events: list[bytes] = []
                 if not began:
                     began, opened = True, opened or bool(job.request.stream)
@@ -282,12 +283,14 @@ def _end(job: ResponseJob) -> bytes:
 
 
 def _usage(count: TokenCount) -> ResponseUsage:
+    usage = count.usage()
     return ResponseUsage(
-        count.prompt,
+        usage.prompt_tokens,
         InputTokensDetails(count.cached or 0),
-        count.completion,
+        usage.completion_tokens,
         OutputTokensDetails(_num_thoughts(count)),
-        count.prompt + count.completion,
+        usage.total_tokens,
+        usage.timing,
     )
 
 
