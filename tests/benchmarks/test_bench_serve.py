@@ -190,6 +190,31 @@ def test_the_prefix_cache_is_emptied_on_demand_and_profiling_is_asked_for(demo_u
     assert "A warm-up request failed: status 404" in capsys.readouterr().err
 
 
+def test_a_server_without_a_tokenizer_is_measured_by_token_ids(tmp_path, capsys):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 1200,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    server = f"{tmp_path / 'model'} --load-format dummy --skip-tokenizer-init --disable-log-stats"
+    flags = ["--server-args", server, "--input-len", "20", "--output-len", "16"]
+    figures = figures_of(tmp_path, *flags, "--extra-body", '{"return_token_ids": true}')
+    assert figures["completed"] == 8 and figures["total_output_tokens"] == 128
+    assert figures["tokens_per_event"] < 4 and figures["median_tpot_ms"] > 0
+    assert "--extra-body" not in capsys.readouterr().out
+
+
 def test_a_server_is_started_and_ended_for_the_run(tmp_path):
     figures = figures_of(tmp_path, "--server-args", SMALL.format(port=0), "--input-len", "20")
     assert figures["completed"] == 8

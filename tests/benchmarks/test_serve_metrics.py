@@ -37,6 +37,13 @@ def test_an_answer_of_one_token_has_no_time_per_further_token():
     assert meets(one, {"tpot": 0.001, "ttft": 500.0}) and not meets(one, {"ttft": 499.0})
 
 
+def test_an_answer_in_one_event_tells_nothing_of_further_tokens_and_the_figures_show_it():
+    assert measure_request(record(0.0, [0.5], 16), None).tpot is None
+    assert build_figures([record(0.0, [0.5], 16), record(0.0, [0.1, 0.2], 4)], [None] * 2, 0.0)[
+        "tokens_per_event"
+    ] == pytest.approx(20 / 3)
+
+
 def test_an_end_after_the_last_text_counts_for_the_whole_and_not_for_gaps():
     late = RequestRecord(0.0, [0.1, 0.2], 0.3, 0.31, 5, 3)
     one = measure_request(late, None)

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 from quire.errors import EngineError
 
+START_TIMEOUT_S = 900.0
+"""After this a server that is not ready is ended."""
+
 
 @contextmanager
 def started_server(arguments: Sequence[str]) -> Iterator[str]:
@@ -19,9 +22,15 @@ def started_server(arguments: Sequence[str]) -> Iterator[str]:
     command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", "--port", "0"]
     command += ["--disable-uvicorn-access-log", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    too_long = threading.Timer(START_TIMEOUT_S, process.kill)
+    too_long.daemon = True
+    too_long.start()
     try:
-        yield _await_ready(process)
+        url = _await_ready(process)
+        too_long.cancel()
+        yield url
     finally:
+        too_long.cancel()
         process.terminate()
         try:
             process.wait(30)

@@ -3,7 +3,7 @@
 All of a request's times count from when it was sent (`sent`):
 
 - TTFT: to its first event with tokens.
-- TPOT: from the first event to the last, over the tokens but one; only of answers of two tokens or more.
+- TPOT: from the first event to the last, over the tokens but one; only of answers of two events or more.
 - ITL: each gap between two events. An event may carry several tokens.
 - E2EL: to its last event.
 
@@ -34,7 +34,7 @@ class RequestLatency:
     """One request that succeeded; times in milliseconds.
 
     Attributes:
-        tpot: None for an answer of one token.
+        tpot: None for an answer that came in one event.
     """
 
     input_tokens: int
@@ -60,7 +60,7 @@ def measure_request(record: RequestRecord, planned_input: int | None) -> Request
         input_tokens=inputs,
         output_tokens=outputs,
         ttft=(times[0] - record.sent) * 1000,
-        tpot=(record.ended - times[0]) * 1000 / (outputs - 1) if outputs > 1 else None,
+        tpot=(record.ended - times[0]) * 1000 / (outputs - 1) if outputs > 1 and len(times) > 1 else None,
         itl=[(after - before) * 1000 for before, after in itertools.pairwise(times)],
         e2el=(record.ended - record.sent) * 1000,
     )
@@ -89,7 +89,7 @@ def parse_goodput(words: Sequence[str]) -> dict[str, float]:
 
 
 def meets(request: RequestLatency, levels: dict[str, float]) -> bool:
-    """Whether a request keeps every service level; an answer of one token keeps that of TPOT."""
+    """Whether a request keeps every service level; an answer that came in one event keeps that of TPOT."""
     return all((getattr(request, name) or 0.0) <= level for name, level in levels.items())
 
 
@@ -163,7 +163,7 @@ def build_figures(
     }
     for name, values in columns.items():
         figures |= _statistics(name, values, shares)
-    return figures
+    return figures | {"tokens_per_event": outputs / max(1, sum(len(one.itl) + 1 for one in good))}
 
 
 def _statistics(name: str, values: list[float], shares: Sequence[float]) -> dict[str, float]:

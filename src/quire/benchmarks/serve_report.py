@@ -14,6 +14,8 @@ from quire.benchmarks.serve_metrics import METRICS
 from quire.errors import ConfigError
 
 WIDTH = 50
+COARSE_EVENTS = 3.0
+"""Tokens an event above which latencies are hardly those of tokens."""
 BUSY_CLIENT = 0.7
 """Above this share of a core the client's own work shows in the figures."""
 
@@ -56,6 +58,11 @@ def print_report(figures: dict[str, Any], metrics: Sequence[str], shares: Sequen
     print("=" * WIDTH)
     if figures["failed"]:
         print(f"First failure: {figures['first_error'][:300]}")
+    if figures["tokens_per_event"] > COARSE_EVENTS:
+        print(
+            f"The server sent {figures['tokens_per_event']:.1f} tokens in an event: first tokens and gaps are those of events. "
+            "A server without a tokenizer tells of each token with --extra-body '{\"return_token_ids\": true}'."
+        )
     client = figures["client"]
     if client["cpu_share"] > BUSY_CLIENT:
         print(
