@@ -16,7 +16,7 @@ from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.beam_search import BeamSearch
 from quire.engine.core_channel import CoreChannel, open_channel
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
-from quire.engine.llm_engine import add_special_tokens, check_lora, make_record
+from quire.engine.llm_engine import add_special_tokens, check_lora, check_profile_started, make_record, profile_files
 from quire.engine.messages import (
     AbortRequests,
     AddRequests,
@@ -500,6 +500,22 @@ class AsyncLLM:
 
     def get_model_config(self) -> ModelConfig:
         """The model's configuration."""
+    async def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> None:
+        """Profile the workers' steps from now on, as `profiler_config` says; `overrides` replaces fields of it.
+
+        Raises:
+            RequestError: profiles are off, or one is being taken.
+        """
+        check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", [prefix, overrides]))
+
+    async def stop_profile(self) -> list[str]:
+        """End the profile; the files that were written.
+
+        Raises:
+            RequestError: none is being taken.
+        """
+        return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
+
         return self.config.model
 
     def get_engine_config(self) -> EngineConfig:

@@ -244,6 +244,23 @@ def make_record(processed: ProcessedRequest) -> RequestRecord:
     )
 
 
+def check_profile_started(problems: list[str | None]) -> None:
+    """Raise a RequestError where a worker's `start_profile` said why it cannot."""
+    if problems[0] is not None:
+        raise RequestError(problems[0], param="profiler_config")
+
+
+def profile_files(results: list[dict[str, str | None]]) -> list[str]:
+    """The files that the workers' `stop_profile` wrote.
+
+    Raises:
+        RequestError: no profile was being taken.
+    """
+    if results[0]["problem"] is not None:
+        raise RequestError(results[0]["problem"], param="profiler_config")
+    return [result["file"] for result in results if result["file"] is not None]
+
+
 def check_lora(lora_request: Any) -> None:
     """Adapters are not there yet."""
     if lora_request is not None:

@@ -14,7 +14,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch
 from quire.engine.collector import CollectorPause
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
-from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
+from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora, check_profile_started, profile_files
 from quire.engine.usage_context import UsageContext
 from quire.entrypoints.beam_search import BeamSearchOutput, build_output, run_beam_searches
 from quire.entrypoints.conversations import ContentFormat, prepare_conversation, split_conversations
@@ -275,6 +275,22 @@ class LLM(PoolingMethods):
     ) -> list[Any]:
         """Call a worker's method on every worker."""
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def start_profile(self, prefix: str = "") -> None:
+        """Profile the workers' steps from now on, as `profiler_config` says.
+
+        Raises:
+            RequestError: profiles are off, or one is being taken.
+        """
+        check_profile_started(self.collective_rpc("start_profile", args=(prefix,)))
+
+    def stop_profile(self) -> list[str]:
+        """End the profile; the files that were written.
+
+        Raises:
+            RequestError: none is being taken.
+        """
+        return profile_files(self.collective_rpc("stop_profile"))
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
         """Write each rank's finished weights to a folder, which `load_format="sharded_state"` reads without any work.

@@ -23,6 +23,7 @@ from quire.platforms.interface import (
     Platform,
     RecordedStep,
     UploadStream,
+    VendorProfiler,
 )
 from quire.platforms.nvml import Gpu, visible_gpus
 from quire.worker import startup
@@ -127,6 +128,30 @@ class CudaUploads(UploadStream):
         event.hold_back(self._main)
 
 
+class _CudaProfiler:
+    """Nsight, told where to look by the CUDA profiler interface and NVTX ranges."""
+
+    def start(self) -> None:
+        import torch
+
+        torch.cuda.profiler.start()
+
+    def stop(self) -> None:
+        import torch
+
+        torch.cuda.profiler.stop()
+
+    def push_range(self, name: str) -> None:
+        import torch
+
+        torch.cuda.nvtx.range_push(name)
+
+    def pop_range(self) -> None:
+        import torch
+
+        torch.cuda.nvtx.range_pop()
+
+
 class CudaRuntime(DeviceRuntime):
     """One GPU, and the stream that the worker's thread submits to."""
 
@@ -193,6 +218,14 @@ class CudaRuntime(DeviceRuntime):
         import torch
 
         torch.cuda.set_device(self._device)  # else the thread's first call would make a context on device 0
+
+    def profiler_activities(self) -> list[Any]:
+        import torch
+
+        return [torch.profiler.ProfilerActivity.CUDA]
+
+    def vendor_profiler(self) -> VendorProfiler:
+        return _CudaProfiler()
 
     def started(self) -> None:
         if self._kernels is not None:

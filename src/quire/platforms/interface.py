@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +95,26 @@ class UploadStream(abc.ABC):
         """What goes to the device's own queue from now on begins after that copy."""
 
 
+class VendorProfiler(Protocol):
+    """A profiler that runs around the process, and is told where to look."""
+
+    def start(self) -> None:
+        """Look from here on."""
+        ...
+
+    def stop(self) -> None:
+        """Look away."""
+        ...
+
+    def push_range(self, name: str) -> None:
+        """Something with a name begins."""
+        ...
+
+    def pop_range(self) -> None:
+        """It ends."""
+        ...
+
+
 class DeviceRuntime(abc.ABC):
     """The only object that touches torch.cuda and its like."""
 
@@ -148,6 +168,14 @@ class DeviceRuntime(abc.ABC):
 
     def adopt_thread(self) -> None:
         """The calling thread is going to wait for this device's events."""
+
+    def profiler_activities(self) -> list[Any]:
+        """What torch's profiler can watch besides the host: `ProfilerActivity` values."""
+        return []
+
+    def vendor_profiler(self) -> VendorProfiler | None:
+        """The vendor's own profiler; None where there is none."""
+        return None
 
     def started(self) -> None:
         """The engine is ready for requests."""

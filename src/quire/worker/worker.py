@@ -3,8 +3,9 @@
 Knows its platform and configuration. Leaves steps to the model runner.
 """
 
+import dataclasses
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +20,9 @@ from quire.platforms.interface import Platform
 from quire.timeline import STARTUP
 from quire.worker.kv_budget import compute_kv_bytes
 from quire.worker.runner import PendingStep, Runner
+
+if TYPE_CHECKING:
+    from quire.worker.profiling import StepProfiler
 
 logger = init_logger(__name__)
 GIB = 1 << 30
@@ -42,6 +46,7 @@ class Worker:
         self._runner: Runner | None = None
         self._kv_cache: KVCacheConfig | None = None
         self._timings: dict[str, float] = {}
+        self._profiler: StepProfiler | None = None
 
     @property
     def runner(self) -> "Runner":
@@ -108,7 +113,34 @@ class Worker:
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run one step, or submit it to a device that works beside the host."""
-        return self.runner.execute(step)
+        if self._profiler is None:
+            return self.runner.execute(step)
+        with self._profiler.step(step):
+            return self.runner.execute(step)
+
+    def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> str | None:
+        """Profile from the next step on; `overrides` replaces fields of the configuration.
+
+        Returns why that is not possible; None where it is.
+        """
+        config = self.config.observability.profiler
+        if config is None:
+            return "profiles are off: set profiler_config"
+        if self._profiler is not None:
+            return "a profile is being taken already: stop it first"
+        from quire.worker.profiling import StepProfiler
+
+        rank = 0 if self._communicator is None else self._communicator.rank
+        name = f"{prefix or 'quire'}-rank{rank}-{time.time_ns() // 1_000_000}"
+        self._profiler = StepProfiler(dataclasses.replace(config, **(overrides or {})), self.runtime, name)
+        return None
+
+    def stop_profile(self) -> dict[str, str | None]:
+        """End the profile: `file` is the trace that was written, `problem` why there is none."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return {"file": None, "problem": "no profile is being taken: start one first"}
+        return {"file": profiler.stop(), "problem": None}
 
     def adopt_thread(self) -> None:
         """The calling thread is going to wait for steps' results."""

@@ -33,9 +33,15 @@ async def test_the_prefix_cache_can_be_forgotten(server):
         assert (await s.client.post("/reset_prefix_cache")).status_code == 503
 
 
-@pytest.mark.parametrize(
-    "path", ["/start_profile", "/stop_profile", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"]
-)
+@pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
+async def test_profiles_need_a_setting_that_the_error_names(path, server):
+    async with server() as s:
+        response = await s.client.post(path)
+        assert response.status_code == 400 and response.json()["error"]["code"] == "profiler_off"
+        assert "--profiler-config" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 async def test_what_is_not_there_yet_says_so(path, server):
     async with server() as s:
         response = await s.client.post(path, json={})

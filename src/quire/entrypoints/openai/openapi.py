@@ -147,8 +147,8 @@ _KEPT: tuple[tuple[str, str, str, type, tuple[tuple[str, str], ...]], ...] = (
 )
 _ACTIONS: tuple[tuple[str, str], ...] = (
     ("/reset_prefix_cache", "Forget every cached prefix."),
-    ("/start_profile", "501: profiles cannot be taken over HTTP yet."),
-    ("/stop_profile", "501: profiles cannot be taken over HTTP yet."),
+    ("/start_profile", "Profile the workers' steps from now on, as --profiler-config says; 400 without it."),
+    ("/stop_profile", "End the profile; tells the files that were written."),
     ("/v1/load_lora_adapter", "501: adapters are not supported yet."),
     ("/v1/unload_lora_adapter", "501: adapters are not supported yet."),
 )

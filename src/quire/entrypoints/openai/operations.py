@@ -1,15 +1,16 @@
 """The routes of those who run a server: what is served, whether it lives, what it counts, what it forgets."""
 
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.entrypoints.openai.console_data import CONSOLE_DATA
-from quire.entrypoints.openai.errors import HTTPError, not_ready
+from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.responses import ModelCard, ModelList
-from quire.entrypoints.openai.route_tools import Handler, json_response, state_of
+from quire.entrypoints.openai.route_tools import Handler, json_response, read_bytes, state_of
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api.handlers import KEPT
 from quire.errors import EngineDeadError
@@ -108,6 +109,40 @@ async def tokenizer_info(request: Request) -> Response:
     return json_response(info)
 
 
+class ProfileRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /start_profile`, which may be empty."""
+
+    profile_prefix: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{0,64}$")] = ""
+    delay_iterations: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_iterations: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+async def start_profile(request: Request) -> Response:
+    """`POST /start_profile`: profile the workers' steps from now on."""
+    engine = _profiled_engine(request)
+    body = await read_bytes(request)
+    asked = state_of(request).decoder.decode(body, ProfileRequest) if body else ProfileRequest()
+    given = {"delay_iterations": asked.delay_iterations, "max_iterations": asked.max_iterations}
+    await engine.start_profile(
+        asked.profile_prefix, {name: value for name, value in given.items() if value is not None}
+    )
+    return json_response({"success": True})
+
+
+async def stop_profile(request: Request) -> Response:
+    """`POST /stop_profile`: end the profile; tells the files that were written, on the server's machine."""
+    return json_response({"success": True, "files": await _profiled_engine(request).stop_profile()})
+
+
+def _profiled_engine(request: Request) -> Any:
+    engine = state_of(request).engine
+    if engine.config.observability.profiler is None:
+        setting = '{"profiler": "torch", "torch_profiler_dir": FOLDER}'
+        message = f"Profiles are off; start the server with --profiler-config '{setting}'."
+        raise bad_request(message, "profiler_config", "profiler_off")
+    return engine
+
+
 def _absent(message: str) -> Handler:
     """A route that is known and not served yet."""
 
@@ -118,7 +153,6 @@ def _absent(message: str) -> Handler:
     return handler
 
 
-_PROFILE = "Profiles cannot be taken over HTTP yet; `quire bench` and /metrics tell times."
 _ADAPTERS = "LoRA adapters are not supported yet."
 
 OPERATIONS: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
@@ -134,8 +168,8 @@ OPERATIONS: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/metrics", ("GET",), metrics),
     ("/tokenizer_info", ("GET",), tokenizer_info),
     ("/reset_prefix_cache", ("POST",), reset_prefix_cache),
-    ("/start_profile", ("POST",), _absent(_PROFILE)),
-    ("/stop_profile", ("POST",), _absent(_PROFILE)),
+    ("/start_profile", ("POST",), start_profile),
+    ("/stop_profile", ("POST",), stop_profile),
     ("/v1/load_lora_adapter", ("POST",), _absent(_ADAPTERS)),
     ("/v1/unload_lora_adapter", ("POST",), _absent(_ADAPTERS)),
     *CONSOLE_DATA,
