@@ -121,7 +121,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     responses.add_argument(
         "--responses-store",
         metavar="PATH",
-        help="SQLite file that keeps what /v1/responses answered (in memory, the last 10,000 at most)",
+        help="SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)",
     )
     responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
     responses.add_argument("--disable-uvicorn-access-log", action="store_true", help="no log line for each request")

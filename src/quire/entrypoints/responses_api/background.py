@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.responses_api.run import ResponseJob, cancel, keep, respond
+from quire.entrypoints.responses_api.prepare import ResponseJob
+from quire.entrypoints.responses_api.run import cancel, keep, respond
 from quire.logger import init_logger
 
 logger = init_logger(__name__)

@@ -11,20 +11,9 @@ from quire.entrypoints.openai.route_tools import Handler, json_response, read_re
 from quire.entrypoints.openai.streaming import StreamProtocol, run_while_connected, start_event_stream
 from quire.entrypoints.responses_api.background import BackgroundRun
 from quire.entrypoints.responses_api.events import error_event
-from quire.entrypoints.responses_api.protocol import (
-    DeletedResponse,
-    InputTokensRequest,
-    ItemList,
-    ResponsesRequest,
-)
-from quire.entrypoints.responses_api.run import (
-    answer_response,
-    count_input_tokens,
-    find,
-    not_found,
-    prepare_response,
-    stream_response,
-)
+from quire.entrypoints.responses_api.prepare import count_input_tokens, prepare_response
+from quire.entrypoints.responses_api.protocol import DeletedResponse, InputTokensRequest, ItemList, ResponsesRequest
+from quire.entrypoints.responses_api.run import answer_response, find, not_found, stream_response
 from quire.entrypoints.responses_api.store import Missing
 
 _STREAM = StreamProtocol(b"", error_event)
