@@ -117,6 +117,14 @@ def test_what_is_wrong_is_said_in_one_line(flags, message, capsys):
     assert message in error and error.count("\n") == 1
 
 
+def test_models_are_drawn_from_the_adapters(url, tmp_path):
+    report = tmp_path / "figures.json"
+    flags = ["--lora-modules", "source", "other", "--num-prompts", "30", "--num-warmups", "0", "--json", str(report)]
+    assert bench("--base-url", url, *flags) == 0
+    figures = json.loads(report.read_text())
+    assert 5 <= figures["completed"] <= 25 and "there is no 'other'" in figures["first_error"]
+
+
 def test_a_model_that_the_server_does_not_have_fails_the_warm_up(url, capsys):
     assert bench("--base-url", url, "--model", "other") == 1
     assert "A warm-up request failed: status 404" in capsys.readouterr().err

@@ -213,7 +213,7 @@ def _sharegpt(args: argparse.Namespace, entries: Sequence[Any], count_tokens: Co
     """The first turn of each conversation, and an answer as long as the second."""
     answer_len = args.output_len or args.sharegpt_output_len
     if count_tokens is None:
-        message = "tokenizer: sharegpt is chosen by lengths in tokens; name a folder or hub id with --tokenizer."
+        message = "tokenizer: sharegpt is chosen by lengths in tokens; name its folder with --tokenizer."
         raise ConfigError(message, setting="tokenizer")
     samples: list[Sample] = []
     for entry in entries:

@@ -6,6 +6,7 @@ prompts: they are token ids.
 
 import argparse
 import json
+import random
 import shlex
 import time
 from collections.abc import Callable
@@ -58,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--model", help="the model's name; else the first that the server lists")
     server.add_argument("--served-model-name", help="the name in requests, where it is not --model")
     server.add_argument(
-        "--tokenizer", metavar="PATH", help="folder or hub id, where prompts are text and lengths matter"
+        "--tokenizer", metavar="PATH", help="its folder, where prompts are text and lengths matter"
+    )
+    server.add_argument("--tokenizer-mode", default="auto", help="auto, hf or slow (auto)")
+    server.add_argument("--skip-tokenizer-init", action="store_true", help="never load a tokenizer here")
+    server.add_argument(
+        "--lora-modules", nargs="+", metavar="NAME", help="each request draws its model from these names"
     )
     server.add_argument("--api-key", help="the server's key (else QUIRE_API_KEY)")
     server.add_argument(
@@ -89,6 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     requests.add_argument(
         "--extra-body", type=json_object, default={}, metavar="JSON", help="further fields of every request"
+    )
+    requests.add_argument(
+        "--chat-template-kwargs",
+        type=json_object,
+        metavar="JSON",
+        help="variables of the chat template, in every request",
     )
     measures = parser.add_argument_group("Measures")
     measures.add_argument(
@@ -215,9 +227,12 @@ def _body_maker(args: argparse.Namespace, model: str, is_chat: bool, is_fixed: b
             common_fields[name] = getattr(args, name)
     if args.ignore_eos or (args.ignore_eos is None and is_fixed):
         common_fields["ignore_eos"] = True
+    if args.chat_template_kwargs is not None:
+        common_fields["chat_template_kwargs"] = args.chat_template_kwargs
     if is_chat and args.logprobs is not None:
         common_fields |= {"logprobs": True, "top_logprobs": args.logprobs}
     tokenizer = _tokenizer(args)
+    adapters = random.Random(args.seed)
 
     def text_of(prompt: list[int]) -> str:
         return tokenizer.decode(prompt) if tokenizer is not None else " ".join(map(str, prompt))
@@ -225,6 +240,8 @@ def _body_maker(args: argparse.Namespace, model: str, is_chat: bool, is_fixed: b
     def make(sample: Sample) -> bytes:
         body = dict(common_fields)
         prompt: Any = sample.prompt
+        if args.lora_modules:
+            body["model"] = adapters.choice(args.lora_modules)
         if is_chat:
             if sample.kind != "messages":
                 prompt = [{"role": "user", "content": prompt if sample.kind == "text" else text_of(prompt)}]
@@ -317,11 +334,11 @@ def _vocab_size(target: Target) -> int:
 
 
 def _tokenizer(args: argparse.Namespace) -> Any:
-    if not args.tokenizer:
+    if not args.tokenizer or args.skip_tokenizer_init:
         return None
     from quire.tokenizers.loader import get_tokenizer
 
-    return get_tokenizer(args.tokenizer)
+    return get_tokenizer(args.tokenizer, args.tokenizer_mode)
 
 
 def _token_counter(target: Target, args: argparse.Namespace, model: str) -> CountTokens:
