@@ -57,6 +57,7 @@ class StepBuffers:
         query_start_B: int32 [max B + 1]; seq_lens_B, rows_B: int32.
         shape: int64 [4], as `AttentionMetadata.shape`.
         logits_index_S: int32.
+        sample_start_S, sample_shape: as `query_start_B` and `shape`, of the rows that sample as requests of one token.
         tables_GRP: int32 page tables.
         last_token_R: int32 [max_rows + 1]; what each row sampled last (the extra entry takes what nobody wants).
     """
@@ -70,6 +71,8 @@ class StepBuffers:
     rows_B: torch.Tensor
     shape: torch.Tensor
     logits_index_S: torch.Tensor
+    sample_start_S: torch.Tensor
+    sample_shape: torch.Tensor
     columns: SampleColumns
     tables_GRP: torch.Tensor
     last_token_R: torch.Tensor
@@ -103,6 +106,8 @@ def allocate(
         rows_B=empty(max_rows),
         shape=empty(4, dtype=torch.int64),
         logits_index_S=empty(max_rows),
+        sample_start_S=empty(max_rows + 1),
+        sample_shape=empty(4, dtype=torch.int64),
         columns=columns,
         tables_GRP=empty(groups, max_rows, row_pages),
         last_token_R=empty(max_rows + 1),

@@ -26,7 +26,7 @@ from quire.layers.describe import describe_pages, describe_weights
 from quire.layers.feed_forward import FeedForwardLayer
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.linear import LinearMethod, UnquantizedLinear
-from quire.layers.mixers import LayerContext, MixerLayer, kind_of
+from quire.layers.mixers import LayerContext, MixerLayer, NarrowViews, kind_of
 from quire.layers.modules import modules_of, norm_places
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews, Workspace
@@ -118,6 +118,7 @@ class Decoder(CausalLM):
         self._layers = self._build_layers(max_tokens, activation_dtype or dtype)
         self._give_weightless_norms()
         self._is_fused = self._can_fuse()
+        self._can_narrow = self._narrows()
         self.workspace = self._build_workspace(max_tokens, max_logits, activation_dtype or dtype)
         for layer in self._layers:
             if layer.mlp is not None:
@@ -221,14 +222,18 @@ class Decoder(CausalLM):
         if self._embedding_norm is not None:
             norm = cast(Norm, spec.embedding_norm)
             self._apply_norm(norm, self._embedding_norm, views.residual_TD, views.residual_TD, None)
+        is_narrow = step.sampled is not None and self._can_narrow
+        layers = self._layers[:-1] if is_narrow else self._layers
         if self._is_fused:
-            for layer in self._layers:
+            for layer in layers:
                 self._run_fused(layer, step, views)
-            return views.residual_TD
+            return self._run_last_fused(step, views) if is_narrow else views.residual_TD
         run_layer = self._run_parallel if spec.placement.parallel else self._run_sequential
         has_delta = False
-        for layer in self._layers:
+        for layer in layers:
             has_delta = run_layer(layer, step, views, has_delta)
+        if is_narrow:
+            return self._run_last(step, views, has_delta)
         if has_delta:
             ops.add(views.delta_TD, views.residual_TD, spec.residual_scale)
         return views.residual_TD
@@ -242,9 +247,10 @@ class Decoder(CausalLM):
 
     def compute_logits(self, step: StepInputs) -> torch.Tensor:
         spec = self.spec
-        residual_TD = self.workspace.tokens(step.num_tokens).residual_TD
         gathered_SD, logits_SV = self.workspace.logits(step.num_logits)
-        ops.gather_rows(residual_TD, step.logits_index[: step.num_logits], gathered_SD)
+        if step.sampled is None or not self._can_narrow:
+            residual_TD = self.workspace.tokens(step.num_tokens).residual_TD
+            ops.gather_rows(residual_TD, step.logits_index[: step.num_logits], gathered_SD)
         if self._final_norm is not None:
             self._apply_norm(spec.norm, self._final_norm, gathered_SD, gathered_SD, None)
         if self._project_out is not None:
@@ -310,6 +316,43 @@ class Decoder(CausalLM):
         if layer.mlp is not None:
             layer.mlp.run_normed(layer.norms["before_mlp"].weight, eps, step, views)
             self.communicator.all_reduce(views.residual_TD)
+
+    def _narrow_views(self, step: StepInputs, views: TokenViews) -> NarrowViews:
+        count, columns = step.num_logits, self._layers[-1].mixers[0].wide
+        return NarrowViews(views, self.workspace.samples(count), self.workspace.sampled(count, columns))
+
+    def _run_last_fused(self, step: StepInputs, views: TokenViews) -> torch.Tensor:
+        """As `_run_fused`, but only tokens that need logits come through: their residual [S, D]."""
+        eps, layer, narrow = cast(RMSNorm, self.spec.norm).eps, self._layers[-1], self._narrow_views(step, views)
+        layer.mixers[0].run_normed_narrow(layer.norms["before_mixer"].weight, eps, step, narrow)
+        residual_SD = narrow.sampled.residual_TD
+        if not len(residual_SD):
+            return residual_SD
+        self.communicator.all_reduce(residual_SD)
+        if layer.mlp is not None:
+            sampled = cast(StepInputs, step.sampled)
+            layer.mlp.run_normed(layer.norms["before_mlp"].weight, eps, sampled, narrow.sampled)
+            self.communicator.all_reduce(residual_SD)
+        return residual_SD
+
+    def _run_last(self, step: StepInputs, views: TokenViews, has_delta: bool) -> torch.Tensor:
+        """As `_run_sequential`, but only tokens that need logits come through: their residual [S, D]."""
+        layer, narrow = self._layers[-1], self._narrow_views(step, views)
+        few = narrow.sampled
+        normed_TD = self._read_residual(layer, "before_mixer", views, has_delta)
+        layer.mixers[0].run_narrow(normed_TD, few.delta_TD, step, narrow)
+        if not len(few.residual_TD):
+            return few.residual_TD
+        self.communicator.all_reduce(few.delta_TD)
+        ops.gather_rows(views.residual_TD, step.logits_index[: step.num_logits], few.residual_TD)
+        has_delta = self._norm_output(layer, "after_mixer", few)
+        if layer.mlp is not None:
+            normed_SD = self._read_residual(layer, "before_mlp", few, has_delta)
+            self._run_mlp(layer.mlp, cast(StepInputs, step.sampled), few, normed_SD, few.delta_TD)
+            has_delta = self._norm_output(layer, "after_mlp", few)
+        if has_delta:
+            ops.add(few.delta_TD, few.residual_TD, self.spec.residual_scale)
+        return few.residual_TD
 
     def _run_sequential(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> bool:
         """The mixer, then the feed-forward on a residual that has seen the mixer's output. Returns whether the delta is still
@@ -432,6 +475,11 @@ class Decoder(CausalLM):
             return False
         return plain and ops.is_native("norm_linear")
 
+    def _narrows(self) -> bool:
+        """Whether the last layer can leave out the tokens that need no logits."""
+        mixers = self._layers[-1].mixers if self._layers else []
+        return len(mixers) == 1 and mixers[0].can_narrow and not self.spec.placement.parallel
+
     def _build_workspace(self, max_tokens: int, max_logits: int, dtype: torch.dtype) -> Workspace:
         halves = [*self._mixers(), *(layer.mlp for layer in self._layers if layer.mlp is not None)]
         narrow = max(half.narrow for half in halves)
@@ -443,6 +491,7 @@ class Decoder(CausalLM):
             wide=max(half.wide for half in halves),
             narrow=narrow,
             projected=self.spec.embedding_width,
+            sampled=self._layers[-1].mixers[0].wide if self._can_narrow else 0,
             has_beside=any(len(layer.mixers) > 1 for layer in self._layers) or self.spec.placement.parallel,
             vocab=self.spec.vocab,
             ranks=self.plan.size,

@@ -30,6 +30,9 @@ class StepInputs:
         token_types: int32 [max_T]; the segment of each token, for models that have a table of them; else None.
         attention: one description a KV group; they share query_start, seq_lens, rows, positions and shape.
         num_tokens, num_logits: how much of the buffers is meant.
+        sampled: the tokens at `logits_index` by themselves, each as a request of one token, where nobody wants the hidden states
+            of the others: a model may then compute only these in its last layer, whose keys and values the others still
+            need. Counts and `attention` are meant, the rest is this step's.
     """
 
     input_ids: torch.Tensor
@@ -39,6 +42,7 @@ class StepInputs:
     num_tokens: int = 0
     num_logits: int = 0
     token_types: torch.Tensor | None = None
+    sampled: "StepInputs | None" = None
 
 
 @dataclasses.dataclass(frozen=True)

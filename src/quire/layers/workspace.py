@@ -59,6 +59,7 @@ class Workspace:
         wide: int,
         narrow: int,
         projected: int = 0,
+        sampled: int = 0,
         has_beside: bool = False,
         vocab: int,
         ranks: int = 1,
@@ -75,11 +76,13 @@ class Workspace:
         self._beside = buffer(max_tokens if has_beside else 0, hidden)
         self._projected = buffer(max(max_tokens, max_logits) * projected)
         self._gathered = buffer(max_logits, hidden)
+        self._sampled = buffer(max_logits * sampled)
         self._logits = buffer(max_logits, vocab, dtype=torch.float32)
         self._share = -(-vocab // ranks)
         num_shares = 0 if ranks == 1 else ranks + (vocab % ranks > 0)
         self._shares = buffer(num_shares * max_logits * self._share, dtype=torch.float32)
         self._tokens: dict[int, TokenViews] = {}
+        self._samples: dict[int, TokenViews] = {}
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._experts: dict[tuple[int, int, int], ExpertScratch] = {}
 
@@ -88,7 +91,7 @@ class Workspace:
         """Memory of all buffers."""
         buffers = (
             *(self._residual, self._delta, self._normed, self._wide, self._narrow),
-            *(self._beside, self._projected, self._gathered, self._logits, self._shares),
+            *(self._beside, self._projected, self._gathered, self._sampled, self._logits, self._shares),
         )
         experts = sum(scratch.num_bytes for scratch in self._experts.values())
         return experts + sum(buffer.numel() * buffer.element_size() for buffer in buffers)
@@ -118,6 +121,19 @@ class Workspace:
             rows = (self._residual[:count], self._delta[:count], self._normed[:count])
             views = self._tokens[count] = TokenViews(*rows, self._wide, self._narrow, self._beside[:count])
         return views
+
+    def samples(self, count: int) -> TokenViews:
+        """Slices for the tokens that need logits, alone in the last layer: the residual is `logits`' gathered states, the rest
+        is shared with all tokens' (`sampled` is apart)."""
+        views = self._samples.get(count)
+        if views is None:
+            rows = (self._gathered[:count], self._delta[:count], self._normed[:count])
+            views = self._samples[count] = TokenViews(*rows, self._wide, self._narrow, self._beside[:count])
+        return views
+
+    def sampled(self, count: int, columns: int) -> torch.Tensor:
+        """A contiguous [S, columns] for the rows of the wide buffer that belong to tokens that need logits."""
+        return self._sampled[: count * columns].view(count, columns)
 
     def projected(self, count: int, columns: int) -> torch.Tensor:
         """Embeddings, or what the head reads, [count, columns] where these are not as wide as the model."""

@@ -55,7 +55,7 @@ class DeviceInputs:
         self._next = 0
         state.table_updates = []
         self.token_types: torch.Tensor | None = None
-        self._steps: dict[tuple[int, int, int, int], StepInputs] = {}
+        self._steps: dict[tuple[int, int, int, int, bool], StepInputs] = {}
         self._longest = state.row_length
 
     def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
@@ -129,39 +129,53 @@ class DeviceInputs:
         self._next = (self._next + 1) % NUM_PACKETS
 
     def step(
-        self, num_tokens: int, num_requests: int, num_logits: int, max_query_len: int, max_seq_len: int = 0
+        self, num_tokens: int, num_requests: int, num_logits: int, max_query_len: int, is_narrow: bool = False
     ) -> StepInputs:
         """What a model reads, with these bounds; kept, since making it costs more than a small kernel.
 
         Args:
-            max_seq_len: 0 means the longest that a request may ever be.
+            is_narrow: nobody wants the hidden states of tokens that need no logits.
         """
-        if max_seq_len:
-            return self._build(num_tokens, num_requests, num_logits, max_query_len, max_seq_len)
-        key = (num_tokens, num_requests, num_logits, max_query_len)
+        key = (num_tokens, num_requests, num_logits, max_query_len, is_narrow)
         step = self._steps.get(key)
         if step is None:
             if len(self._steps) >= MAX_KEPT_STEPS:  # eager steps come in every size
                 self._steps.clear()
-            step = self._steps[key] = self._build(*key, self._longest)
+            step = self._steps[key] = self._build(*key[:4])
+            if is_narrow:
+                step.sampled = self._build_sampled(num_logits)
         return step
 
-    def _build(self, tokens: int, requests: int, logits: int, max_query_len: int, max_seq_len: int) -> StepInputs:
+    def _build(self, tokens: int, requests: int, logits: int, max_query_len: int) -> StepInputs:
+        buffers = self.buffers
+        lengths = (buffers.query_start_B, buffers.seq_lens_B, buffers.rows_B, buffers.shape)
+        return self._describe(tokens, requests, logits, max_query_len, *lengths)
+
+    def _build_sampled(self, logits: int) -> StepInputs:
+        """The rows that sample, as requests of one token."""
+        buffers = self.buffers
+        lengths = (buffers.sample_start_S, buffers.columns.positions_S, buffers.columns.rows_S, buffers.sample_shape)
+        return self._describe(logits, logits, logits, 1, *lengths)
+
+    def _describe(
+        self, tokens: int, requests: int, logits: int, max_query_len: int, query_start: torch.Tensor,
+        seq_lens: torch.Tensor, rows: torch.Tensor, shape: torch.Tensor,
+    ) -> StepInputs:  # fmt: skip
         buffers = self.buffers
         attention = [
             AttentionMetadata(
                 block_size=self._block_size,
-                query_start=buffers.query_start_B,
-                seq_lens=buffers.seq_lens_B,
-                rows=buffers.rows_B,
+                query_start=query_start,
+                seq_lens=seq_lens,
+                rows=rows,
                 block_table=buffers.tables_GRP[group],
                 slot_mapping=buffers.slots_GT[group],
                 positions=buffers.positions_T,
-                shape=buffers.shape,
+                shape=shape,
                 num_tokens=tokens,
                 num_requests=requests,
                 max_query_len=max_query_len,
-                max_seq_len=max_seq_len,
+                max_seq_len=self._longest,
             )
             for group in range(self.groups)
         ]

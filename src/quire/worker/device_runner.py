@@ -353,12 +353,21 @@ class DeviceRunner(Runner):
         if batch.is_decode:
             return self._graphs.decode_shape(requests, is_plain)
         max_query_len = int(self._inputs.arrays.shape[2])
-        return self._graphs.mixed_shape(plan.total_num_tokens, requests, len(batch.rows_S), max_query_len, is_plain)
+        return self._graphs.mixed_shape(
+            plan.total_num_tokens,
+            requests,
+            len(batch.rows_S),
+            max_query_len,
+            is_plain,
+            is_narrow=not self._prompt_logprobs.is_wanted,
+        )
 
     def _compute(self, shape: StepShape) -> None:
         """Submit everything that a step of this shape consists of."""
         buffers = self._inputs.buffers
-        step = self._inputs.step(shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len)
+        step = self._inputs.step(
+            shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len, shape.is_narrow
+        )
         ops.unpack_step(buffers, shape.num_tokens, shape.num_requests)
         self._model.forward(step)
         if self._pooler is not None:

@@ -7,6 +7,7 @@ Legend: T tokens of the step, B requests of the step, S tokens that need logits,
 """
 
 import dataclasses
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -78,15 +79,24 @@ class InputPreparation:
             self._input_ids_T, self._positions_T, self._slots_T, self._query_start_B, self._seq_lens_B, self._rows_B,
             self._logits_index_S, self._shape,
         )  # fmt: skip
+        # The tokens that need logits, each as a request of one.
+        self._sample_start_S = np.arange(max_requests + 1, dtype=np.int32)
+        self._sample_lens_S = np.zeros(max_requests, dtype=np.int32)
+        self._sample_rows_S = np.zeros(max_requests, dtype=np.int32)
+        self._sample_shape = np.zeros(4, dtype=np.int64)
         # How many leading entries of query_start and logits_index count up by one, as decode-only steps want them.
         self._counts_up = 0
         self.step = self._build_step()
 
     def _build_step(self) -> StepInputs:
+        requests = (self._query_start_B, self._seq_lens_B, self._rows_B, self._shape)
+        samples = (self._sample_start_S, self._sample_lens_S, self._sample_rows_S, self._sample_shape)
+        step, step.sampled = self._build_inputs(*requests), self._build_inputs(*samples)
+        return step
+
+    def _build_inputs(self, *arrays: npt.NDArray[Any]) -> StepInputs:
         positions = torch.from_numpy(self._positions_T)
-        query_start, seq_lens, rows, shape = (
-            torch.from_numpy(array) for array in (self._query_start_B, self._seq_lens_B, self._rows_B, self._shape)
-        )
+        query_start, seq_lens, rows, shape = (torch.from_numpy(array) for array in arrays)
         attention = [
             AttentionMetadata(
                 block_size=self._block_size,
@@ -120,7 +130,9 @@ class InputPreparation:
         seq_lens_B = self._seq_lens_B[:requests]
         self._rows_B[:requests] = plan.rows
         self._state.num_computed_R[plan.rows] = seq_lens_B
-        self._set_counts(plan.total_num_tokens, requests, max_query_len, int(seq_lens_B.max()), len(batch.rows_S))
+        samples = len(batch.rows_S)
+        self._sample_lens_S[:samples], self._sample_rows_S[:samples] = batch.positions_S, batch.rows_S
+        self._set_counts(plan.total_num_tokens, requests, max_query_len, int(seq_lens_B.max()), samples)
         return batch
 
     def _prepare_decode(self, plan: SchedulerOutput, requests: int) -> PreparedBatch:
@@ -178,10 +190,10 @@ class InputPreparation:
 
     def _set_counts(self, tokens: int, requests: int, max_query_len: int, max_seq_len: int, logits: int) -> None:
         self._shape[:] = (tokens, requests, max_query_len, max_seq_len)
-        self.step.num_tokens, self.step.num_logits = tokens, logits
-        for metadata in self.step.attention:
-            metadata.num_tokens, metadata.num_requests = tokens, requests
-            metadata.max_query_len, metadata.max_seq_len = max_query_len, max_seq_len
+        _set(self.step, tokens, requests, max_query_len, max_seq_len, logits)
+        samples, query_len = (logits, 1) if requests else (0, 0)
+        self._sample_shape[:] = (samples, samples, query_len, max_seq_len)
+        _set(cast(StepInputs, self.step.sampled), logits, samples, query_len, max_seq_len, logits)
 
     def set_largest(self, max_tokens: int, max_logits: int) -> None:
         """Counts for recording: the largest a step may have. Attention sees no request, so nothing is computed there."""
@@ -190,3 +202,10 @@ class InputPreparation:
     def forget_counts(self) -> None:
         """Someone else wrote to the index buffers: fill them anew in the next step."""
         self._counts_up = 0
+
+
+def _set(step: StepInputs, tokens: int, requests: int, max_query_len: int, max_seq_len: int, logits: int) -> None:
+    step.num_tokens, step.num_logits = tokens, logits
+    for metadata in step.attention:
+        metadata.num_tokens, metadata.num_requests = tokens, requests
+        metadata.max_query_len, metadata.max_seq_len = max_query_len, max_seq_len

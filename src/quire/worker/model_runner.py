@@ -4,6 +4,7 @@ A step is: apply the diff to the rows, prepare inputs, run the model (replayed w
 the tokens back to their rows. Knows nothing of why a step was planned so.
 """
 
+import dataclasses
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from quire.distributed.communicator import Communicator
-from quire.layers.interface import CausalLM
+from quire.layers.interface import CausalLM, StepInputs
 from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
@@ -97,6 +98,7 @@ class ModelRunner(Runner):
         self._inputs = InputPreparation(self._state, self._max_tokens, kv_cache.block_size)
         if self._pooler is not None:
             self._inputs.step.token_types = self._pooler.token_types
+            self._inputs.step.sampled = None
         self._warm_up()
         if not self._config.model.enforce_eager and self._model.can_replay:
             self._record()
@@ -156,7 +158,7 @@ class ModelRunner(Runner):
         output = _collect(plan.step_id, batch, sampled)
         if starts_B is not None:
             output.prompt_logprobs = self._prompt_logprobs.compute(
-                plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._inputs.step
+                plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._whole_step()
             )
             self._inputs.forget_counts()
         output.step_ms = (time.perf_counter() - begin) * 1e3
@@ -177,6 +179,10 @@ class ModelRunner(Runner):
 
     def _run_model(self) -> torch.Tensor:
         """What `_compute` gives for the prepared step, replayed where it was recorded."""
+        if self._prompt_logprobs.is_wanted:
+            step = self._whole_step()
+            self._model.forward(step)
+            return self._model.compute_logits(step)
         step = self._inputs.step
         if self._recorded is not None and self._recorded_out is not None:
             self._recorded.replay(step.num_tokens, step.num_logits)
@@ -185,6 +191,10 @@ class ModelRunner(Runner):
             self._model.forward(step)
             return torch.empty(0, self._config.model.vocab_size)
         return self._compute()
+
+    def _whole_step(self) -> StepInputs:
+        """The prepared step, of which every token's hidden state is wanted."""
+        return dataclasses.replace(self._inputs.step, sampled=None)
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""

@@ -34,6 +34,7 @@ class StepShape:
         max_query_len: 1 for steps in which every request computes one token.
         samples: the step ends with plain sampling (temperature and greedy rows only).
         is_graph: whether it may be captured.
+        is_narrow: nobody wants the hidden states of tokens that need no logits.
     """
 
     num_tokens: int
@@ -42,6 +43,7 @@ class StepShape:
     max_query_len: int
     samples: bool
     is_graph: bool
+    is_narrow: bool = False
 
 
 class StepGraphs:
@@ -85,18 +87,21 @@ class StepGraphs:
         logits = size if self._has_logits else 0
         return StepShape(size, size, logits, 1, samples and logits > 0, self._is_enabled)
 
-    def mixed_shape(self, tokens: int, requests: int, num_logits: int, max_query_len: int, samples: bool) -> StepShape:
+    def mixed_shape(
+        self, tokens: int, requests: int, num_logits: int, max_query_len: int, samples: bool, is_narrow: bool = True
+    ) -> StepShape:
         """Of any other step."""
+        is_narrow &= self._has_logits
         if self._is_enabled and self._tokens and tokens <= self._tokens[-1]:
             size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
             bound = min(self._requests[bisect.bisect_left(self._requests, requests)], size)
             logits = bound if self._has_logits else 0
-            return StepShape(size, bound, logits, size, samples and logits > 0, True)
+            return StepShape(size, bound, logits, size, samples and logits > 0, True, is_narrow)
         size = min(-(-tokens // EAGER_STEP) * EAGER_STEP, self._max_tokens)
         rows = self._decode_sizes
         bound = rows[bisect.bisect_left(rows, requests)]
         logits = rows[bisect.bisect_left(rows, num_logits)] if num_logits and self._has_logits else 0
-        return StepShape(size, bound, logits, max_query_len, samples and num_logits > 0, False)
+        return StepShape(size, bound, logits, max_query_len, samples and num_logits > 0, False, is_narrow)
 
     def run(self, shape: StepShape) -> None:
         """Submit a step whose inputs are on the device."""

@@ -30,6 +30,8 @@ def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> Non
     columns = buffers.columns
     put(buffers.logits_index_S, take(logits), max_requests, 0)
     put(columns.rows_S, take(logits), max_requests, buffers.last_token_R.shape[0] - 1)
+    buffers.sample_start_S[: max_requests + 1] = torch.arange(max_requests + 1).clamp(max=logits)
+    buffers.sample_shape[:] = torch.tensor([logits, logits, min(logits, 1), max_seq_len])
     put(columns.positions_S, take(logits), max_requests, 0)
     put(columns.inverse_temperature_S, take(logits).view(torch.float32), max_requests, torch.inf)
     low, high = take(logits).long() & 0xFFFFFFFF, take(logits).long()

@@ -15,7 +15,7 @@ BLOCK = 256
 @triton.jit
 def _unpack(
     packet, input_ids, positions, slots, query_start, seq_lens, rows, shape, logits_index,
-    sample_rows, sample_positions, inverse_temperature, seed, top_k, top_p, min_p, tables, last_token,
+    sample_start, sample_shape, sample_rows, sample_positions, inverse_temperature, seed, top_k, top_p, min_p, tables, last_token,
     max_tokens, max_requests, max_rows, slots_stride,
     GROUPS: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -53,6 +53,7 @@ def _unpack(
         is_sample = offset < logits
         at = at_samples + offset
         tl.store(logits_index + offset, tl.load(at, is_sample, other=0), wanted)
+        tl.store(sample_start + 1 + offset, tl.minimum(offset + 1, logits), wanted)
         row = tl.load(at + logits, is_sample, other=0)
         tl.store(sample_rows + offset, tl.where(is_sample, row, max_rows), wanted)
         tl.store(sample_positions + offset, tl.load(at + 2 * logits, is_sample, other=0), wanted)
@@ -67,7 +68,10 @@ def _unpack(
         tl.store(min_p + offset, tl.load(at + 8 * logits, is_sample, other=0).to(tl.float32, bitcast=True), wanted)
     if part == 0:
         tl.store(query_start, 0)
+        tl.store(sample_start, 0)
         index = tl.arange(0, 4)
+        counts = tl.where(index < 2, logits, tl.minimum(logits, 1))
+        tl.store(sample_shape + index, tl.where(index < 3, counts, tl.load(packet + 4)).to(tl.int64))
         tl.store(shape + index, tl.load(packet + tl.where(index < 2, index, index + 1)).to(tl.int64))
     step = tl.num_programs(0) * BLOCK
     for first in range(part * BLOCK, updates, step):
@@ -83,7 +87,8 @@ def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> Non
     grid = (cdiv(max(max_tokens, max_requests), BLOCK),)
     _unpack[grid](
         buffers.packet, buffers.input_ids_T, buffers.positions_T, buffers.slots_GT, buffers.query_start_B,
-        buffers.seq_lens_B, buffers.rows_B, buffers.shape, buffers.logits_index_S, columns.rows_S, columns.positions_S,
+        buffers.seq_lens_B, buffers.rows_B, buffers.shape, buffers.logits_index_S, buffers.sample_start_S,
+        buffers.sample_shape, columns.rows_S, columns.positions_S,
         columns.inverse_temperature_S, columns.seed_S, columns.top_k_S, columns.top_p_S, columns.min_p_S,
         buffers.tables_GRP, buffers.last_token_R, max_tokens, max_requests, buffers.last_token_R.shape[0] - 1,
         buffers.slots_GT.stride(0), GROUPS=buffers.slots_GT.shape[0], HEAD=HEADER, BLOCK=BLOCK, **launch_options(),

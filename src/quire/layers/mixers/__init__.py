@@ -2,7 +2,7 @@
 
 from quire.layers.mixers.attention import AttentionLayer
 from quire.layers.mixers.delta_net import DeltaNetLayer
-from quire.layers.mixers.interface import LayerContext, MixerLayer
+from quire.layers.mixers.interface import LayerContext, MixerLayer, NarrowViews
 from quire.layers.mixers.mamba import MambaLayer
 from quire.layers.mixers.mamba2 import Mamba2Layer
 from quire.layers.mixers.mla import MLALayer
@@ -20,7 +20,7 @@ MIXERS: dict[type, type[MixerLayer]] = {
     Zamba: ZambaLayer,
 }
 
-__all__ = ["MIXERS", "LayerContext", "MixerLayer", "kind_of"]
+__all__ = ["MIXERS", "LayerContext", "MixerLayer", "NarrowViews", "kind_of"]
 
 
 def kind_of(mixer: Mixer) -> type[MixerLayer]:

@@ -18,7 +18,7 @@ from quire.kernels import ops, recurrent
 from quire.kernels.heads import clip, head_norm, scale_rows
 from quire.layers.assembly import NormWeight
 from quire.layers.interface import StepInputs
-from quire.layers.mixers.interface import LayerContext, MixerLayer
+from quire.layers.mixers.interface import LayerContext, MixerLayer, NarrowViews
 from quire.layers.modules import LayerScope, Module, Part
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
@@ -54,6 +54,7 @@ class AttentionLayer(MixerLayer):
         self.rope = None if mixer.rope is None else rotary_table(mixer.rope, context)
         self.narrow = heads * mixer.head_dim
         self.can_fuse = mixer.out_scale == 1.0
+        self.can_narrow = mixer.causal
         self._columns = (heads + 2 * kv_heads) * mixer.head_dim
         self.wide = self._columns + (self.narrow if mixer.output_gate else 0)
         if mixer.qk_norm is not None and not mixer.qk_norm.weight:
@@ -134,6 +135,16 @@ class AttentionLayer(MixerLayer):
         qkv_TC, attended_TNH = views.wide(self.wide), views.narrow(self.narrow)
         self.context.linear_method.apply(x_TD, self.linears["qkv"], qkv_TC)
         self._attend(step, qkv_TC, attended_TNH)
+        self._project(attended_TNH, out_TD)
+
+    def run_narrow(self, x_TD: torch.Tensor, out_SD: torch.Tensor, step: StepInputs, narrow: NarrowViews) -> None:
+        qkv_TC = narrow.all.wide(self.wide)
+        self.context.linear_method.apply(x_TD, self.linears["qkv"], qkv_TC)
+        attended_SNH = self._attend_sampled(step, qkv_TC, narrow)
+        if len(attended_SNH):
+            self._project(attended_SNH, out_SD)
+
+    def _project(self, attended_TNH: torch.Tensor, out_TD: torch.Tensor) -> None:
         self.context.linear_method.apply(attended_TNH, self.linears["out"], out_TD)
         if self.mixer.out_scale != 1.0:
             ops.scale_and_cap(out_TD, self.mixer.out_scale, 0.0)
@@ -146,26 +157,59 @@ class AttentionLayer(MixerLayer):
         self._attend(step, qkv_TC, attended_TNH)
         self.add_to_residual(attended_TNH, self.linears["out"], views)
 
+    def run_normed_narrow(self, norm_D: torch.Tensor, eps: float, step: StepInputs, narrow: NarrowViews) -> None:
+        views, qkv_TC = narrow.all, narrow.all.wide(self.wide)
+        linear_method, qkv = self.context.linear_method, self.linears["qkv"]
+        linear_method.apply_normed(views.residual_TD, norm_D, eps, qkv, qkv_TC, views.normed_TD)
+        attended_SNH = self._attend_sampled(step, qkv_TC, narrow)
+        if len(attended_SNH):
+            residual_SD = narrow.sampled.residual_TD
+            ops.gather_rows(views.residual_TD, step.logits_index[: len(residual_SD)], residual_SD)
+            self.add_to_residual(attended_SNH, self.linears["out"], narrow.sampled)
+
     def _attend(self, step: StepInputs, qkv_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
         """Norms of heads, rotation, pages and attention: the backend's business, as far as it knows them."""
-        mixer, backend = self.mixer, self.context.backend
-        gate_TNH = qkv_TC[:, self._columns :] if mixer.output_gate else None
-        qkv_TC = qkv_TC if gate_TNH is None else qkv_TC[:, : self._columns]
+        whole_TC, qkv_TC = qkv_TC, qkv_TC[:, : self._columns] if self.mixer.output_gate else qkv_TC
         pages = (self._kv_cache, step.attention[self._group], self.params)
-        norms = self._norm_heads(qkv_TC)
-        if mixer.clip_qkv > 0:
-            clip(qkv_TC, mixer.clip_qkv)
-        if not mixer.qk_norm_after_rope and self._growth_L is None:
-            backend.attend(qkv_TC, *pages, out_TNH, self.rope, *norms)
+        if not self.mixer.qk_norm_after_rope and self._growth_L is None:
+            norms = self._prepare_heads(qkv_TC)
+            self.context.backend.attend(qkv_TC, *pages, out_TNH, self.rope, *norms)
         else:
-            backend.rope_and_cache(qkv_TC, *pages, self.rope, *norms)
-            if mixer.qk_norm_after_rope:
-                self._norm(qkv_TC[:, : self.narrow], self._head_norms[0])
-            if self._growth_L is not None:
-                scale_rows(qkv_TC[:, : self.narrow], self._growth_L, step.positions[: len(qkv_TC)])
-            backend.forward(qkv_TC, *pages, out_TNH)
-        if gate_TNH is not None:
-            recurrent.gate(out_TNH, gate_TNH, "sigmoid", out_TNH)
+            self._rotate_and_cache(step, qkv_TC)
+            self.context.backend.forward(qkv_TC, *pages, out_TNH)
+        self._gate(whole_TC, out_TNH)
+
+    def _attend_sampled(self, step: StepInputs, qkv_TC: torch.Tensor, narrow: NarrowViews) -> torch.Tensor:
+        """As `_attend`, for the tokens that need logits: [S, N * H]."""
+        self._rotate_and_cache(step, qkv_TC[:, : self._columns] if self.mixer.output_gate else qkv_TC)
+        sampled, out_SNH = cast(StepInputs, step.sampled), narrow.sampled.narrow(self.narrow)
+        if not len(out_SNH):
+            return out_SNH
+        qkv_SC = narrow.rows
+        ops.gather_rows(qkv_TC, step.logits_index[: len(qkv_SC)], qkv_SC)
+        pages = (self._kv_cache, sampled.attention[self._group], self.params)
+        self.context.backend.forward(qkv_SC[:, : self._columns], *pages, out_SNH)
+        self._gate(qkv_SC, out_SNH)
+        return out_SNH
+
+    def _rotate_and_cache(self, step: StepInputs, qkv_TC: torch.Tensor) -> None:
+        """Queries become what attention takes, keys and values go to their pages."""
+        pages = (self._kv_cache, step.attention[self._group], self.params)
+        self.context.backend.rope_and_cache(qkv_TC, *pages, self.rope, *self._prepare_heads(qkv_TC))
+        if self.mixer.qk_norm_after_rope:
+            self._norm(qkv_TC[:, : self.narrow], self._head_norms[0])
+        if self._growth_L is not None:
+            scale_rows(qkv_TC[:, : self.narrow], self._growth_L, step.positions[: len(qkv_TC)])
+
+    def _prepare_heads(self, qkv_TC: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        norms = self._norm_heads(qkv_TC)
+        if self.mixer.clip_qkv > 0:
+            clip(qkv_TC, self.mixer.clip_qkv)
+        return norms
+
+    def _gate(self, whole_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
+        if self.mixer.output_gate:
+            recurrent.gate(out_TNH, whole_TC[:, self._columns :], "sigmoid", out_TNH)
 
     def _norm_heads(self, qkv_TC: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
         """What precedes rotation: done here, or weights and epsilon for a backend that does it."""

@@ -54,12 +54,26 @@ class LayerContext:
     tables: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class NarrowViews:
+    """Buffers of a layer that ends with fewer tokens than it begins with.
+
+    Attributes:
+        all, sampled: of all tokens, and of those that need logits. rows: room for these ones' rows of the wide buffer.
+    """
+
+    all: TokenViews
+    sampled: TokenViews
+    rows: torch.Tensor
+
+
 class MixerLayer(abc.ABC):
     """One mixer of one layer on this rank.
 
     Attributes:
         wide, narrow: columns a token that it needs of the workspace's wide and narrow buffers; the rest is its own.
         can_fuse: whether `run_normed` may be used.
+        can_narrow: whether `run_narrow` and `run_normed_narrow` may be used.
     """
 
     NAMES: ClassVar[frozenset[str]]
@@ -71,6 +85,7 @@ class MixerLayer(abc.ABC):
     wide: int = 0
     narrow: int = 0
     can_fuse: bool = False
+    can_narrow: bool = False
 
     def __init__(self, mixer: Any, context: LayerContext) -> None:
         self.context = context
@@ -116,6 +131,14 @@ class MixerLayer(abc.ABC):
         """residual += the mixer of rms_norm(residual), in fewer passes. Over several ranks rank 0 adds its part to the
         residual and the others put theirs in its place: the caller sums."""
         raise NotImplementedError(f"{type(self).__name__} has no fused form")
+
+    def run_narrow(self, x_TD: torch.Tensor, out_SD: torch.Tensor, step: StepInputs, narrow: NarrowViews) -> None:
+        """As `run`, but only the tokens of `step.sampled` have an output; all are kept in pages."""
+        raise NotImplementedError(f"{type(self).__name__} has no narrow form")
+
+    def run_normed_narrow(self, norm_D: torch.Tensor, eps: float, step: StepInputs, narrow: NarrowViews) -> None:
+        """As `run_normed`, on the residual of `step.sampled`'s tokens alone, which it gathers first."""
+        raise NotImplementedError(f"{type(self).__name__} has no narrow form")
 
     def add_to_residual(self, x_TK: torch.Tensor, weight: LinearWeight, views: TokenViews) -> None:
         """residual += x @ weight.T, as `run_normed` says it of several ranks."""
