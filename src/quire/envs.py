@@ -176,6 +176,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *VARIABLES})
 
 
+def foreign(name: str) -> str | None:
+    """A variable that belongs to a standard and not to us (OpenTelemetry's); None where it is unset or empty."""
+    return os.environ.get(name) or None
+
+
 def is_set(name: str) -> bool:
     """Whether the user gave this variable a value."""
     return name in os.environ

@@ -32,6 +32,7 @@ from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_log import RequestLog
 from quire.engine.request_state import RequestRecord
 from quire.engine.request_stream import RequestStream
+from quire.engine.request_tracing import RequestTracing
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError, EngineDeadError, EngineError
@@ -39,6 +40,7 @@ from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.log_stats import StatsLogger
+from quire.metrics.spans import SpanWriter
 from quire.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
@@ -87,6 +89,12 @@ class AsyncLLM:
             self.tokenizer: Tokenizer | None = source.get()
         except ConfigError:
             self._channel.shutdown()
+        self._tracing: RequestTracing | None = None
+        endpoint = config.observability.otlp_traces_endpoint
+        if endpoint is not None:
+            model_name = (config.model.served_model_name or (config.model.model,))[0]
+            self._tracing = RequestTracing(SpanWriter(endpoint), model_name, self.timeline)
+            self._outputs.on_end.append(self._tracing.ended)
             raise
         self.input_processor = InputProcessor(config, source, allow_functions=self._channel.shares_memory)
         self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
@@ -219,6 +227,8 @@ class AsyncLLM:
 
     async def beam_search(
         self, prompt: PromptType, params: BeamSearchParams, request_id: str, *, priority: int = 0
+        if self._tracing is not None:
+            self._tracing.received(record)
     ) -> AsyncGenerator[RequestOutput, None]:
         """One final output with `beam_width` sequences, best first.
 
@@ -532,4 +542,10 @@ class AsyncLLM:
 
 AsyncLLMEngine = AsyncLLM
 
+    async def is_tracing_enabled(self) -> bool:
+        """Whether a span is written for each request."""
+        return self._tracing is not None
+
 __all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
+        if self._tracing is not None:
+            self._tracing.shutdown()

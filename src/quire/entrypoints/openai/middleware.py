@@ -17,11 +17,15 @@ from quire.entrypoints.openai.errors import HTTPError, from_exception, not_ready
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import ClientGone
 from quire.logger import init_logger
+from quire.metrics.spans import TRACE_HEADERS
 
 logger = init_logger(__name__)
 
 OPEN_PATHS = ("/health", "/live")
 """Reached without a key: a load balancer or a supervisor has none."""
+
+TRACE_NAMES = ("traceparent", "tracestate")
+"""Headers in which a client names the trace that its request belongs to."""
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -73,6 +77,8 @@ class RequestContext:
                 complete = True
             await send(message)
 
+        caller = {name: value.decode("latin-1") for name in TRACE_NAMES if (value := _header(scope, name.encode()))}
+        token = TRACE_HEADERS.set(caller) if caller else None
         try:
             await self._run(scope, receive, send_with_id)
         except ClientGone:
@@ -90,6 +96,9 @@ class RequestContext:
                 logger.error("Request %s failed.", request_id, exc_info=error)
             if not started:
                 await send_error(answer, scope, send_with_id)
+        finally:
+            if token is not None:
+                TRACE_HEADERS.reset(token)
 
     @staticmethod
     def _request_id(scope: Scope) -> str:
