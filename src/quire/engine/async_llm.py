@@ -35,7 +35,7 @@ from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestTracing
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.usage_context import UsageContext
-from quire.errors import ConfigError, EngineDeadError, EngineError
+from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
@@ -50,6 +50,9 @@ logger = init_logger(__name__)
 
 INLINE_CHARACTERS = 8192
 """Texts up to this length are tokenized on the event loop (about 1 ms); longer ones in a thread."""
+
+ADD_WITHIN_S = 0.001
+"""Requests that arrive together travel to the core together, but none waits longer than this for the next."""
 
 
 class AsyncLLM:
@@ -68,6 +71,8 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig, *, core: str | None = None, stat_hooks: Sequence[StatsHook] = ()) -> None:
         self.config = config
         source = TokenizerSource(config.model)
+        self._to_add: list[RequestRecord] = []
+        self._add_since = 0.0
         self._inbox: collections.deque[CoreMessage] = collections.deque()
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,19 +89,21 @@ class AsyncLLM:
         self._request_log = RequestLog.of(config.observability)
         if self._request_log is not None:
             self._outputs.on_end.append(self._request_log.ended)
-        self._channel: CoreChannel = open_channel(config, core, self._on_message)
-        try:
-            self.tokenizer: Tokenizer | None = source.get()
-        except ConfigError:
-            self._channel.shutdown()
         self._tracing: RequestTracing | None = None
         endpoint = config.observability.otlp_traces_endpoint
         if endpoint is not None:
             model_name = (config.model.served_model_name or (config.model.model,))[0]
             self._tracing = RequestTracing(SpanWriter(endpoint), model_name, self.timeline)
             self._outputs.on_end.append(self._tracing.ended)
+        self._channel: CoreChannel = open_channel(config, core, self._on_message)
+        try:
+            self.tokenizer: Tokenizer | None = source.get()
+        except ConfigError:
+            self._channel.shutdown()
             raise
-        self.input_processor = InputProcessor(config, source, allow_functions=self._channel.shares_memory)
+        self.input_processor = InputProcessor(
+            config, source, allow_functions=self._channel.shares_memory, try_grammars_apart=True
+        )
         self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
 
     @classmethod
@@ -211,14 +218,38 @@ class AsyncLLM:
         record = make_record(processed)
         stream = RequestStream(record, self._abort, lambda: self._dead)
         self._outputs.add(record)
-        try:
-            self._channel.send(AddRequests(processed.engine_requests))
-        except BaseException:
-            self._outputs.discard(record.request_id)
-            raise
+        self._to_add.append(record)
+        now = time.monotonic()
+        if len(self._to_add) == 1:
+            self._add_since = now
+            asyncio.get_running_loop().call_soon(self._send_added)
+        elif now - self._add_since > ADD_WITHIN_S:
+            self._send_added()
         if self._request_log is not None:
             self._request_log.received(record)
+        if self._tracing is not None:
+            self._tracing.received(record)
         return stream
+
+    def _send_added(self) -> None:
+        """Give the core what was queued since the last time, in one message; one by one where something cannot be sent."""
+        records = [record for record in self._to_add if not record.is_finished]
+        self._to_add.clear()
+        if not records or self._dead is not None:
+            return
+        try:
+            self._channel.send(AddRequests([request for record in records for request in record.engine_requests]))
+        except QuireError:
+            for record in records:
+                self._send_alone(record)
+
+    def _send_alone(self, record: RequestRecord) -> None:
+        try:
+            self._channel.send(AddRequests(record.engine_requests))
+        except QuireError as error:
+            self._outputs.discard(record.request_id)
+            record.refusal, record.num_unfinished = error, 0
+            self._notify([record])
 
     async def _tokenize(self, prompt: PromptType, special: bool) -> TokenizedPrompt:
         if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
@@ -227,8 +258,6 @@ class AsyncLLM:
 
     async def beam_search(
         self, prompt: PromptType, params: BeamSearchParams, request_id: str, *, priority: int = 0
-        if self._tracing is not None:
-            self._tracing.received(record)
     ) -> AsyncGenerator[RequestOutput, None]:
         """One final output with `beam_width` sequences, best first.
 
@@ -313,6 +342,7 @@ class AsyncLLM:
     def _abort(self, request_ids: Sequence[str]) -> None:
         records, core_ids = self._outputs.abort(request_ids, time.monotonic())
         if core_ids and self._dead is None:
+            self._send_added()  # what is aborted must have come before
             self._channel.send(AbortRequests(core_ids))
         self._notify(records)
         self._tell_idle_waiters()
@@ -449,6 +479,7 @@ class AsyncLLM:
         self._num_calls += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[self._num_calls] = future
+        self._send_added()
         self._channel.send(UtilityCall(self._num_calls, utility, list(args)))
         return await future
 
@@ -481,35 +512,6 @@ class AsyncLLM:
         """What happened to a request of this id, or of one whose id holds it; None where it is not remembered."""
         return await self._call(Utility.TIMELINE, request_id)
 
-    async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a worker's method on every worker.
-
-        Raises:
-            TimeoutError: no answer within `timeout` seconds.
-        """
-        return await asyncio.wait_for(self._call(Utility.COLLECTIVE_RPC, method, list(args), kwargs), timeout)
-
-    async def do_log_stats(self) -> None:
-        """Write the log line with throughput and load, if it is time for one."""
-        self.do_log_stats_sync()
-
-    def do_log_stats_sync(self) -> None:
-        """As `do_log_stats`."""
-        if self._stats_logger is not None:
-            self._stats_logger.tick()
-
-    def get_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, None where the engine works on token ids alone."""
-        return self.tokenizer
-
-    def get_model_config(self) -> ModelConfig:
-        """The model's configuration."""
     async def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> None:
         """Profile the workers' steps from now on, as `profiler_config` says; `overrides` replaces fields of it.
 
@@ -526,6 +528,39 @@ class AsyncLLM:
         """
         return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
 
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a worker's method on every worker.
+
+        Raises:
+            TimeoutError: no answer within `timeout` seconds.
+        """
+        return await asyncio.wait_for(self._call(Utility.COLLECTIVE_RPC, method, list(args), kwargs), timeout)
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether a span is written for each request."""
+        return self._tracing is not None
+
+    async def do_log_stats(self) -> None:
+        """Write the log line with throughput and load, if it is time for one."""
+        self.do_log_stats_sync()
+
+    def do_log_stats_sync(self) -> None:
+        """As `do_log_stats`."""
+        if self._stats_logger is not None:
+            self._stats_logger.tick()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, None where the engine works on token ids alone."""
+        return self.tokenizer
+
+    def get_model_config(self) -> ModelConfig:
+        """The model's configuration."""
         return self.config.model
 
     def get_engine_config(self) -> EngineConfig:
@@ -538,14 +573,10 @@ class AsyncLLM:
             return
         self._is_shut_down = True
         self._channel.shutdown()
+        if self._tracing is not None:
+            self._tracing.shutdown()
 
 
 AsyncLLMEngine = AsyncLLM
 
-    async def is_tracing_enabled(self) -> bool:
-        """Whether a span is written for each request."""
-        return self._tracing is not None
-
 __all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
-        if self._tracing is not None:
-            self._tracing.shutdown()

@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.entrypoints.anthropic.errors import error_body
 from quire.entrypoints.console.routes import build_console_routes
@@ -51,7 +52,7 @@ def build_app(
     if api_keys:
         paths = frozenset(route.path for route in console_routes)
         middleware.append(Middleware(Authentication, keys=tuple(api_keys), open_paths=paths))
-    app = FastAPI(
+    app = _App(
         title="Quire",
         root_path=root_path,
         middleware=middleware,
@@ -69,7 +70,32 @@ def build_app(
         return document
 
     app.openapi = openapi
+    app.prepare_work(middleware)
     return app
+
+
+class _App(FastAPI):
+    """Requests for work go straight to their handlers: FastAPI's own layers and routing cost more than all that is ours, and
+    what they are for (validation, error pages, telemetry) is done elsewhere here."""
+
+    def prepare_work(self, middleware: Sequence[Middleware]) -> None:
+        """Have what stands before every route stand before these too."""
+        self._work: ASGIApp = _work
+        for layer in reversed(middleware):
+            self._work = layer.cls(self._work, *layer.args, **layer.kwargs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and route_path(scope) in WORK:
+            scope["app"] = self
+            await self._work(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+async def _work(scope: Scope, receive: Receive, send: Send) -> None:
+    """One request for work. What it raises is answered by `RequestContext`."""
+    response = await WORK[route_path(scope)](Request(scope, receive, send))
+    await response(scope, receive, send)
 
 
 def _answer(request: Request, error: HTTPError) -> Response:

@@ -23,29 +23,36 @@ class DirectBody:
     """The body of a running answer, written to from anywhere in the event loop: no task wakes for a piece.
 
     The head is sent through ASGI before, the end after.
+
+    Attributes:
+        is_gone: the client has closed its connection.
+        on_gone: called when the client closes its connection while its answer is not complete.
+        on_writable: called when a client that was too slow has caught up.
     """
 
-    __slots__ = ("_cycle", "_protocol", "_transport")
+    __slots__ = ("_cycle", "_transport", "is_gone", "on_gone", "on_writable")
 
-    def __init__(self, protocol: "BoundedHttpProtocol", cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
+    def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._transport = cycle.transport
+        self.is_gone = False
+        self.on_gone: Callable[[], None] | None = None
+        self.on_writable: Callable[[], None] | None = None
 
     def open(self, on_writable: Callable[[], None]) -> None:
-        """The head has been sent. `on_writable` is called when a client that was too slow has caught up."""
+        """The head has been sent."""
         if not self._cycle.chunked_encoding:
             raise RuntimeError("a direct body needs chunked encoding")
-        self._protocol.on_writable = on_writable
+        self.on_writable = on_writable
 
     def close(self) -> None:
         """Nothing is written here any more."""
-        self._protocol.on_writable = None
+        self.on_writable = None
 
     @property
     def is_writable(self) -> bool:
         """Whether the client reads as fast as is written; false too when it has gone."""
-        return not (self._cycle.flow.write_paused or self._cycle.disconnected)
+        return not (self._cycle.flow.write_paused or self.is_gone)
 
     def write(self, data: bytes) -> None:
         """Send some bytes, at least one."""
@@ -67,7 +74,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_count = 0
         self._too_large = False
         self._head_timer: asyncio.TimerHandle | None = None
-        self.on_writable: Callable[[], None] | None = None
+        self._bodies: list[DirectBody] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,6 +83,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         super().connection_lost(exc)
+        for body in self._bodies:
+            body.is_gone = True
+            if body.on_gone is not None:
+                body.on_gone()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -110,12 +121,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # pyright: ignore[reportUnnecessaryComparison]
-            self.scope["extensions"] = {BODY_EXTENSION: DirectBody(self, self.cycle)}  # type: ignore[typeddict-item]
+            body = DirectBody(self.cycle)
+            self.scope["extensions"] = {BODY_EXTENSION: body}  # type: ignore[typeddict-item]
+            self._bodies.append(body)
+
+    def on_response_complete(self) -> None:
+        del self._bodies[:1]
+        super().on_response_complete()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self.on_writable is not None:
-            self.on_writable()
+        for body in self._bodies:
+            if body.on_writable is not None:
+                body.on_writable()
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls for a head that it cannot parse."""

@@ -69,7 +69,7 @@ async def completion_prompts(
         items: list[Any] = [prompt]
     elif not prompt:
         raise bad_request("prompt: the list is empty.", "prompt")
-    elif all(isinstance(item, int) for item in prompt):
+    elif set(map(type, prompt)) == {int}:
         items = [prompt]
     else:
         items = list(prompt)

@@ -18,11 +18,10 @@ from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
 from quire.entrypoints.openai.streaming import (
     OPENAI_STREAM,
     STREAM_HEADERS,
+    ClientGone,
     StreamProtocol,
-    cancel,
     failure_event,
     start_event_stream,
-    wait_for_disconnect,
 )
 from quire.outputs import RequestOutput
 
@@ -105,30 +104,37 @@ class PushedStream(Response):
             self._ended.set_result(None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
+        del scope, receive
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             if not self._ended.done():
                 await send({"type": "http.response.body", "body": self._rest, "more_body": True})
                 self._rest = b""
-                await self._push_until_end(receive)
-            if self._ended.done():
-                await send({"type": "http.response.body", "body": self._last_events(), "more_body": False})
+                await self._push_until_end()
+            await send({"type": "http.response.body", "body": self._last_events(), "more_body": False})
         finally:
             self._source.push_to(_ignore)
             self._source.close()
 
-    async def _push_until_end(self, receive: Receive) -> None:
-        """Returns when the answer has ended, or its client has gone."""
-        watcher = asyncio.ensure_future(wait_for_disconnect(receive))
+    async def _push_until_end(self) -> None:
+        """Returns when the answer has ended.
+
+        Raises:
+            ClientGone: nobody reads it any more.
+        """
+        body = self._body
         try:
-            self._body.open(self._push)
+            body.open(self._push)
+            body.on_gone = self._end
             self._source.push_to(self._push)
             self._push()
-            await asyncio.wait((self._ended, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if not body.is_gone:
+                await self._ended
+            if body.is_gone:
+                raise ClientGone
         finally:
-            self._body.close()
-            await cancel(watcher)
+            body.close()
+            body.on_gone = None
 
     def _push(self) -> None:
         """There are news, or there is room: write what has come, if the client has room for it."""
@@ -145,10 +151,11 @@ class PushedStream(Response):
             self._body.write(data)
 
     def _end(self) -> None:
-        """There will be nothing more to push."""
+        """There will be nothing more to push: all is there, or nobody reads."""
         self._body.close()
         self._source.push_to(_ignore)
-        self._ended.set_result(None)
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     def _take(self) -> bytes:
         """What has come, as events; what comes with the end is left for `_last_events`."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.entrypoints.openai.errors import HTTPError, from_exception
+from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
 from quire.entrypoints.openai.sse import DONE, error_event
 from quire.logger import init_logger
 
@@ -43,6 +44,9 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result
     Raises:
         ClientGone: the client went away first.
     """
+    body = direct_body(request.scope)
+    if body is not None:
+        return await _run_in_this_task(body, work)
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
@@ -53,6 +57,28 @@ async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result
     finally:
         await cancel(watcher)
         await cancel(task)
+
+
+async def _run_in_this_task(body: DirectBody, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """As `run_while_connected`, without other tasks: the connection itself tells of the client's end."""
+    task = asyncio.current_task()
+    assert task is not None
+    if body.is_gone:
+        work.close()
+        raise ClientGone
+
+    def cancel_work() -> None:
+        task.cancel()
+
+    body.on_gone = cancel_work
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if body.is_gone and not task.uncancel():
+            raise ClientGone from None
+        raise
+    finally:
+        body.on_gone = None
 
 
 async def cancel(task: "asyncio.Future[Any]") -> None:
