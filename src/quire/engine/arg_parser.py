@@ -248,7 +248,10 @@ class ArgumentParser(argparse.ArgumentParser):
 class _AcceptedAtDefault(argparse.Action):
     """The hidden flag of a setting that is not there."""
 
-    def __init__(self, option_strings: list[str], dest: str, *, name: str, table: dict[str, tuple[Any, ...]]) -> None:
+    def __init__(
+        self, option_strings: list[str], dest: str, *, name: str, table: dict[str, tuple[Any, ...]], **kwargs: Any
+    ) -> None:
+        del dest, kwargs  # a default that the parser was given is not this flag's to set
         super().__init__(
             option_strings,
             argparse.SUPPRESS,

@@ -1,6 +1,7 @@
 """`quire run-batch`: a line in, a line out, in order; bad lines harm no other; an output that exists is gone on with."""
 
 import asyncio
+import http.client
 import http.server
 import json
 import threading
@@ -14,6 +15,7 @@ from tests.oracles.fake_async_llm import FakeAsyncLLM
 from quire.entrypoints.cli import batch_file
 from quire.entrypoints.cli.batch_file import BatchResult
 from quire.entrypoints.cli.main import main
+from quire.entrypoints.cli.metrics_port import metrics_port
 from quire.entrypoints.cli.run_batch import LineAnswerer, answer_lines
 from quire.entrypoints.openai.app import build_app
 from quire.entrypoints.openai.state import ServerSettings, ServerState
@@ -64,6 +66,7 @@ BAD = {
     "a get": (line("x", {}, method="GET"), "x", "invalid_method"),
     "an operator's route": (line("x", {}, "/reset_prefix_cache?a=b"), "x", "invalid_url"),
     "a stream": (complete("x", stream=True), "x", "invalid_request"),
+    "a job": (line("x", {"input": "y", "background": True}, "/v1/responses"), "x", "invalid_request"),
     "the same id": (complete("first"), "first", "duplicate_custom_id"),
 }
 
@@ -228,6 +231,30 @@ def store() -> Iterator[Any]:
     server.shutdown()
 
 
+def get(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request(method, path)
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+def test_metrics_are_given_on_a_port_while_a_batch_runs() -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    async def scrape() -> list[tuple[int, bytes]]:
+        async with metrics_port(application, "127.0.0.1", 0) as port:
+            with pytest.raises(ConfigError, match="port: cannot listen"):
+                async with metrics_port(application, "127.0.0.1", port):
+                    pass
+            wanted = [("/metrics", "GET"), ("/metrics?x=1", "GET"), ("/v1/models", "GET"), ("/metrics", "POST")]
+            return [await asyncio.to_thread(get, port, *each) for each in wanted]
+
+    answers = asyncio.run(scrape())
+    assert answers[:2] == [(200, b"/metrics")] * 2 and [status for status, _ in answers[2:]] == [404, 404]
+
+
 QUESTION = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 16, "temperature": 0}
 
 
@@ -238,7 +265,7 @@ def test_the_demo_model_answers_a_file_from_a_url_and_an_interrupted_run_goes_on
     store.files["/in"] = b"".join(requests)
     address = f"http://127.0.0.1:{store.server_address[1]}"
     command = ["run-batch", "--no-progress", "--cpu-threads", "1", "--output-tmp-dir", str(tmp_path)]
-    assert main([*command, "-i", f"{address}/in", "-o", f"{address}/out"]) == 0
+    assert main([*command, "-i", f"{address}/in", "-o", f"{address}/out", "--enable-metrics", "--port", "0"]) == 0
     assert list(tmp_path.iterdir()) == []
     results = [json.loads(each) for each in store.files["/out"].splitlines()]
     assert [result["custom_id"] for result in results] == ["r0", "r1", "r2"]

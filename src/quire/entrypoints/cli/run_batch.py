@@ -7,6 +7,7 @@ wrong gets an error line. `--resume` goes on after the last whole line of the ou
 import argparse
 import asyncio
 import collections
+import contextlib
 import itertools
 import os
 import sys
@@ -26,6 +27,13 @@ RETRY_S = 0.2
 """Until a line is tried again that found the queue full."""
 OFFLINE_GROUPS = ("Chat", "Answers and log")
 """The server's groups of flags that mean something here."""
+METRICS_PORT = ("host", "port")
+"""Of its other groups, the flags that do."""
+ONLINE = {
+    "console", "disable_access_log_for_endpoints", "disable_fastapi_docs", "disable_uvicorn_access_log",
+    "enable_request_id_headers", "shutdown_timeout", "uvicorn_log_level",
+}  # fmt: skip
+"""Of those groups, the flags that do not."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-inflight", type=int, metavar="N", help="requests at once (twice --max-num-seqs)")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    parser.add_argument(
+        "--enable-metrics", action="store_true", help="give /metrics on --host and --port while it runs"
+    )
     _add_answer_flags(parser)
     AsyncEngineArgs.add_cli_args(parser)
 
@@ -60,12 +71,14 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
     server = argparse.ArgumentParser(add_help=False)
     add_server_arguments(server)
     for group in server._action_groups:
-        if group.title in OFFLINE_GROUPS:
-            shown = parser.add_argument_group(group.title)
-            for action in group._group_actions:
-                shown._add_action(action)
-        else:
-            parser.set_defaults(**{action.dest: action.default for action in group._group_actions})
+        kept = group.title in OFFLINE_GROUPS
+        actions = [
+            each for each in group._group_actions if (kept and each.dest not in ONLINE) or each.dest in METRICS_PORT
+        ]
+        shown = parser.add_argument_group(group.title) if actions else parser
+        for action in actions:
+            shown._add_action(action)
+        parser.set_defaults(**{each.dest: each.default for each in group._group_actions if each not in actions})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,6 +127,7 @@ async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO
     from tqdm import tqdm
 
     from quire.engine.arg_utils import AsyncEngineArgs
+    from quire.entrypoints.cli.metrics_port import metrics_port
     from quire.entrypoints.cli.serve import server_settings
     from quire.entrypoints.openai.app import build_app
     from quire.entrypoints.openai.engine_start import start_engine
@@ -123,9 +137,10 @@ async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO
     engine = await asyncio.to_thread(start_engine, AsyncEngineArgs.from_cli_args(args), state)
     state.set_engine(engine)
     counts: collections.Counter[bool] = collections.Counter()
+    app = build_app(state, docs=False)
     try:
         limit = args.max_inflight or 2 * engine.config.scheduler.max_num_seqs
-        answerer = LineAnswerer(build_app(state, docs=False), state)
+        answerer = LineAnswerer(app, state)
         lines = batch_file.read_lines(requests)
         for line in itertools.islice(lines, done):
             answerer.skip(line)
@@ -137,7 +152,8 @@ async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO
                 counts[result.error is None] += 1
                 progress.update()
 
-            await answer_lines(lines, answerer.answer, write, limit)
+            async with metrics_port(app, args.host, args.port) if args.enable_metrics else contextlib.nullcontext():
+                await answer_lines(lines, answerer.answer, write, limit)
     finally:
         await asyncio.to_thread(engine.shutdown)
     print(f"{counts[True]} lines answered, {counts[False]} refused or failed", file=sys.stderr)
@@ -180,8 +196,10 @@ class LineAnswerer:
         if request.url.partition("?")[0] in self._closed:
             text = f"url: {request.url[:200]!r} is an operator's route, not one for requests."
             return batch_file.failed(request.custom_id, "invalid_url", text)
-        if b'"stream"' in bytes(request.body) and _streams(request):
-            return batch_file.failed(request.custom_id, "invalid_request", "stream: a batch file's answers are whole.")
+        if field := _answers_elsewhere(request):
+            return batch_file.failed(
+                request.custom_id, "invalid_request", f"{field}: a batch file's answers are whole."
+            )
         self._running += 1
         try:
             return await self._ask(request)
@@ -201,14 +219,18 @@ class LineAnswerer:
         return batch_file.answered(request, answer.status, answer.headers.get("x-request-id", ""), answer.body)
 
 
-def _streams(request: BatchRequest) -> bool:
+def _answers_elsewhere(request: BatchRequest) -> str | None:
+    """The field that asks for the answer in pieces, or later."""
     import msgspec
 
+    text = bytes(request.body)
+    if b'"stream"' not in text and b'"background"' not in text:
+        return None
     try:
-        body: Any = msgspec.json.decode(request.body)
+        body: Any = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
-        return False
-    return isinstance(body, dict) and bool(body.get("stream"))
+        return None
+    return next((name for name in ("stream", "background") if isinstance(body, dict) and body.get(name)), None)
 
 
 async def answer_lines(
