@@ -35,7 +35,7 @@ from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestTracing
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.engine.usage_context import UsageContext
-from quire.errors import ConfigError, EngineDeadError, EngineError
+from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics
@@ -50,6 +50,9 @@ logger = init_logger(__name__)
 
 INLINE_CHARACTERS = 8192
 """Texts up to this length are tokenized on the event loop (about 1 ms); longer ones in a thread."""
+
+ADD_WITHIN_S = 0.001
+"""Requests that arrive together travel to the core together, but none waits longer than this for the next."""
 
 
 class AsyncLLM:
@@ -68,6 +71,8 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig, *, core: str | None = None, stat_hooks: Sequence[StatsHook] = ()) -> None:
         self.config = config
         source = TokenizerSource(config.model)
+        self._to_add: list[RequestRecord] = []
+        self._add_since = 0.0
         self._inbox: collections.deque[CoreMessage] = collections.deque()
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,7 +101,9 @@ class AsyncLLM:
         except ConfigError:
             self._channel.shutdown()
             raise
-        self.input_processor = InputProcessor(config, source, allow_functions=self._channel.shares_memory)
+        self.input_processor = InputProcessor(
+            config, source, allow_functions=self._channel.shares_memory, try_grammars_apart=True
+        )
         self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
 
     @classmethod
@@ -211,16 +218,38 @@ class AsyncLLM:
         record = make_record(processed)
         stream = RequestStream(record, self._abort, lambda: self._dead)
         self._outputs.add(record)
-        try:
-            self._channel.send(AddRequests(processed.engine_requests))
-        except BaseException:
-            self._outputs.discard(record.request_id)
-            raise
+        self._to_add.append(record)
+        now = time.monotonic()
+        if len(self._to_add) == 1:
+            self._add_since = now
+            asyncio.get_running_loop().call_soon(self._send_added)
+        elif now - self._add_since > ADD_WITHIN_S:
+            self._send_added()
         if self._request_log is not None:
             self._request_log.received(record)
         if self._tracing is not None:
             self._tracing.received(record)
         return stream
+
+    def _send_added(self) -> None:
+        """Give the core what was queued since the last time, in one message; one by one where something cannot be sent."""
+        records = [record for record in self._to_add if not record.is_finished]
+        self._to_add.clear()
+        if not records or self._dead is not None:
+            return
+        try:
+            self._channel.send(AddRequests([request for record in records for request in record.engine_requests]))
+        except QuireError:
+            for record in records:
+                self._send_alone(record)
+
+    def _send_alone(self, record: RequestRecord) -> None:
+        try:
+            self._channel.send(AddRequests(record.engine_requests))
+        except QuireError as error:
+            self._outputs.discard(record.request_id)
+            record.refusal, record.num_unfinished = error, 0
+            self._notify([record])
 
     async def _tokenize(self, prompt: PromptType, special: bool) -> TokenizedPrompt:
         if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
@@ -313,6 +342,7 @@ class AsyncLLM:
     def _abort(self, request_ids: Sequence[str]) -> None:
         records, core_ids = self._outputs.abort(request_ids, time.monotonic())
         if core_ids and self._dead is None:
+            self._send_added()  # what is aborted must have come before
             self._channel.send(AbortRequests(core_ids))
         self._notify(records)
         self._tell_idle_waiters()
@@ -449,6 +479,7 @@ class AsyncLLM:
         self._num_calls += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[self._num_calls] = future
+        self._send_added()
         self._channel.send(UtilityCall(self._num_calls, utility, list(args)))
         return await future
 
@@ -480,6 +511,22 @@ class AsyncLLM:
     async def timeline(self, request_id: str) -> dict[str, Any] | None:
         """What happened to a request of this id, or of one whose id holds it; None where it is not remembered."""
         return await self._call(Utility.TIMELINE, request_id)
+
+    async def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> None:
+        """Profile the workers' steps from now on, as `profiler_config` says; `overrides` replaces fields of it.
+
+        Raises:
+            RequestError: profiles are off, or one is being taken.
+        """
+        check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", [prefix, overrides]))
+
+    async def stop_profile(self) -> list[str]:
+        """End the profile; the files that were written.
+
+        Raises:
+            RequestError: none is being taken.
+        """
+        return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
 
     async def collective_rpc(
         self,
@@ -514,22 +561,6 @@ class AsyncLLM:
 
     def get_model_config(self) -> ModelConfig:
         """The model's configuration."""
-    async def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> None:
-        """Profile the workers' steps from now on, as `profiler_config` says; `overrides` replaces fields of it.
-
-        Raises:
-            RequestError: profiles are off, or one is being taken.
-        """
-        check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", [prefix, overrides]))
-
-    async def stop_profile(self) -> list[str]:
-        """End the profile; the files that were written.
-
-        Raises:
-            RequestError: none is being taken.
-        """
-        return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
-
         return self.config.model
 
     def get_engine_config(self) -> EngineConfig:
