@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.config import limits
+from quire.config import StructuredOutputsConfig, limits
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.grammars import Grammars, RowGrammar
@@ -24,7 +24,7 @@ EOS, SPECIAL, HOLE = 256, 257, 258
 WORDS = [b'{"', b'": ', b'",', b"true", b"null", b"ab", b"12", b"]}", b"\n\n", "é".encode(), b"\x00\x1f", b"\n"]
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"<eos>", b"<special>", b""] + WORDS
 VOCABULARY = Vocabulary(TOKENS, [SPECIAL], lambda text: [SPECIAL])  # never right: the longest tokens serve
-GRAMMARS = Grammars()
+GRAMMARS = Grammars(StructuredOutputsConfig(backend="guidance"))
 
 
 def start(**fields: Any) -> RowGrammar:
@@ -176,7 +176,7 @@ def test_options_close_objects_and_forbid_whitespace() -> None:
         ({"json": {"type": "array", "uniqueItems": True}}, "json", "uniqueItems"),
         ({"json": {"$ref": "http://example.com/x"}}, "json", "not present"),
         ({"json": {"type": "integer", "minimum": 3, "maximum": 1}}, "json", "nsatisfiable"),
-        ({"structural_tag": {"format": {"type": "any_text"}}}, "structural_tag", "not supported yet"),
+        ({"structural_tag": {"format": {"type": "any_text"}}}, "structural_tag", "quire[xgrammar]"),
         ({"structural_tag": {"structures": [{"begin": "a", "end": "b"}], "triggers": ["x"]}}, "structural_tag", "no trigger"),
         ({"structural_tag": {"structures": [5], "triggers": ["x"]}}, "structural_tag", "begin"),
         ({"choice": ["\ud800"]}, "structured_outputs", "surrogates"),

@@ -57,3 +57,5 @@ MAX_CONFIG_FILE_BYTES = 64 << 20
 """Bytes of a JSON file of a checkpoint that is read whole."""
 MAX_GRAMMAR_SECONDS = 10.0
 """How long the compilation of one grammar is waited for."""
+MAX_GRAMMAR_MEMORY_BYTES = 1 << 30
+"""Memory that the compilation of one grammar may take, in the process that tries it."""

@@ -74,12 +74,19 @@ class InputProcessor:
     Args:
         config: the engine's.
         tokenizer_source: where the tokenizer comes from.
+        try_grammars_apart: whether a grammar is tried in a process of its own before it is relied on.
         allow_functions: whether a request may carry `logits_processors` (only where the core is in this process).
     """
 
     def __init__(
-        self, config: EngineConfig, tokenizer_source: TokenizerSource, *, allow_functions: bool = True
+        self,
+        config: EngineConfig,
+        tokenizer_source: TokenizerSource,
+        *,
+        allow_functions: bool = True,
+        try_grammars_apart: bool = False,
     ) -> None:
+        self._try_grammars_apart = try_grammars_apart
         self._model = config.model
         self._structured_outputs = config.structured_outputs
         self._source = tokenizer_source
@@ -326,7 +333,12 @@ class InputProcessor:
         grammars = shared_grammars(
             model.tokenizer_path, model.tokenizer_mode, model.vocab_size, self._structured_outputs
         )
-        grammars.check(constraint, self._eos(tokenizer), lambda: read_vocabulary(tokenizer, model.vocab_size))
+        grammars.check(
+            constraint,
+            self._eos(tokenizer),
+            lambda: read_vocabulary(tokenizer, model.vocab_size),
+            apart=self._try_grammars_apart,
+        )
 
     def _eos(self, tokenizer: Tokenizer | None) -> list[int]:
         """The ids that end a sequence: the model's and the tokenizer's."""

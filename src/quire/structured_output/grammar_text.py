@@ -13,6 +13,7 @@ from quire.config import limits
 from quire.errors import RequestError
 from quire.guards import is_dict, is_sequence
 from quire.sampling_params import StructuredOutputsParams
+from quire.structured_output.schemas import close_objects
 
 _ANY_TEXT = r"(.|\n)*"
 
@@ -59,7 +60,7 @@ def _json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
 def _schema(schema: Any, params: StructuredOutputsParams) -> Any:
     """A schema with the request's options, which the engine reads from the schema itself."""
     if params.disable_additional_properties:
-        schema = _closed(schema)
+        schema = close_objects(schema)
     if not is_dict(schema):
         schema = {} if schema is True else {"not": {}}
     options: dict[str, Any] = {}
@@ -70,24 +71,13 @@ def _schema(schema: Any, params: StructuredOutputsParams) -> Any:
     return {**schema, "x-guidance": options} if options else schema
 
 
-def _closed(schema: Any) -> Any:
-    """A schema whose objects have only the properties that it names."""
-    if is_sequence(schema):
-        return [_closed(part) for part in schema]
-    if not is_dict(schema):
-        return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
-    if "properties" in closed and "additionalProperties" not in closed and "patternProperties" not in closed:
-        closed["additionalProperties"] = False
-    return closed
-
-
 def _tag_grammar(given: Any, params: StructuredOutputsParams) -> str:
     """Free text in which some openings oblige to a schema: `{"structures": [{"begin", "schema", "end"}], "triggers"}`."""
     given = json.loads(given) if isinstance(given, str) else given
     if "format" in given:
         raise RequestError(
-            "structured_outputs.structural_tag with a `format` is not supported yet; give `structures` and `triggers`",
+            "structured_outputs.structural_tag with a `format` needs the other grammar engine (pip install 'quire[xgrammar]', "
+            "and no --structured-outputs-config.backend guidance); or give `structures` and `triggers`",
             param="structural_tag",
         )
     if not given.get("structures") or not given.get("triggers"):

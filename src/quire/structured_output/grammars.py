@@ -23,11 +23,13 @@ from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.backend import Backend, IntArray
 from quire.structured_output.filling import FillThread, Job
-from quire.structured_output.selection import find_backend
+from quire.structured_output.selection import choose_backend, find_backend
+from quire.structured_output.trial import Trials
 from quire.structured_output.vocabulary import Vocabulary
 
 _COMPILER_THREADS = 2
 _MOST_KEPT = 256
+_MOST_CHECKED = 4096
 _MOST_SHARED = 4
 
 
@@ -147,22 +149,72 @@ class Grammars:
         self._settings = settings or StructuredOutputsConfig()
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
-        self._backends: dict[tuple[int, ...], Backend] = {}
+        self._backends: dict[tuple[str, tuple[int, ...]], Backend] = {}
         self._kept: collections.OrderedDict[bytes, concurrent.futures.Future[tuple[Backend, Any]]] = (
             collections.OrderedDict()
         )
+        self._checked: collections.OrderedDict[bytes, RequestError | None] = collections.OrderedDict()
+        self._trials: dict[tuple[str, tuple[int, ...]], Trials] = {}
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
         self._fill_thread = FillThread()
 
     def check(
-        self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
+        self,
+        params: StructuredOutputsParams,
+        eos_token_ids: Sequence[int],
+        load_vocabulary: Callable[[], Vocabulary],
+        *,
+        apart: bool = False,
     ) -> None:
-        """Wait until the grammar is compiled, which takes milliseconds, or at most `limits.MAX_GRAMMAR_SECONDS`.
+        """Wait until it is known that the grammar compiles, which takes milliseconds, or at most `limits.MAX_GRAMMAR_SECONDS`.
+        What is known already is answered at once.
+
+        Args:
+            apart: try it in a process of its own first, which is killed where that takes too much time or memory.
 
         Raises:
             RequestError: it is wrong, too large, takes too long, or the engine is not installed.
+            CapacityError: too many are being tried.
         """
-        _result(self._compile(params, eos_token_ids, load_vocabulary))
+        if not apart:
+            _result(self._compile(params, eos_token_ids, load_vocabulary))
+            return
+        params, key = self._key(params, eos_token_ids)
+        with self._lock:
+            is_known, error = key in self._checked, self._checked.get(key)
+        if not is_known:
+            error = self._try(params, tuple(eos_token_ids), load_vocabulary)
+            with self._lock:
+                self._checked[key] = error
+                if len(self._checked) > _MOST_CHECKED:
+                    self._checked.popitem(last=False)
+        if error is not None:
+            raise RequestError(str(error), param=error.param)
+
+    def _try(
+        self,
+        params: StructuredOutputsParams,
+        eos_token_ids: tuple[int, ...],
+        load_vocabulary: Callable[[], Vocabulary],
+    ) -> RequestError | None:
+        name = choose_backend(self._settings.backend, params)
+        _check_end(eos_token_ids)
+        find_backend(name)
+        with self._lock:
+            trials = self._trials.get((name, eos_token_ids))
+            if trials is None:
+                trials = Trials(name, eos_token_ids, self._read(load_vocabulary))
+                self._trials[name, eos_token_ids] = trials
+        try:
+            trials.check(params)
+        except RequestError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """End the processes that try grammars."""
+        for trials in self._trials.values():
+            trials.close()
 
     def start(
         self,
@@ -237,9 +289,14 @@ class Grammars:
             or settings.disable_additional_properties,
         )
 
-    def _compile(
-        self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
-    ) -> concurrent.futures.Future[tuple[Backend, Any]]:
+    def _key(
+        self, params: StructuredOutputsParams, eos_token_ids: Sequence[int]
+    ) -> tuple[StructuredOutputsParams, bytes]:
+        """The grammar as it is compiled, and by what it is known.
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
         params = self._as_set(params)
         try:
             encoded = msgspec.msgpack.encode((params, list(eos_token_ids)))
@@ -252,7 +309,12 @@ class Grammars:
                 f"structured_outputs has {len(encoded)} bytes; at most {limits.MAX_GRAMMAR_BYTES} are allowed",
                 param="structured_outputs",
             )
-        key = hashlib.sha256(encoded).digest()
+        return params, hashlib.sha256(encoded).digest()
+
+    def _compile(
+        self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
+    ) -> concurrent.futures.Future[tuple[Backend, Any]]:
+        params, key = self._key(params, eos_token_ids)
         with self._lock:
             future = self._kept.get(key)
             if future is None:
@@ -272,22 +334,32 @@ class Grammars:
         load_vocabulary: Callable[[], Vocabulary],
     ) -> tuple[Backend, Any]:
         """In a compiler's thread."""
-        backend = self._backend(eos_token_ids, load_vocabulary)
+        name = choose_backend(self._settings.backend, params)
+        backend = self._backend(name, eos_token_ids, load_vocabulary)
         return backend, backend.compile(params)
 
-    def _backend(self, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]) -> Backend:
-        backend_class = find_backend(self._settings.backend)
-        if not eos_token_ids:
-            raise RequestError(
-                "structured_outputs need a model with an end-of-sequence token: this one states none",
-                param="structured_outputs",
-            )
+    def _backend(self, name: str, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]) -> Backend:
+        backend_class = find_backend(name)
+        _check_end(eos_token_ids)
         with self._lock:
-            if eos_token_ids not in self._backends:
-                if self._vocabulary is None:
-                    self._vocabulary = load_vocabulary()
-                self._backends[eos_token_ids] = backend_class(self._vocabulary, eos_token_ids)
-            return self._backends[eos_token_ids]
+            key = (name, eos_token_ids)
+            if key not in self._backends:
+                self._backends[key] = backend_class(self._read(load_vocabulary), eos_token_ids)
+            return self._backends[key]
+
+    def _read(self, load_vocabulary: Callable[[], Vocabulary]) -> Vocabulary:
+        """With the lock held."""
+        if self._vocabulary is None:
+            self._vocabulary = load_vocabulary()
+        return self._vocabulary
+
+
+def _check_end(eos_token_ids: Sequence[int]) -> None:
+    if not eos_token_ids:
+        raise RequestError(
+            "structured_outputs need a model with an end-of-sequence token: this one states none",
+            param="structured_outputs",
+        )
 
 
 def _result(compiled: "concurrent.futures.Future[tuple[Backend, Any]]") -> tuple[Backend, Any]:

@@ -1,9 +1,12 @@
 """Which grammar engine makes the masks, and where it lives. An engine's package is imported when a request first needs it."""
 
 import importlib
+import importlib.util
+import json
 from collections.abc import Callable
 
 from quire.errors import RequestError
+from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.backend import Backend
 from quire.structured_output.vocabulary import Vocabulary
 
@@ -14,14 +17,23 @@ BACKENDS = {
 """Name → module, class, the package that it needs, and the extra that installs it."""
 
 
+def choose_backend(name: str, params: StructuredOutputsParams) -> str:
+    """The backend's name where `auto` is asked for: llguidance, whose worst mask is a millisecond where xgrammar's is a hundred
+    (bench/results/grammars.json); xgrammar for structural tags with a `format`, which only it reads."""
+    if name != "auto":
+        return name
+    kind, value = params.constraint()
+    has_format = kind == "structural_tag" and '"format"' in (value if isinstance(value, str) else json.dumps(value))
+    return "xgrammar" if has_format and importlib.util.find_spec("xgrammar") else "guidance"
+
+
 def find_backend(name: str) -> Callable[[Vocabulary, tuple[int, ...]], Backend]:
-    """The class of a backend; `auto` is llguidance, whose worst mask is 3 ms where xgrammar's is 100
-    (bench/results/grammars.json).
+    """The class of a backend.
 
     Raises:
         RequestError: its package is not installed.
     """
-    module, backend_class, package, extra = BACKENDS["guidance" if name == "auto" else name]
+    module, backend_class, package, extra = BACKENDS[name]
     try:
         return getattr(importlib.import_module(module), backend_class)
     except ImportError:

@@ -1,0 +1,89 @@
+"""A grammar that explodes is refused and takes nobody with it."""
+
+import time
+
+import pytest
+
+from quire.config import StructuredOutputsConfig, limits
+from quire.errors import RequestError
+from quire.sampling_params import StructuredOutputsParams
+from quire.structured_output import trial
+from quire.structured_output.grammars import Grammars
+from quire.structured_output.vocabulary import Vocabulary
+
+EOS = 256
+VOCABULARY = Vocabulary([bytes([byte]) for byte in range(256)] + [b"<eos>"], [EOS], lambda text: list(text.encode()))
+HUGE = {"type": "object", "properties": {f"k{n}": {"type": "string", "maxLength": 50 + n} for n in range(8000)}}
+
+
+@pytest.fixture
+def grammars():
+    made = Grammars(StructuredOutputsConfig(backend="guidance"))
+    yield made
+    made.close()
+
+
+def check(grammars: Grammars, **fields: object) -> None:
+    grammars.check(StructuredOutputsParams(**fields), [EOS], lambda: VOCABULARY, apart=True)  # type: ignore[arg-type]
+
+
+def test_what_a_child_says_is_what_the_engine_says(grammars: Grammars) -> None:
+    check(grammars, regex="a+")
+    with pytest.raises(RequestError, match="look-around") as caught:
+        check(grammars, regex="(?=a)")
+    assert caught.value.param == "regex"
+    check(grammars, json={"type": "object"})
+
+
+def test_a_grammar_that_takes_too_long_is_killed_and_the_next_one_is_not(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(grammars, regex="warm")
+    monkeypatch.setattr(limits, "MAX_GRAMMAR_SECONDS", 0.3)
+    with pytest.raises(RequestError, match="takes longer than") as caught:
+        check(grammars, json=HUGE)
+    assert caught.value.param == "json"
+    monkeypatch.undo()
+    check(grammars, regex="b+")
+    with pytest.raises(RequestError, match="takes longer than"):  # known by now: nobody waits again
+        check(grammars, json=HUGE)
+
+
+def test_a_grammar_that_takes_too_much_memory_ends_its_child_alone(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_GRAMMAR_MEMORY_BYTES", 4 << 20)
+    with pytest.raises(RequestError, match="MiB of memory"):
+        check(grammars, json={"enum": [f"value {number} of many" for number in range(20000)]})
+    check(grammars, regex="a")
+
+
+def test_a_child_that_died_is_replaced(grammars: Grammars) -> None:
+    check(grammars, regex="a")
+    (trials,) = grammars._trials.values()
+    child = trials._places.get()
+    assert isinstance(child, trial._Child)
+    child._process.kill()
+    child._process.wait()
+    trials._places.put(child)
+    check(grammars, regex="ab")
+
+
+def test_a_grammar_seen_before_is_answered_at_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(grammars, regex="a")
+    monkeypatch.setattr(trial.Trials, "check", lambda *_: pytest.fail("asked again"))
+    check(grammars, regex="a")
+
+
+def test_children_end_with_their_grammars() -> None:
+    made = Grammars()
+    check(made, regex="a")
+    (trials,) = made._trials.values()
+    child = trials._places.get()
+    trials._places.put(child)
+    assert child is not None and child._process.poll() is None
+    made.close()
+    deadline = time.monotonic() + 30
+    while child._process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert child._process.poll() is not None
