@@ -22,6 +22,10 @@ def _byte_level_alphabet() -> dict[str, int]:
     return alphabet
 
 
+_ALPHABET = _byte_level_alphabet()
+_CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
+
+
 class _ByteTable(dict[int, bytes]):
     """Token id → bytes, filled on first use: a large vocabulary costs nothing at start-up."""
 
@@ -121,6 +125,19 @@ def _sentencepiece_piece(replacements: list[tuple[str, str]], byte_fallback: boo
     return piece
 
 
+def bytes_as_string(token: bytes) -> str:
+    """A token's string in a byte-level vocabulary."""
+    return "".join(_CHARACTERS[byte] for byte in token)
+
+
+def string_bytes_table(
+    id_to_token: Callable[[int], str | None], added: Mapping[str, int], hidden: frozenset[int]
+) -> TokenBytes:
+    """The table of a byte-level vocabulary; added tokens stand for their own strings."""
+    contents = {token_id: token for token, token_id in added.items()}
+    return TokenBytes(_byte_level_piece(_ALPHABET), id_to_token, contents, hidden, "")
+
+
 def _flatten(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if decoder.get("type") != "Sequence":
         return [decoder]
@@ -149,6 +166,15 @@ def _sentencepiece_family(steps: list[Mapping[str, Any]]) -> tuple[Callable[[str
     return (_sentencepiece_piece(replacements, byte_fallback), strip_first) if replacements else None
 
 
+def sentencepiece_table(
+    id_to_token: Callable[[int], str | None], special: Mapping[str, int], strip_first: str
+) -> TokenBytes:
+    """The table of a SentencePiece vocabulary; special tokens stand for their own strings."""
+    contents = {token_id: token for token, token_id in special.items()}
+    piece = _sentencepiece_piece([("▁", " ")], True)
+    return TokenBytes(piece, id_to_token, contents, frozenset(contents), strip_first)
+
+
 def build_token_bytes(
     decoder: Mapping[str, Any] | None,
     id_to_token: Callable[[int], str | None],
@@ -160,7 +186,7 @@ def build_token_bytes(
         return None
     steps = [step for step in _flatten(decoder) if step.get("type") != "Fuse"]
     if len(steps) == 1 and steps[0].get("type") == "ByteLevel":
-        return TokenBytes(_byte_level_piece(_byte_level_alphabet()), id_to_token, added, special, "")
+        return TokenBytes(_byte_level_piece(_ALPHABET), id_to_token, added, special, "")
     family = _sentencepiece_family(steps)
     if family is None:
         return None

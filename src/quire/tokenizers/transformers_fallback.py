@@ -1,6 +1,7 @@
 """Tokenizers without a tokenizer.json, through Transformers, which is imported only here and only then."""
 
 import importlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +9,7 @@ from typing import Any, cast
 from quire.errors import ConfigError
 from quire.tokenizers.fast import read_chat_template, read_json
 from quire.tokenizers.interface import NO_LIMIT, Tokenizer
+from quire.tokenizers.token_bytes import TokenBytes, build_token_bytes
 
 
 class TransformersTokenizer(Tokenizer):
@@ -43,7 +45,16 @@ class TransformersTokenizer(Tokenizer):
         lists = [cast("list[Any]", tokens) for tokens in values.values() if isinstance(tokens, list)]
         self.additional_special_tokens = [str(token) for tokens in lists for token in tokens]
         self.template = read_chat_template(folder, read_json(folder / "tokenizer_config.json"), chat_template)
-        self.token_bytes = None
+        self.token_bytes: TokenBytes | None = self._bytes_of_backend()
+
+    def _bytes_of_backend(self) -> TokenBytes | None:
+        """The table of bytes, where Transformers converted the files into a tokenizer whose decoder tells."""
+        decoder: Any = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
+        if decoder is None:
+            return None
+        tokens: dict[int, Any] = self._tokenizer.added_tokens_decoder
+        added = {int(token_id): str(token.content) for token_id, token in tokens.items()}
+        return build_token_bytes(json.loads(decoder.__getstate__()), self.id_to_token, added, self.special_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -68,6 +79,8 @@ class TransformersTokenizer(Tokenizer):
     ) -> str:
         """The text of token ids."""
         ids = [token_ids] if isinstance(token_ids, int) else [int(token_id) for token_id in token_ids]
+        if self.token_bytes is not None:
+            return self.token_bytes.join(ids, skip_special_tokens, at_start=True).decode("utf-8", "replace")
         options = {} if spaces_between_special_tokens else {"spaces_between_special_tokens": False}
         return str(
             self._tokenizer.decode(

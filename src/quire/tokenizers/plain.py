@@ -1,0 +1,123 @@
+"""What tokenizers share whose library knows ordinary text alone: special tokens and what frames a text are kept here.
+
+Knows token strings, their bytes, and the side files. Knows no library.
+"""
+
+import abc
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.errors import RequestError
+from quire.tokenizers.chat_template import ChatTemplate
+from quire.tokenizers.interface import NO_LIMIT, Tokenizer
+from quire.tokenizers.token_bytes import TokenBytes
+
+
+class PlainTokenizer(Tokenizer):
+    """A tokenizer that encodes text between special tokens, and decodes through the table of bytes.
+
+    Args:
+        tokens: the vocabulary's strings, by id; special tokens are not among them.
+        special: strings and ids of tokens that stand for themselves.
+        token_bytes: the bytes of both.
+        config: tokenizer_config.json.
+        hidden: ids that `skip_special_tokens` leaves out; None: those of all of `special`.
+        parses_special: special tokens in a text are such tokens; otherwise they are text like any other.
+    """
+
+    is_fast = False
+
+    def __init__(
+        self,
+        folder: Path,
+        tokens: Mapping[str, int],
+        special: Mapping[str, int],
+        token_bytes: TokenBytes,
+        config: Mapping[str, Any],
+        template: ChatTemplate | None,
+        hidden: frozenset[int] | None = None,
+        parses_special: bool = True,
+    ) -> None:
+        self.name_or_path = str(folder)
+        limit = config.get("model_max_length")
+        self.model_max_length = int(limit) if isinstance(limit, int | float) and limit < NO_LIMIT else NO_LIMIT
+        self.token_bytes: TokenBytes | None = token_bytes
+        self.template = template
+        self.begin: list[int] = []
+        self.end: list[int] = []
+        self._bytes = token_bytes
+        self._ids = {**tokens, **special}
+        self._strings = {token_id: token for token, token_id in self._ids.items()}
+        self._added = dict(special)
+        self._hidden = frozenset(special.values()) if hidden is None else hidden
+        longest_first = sorted(special, key=len, reverse=True) if parses_special else []
+        self._marks = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    @abc.abstractmethod
+    def encode_text(self, text: str, is_first: bool) -> list[int]:
+        """Token ids of a text without special tokens; `is_first`: nothing stands before it."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text cannot be tokenized: {error}", param="prompt") from None
+        ids, at = list(self.begin) if add_special_tokens else [], 0
+        for mark in self._marks.finditer(text):
+            if mark.start() > at:
+                ids += self.encode_text(text[at : mark.start()], at == 0)
+            ids.append(self._added[mark.group()])
+            at = mark.end()
+        if at < len(text):
+            ids += self.encode_text(text[at:], at == 0)
+        return [*ids, *self.end] if add_special_tokens else ids
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts."""
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
+        """Two texts, one behind the other, each framed as it would be alone."""
+        parts = [self.encode(first), self.encode(second)]
+        while max_length is not None and sum(map(len, parts)) > max_length:
+            max(parts, key=len).pop()
+        return [*parts[0], *parts[1]], [0] * len(parts[0]) + [1] * len(parts[1])
+
+    def decode(
+        self,
+        token_ids: int | Iterable[int],
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of token ids."""
+        ids = [token_ids] if isinstance(token_ids, int) else [int(token_id) for token_id in token_ids]
+        return self._bytes.join(ids, skip_special_tokens, at_start=True).decode("utf-8", "replace")
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token's string."""
+        return self._ids.get(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's string of an id."""
+        return self._strings.get(token_id)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token, special ones included."""
+        return dict(self._ids)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Special tokens."""
+        return dict(self._added)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens without the special ones."""
+        return len(self._ids) - len(self._added)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of special tokens."""
+        return self._hidden
