@@ -99,7 +99,7 @@ def test_a_timeline_is_drawn(url, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--base-url", "http://127.0.0.1:1"], "base_url: cannot reach http://127.0.0.1:1"),
+        (["--base-url", "http://127.0.0.1:1"], "base_url: cannot use http://127.0.0.1:1: Connection refused"),
         (["--request-rate", "0"], "request_rate"),
         (["--goodput", "speed:3"], "goodput: 'speed:3'"),
         (["--percentile-metrics", "ttft,abc"], "percentile_metrics: 'abc'"),
@@ -115,6 +115,36 @@ def test_what_is_wrong_is_said_in_one_line(flags, message, capsys):
     assert bench(*flags) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_server_that_starts_is_waited_for(capsys):
+    """It answers 503 twice, then lists its model."""
+    import http.server
+    import threading
+
+    answers = [(503, b"{}"), (503, b"{}"), (200, b'{"data": []}')]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, body = answers.pop(0)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert bench("--base-url", address, "--ready-check-timeout-sec", "60") == 2
+        captured = capsys.readouterr()
+        assert "Waiting for" in captured.out and "lists no model" in captured.err
+        answers += [(503, b"loading"), (401, b"key?")]
+        assert bench("--base-url", address) == 2 and "answers 503: loading" in capsys.readouterr().err
+        assert bench("--base-url", address) == 2 and "answers 401: key?" in capsys.readouterr().err
+        server.shutdown()
 
 
 def test_models_are_drawn_from_the_adapters(url, tmp_path):

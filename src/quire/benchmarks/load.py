@@ -230,4 +230,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with contextlib.suppress(KeyboardInterrupt):  # the parent tells of it
+        sys.exit(main())

@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.benchmarks import arrivals, common, datasets, serve_metrics, serve_report
 from quire.benchmarks.datasets import CountTokens, Sample
-from quire.benchmarks.http_load import Target, control
+from quire.benchmarks.http_load import Target, ask, control
 from quire.benchmarks.load import LoadJob, run_load
 from quire.engine.arg_parser import json_object
 from quire.errors import ConfigError, EngineError
@@ -38,6 +38,8 @@ SAMPLING = {
     "repetition_penalty": float,
     "logprobs": int,
 }
+STARTING = 503
+"""The status of a server that is not ready, or that is not there yet."""
 FALLBACK_VOCAB_SIZE = 1000
 """Where the server tells no vocabulary, ids below this are in everybody's."""
 
@@ -58,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--endpoint", metavar="PATH", help="the route; else that of the backend")
     server.add_argument("--model", help="the model's name; else the first that the server lists")
     server.add_argument("--served-model-name", help="the name in requests, where it is not --model")
-    server.add_argument(
-        "--tokenizer", metavar="PATH", help="its folder, where prompts are text and lengths matter"
-    )
+    server.add_argument("--tokenizer", metavar="PATH", help="its folder, where prompts are text and lengths matter")
     server.add_argument("--tokenizer-mode", default="auto", help="auto, hf or slow (auto)")
     server.add_argument("--skip-tokenizer-init", action="store_true", help="never load a tokenizer here")
     server.add_argument(
@@ -299,29 +299,26 @@ def _await_model(target: Target, args: argparse.Namespace) -> str:
     told = False
     while True:
         try:
-            listed = control(target, "GET", "/v1/models")
-            break
+            status, body = ask(target, "GET", "/v1/models")
+            reason = f"/v1/models answers {status}: {body[:300].decode('utf-8', 'replace')}"
         except OSError as error:
-            reason = str(error.strerror or error)
-        except EngineError as error:
-            reason = str(error)
-            if given and args.ready_check_timeout_sec <= 0:
-                return given  # a server without this route may serve the others
-        if time.monotonic() >= last:
-            message = (
-                f"base_url: cannot reach {target.url}: {reason}. Is a server running there? `quire serve` starts one."
-            )
-            raise ConfigError(message, setting="base_url")
+            status, body = STARTING, b""
+            reason = f"{error.strerror or error}. Is a server running there? `quire serve` starts one."
+        if status != STARTING or time.monotonic() >= last:
+            break
         if not told:
             print(f"Waiting for {target.url} for up to {args.ready_check_timeout_sec:.0f} s ...", flush=True)
             told = True
         time.sleep(0.5)
-    if given:
+    if given and status in (200, 404, 405):  # a server without this route may serve the others
         return given
-    cards = (listed or {}).get("data") or []
-    if not cards:
-        raise ConfigError(f"model: {target.url} lists no model; name it with --model.", setting="model")
-    return str(cards[0]["id"])
+    if status != 200:
+        raise ConfigError(f"base_url: cannot use {target.url}: {reason}", setting="base_url")
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        message = f"model: {target.url} lists no model; name it with --model."
+        raise ConfigError(message, setting="model") from None
 
 
 def _vocab_size(target: Target) -> int:

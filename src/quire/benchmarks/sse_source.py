@@ -5,6 +5,7 @@ standard input ends. Query parameters of the route: `first_ms` before the first 
 """
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -143,4 +144,5 @@ async def _serve(step_s: float) -> None:
 if __name__ == "__main__":
     from quire.benchmarks.load import run_coroutine
 
-    run_coroutine(_serve(float(sys.argv[1]) if len(sys.argv) > 1 else 0.0))
+    with contextlib.suppress(KeyboardInterrupt):  # the parent tells of it
+        run_coroutine(_serve(float(sys.argv[1]) if len(sys.argv) > 1 else 0.0))
