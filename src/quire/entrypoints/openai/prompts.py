@@ -1,6 +1,6 @@
 """From a request's prompt or messages to token ids.
 
-Owns the choice between tokenizing here and in a thread: a long text would hold up every stream for as long as it takes.
+Tokenizes and renders what is long in a thread: it would hold up every stream for as long as it takes.
 Knows the tokenizer's three verbs (encode, decode, apply a chat template). Knows nothing of sampling.
 """
 
@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
+from quire.entrypoints.openai.admission import encode_text
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.messages import normalize_messages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from quire.errors import ConfigError
 
 INLINE_CHARACTERS = 16_384
-"""Texts up to here are tokenized on the event loop (about 2 ms on one Zen 3 core); a hop to a thread costs 0.1 ms."""
+"""Texts up to here are worked on in the event loop (about 2 ms on one Zen 3 core); a hop to a thread costs 0.1 ms."""
 
 Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
@@ -85,9 +86,7 @@ async def _completion_prompt(
         raise bad_request("prompt: a list mixes token ids with texts or lists.", "prompt")
     if isinstance(item, str):
         special = request.add_special_tokens is not False
-        encode = require_tokenizer(tokenizer, "prompt").encode
-        token_ids = await run_sized(len(item), encode, item, add_special_tokens=special)
-        prompt = Prompt(list(token_ids), item)
+        prompt = Prompt(await encode_text(require_tokenizer(tokenizer, "prompt"), item, special), item)
         if not prompt.token_ids:
             raise bad_request("prompt: the text is empty, and has no tokens.", "prompt")
     else:
@@ -163,8 +162,7 @@ async def tokenize_prompt(request: TokenizeRequest, tokenizer: TokenizerLike | N
     if request.messages is None:
         text = request.prompt or ""
         special = request.add_special_tokens is not False
-        encode = require_tokenizer(tokenizer, "prompt").encode
-        return list(await run_sized(len(text), encode, text, add_special_tokens=special))
+        return await encode_text(require_tokenizer(tokenizer, "prompt"), text, special)
     prompt = await render_chat(
         request.messages,
         require_tokenizer(tokenizer, "messages"),
@@ -210,14 +208,14 @@ async def render_chat(
     _check_template_kwargs(template_kwargs)
     size = sum(len(message.get("content") or "") for message in conversation)
 
-    def render() -> Prompt:
+    def render() -> str:
         try:
-            text = tokenizer.apply_chat_template(conversation, tokenize=False, **options, **template_kwargs)
+            return tokenizer.apply_chat_template(conversation, tokenize=False, **options, **template_kwargs)
         except ConfigError as error:  # a template that does not compile; the operator's own was compiled at start
             raise bad_request(str(error), "chat_template") from None
-        return Prompt(list(tokenizer.encode(text, add_special_tokens=add_special_tokens)), text)
 
-    return await run_sized(size, render)
+    text = await run_sized(size, render)
+    return Prompt(await encode_text(tokenizer, text, add_special_tokens), text)
 
 
 _RESERVED_KWARGS = frozenset(

@@ -41,7 +41,9 @@ async def read_request(request: Request, kind: type[BodyT]) -> BodyT:
     if content_type not in ("application/json", "text/json", "") and not content_type.endswith("+json"):
         message = f"Content-Type: {content_type[:100]!r} cannot be read; send application/json."
         raise HTTPError(400, message, code="unsupported_media_type")
-    return state.decoder.decode(await read_bytes(request), kind)
+    body = await read_bytes(request)
+    await state.gate.enter()
+    return state.decoder.decode(body, kind)
 
 
 async def read_bytes(request: Request) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from quire.config import EngineConfig
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.pooling_processor import PoolingProcessor
+from quire.entrypoints.openai.admission import AdmissionGate
 from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.openai.prompts import TokenizerLike
@@ -88,6 +89,7 @@ class ServerState:
     def __init__(self, settings: ServerSettings, engine: EngineClient | None = None) -> None:
         self.settings = settings
         self.decoder = BodyDecoder(strict=settings.strict)
+        self.gate = AdmissionGate()
         self.draining = False
         self.forced = False
         self.in_flight = 0
