@@ -72,6 +72,17 @@ def test_the_result_file_has_vllms_keys_and_name(url, tmp_path, capsys):
     assert figures["max_concurrent_requests"] <= 3 and figures["start_times"] == sorted(figures["start_times"])
 
 
+def test_latencies_are_at_least_what_the_server_takes(tmp_path):
+    report = tmp_path / "figures.json"
+    with started_source(0.01) as slow:
+        flags = ["--base-url", slow, "--endpoint", "/v1/completions?first_ms=30", "--json", str(report)]
+        assert bench(*flags) == 0
+    figures = json.loads(report.read_text())
+    assert figures["median_ttft_ms"] >= 30 and figures["mean_tpot_ms"] >= 5
+    assert figures["median_e2el_ms"] >= figures["median_ttft_ms"] + 20
+    assert figures["duration"] * 1000 >= figures["median_e2el_ms"]
+
+
 def test_results_can_be_appended_line_by_line(url, tmp_path):
     flags = ["--base-url", url, "--append-result", "--result-filename", "all.jsonl", "--result-dir", str(tmp_path)]
     assert bench(*flags) == 0 == bench(*flags, "--label", "again")
