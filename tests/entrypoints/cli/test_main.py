@@ -41,6 +41,14 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(f"  {name} " in text for name in cli.COMMANDS)
 
 
+def test_help_names_every_group_and_takes_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    text = cli.help_text()
+    assert all(f"\n{title}:\n  {name} " in text for name, title in cli.GROUPS.items())
+    with pytest.raises(SystemExit) as left:
+        cli.main(["help", "chat"])
+    assert left.value.code == 0 and capsys.readouterr().out.startswith("usage: quire chat")
+
+
 def test_the_version_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"{__version__}\n"

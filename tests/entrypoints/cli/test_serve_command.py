@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from quire.entrypoints.cli import generate
-from quire.entrypoints.cli.main import main
+from quire.entrypoints.cli.main import build_parser, main
 from quire.errors import ConfigError
 
 
@@ -30,6 +30,33 @@ def test_a_wrong_setting_is_one_line_that_names_it(flags, words, capsys):
     assert main(["serve", *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("quire: error: ") and error.count("\n") == 1 and words in error
+
+
+VLLM_SCRIPT = """
+    some/model --dtype auto --tensor-parallel-size 1 --gpu-memory-utilization 0.92 --max-model-len 8192 --max_num_seqs 256
+    --enable-prefix-caching --enable-chunked-prefill --disable-log-requests --swap-space 4 --served-model-name m --trust-remote-code
+    --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3 --enable-reasoning --uvicorn-log-level warning
+    --max-num-batched-tokens 8k -O3 -dcp 1 --all2all-backend allgather_reducescatter --limit-mm-per-prompt {}
+    --enable-server-load-tracking --chat-template-content-format auto --port 9000 --api-key a b
+"""
+
+
+def test_a_script_written_for_vllm_is_understood():
+    args = build_parser("serve").parse_args(VLLM_SCRIPT.split())
+    assert (args.model_tag, args.max_num_seqs, args.max_num_batched_tokens, args.port) == (
+        "some/model",
+        256,
+        8000,
+        9000,
+    )
+    assert args.api_key == ["a", "b"] and args.enable_prefix_caching and args.reasoning_parser == "qwen3"
+
+
+@pytest.mark.parametrize("flag", ["--headless", "--grpc", "--cohere-format=x", "--tokens-only"])
+def test_what_vllms_server_has_and_this_one_has_not_is_refused_by_name(flag, capsys):
+    assert main(["serve", flag]) == 2
+    error = capsys.readouterr().err
+    assert "is not available yet in Quire" in error and flag.split("=")[0].strip("-").replace("-", "_") in error
 
 
 def test_a_port_in_use_is_one_line(capsys):

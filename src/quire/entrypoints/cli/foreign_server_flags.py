@@ -50,5 +50,12 @@ FOREIGN_SERVER_FLAGS: dict[str, tuple[Any, ...]] = {
     "dp_supervisor_probe_interval_s": (None, 5.0, 5),
     "dp_supervisor_probe_timeout_s": (None, 5.0, 5),
     "dp_supervisor_probe_failure_threshold": (None, 3),
+    # Of older versions, in many scripts.
+    "disable_log_requests": (None, False, True),
+    "disable_frontend_multiprocessing": (None, False, True),
+    "enable_reasoning": (None, False, True),
+    "num_scheduler_steps": (None, 1),
+    "multi_step_stream_outputs": (None, False, True),
+    "worker_use_ray": _OFF,
 }
 """Setting to the values that are accepted: those that change nothing here."""

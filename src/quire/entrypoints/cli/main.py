@@ -18,10 +18,10 @@ COMMANDS = {
     "serve": ("serve", "start a server that speaks the OpenAI protocol"),
     "chat": ("chat", "talk to a running server, turn by turn"),
     "complete": ("complete", "let a running server complete text"),
+    "top": ("top", "watch a running server: queues, KV pages, tokens a second, slowest requests"),
     "generate": ("generate", "generate for every prompt of a file, without a server"),
     "run-batch": ("run_batch", "answer the requests of an OpenAI batch file, without a server"),
-    "top": ("top", "watch a running server: queues, KV pages, tokens a second, slowest requests"),
-    "bench": ("bench", "measure: throughput, latency, startup, scheduler, serve, step, demo"),
+    "bench": ("bench", "measure: a server under load, throughput, latency, startup, steps; sweeps and plots"),
     "explain": ("explain", "tell what would be chosen for a model, and why"),
     "models": ("models", "list the architectures and what each can do; --check compares them with Transformers"),
     "compile-cache": ("compile_cache", "compile a model's GPU kernels before anybody waits for them"),
@@ -42,21 +42,32 @@ class Command(Protocol):
     run: "Callable[[argparse.Namespace], int | None]"
 
 
+GROUPS = {
+    "serve": "a server, and what talks to it",
+    "generate": "without a server",
+    "bench": "to measure and to look",
+    "compile-cache": "this installation",
+}
+"""The command that opens each group of the help."""
+
+
 def help_text() -> str:
     """What `quire --help` prints."""
     width = max(len(name) for name in COMMANDS)
-    lines = [f"  {name:<{width}}  {about}" for name, (_, about) in COMMANDS.items()]
+    lines: list[str] = []
+    for name, (_, about) in COMMANDS.items():
+        if name in GROUPS:
+            lines += ["", f"{GROUPS[name]}:"]
+        lines.append(f"  {name:<{width}}  {about}")
     return "\n".join(
         (
             "usage: quire COMMAND [options]",
             "",
             "Runs and serves large language models.",
-            "",
-            "commands:",
             *lines,
             "",
             "options:",
-            "  -h, --help     this text; `quire COMMAND --help` for a command's options",
+            "  -h, --help     this text; `quire COMMAND --help` for a command's options, --help=WORD to search them",
             "  -v, --version  the version",
         )
     )
@@ -117,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if arguments[:1] == ["help"] and len(arguments) > 1:
+            arguments = [arguments[1], "--help"]
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(help_text())
             return 0
