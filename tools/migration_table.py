@@ -63,7 +63,7 @@ def parser_of(command: str) -> Any:
 
     words = command.split()
     parser = bench.build_parser(words[1]) if words[0] == "bench" and words[1:] else main.build_parser(command)
-    parser._add_accepted()
+    parser.add_accepted()
     return parser
 
 

@@ -167,6 +167,11 @@ def test_help_on_nothing_known_is_an_error_with_a_hint() -> None:
         parser().parse_args(["--help=max-modle-len"])
 
 
+def test_help_on_what_is_not_there_says_so() -> None:
+    with pytest.raises(ConfigError, match="not available yet in Quire: --enable-dbo"):
+        parser().parse_args(["--help=enable-dbo"])
+
+
 def test_every_flag_has_a_text() -> None:
     assert [action.dest for action in visible_options(parser()) if not action.help] == []
 

@@ -45,6 +45,10 @@ def help_text(parser: argparse.ArgumentParser, topic: str = "") -> str:
         matches = [(title, [each for each in actions if _speaks_of(each, word)]) for title, actions in groups.items()]
         found = {title: actions for title, actions in matches if actions}
     if not found:
+        elsewhere = [name.replace("_", "-") for name in getattr(parser, "accepted_at_default", ())]
+        if elsewhere := [f"--{name}" for name in elsewhere if word in name]:
+            told = f"of vLLM's flags, not available yet in Quire: {', '.join(elsewhere)}"
+            raise ConfigError(f"help: nothing here speaks of {topic!r}; {told}", setting="help")
         near = difflib.get_close_matches(f"--{word}", [name for each in options for name in each.option_strings], n=1)
         hint = f"did you mean {near[0]}?" if near else f"the groups are {', '.join(filter(None, groups))}"
         raise ConfigError(f"help: nothing here speaks of {topic!r}; {hint}", setting="help")

@@ -41,7 +41,7 @@ SHORT = {
 HELP = {
     "model": "a local folder or a hub id; none means the built-in demo model",
     "tokenizer": "folder or hub id of the tokenizer, if it is not the model's",
-    "tokenizer_mode": "auto, hf or slow",
+    "tokenizer_mode": "auto, hf, slow or mistral (mistral-common)",
     "skip_tokenizer_init": "token ids in, token ids out",
     "trust_remote_code": "accepted for compatibility; code of a checkpoint is never run",
     "dtype": "auto, float32, float16 or bfloat16",
@@ -168,19 +168,19 @@ class ArgumentParser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         add_help = kwargs.pop("add_help", True)
         super().__init__(*args, add_help=False, **kwargs)
-        self._accepted: dict[str, tuple[Any, ...]] = {}
+        self.accepted_at_default: dict[str, tuple[Any, ...]] = {}
         if add_help:
             text = "this text; =GROUP, =KEYWORD or =all tell more"
             self.add_argument("-h", "--help", action=arg_help.HelpAction, metavar="WHAT", help=text)
 
     def accept_at_default(self, table: dict[str, tuple[Any, ...]]) -> None:
         """Settings that are not there: their flags are taken at the values in `table`, else refused."""
-        self._accepted |= table
+        self.accepted_at_default |= table
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         import sys
 
-        self._add_accepted()
+        self.add_accepted()
         given = self._normalise(list(sys.argv[1:] if args is None else args))
         path = arg_file.named_file(given) if arg_file.FLAG in self._option_string_actions else None
         from_file = {} if path is None else arg_file.apply_file(self, self._option_string_actions, path)
@@ -192,13 +192,13 @@ class ArgumentParser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return arg_help.help_text(self, "all")
 
-    def _add_accepted(self) -> None:
-        for name, values in self._accepted.items():
+    def add_accepted(self) -> None:
+        for name, values in self.accepted_at_default.items():
             flag = f"--{name.replace('_', '-')}"
             words = [word for word in (flag, *SHORT_FOREIGN.get(name, ())) if word not in self._option_string_actions]
             if flag in words:
                 no = [f"--no-{flag[2:]}"] if any(isinstance(value, bool) for value in values) else []
-                self.add_argument(*words, *no, action=_AcceptedAtDefault, name=name, table=self._accepted)
+                self.add_argument(*words, *no, action=_AcceptedAtDefault, name=name, table=self.accepted_at_default)
 
     def _normalise(self, args: list[str]) -> list[str]:
         flags: set[str] = set(self._option_string_actions)
