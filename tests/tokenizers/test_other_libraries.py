@@ -1,5 +1,6 @@
 """Tokenizers without a tokenizer.json: SentencePiece, tiktoken and Mistral's, with exact text at every split."""
 
+import asyncio
 import base64
 import json
 import os
@@ -11,6 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire import LLM, SamplingParams
+from quire.benchmarks.tiny_models import make_tiny_model
+from quire.entrypoints.openai.prompts import chat_prompt
+from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.errors import ConfigError, RequestError
 from quire.tokenizers.detokenizer import ByteDetokenizer, detokenize, make_detokenizer
 from quire.tokenizers.interface import Tokenizer
@@ -275,3 +280,29 @@ def test_a_missing_package_is_named(
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(ConfigError, match="pip install 'quire"):
         get_tokenizer(str(folders[kind]))
+
+
+def test_prompts_of_chats_are_mistral_s_tokens_offline_and_in_the_server(tmp_path: Path) -> None:
+    folder = make_tiny_model("LlamaForCausalLM", tmp_path / "model")
+    mistral = tmp_path / "tokenizer"
+    mistral.mkdir()
+    tokens = [bytes([byte]) for byte in range(256)]
+    vocab = [
+        {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for rank, token in enumerate(tokens)
+    ]
+    config = {"pattern": r"\s|\S+", "num_vocab_tokens": 256, "default_vocab_size": 296, "version": "v3"}
+    config["default_num_special_tokens"] = 40
+    (mistral / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab}))
+    tokenizer = get_tokenizer(str(mistral))
+    chat = [{"role": "user", "content": "[INST] é"}]
+    expected = tokenizer.apply_chat_template(chat)
+    assert (
+        tokenizer.decode(expected) == "<s>[INST][INST] é[/INST]"
+        and expected.count(tokenizer.token_to_id("[INST]")) == 1
+    )
+    llm = LLM(str(folder), tokenizer=str(mistral), tokenizer_mode="mistral", dtype="float32", max_model_len=64)
+    (output,) = llm.chat(chat, SamplingParams(max_tokens=2), use_tqdm=False)
+    assert output.prompt_token_ids == expected
+    prompt = asyncio.run(chat_prompt(ChatCompletionRequest(messages=chat), tokenizer, None, 64))
+    assert prompt.token_ids == expected

@@ -156,7 +156,7 @@ def anything(name: str, value: Any) -> None:
 CHECKS: dict[str, Check] = {
     "model": text(optional=True),
     "tokenizer": text(optional=True),
-    "tokenizer_mode": one_of("auto", "hf", "slow"),
+    "tokenizer_mode": one_of("auto", "hf", "slow", "mistral"),
     "skip_tokenizer_init": flag(),
     "trust_remote_code": flag(),
     "dtype": dtype_name,

@@ -7,7 +7,7 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from quire.config import EngineConfig
 from quire.engine.arg_utils import EngineArgs
@@ -125,24 +125,25 @@ class LLM(PoolingMethods):
         check_lora(lora_request)
         tokenizer = self.get_tokenizer()
         conversations, _ = split_conversations(messages)
-        source = ChatTemplate.choose(tokenizer.template, chat_template).source(tools)
-        texts = [
-            cast(
-                "str",
-                tokenizer.apply_chat_template(
-                    prepare_conversation(conversation, source, chat_template_content_format),
-                    tools=tools,
-                    chat_template=chat_template,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tokenize=False,
-                    **(chat_template_kwargs or {}),
-                ),
+        has_template = not tokenizer.writes_tokens
+        source = ChatTemplate.choose(tokenizer.template, chat_template).source(tools) if has_template else ""
+        rendered: list[Any] = [
+            tokenizer.apply_chat_template(
+                prepare_conversation(conversation, source, chat_template_content_format),
+                tools=tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=tokenizer.writes_tokens,
+                **(chat_template_kwargs or {}),
             )
             for conversation in conversations
         ]
         with CollectorPause() as pause:
-            tokenized = self.llm_engine.input_processor.tokenize_batch(texts, add_special_tokens=False)
+            if has_template:
+                tokenized = self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens=False)
+            else:
+                tokenized = [TokenizedPrompt(token_ids) for token_ids in rendered]
             return self._generate(tokenized, sampling_params, priority, use_tqdm, pause)
 
     def _generate(

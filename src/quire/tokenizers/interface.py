@@ -25,9 +25,11 @@ class Tokenizer(abc.ABC):
         additional_special_tokens: further strings that count as special.
         chat_template: the template of conversations, None where there is none.
         token_bytes: each token's bytes, None where tokens are not plain runs of bytes.
+        writes_tokens: `apply_chat_template` must be asked for tokens: encoding its text would not give them.
     """
 
     is_fast = True
+    writes_tokens = False
     truncation_side = "left"
     padding_side = "left"
 

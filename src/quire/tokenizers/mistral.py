@@ -28,9 +28,6 @@ def find_mistral_file(folder: Path) -> Path | None:
 class MistralTokenizer(PlainTokenizer):
     """A tokenizer of mistral-common.
 
-    Attributes:
-        writes_tokens: `apply_chat_template` knows the tokens of a prompt; its text is for people.
-
     Raises:
         ConfigError: the package is not installed, or it cannot read the file.
     """

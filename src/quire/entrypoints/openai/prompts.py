@@ -208,14 +208,18 @@ async def render_chat(
     _check_template_kwargs(template_kwargs)
     size = sum(len(message.get("content") or "") for message in conversation)
 
-    def render() -> str:
+    writes_tokens = bool(getattr(tokenizer, "writes_tokens", False))
+
+    def render() -> Any:
         try:
-            return tokenizer.apply_chat_template(conversation, tokenize=False, **options, **template_kwargs)
+            return tokenizer.apply_chat_template(conversation, tokenize=writes_tokens, **options, **template_kwargs)
         except ConfigError as error:  # a template that does not compile; the operator's own was compiled at start
             raise bad_request(str(error), "chat_template") from None
 
-    text = await run_sized(size, render)
-    return Prompt(await encode_text(tokenizer, text, add_special_tokens), text)
+    rendered = await run_sized(size, render)
+    if writes_tokens:
+        return Prompt(rendered)
+    return Prompt(await encode_text(tokenizer, rendered, add_special_tokens), rendered)
 
 
 _RESERVED_KWARGS = frozenset(
