@@ -193,6 +193,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return arg_help.help_text(self, "all")
 
     def add_accepted(self) -> None:
+        """Hidden flags for the settings that are not there; done before parsing, when every real flag is known."""
         for name, values in self.accepted_at_default.items():
             flag = f"--{name.replace('_', '-')}"
             words = [word for word in (flag, *SHORT_FOREIGN.get(name, ())) if word not in self._option_string_actions]

@@ -36,8 +36,8 @@ VLLM_SCRIPT = """
     some/model --dtype auto --tensor-parallel-size 1 --gpu-memory-utilization 0.92 --max-model-len 8192 --max_num_seqs 256
     --enable-prefix-caching --enable-chunked-prefill --disable-log-requests --swap-space 4 --served-model-name m
     --trust-remote-code --enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3 --enable-reasoning
-    --uvicorn-log-level warning --max-num-batched-tokens 8k -O3 -dcp 1 --all2all-backend allgather_reducescatter --limit-mm-per-prompt {}
-    --enable-server-load-tracking --chat-template-content-format auto --port 9000 --api-key a b
+    --uvicorn-log-level warning --max-num-batched-tokens 8k -O3 -dcp 1 --all2all-backend allgather_reducescatter
+    --limit-mm-per-prompt {} --enable-server-load-tracking --chat-template-content-format auto --port 9000 --api-key a b
 """
 
 
