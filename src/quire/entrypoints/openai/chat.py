@@ -122,6 +122,7 @@ async def answer_chat(state: ServerState, job: ChatJob) -> ChatCompletionRespons
         model=job.model,
         choices=[_choice(job, choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)],
         usage=count.usage(),
+        metrics=count.timing(),
     )
     if request.prompt_logprobs is not None and output.prompt_logprobs is not None:
         response.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)
@@ -241,7 +242,7 @@ class ChatStream:
 
     def end(self) -> bytes:
         """The usage, where it was asked for."""
-        return self._writer.usage(self._count.usage()) if self._include_usage else b""
+        return self._writer.usage(self._count.usage(), self._count.timing()) if self._include_usage else b""
 
 
 def _opening(job: ChatJob, writer: ChunkWriter, count: TokenCount, continuous: bool) -> list[bytes]:

@@ -110,7 +110,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     responses.add_argument(
         "--enable-per-request-metrics",
         action="store_true",
-        help="tell in `usage` where each request's time went (a request asks with return_timing)",
+        help="tell in `metrics` of each answer where the request's time went (a request asks with return_timing)",
     )
     responses.add_argument(
         "--metrics-names",

@@ -132,7 +132,12 @@ async def answer_completion(state: ServerState, job: CompletionJob) -> Completio
         for choice in _best(output.outputs, job.choices):
             choices.append(_choice(job, prompt, output, choice, len(choices)))
     return CompletionResponse(
-        id=job.public_id, created=job.created, model=job.model, choices=choices, usage=count.usage()
+        id=job.public_id,
+        created=job.created,
+        model=job.model,
+        choices=choices,
+        usage=count.usage(),
+        metrics=count.timing(),
     )
 
 
@@ -263,7 +268,8 @@ class CompletionStream:
 
     def end(self) -> bytes:
         """The usage, where it was asked for."""
-        return self._writer.usage(self._total().usage()) if self._include_usage else b""
+        total = self._total()
+        return self._writer.usage(total.usage(), total.timing()) if self._include_usage else b""
 
     def _write(self, prompt_index: int, output: RequestOutput) -> bytes:
         check_output(output, self._job.public_id)

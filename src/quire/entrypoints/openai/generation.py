@@ -3,11 +3,13 @@
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator
 
+from msgspec import UnsetType
+
 from quire.engine.request_stream import RequestStream
 from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.prompts import Prompt
 from quire.entrypoints.openai.protocol import GenerationFields
-from quire.entrypoints.openai.responses import Usage, build_usage
+from quire.entrypoints.openai.responses import UNSET, Timing, Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.thoughts import ReasoningCount
 from quire.entrypoints.openai.timing import build_timing
@@ -110,16 +112,16 @@ class TokenCount:
         """As the protocol's usage block."""
         cached = (self.cached or 0) if self.details else None
         reasoning = None if self.thoughts is None else self.thoughts.total
-        usage = build_usage(self.prompt, self.completion, cached, reasoning)
-        if self.times:
-            usage.timing = build_timing(self.times)
-        return usage
+        return build_usage(self.prompt, self.completion, cached, reasoning)
+
+    def timing(self) -> Timing | UnsetType:
+        """Where the time went, where anybody asked."""
+        return build_timing(self.times) if self.times else UNSET
 
     def add_cached(self, output: RequestOutput) -> None:
         """Note the prefix cache's share, once it is known."""
         if output.num_cached_tokens is not None and output.num_cached_tokens >= 0:
             self.cached = max(self.cached or 0, output.num_cached_tokens)
-
 
     def add_times(self, output: RequestOutput) -> None:
         """Note when things happened to a part that has ended, if anybody asked."""
@@ -128,7 +130,7 @@ class TokenCount:
 
 
 def wants_timing(state: ServerState, request: GenerationFields) -> bool:
-    """Whether `usage` tells times: because the client asks, or the operator does."""
+    """Whether the answer tells times: because the client asks, or the operator does."""
     asked = request.return_timing
     return state.settings.enable_per_request_metrics if asked is None else asked
 

@@ -24,34 +24,31 @@ class CompletionTokensDetails(msgspec.Struct):
 
 
 class Timing(msgspec.Struct):
-    """Where a request's time went, in seconds; None where the moment never came.
+    """Where a request's time went, under vLLM's names; None where the moment never came.
 
     Attributes:
-        queue_s: from arrival at the engine to leaving its queue.
-        prefill_s: from there to the first token.
-        first_token_s: from arrival to the first token.
-        decode_s: from the first token to the last.
-        total_s: from arrival to the last token.
-        tokens_per_second: tokens after the first, over `decode_s`.
+        time_to_first_token_ms: from leaving the queue to the first token.
+        generation_time_ms: from the first token to the last.
+        queue_time_ms: from arrival at the engine to leaving its queue.
+        mean_itl_ms: between two tokens of a sequence.
+        tokens_per_second: since it left the queue.
     """
 
-    queue_s: float | None
-    prefill_s: float | None
-    first_token_s: float | None
-    decode_s: float | None
-    total_s: float
-    tokens_per_second: float | None
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
 
 
 class Usage(msgspec.Struct):
-    """Tokens of a request; and its times, where it asked for them (`return_timing`)."""
+    """Tokens of a request."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | Optional = UNSET
-    timing: Timing | Optional = UNSET
 
 
 class TokenTopLogprob(msgspec.Struct):
@@ -129,6 +126,7 @@ class ChatCompletionResponse(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    metrics: Timing | Optional = UNSET
     system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | Optional = UNSET
     prompt_token_ids: list[int] | Optional = UNSET
@@ -156,6 +154,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    metrics: Timing | Optional = UNSET
     system_fingerprint: str | None = None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.entrypoints.openai.errors import HTTPError
-from quire.entrypoints.openai.responses import Usage
+from quire.entrypoints.openai.responses import Timing, Usage
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -48,9 +48,10 @@ class ChunkWriter:
             return self._head + _encode(choice) + self._tail
         return self._head + _encode(choice) + b'],"usage":' + _encode(usage) + b"}\n\n"
 
-    def usage(self, usage: Usage) -> bytes:
-        """The last chunk before the end: no choice, the whole stream's usage."""
-        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+    def usage(self, usage: Usage, timing: Timing | msgspec.UnsetType = msgspec.UNSET) -> bytes:
+        """The last chunk before the end: no choice, the whole stream's usage, and its times where they are wanted."""
+        metrics = b"" if timing is msgspec.UNSET else b',"metrics":' + _encode(timing)
+        return self._head + b'],"usage":' + _encode(usage) + metrics + b"}\n\n"
 
 
 def chat_chunk_writer(request_id: str, created: int, model: str, include_usage: bool) -> ChunkWriter:

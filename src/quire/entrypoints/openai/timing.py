@@ -15,17 +15,15 @@ def build_timing(parts: Sequence[RequestMetrics]) -> Timing:
     scheduled = min((part.scheduled_time for part in parts if part.scheduled_time), default=None)
     first = min((part.first_token_time for part in parts if part.first_token_time), default=None)
     last = max(max(part.last_token_time, part.finished_time, arrival) for part in parts)
-    later_tokens = sum(part.num_generation_tokens for part in parts) - len(parts)
-    decode = None if first is None else last - first
-    return Timing(
-        queue_s=_seconds(arrival, scheduled),
-        prefill_s=None if scheduled is None else _seconds(scheduled, first),
-        first_token_s=_seconds(arrival, first),
-        decode_s=None if decode is None else round(decode, 6),
-        total_s=round(last - arrival, 6),
-        tokens_per_second=round(later_tokens / decode, 2) if decode and later_tokens > 0 else None,
-    )
+    tokens = sum(part.num_generation_tokens for part in parts)
+    timing = Timing(queue_time_ms=_milliseconds(arrival, scheduled), generation_time_ms=_milliseconds(first, last))
+    timing.time_to_first_token_ms = _milliseconds(scheduled, first)
+    if timing.generation_time_ms is not None and tokens > len(parts):
+        timing.mean_itl_ms = round(timing.generation_time_ms * len(parts) / (tokens - len(parts)), 3)
+    if scheduled is not None and last > scheduled:
+        timing.tokens_per_second = round(tokens / (last - scheduled), 2)
+    return timing
 
 
-def _seconds(begin: float, end: float | None) -> float | None:
-    return None if end is None else round(max(0.0, end - begin), 6)
+def _milliseconds(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else round(max(0.0, end - begin) * 1e3, 3)
