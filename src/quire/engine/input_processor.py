@@ -22,7 +22,7 @@ from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.structured_output.grammars import shared_grammars
-from quire.structured_output.vocabulary import read_vocabulary
+from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
 from quire.tokenizers.interface import Tokenizer
 
 _SEED_BITS = 63
@@ -333,12 +333,15 @@ class InputProcessor:
         grammars = shared_grammars(
             model.tokenizer_path, model.tokenizer_mode, model.vocab_size, self._structured_outputs
         )
-        grammars.check(
-            constraint,
-            self._eos(tokenizer),
-            lambda: read_vocabulary(tokenizer, model.vocab_size),
-            apart=self._try_grammars_apart,
-        )
+        eos = self._eos(tokenizer)
+
+        def load() -> Vocabulary:
+            return read_vocabulary(tokenizer, model.vocab_size)
+
+        if self._try_grammars_apart:
+            grammars.check(constraint, eos, load, apart=True)
+        if not self._try_grammars_apart or self._allow_functions:  # the core, which needs it soon, shares what is compiled
+            grammars.check(constraint, eos, load)
 
     def _eos(self, tokenizer: Tokenizer | None) -> list[int]:
         """The ids that end a sequence: the model's and the tokenizer's."""
