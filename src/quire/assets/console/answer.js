@@ -53,7 +53,7 @@ export class AnswerView {
     }
     this.reasoning.text.textContent = message.reasoning;
     const done = message.stats.thought_ms !== undefined || !message.busy;
-    const seconds = message.stats.thought_ms === undefined ? "" : ` for ${(message.stats.thought_ms / 1000).toFixed(1)} s`;
+    const seconds = message.stats.thought_ms === undefined ? "" : ` for ${duration(message.stats.thought_ms)}`;
     this.reasoning.summary.textContent = done ? `Thought${seconds}` : "Thinking …";
     if (done && !this.reasoning.folded) {
       this.reasoning.folded = true;
@@ -133,7 +133,7 @@ class CallView {
 }
 
 /** How an answer came about, in a line. */
-export function statsLine({ stats, finish }) {
+export function statsLine({ stats, finish, tool_calls: calls = [] }) {
   const parts = [];
   if (stats.first_ms !== undefined) parts.push(`first token ${duration(stats.first_ms)}`);
   if (stats.completion_tokens !== undefined) parts.push(`${stats.completion_tokens} tokens`);
@@ -142,7 +142,8 @@ export function statsLine({ stats, finish }) {
     parts.push(`${rate >= 100 ? Math.round(rate) : rate.toFixed(1)} tokens/s`);
   }
   if (stats.prompt_tokens !== undefined) parts.push(`prompt ${stats.prompt_tokens}${stats.cached_tokens ? ` (${stats.cached_tokens} cached)` : ""}`);
-  if (finish && finish !== "stop") parts.push({ length: "cut off by its length", tool_calls: "waits for tools", stopped: "stopped" }[finish] ?? finish);
+  const isAnswered = finish === "tool_calls" && calls.every((call) => call.sent);
+  if (finish && finish !== "stop" && !isAnswered) parts.push({ length: "cut off by its length", tool_calls: "waits for tools", stopped: "stopped" }[finish] ?? finish);
   return parts.join(" · ");
 }
 

@@ -77,9 +77,9 @@ export class Chart {
   }
 }
 
-/** The next of 1, 2, 5, 10, 20 … that is no smaller. */
+/** The next round number that is no smaller. */
 function roundUp(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+  return [1, 1.5, 2, 3, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }

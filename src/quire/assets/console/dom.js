@@ -32,6 +32,13 @@ export function replace(element, ...children) {
   element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
+/** The same, where the focus stays on the control with the same `data-key`. */
+export function replaceKeyed(element, ...children) {
+  const key = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  replace(element, ...children);
+  if (key !== undefined) [...element.querySelectorAll("[data-key]")].find((node) => node.dataset.key === key)?.focus({ preventScroll: true });
+}
+
 let names = 0;
 
 /** An id that no other element has. */

@@ -2,7 +2,7 @@
 
 import { json } from "./api.js";
 import { Chart } from "./charts.js";
-import { h, replace } from "./dom.js";
+import { h, replace, replaceKeyed } from "./dom.js";
 import { number, seconds, share, shortId } from "./format.js";
 
 const POLL_MS = 1000;
@@ -20,7 +20,7 @@ export function buildEngine(root, inspect) {
   const steps = new Chart("Step time against prediction", { format: (value) => `${value.toFixed(value < 10 ? 2 : 1)} ms`, ceiling: 1 });
   const rows = h("tbody");
   const table = h("table", { class: "requests" },
-    h("caption", {}, "Requests, the ones that run first"),
+    h("caption", {}, "Requests, running ones first"),
     h("thead", {}, h("tr", {}, ["Request", "State", "Queued", "Prompt", "From cache", "Output", "Tokens/s"].map((title) => h("th", { scope: "col" }, title)))), rows);
   replace(root, h("div", { class: "board" }, problem, tiles.element,
     h("div", { class: "charts" }, rate.element, steps.element, requests.element, pages.element), h("div", { class: "table-box", tabindex: 0, role: "group", "aria-label": "Requests" }, table)));
@@ -60,7 +60,7 @@ export function buildEngine(root, inspect) {
       { label: "took", style: "blue", points: timed.map(([index, step]) => [index, step.ms]) },
       { label: "predicted", style: "orange dashed", points: timed.map(([index, step]) => [index, step.predicted_ms]) },
     ], [0, Math.max(1, timed.length - 1)]);
-    replace(rows, [...state.requests, ...state.finished].slice(0, MAX_ROWS).map((request) => row(request, inspect)));
+    replaceKeyed(rows, [...state.requests, ...state.finished].slice(0, MAX_ROWS).map((request) => row(request, inspect)));
     if (!rows.childElementCount) replace(rows, h("tr", {}, h("td", { colspan: 7, class: "soft" }, "No requests yet.")));
   }
 
@@ -106,7 +106,7 @@ class Tiles {
 }
 
 function row(request, inspect) {
-  const link = h("button", { class: "link mono", type: "button", title: request.id, on: { click: () => inspect(request.id) } }, shortId(request.id));
+  const link = h("button", { class: "link mono", type: "button", title: request.id, data: { key: request.id }, on: { click: () => inspect(request.id) } }, shortId(request.id));
   const state = request.state === "finished" ? (request.reason ?? "finished") : request.state;
   const progress = request.state === "prefill" ? ` ${share(request.computed_tokens / Math.max(1, request.prompt_tokens))}` : "";
   return h("tr", {}, h("td", {}, link), h("td", {}, h("span", { class: `state is-${request.state}` }, state), progress),

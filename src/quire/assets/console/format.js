@@ -12,16 +12,17 @@ export function seconds(value) {
   return `${Math.round(value / 3600)} h`;
 }
 
-/** A number with thin spaces between thousands; small ones with a digit after the point. */
+/** A number with narrow spaces between thousands; small ones with a digit after the point. */
 export function number(value) {
   if (value === null || value === undefined) return "–";
   const rounded = Math.abs(value) < 100 && !Number.isInteger(value) ? value.toFixed(1) : String(Math.round(value));
-  return rounded.replace(/\B(?=(\d{3})+(?!\d))/g, "\u2009");
+  return rounded.replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f");
 }
 
 /** A share of 1 as a percentage. */
 export function share(value) {
-  return `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+  const isNearEnd = (value > 0 && value < 0.1) || (value > 0.99 && value < 1);
+  return `${(Math.floor(1000 * value) / 10).toFixed(isNearEnd ? 1 : 0)} %`;
 }
 
 /** Long ids by their ends; the whole one belongs in a title. */

@@ -69,7 +69,7 @@ function fence(lines, at) {
   };
   while (end < lines.length && !closes(lines[end])) end += 1;
   const text = lines.slice(at + 1, end).join("\n");
-  return [{ kind: "code", language: language.trim().split(/\s/)[0].slice(0, 40), text }, Math.min(end + 1, lines.length)];
+  return [{ kind: "code", language: language.trim().slice(0, 80), text }, Math.min(end + 1, lines.length)];
 }
 
 function isRule(line) {

@@ -2,7 +2,7 @@
 // Asks `/console/requests/{id}`, again and again while the request runs.
 
 import { json } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h, replace, replaceKeyed } from "./dom.js";
 import { number, seconds, share, shortId } from "./format.js";
 
 const POLL_MS = 1000;
@@ -36,44 +36,48 @@ export function buildRequests(root, inspect) {
   replace(root, h("div", { class: "board with-list" }, aside, h("div", { class: "stack" }, form, problem, content)));
 
   let shown = null;
+  let found = null;
   let timer = null;
   let drawn = "";
+  let isShown = false;
 
   async function load() {
     const id = shown;
-    let again = false;
     try {
-      listRecent(await json("console/state"));
-      if (id) {
-        const request = await json(`console/requests/${encodeURIComponent(id)}`);
-        if (id !== shown) return;
-        again = request.is_finished === false;
-        draw(request);
-      }
-      problem.hidden = true;
-    } catch (error) {
+      const state = await json("console/state");
+      let refusal = null;
+      const request = id && (await json(`console/requests/${encodeURIComponent(id)}`).catch((error) => { refusal = error; }));
       if (id !== shown) return;
-      problem.hidden = false;
-      problem.textContent = error.status === 404 ? `The engine does not remember a request ${id ?? ""}. It keeps the last few hundred.` : error.message;
-      drawn = "";
-      replace(content);
+      found = request?.id;
+      listRecent(state);
+      if (refusal) throw refusal;
+      problem.hidden = true;
+      if (request) draw(request);
+      if (request?.is_finished === false && isShown) timer = setTimeout(load, POLL_MS);
+    } catch (error) {
+      if (id === shown) refused(error);
     }
-    if (again && id === shown) timer = setTimeout(load, POLL_MS);
+  }
+
+  function refused(error) {
+    problem.hidden = false;
+    problem.textContent = error.message;
+    drawn = "";
+    replace(content);
   }
 
   function listRecent(state) {
     const all = [...state.requests, ...state.finished].slice(0, 60);
-    replace(recent, all.map((request) => h("li", {}, h("button", { type: "button", class: "recent-item", title: request.id,
-      "aria-current": request.id === shown ? "true" : null, on: { click: () => inspect(request.id) } },
+    replaceKeyed(recent, all.map((request) => h("li", {}, h("button", { type: "button", class: "recent-item", title: request.id, data: { key: request.id },
+      "aria-current": request.id === found ? "true" : null, on: { click: () => inspect(request.id) } },
     h("span", { class: "mono" }, shortId(request.id)),
     h("span", { class: "soft small" }, `${request.reason ?? request.state} · ${number(request.prompt_tokens)} in, ${number(request.output_tokens)} out`)))));
     if (!all.length) replace(recent, h("li", { class: "soft" }, "No requests yet."));
   }
 
   function draw(request) {
-    const now = JSON.stringify(request.events.length) + request.is_finished + request.id;
-    if (drawn === now && request.is_finished) return;
-    drawn = now;
+    if (drawn === request.id && request.is_finished) return;
+    drawn = request.is_finished ? request.id : "";
     replace(content,
       h("h2", { class: "mono request-title" }, request.id),
       request.siblings?.length > 0 && h("p", { class: "small" }, "Its siblings: ", request.siblings.map((id) => [requestLink(id, inspect), " "])),
@@ -83,6 +87,7 @@ export function buildRequests(root, inspect) {
   return {
     show(id) {
       clearTimeout(timer);
+      isShown = true;
       if (id) input.value = id;
       if (id !== shown) {
         drawn = "";
@@ -92,6 +97,7 @@ export function buildRequests(root, inspect) {
       load();
     },
     hide() {
+      isShown = false;
       clearTimeout(timer);
     },
   };
@@ -158,7 +164,7 @@ function prefix({ prompt_tokens: length, hit_tokens: hit, left_at_token: left, w
   return h("section", { class: "prefix" }, h("h3", {}, "Prefix cache"), bar,
     h("p", {}, h("strong", {}, `${number(hit)} of ${number(length)}`), ` prompt tokens came from the cache (${share(hit / Math.max(1, length))}). The prompt left it at token `,
       h("strong", {}, number(left)), ": ", h("span", { class: "why" }, explanation ?? why), "."),
-    request && h("p", { class: "small soft" }, `The nearest prompt, with ${number(common)} tokens in common: `, requestLink(request, inspect)));
+    request && h("p", { class: "small soft" }, `Tokens in common with the nearest prompt: ${number(common)}. It is `, requestLink(request, inspect)));
 }
 
 /** An event in words. */

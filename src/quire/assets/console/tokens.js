@@ -65,7 +65,8 @@ export class Tokens {
     this.count.textContent = parts.join(" · ");
     replace(this.list, tokens.slice(0, MAX_SHOWN).map((id, index) => {
       const text = this.byteLevel ? fromByteLevel(texts[index]) : texts[index].replaceAll("▁", " ");
-      return h("span", { class: `chip hue-${index % 5}`, title: `token ${id}` }, visible(text), h("small", {}, String(id)), text.includes("\n") && h("br"));
+      const chip = h("span", { class: `chip hue-${index % 5}`, title: `token ${id}` }, visible(text), h("small", {}, String(id)));
+      return text.includes("\n") ? [chip, h("br")] : chip;
     }));
   }
 }

@@ -1,0 +1,157 @@
+"""The live view of the engine and the inspector of requests, against what the server really did."""
+
+import pytest
+
+from .conftest import answer, change, say, until
+
+LONG_SYSTEM = "You are a helpful assistant. " + "Books have pages. " * 40
+
+
+def tile(page, label: str):
+    return page.locator(".tile:visible").filter(has_text=label).locator("dd").first
+
+
+def test_the_engine_view_shows_a_running_request_and_its_end(page):
+    change(page, "Max tokens", "1800")
+    page.get_by_label("Go on after the end token").check()
+    say(page, "Count from 1 to 25")
+    page.wait_for_selector(".turn.assistant .prose:not(.empty)")
+    page.get_by_role("tab", name="Engine").click()
+    page.wait_for_selector("#engine .state.is-decode")
+    assert tile(page, "Running").inner_text() == "1" and tile(page, "Waiting").inner_text() == "0"
+    page.keyboard.press("Escape")
+    until(page, "document.querySelector('#engine .tile dd').textContent === '0'")
+    until(page, "document.querySelector('#engine tbody .state')?.textContent === 'abort'")
+    assert page.locator("#engine tbody tr").count() == 1
+    for title in ("Tokens a second", "Step time against prediction", "Requests", "Pages in use"):
+        picture = page.locator(".chart").filter(has=page.get_by_text(title, exact=True)).get_by_role("img")
+        assert picture.get_attribute("aria-label").startswith(f"{title}: ") and picture.locator("path").count() >= 1
+    steps = page.locator(".chart").nth(1)
+    assert "predicted" in steps.locator(".chart-legend").inner_text()
+    box = steps.locator(".plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 20)
+    assert steps.locator(".chart-cursor").is_visible()
+
+
+def test_the_engine_is_asked_only_while_it_is_looked_at(page):
+    asked = []
+    page.on("request", lambda sent: asked.append(sent.url) if sent.url.endswith("/console/state") else None)
+    page.wait_for_timeout(1500)
+    assert asked == []
+    page.get_by_role("tab", name="Engine").click()
+    until(page, "document.querySelector('#engine .tile dd').textContent !== ''")
+    while len(asked) < 3:
+        page.wait_for_timeout(100)
+    page.get_by_role("tab", name="Playground").click()
+    page.wait_for_timeout(300)
+    before = len(asked)
+    page.wait_for_timeout(2000)
+    assert len(asked) == before
+
+
+def test_the_focus_stays_in_the_table_while_it_is_renewed(page, demo):
+    demo.client.post("/v1/completions", json={"prompt": "one two", "max_tokens": 2})
+    page.get_by_role("tab", name="Engine").click()
+    link = page.locator("#engine tbody .link").first
+    link.focus()
+    name = link.get_attribute("title")
+    page.evaluate("window.before = document.activeElement")
+    until(page, "document.activeElement !== window.before && document.activeElement.matches('.link')")
+    assert page.evaluate("document.activeElement.title") == name
+    page.keyboard.press("Enter")
+    assert page.locator(".request-title").inner_text() == name
+
+
+def test_inspect_leads_from_an_answer_to_what_happened_to_it(page):
+    say(page, "What is 17 + 25?")
+    with page.expect_response("**/console/requests/**") as response:
+        answer(page).get_by_role("button", name="Inspect").click()
+    shown = response.value.json()
+    assert page.locator(".request-title").inner_text() == shown["id"]
+    events = page.locator(".events tbody tr")
+    kinds = [event["kind"] for event in shown["events"]]
+    assert [text.replace(" ", "_") for text in events.locator(".state").all_inner_texts()] == kinds
+    assert {"queued", "scheduled", "chunk", "first_token", "decode", "finished"} <= set(kinds)
+    for lane in ("queue", "prefill", "decode"):
+        assert page.locator(f".span.{lane}").count() == 1
+    assert "prompt tokens came from the cache" in page.locator(".prefix").inner_text()
+    assert page.locator(".recent-item[aria-current]").get_attribute("title") == shown["id"]
+    page.go_back()
+    page.locator("#playground").wait_for()
+    assert page.locator(".turn").count() == 2
+
+
+def test_the_inspector_tells_where_a_prompt_left_the_prefix_cache_and_why(page):
+    change(page, "System prompt", LONG_SYSTEM)
+    for number, text in enumerate(("What is 17 + 25?", "Who are you?"), 1):
+        page.get_by_role("button", name="New chat").click()
+        with page.expect_response("**/v1/chat/completions") as sent:
+            say(page, text)
+        answer(page)
+        request_id = sent.value.headers["x-request-id"]
+        page.goto(page.url.partition("#")[0] + f"#requests/{request_id}")
+        until(page, "id => document.querySelector('.request-title')?.textContent.includes(id)", request_id)
+        told = page.locator(".prefix").inner_text()
+        if number == 2:
+            break
+        page.get_by_role("tab", name="Playground").click()
+    hit = int(page.locator(".prefix strong").first.inner_text().split(" of ")[0])
+    assert hit >= 64 and hit % 16 == 0
+    assert f"The prompt left it at token {hit}: differs from request" in told
+    nearest = page.locator(".prefix .link").get_attribute("title")
+    page.locator(".prefix .link").click()
+    until(page, "id => document.querySelector('.request-title')?.textContent === id", nearest)
+
+
+def test_a_request_that_nobody_knows_is_told(open_page):
+    page = open_page(expect_errors=True)
+    page.get_by_role("tab", name="Requests").click()
+    page.get_by_label("Request id").fill("nothing/../<b>x</b>")
+    page.keyboard.press("Enter")
+    page.locator("#requests .notice").wait_for()
+    assert "nothing/../<b>x</b>" in page.locator("#requests .notice").inner_text()
+
+
+STALLED = {
+    "id": "r-1~0",
+    "siblings": [],
+    "is_finished": True,
+    "arrived_ago_s": 1.0,
+    "events_left_out": 3,
+    "events": [
+        {"t_s": 0.0, "kind": "queued", "detail": {"requests_in_queue": 2}},
+        {"t_s": 0.0, "kind": "stall", "detail": {"cause": "tokens", "behind": "r-0~0", "s": 0.1}},
+        {"t_s": 0.1, "kind": "stall", "detail": {"cause": "pages", "s": 0.3}},
+        {"t_s": 0.4, "kind": "scheduled", "detail": {"computed_tokens": 16, "row": 1, "free_pages": 9}},
+        {"t_s": 0.4, "kind": "chunk", "detail": {"from_token": 16, "to_token": 80, "step": 4, "ms": 50.0}},
+        {"t_s": 0.5, "kind": "preempted", "detail": {"cause": "pages", "computed_tokens": 80, "for_request": "r-0~0"}},
+        {"t_s": 0.5, "kind": "queued", "detail": {"requests_in_queue": 0}},
+        {"t_s": 0.7, "kind": "scheduled", "detail": {"computed_tokens": 64, "row": 1, "free_pages": 30}},
+        {"t_s": 0.7, "kind": "chunk", "detail": {"from_token": 64, "to_token": 96, "step": 9, "ms": 40.0}},
+        {"t_s": 0.74, "kind": "first_token", "detail": {}},
+        {"t_s": 0.74, "kind": "decode", "detail": {"tokens": 10, "s": 0.26, "tokens_per_second": 38.5}},
+        {"t_s": 1.0, "kind": "finished", "detail": {"reason": "length", "output_tokens": 11}},
+    ],
+    "prefix": {
+        "prompt_tokens": 96, "hit_tokens": 16, "left_at_token": 16, "why": "evicted", "request": "r-0~0", "common_tokens": 40,
+        "explanation": "request r-0~0 had these pages; they were given to others since, or not kept",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["lanes", "words"])
+def test_stalls_and_preemptions_are_drawn_and_said(page, what):
+    page.route("**/console/requests/**", lambda route: route.fulfill(json=STALLED))
+    page.goto(page.url.partition("#")[0] + "#requests/r-1")
+    page.wait_for_selector(".request-title")
+    if what == "lanes":
+        counts = {lane: page.locator(f".span.{lane}").count() for lane in ("queue", "stall", "prefill", "decode")}
+        assert counts == {"queue": 2, "stall": 3, "prefill": 2, "decode": 1} and page.locator(".span.mark").count() == 1
+        assert tile(page, "In the queue").inner_text() == "600 ms" and tile(page, "Stalled").inner_text() == "400 ms"
+        return
+    said = page.locator(".events").inner_text()
+    assert "waits 100 ms behind another request: the step's budget of tokens is spent" in said
+    assert "waits 300 ms: too few pages are free" in said
+    assert "gives its pages up after 80 tokens: too few pages are free" in said
+    assert "3 events from the middle were not kept" in page.locator("#requests").inner_text()
+    assert "they were given to others since" in page.locator(".prefix").inner_text()
