@@ -64,6 +64,12 @@ def test_thoughts_are_dimmed_on_a_terminal_and_left_out_of_a_file() -> None:
     assert printed(THOUGHT, styled=False) == "42\n"
 
 
+def test_a_model_cannot_steer_the_terminal() -> None:
+    events = [delta(content="a\x1b]0;t\x07b\x9b2J\r\n"), call("f\x1b[2J", "{}")]
+    assert printed(events, styled=True) == f"a]0;tb2J\n\n{CYAN}f[2J({{}}){RESET}\n"
+    assert "\x1b[2J" in printed(events, styled=False)
+
+
 def test_other_servers_name_for_thoughts_is_understood() -> None:
     assert printed([delta(reasoning_content="hm"), delta(content="1")], styled=True) == f"{DIM}hm{RESET}\n\n1\n"
 

@@ -2,8 +2,10 @@
 
 import io
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +88,30 @@ def test_bench_serve_tells_failures(url, capsys):
 def test_an_unknown_benchmark_lists_those_there_are(capsys):
     assert main(["bench", "nonsense"]) == 2
     assert "throughput" in capsys.readouterr().err
+
+
+BROKEN = {
+    "no JSON": b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: {nonsense\n\n",
+    "breaks off": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\ndata: {}\n",
+    "no HTTP": b"what?\r\n\r\n",
+    "an error page": b"HTTP/1.1 502 Bad Gateway\r\nconnection: close\r\n\r\n<html>gone</html>",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_answer_that_is_broken_is_one_line(name, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(BROKEN[name])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        assert main(["complete", "--url", url, "--model-name", "m", "-q", "x"]) in (1, 2)
+        thread.join()
+    error = capsys.readouterr().err
+    assert error.startswith("quire: error: ") and error.count("\n") == 1

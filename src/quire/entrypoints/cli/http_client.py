@@ -43,10 +43,12 @@ class OpenAIClient:
 
     def first_model(self) -> str:
         """The name of the first model that the server lists."""
-        listed = json.loads(self.get("/models"))
-        if not listed.get("data"):
-            raise ConfigError(f"model_name: the server at {self.url} lists no model.", setting="model_name")
-        return str(listed["data"][0]["id"])
+        listed = self.get("/models")
+        try:
+            return str(json.loads(listed)["data"][0]["id"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            message = f"model_name: the server at {self.url} lists no model."
+            raise ConfigError(message, setting="model_name") from None
 
     def get(self, path: str) -> bytes:
         """What the server gives at a path.
@@ -56,7 +58,10 @@ class OpenAIClient:
             EngineError: the server failed.
         """
         with self._open("GET", path, None) as response:
-            return response.read()
+            try:
+                return response.read()
+            except (OSError, http.client.HTTPException) as error:
+                raise EngineError(f"The server's answer broke off: {error or type(error).__name__}") from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a streamed request.
@@ -66,16 +71,10 @@ class OpenAIClient:
             EngineError: the server failed.
         """
         with self._open("POST", path, {**body, "stream": True}) as response:
-            for line in response:
-                if not line.startswith(b"data:"):
-                    continue
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    return
-                event = json.loads(data)
-                if "error" in event:
-                    raise EngineError(str(event["error"].get("message", event["error"])))
-                yield event
+            try:
+                yield from _events(response)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise EngineError(f"The server's answer broke off: {error or type(error).__name__}") from None
 
     def _open(self, method: str, path: str, body: dict[str, Any] | None) -> "_Exchange":
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
@@ -94,6 +93,19 @@ class OpenAIClient:
             connection.close()
             raise _refusal(response.status, text)
         return _Exchange(connection, response)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    for line in response:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            raise EngineError(str(event["error"].get("message", event["error"])))
+        yield event
 
 
 class _Exchange:

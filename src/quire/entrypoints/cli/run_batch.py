@@ -85,29 +85,34 @@ def run(args: argparse.Namespace) -> int:
     """Read, answer, write."""
     if args.max_inflight is not None and args.max_inflight < 1:
         raise ConfigError(f"max_inflight={args.max_inflight} must be at least 1.", setting="max_inflight")
-    requests, output = args.input_file, args.output_file
-    temporary: list[str] = []
-    if batch_file.is_url(requests):
-        temporary.append(batch_file.new_temporary_file(args.output_tmp_dir))
-        batch_file.download(requests, temporary[-1])
-        requests = temporary[-1]
-    if batch_file.is_url(output):
-        if args.resume:
-            raise ConfigError("resume: an output that is PUT cannot be resumed; write to a file.", setting="resume")
-        temporary.append(output := batch_file.new_temporary_file(args.output_tmp_dir))
+    if not batch_file.is_url(args.input_file):
+        return _answer_file(args, args.input_file)
+    requests = batch_file.new_temporary_file(args.output_tmp_dir)
+    try:
+        batch_file.download(args.input_file, requests)
+        return _answer_file(args, requests)
+    finally:
+        os.unlink(requests)
+
+
+def _answer_file(args: argparse.Namespace, requests: str) -> int:
     total = batch_file.count_lines(requests)
     if not total:
         raise ConfigError(f"input_file: {args.input_file!r} holds no request.", setting="input_file")
+    output, goes_to_url = args.output_file, batch_file.is_url(args.output_file)
+    if goes_to_url:
+        if args.resume:
+            raise ConfigError("resume: an output that is PUT cannot be resumed; write to a file.", setting="resume")
+        output = batch_file.new_temporary_file(args.output_tmp_dir)
     done = _resume_point(args, output, requests)
     if done < total:
         with batch_file.open_output(output, append=bool(done)) as sink:
             asyncio.run(_serve_offline(args, requests, sink, done, total))
     else:
         print(f"{args.output_file}: all {total} lines are answered already", file=sys.stderr)
-    if batch_file.is_url(args.output_file):
+    if goes_to_url:
         batch_file.upload(output, args.output_file)
-    for path in temporary:
-        os.unlink(path)
+        os.unlink(output)
     return 0
 
 

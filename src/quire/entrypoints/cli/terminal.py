@@ -5,6 +5,7 @@ Knows ANSI, readline and the deltas of OpenAI's streams. Knows nothing of conver
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any, TextIO
 
 DIM, BOLD, CYAN, RESET = "\x1b[2m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
 HISTORY_LINES = 2000
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 QUOTES = '"""'
 
 
@@ -20,6 +22,11 @@ def is_styled(stream: TextIO) -> bool:
     from quire import envs
 
     return stream.isatty() and not envs.is_set("NO_COLOR")
+
+
+def printable(text: str) -> str:
+    """A text of others without what would move a terminal's cursor, or do worse."""
+    return _CONTROLS.sub("", text)
 
 
 class LineReader:
@@ -109,7 +116,7 @@ class StreamedAnswer:
     def __init__(self, out: TextIO | None = None, *, styled: bool | None = None) -> None:
         self._out = out or sys.stdout
         self._styled = is_styled(self._out) if styled is None else styled
-        self._shows_thoughts = self._styled or self._out.isatty()
+        self._is_terminal = self._styled or self._out.isatty()
         self._mode = ""
         self._began = time.perf_counter()
         self._first: float | None = None
@@ -140,7 +147,8 @@ class StreamedAnswer:
             if said or (is_whole and not self.tool_calls):
                 self._print("\n")
             for call in self.tool_calls:
-                self._print(self._style(CYAN, f"{call['function']['name']}({call['function']['arguments']})") + "\n")
+                text = f"{call['function']['name']}({call['function']['arguments']})"
+                self._print(self._style(CYAN, self._shown(text)) + "\n")
 
     def _take(self, event: dict[str, Any]) -> None:
         self.usage = event.get("usage") or self.usage
@@ -157,9 +165,9 @@ class StreamedAnswer:
     def _say(self, mode: str, text: str, kept: list[str]) -> None:
         self._first = self._first or time.perf_counter()
         kept.append(text)
-        if mode == "content" or self._shows_thoughts:
+        if mode == "content" or self._is_terminal:
             self._switch(mode)
-            self._print(text)
+            self._print(self._shown(text))
 
     def _switch(self, mode: str) -> None:
         """Between thoughts and what is said stands a line break."""
@@ -184,6 +192,9 @@ class StreamedAnswer:
     def _print(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
+
+    def _shown(self, text: str) -> str:
+        return printable(text) if self._is_terminal else text
 
     def _style(self, style: str, text: str) -> str:
         return f"{style}{text}{RESET}" if self._styled else text

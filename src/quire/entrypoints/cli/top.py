@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.entrypoints.cli.server_watch import ServerWatch, figures
-from quire.entrypoints.cli.terminal import BOLD, DIM, RESET, is_styled
+from quire.entrypoints.cli.terminal import BOLD, DIM, RESET, is_styled, printable
 from quire.errors import ConfigError, QuireError
 
 CLEAR, CLEAR_LINE, CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -168,7 +168,7 @@ _TABLE_HEAD = f"{'request':<44} {'state':<10} " + " ".join(f"{name:>{width}}" fo
 def _request_row(request: dict[str, Any]) -> str:
     reason = request.get("reason") or request.get("state", "")
     return (
-        f"{request.get('id', '')[:44]:<44} {reason:<10} {request.get('prompt_tokens', 0):>8,}"
+        f"{printable(request.get('id', ''))[:44]:<44} {reason:<10} {request.get('prompt_tokens', 0):>8,}"
         f" {request.get('cached_tokens', 0):>8,} {request.get('output_tokens', 0):>7,}"
         f" {request.get('tokens_per_second', 0.0):>9,.1f} {_seconds(request.get('queued_s')):>8}"
         f" {_seconds(request.get('first_token_s')):>8} {_seconds(request.get('total_s')):>8}"
