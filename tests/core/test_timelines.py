@@ -131,6 +131,10 @@ def test_where_a_prompt_left_the_cache_is_explained() -> None:
     assert why(harness, "salted") == "cache salt differs"
     assert why(harness, "short") == "shorter than a page"
     assert why(harness, "blind") == "not read"
+    harness.add("last", [*PROMPT[:22], *range(50, 58)], max_tokens=2)
+    harness.run()
+    prefix = timeline(harness, "last")["prefix"]
+    assert (prefix["common_tokens"], prefix["hit_tokens"]) == (22, 20) and prefix["request"] != "other end"
     prefix = timeline(harness, "other end")["prefix"]
     assert (prefix["why"], prefix["common_tokens"], prefix["hit_tokens"]) == ("differs", 18, 16)
     assert prefix["left_at_token"] == 16 and prefix["request"] in ("first", "same")

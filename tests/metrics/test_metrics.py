@@ -115,11 +115,24 @@ def test_every_figure_is_exposed_under_its_name():
 def test_the_same_figures_stand_under_the_names_of_vllm():
     ours, theirs, both = (samples(filled(), names) for names in ("quire", "vllm", "both"))
     figures = {name.removeprefix(PREFIX): value for name, value in ours.items() if name.startswith(PREFIX)}
-    assert figures and figures == {
-        name.removeprefix("vllm:"): value for name, value in theirs.items() if name.startswith("vllm:")
-    }
+    vllm = {name.removeprefix("vllm:"): value for name, value in theirs.items() if name.startswith("vllm:")}
+    assert vllm.pop("gpu_cache_usage_perc{}") == vllm["kv_cache_usage_perc{}"] == 0.6
+    assert figures and figures == vllm
     assert not any(name.startswith(PREFIX) for name in theirs)
     assert {name for name in both if ":" in name} == {name for name in {**ours, **theirs} if ":" in name}
+
+
+def test_what_boards_made_for_vllm_ask_for_is_there():
+    found = {name.split("{")[0] for name in samples(filled(), "vllm")}
+    histograms = """e2e_request_latency_seconds time_to_first_token_seconds inter_token_latency_seconds time_per_output_token_seconds
+    request_prompt_tokens request_generation_tokens request_queue_time_seconds request_prefill_time_seconds
+    request_decode_time_seconds request_inference_time_seconds request_max_num_generation_tokens iteration_tokens_total
+    request_params_n request_params_max_tokens""".split()
+    others = """prompt_tokens_total generation_tokens_total num_requests_running num_requests_waiting kv_cache_usage_perc
+    gpu_cache_usage_perc request_success_total num_preemptions_total prefix_cache_queries_total prefix_cache_hits_total
+    cache_config_info""".split()
+    wanted = {f"vllm:{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+    assert wanted | {f"vllm:{name}" for name in others} <= found
 
 
 def test_every_expression_of_the_board_names_figures_that_there_are():

@@ -305,6 +305,8 @@ def _nearest(timeline: Timeline, others: list[Timeline]) -> tuple[Timeline | Non
     best: Timeline | None = None
     longest = 0
     for other in reversed(others):
+        if best is not None and other.token_ids[longest : longest + 1] != timeline.token_ids[longest : longest + 1]:
+            continue  # it cannot be longer; prompts that share a beginning are many
         common = count_common(timeline.token_ids, other.token_ids, timeline.num_prompt_tokens)
         if best is None or common > longest:
             best, longest = other, common

@@ -27,6 +27,9 @@ _GAUGES = (
     ("num_requests_waiting", "num_waiting", "Sequences in the queue."),
     ("kv_cache_usage_perc", "kv_cache_usage", "Share of the KV cache's pages in use; 1 is all of them."),
 )
+_OLDER_GAUGES = (("gpu_cache_usage_perc", "kv_cache_usage", "kv_cache_usage_perc under its older name."),)
+"""Names that vLLM has given up and boards still ask for: under its prefix alone."""
+
 _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that reached their first token."),
     ("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens of finished sequences that the prefix cache gave."),
@@ -89,7 +92,7 @@ class EngineCollector(Collector):
 
     def _families(self, prefix: str) -> Iterable[Metric]:
         metrics, labels = self._metrics, [self._metrics.model_name, _ENGINE]
-        for name, field, text in _GAUGES:
+        for name, field, text in _GAUGES if prefix == PREFIX else _GAUGES + _OLDER_GAUGES:
             gauge = GaugeMetricFamily(prefix + name, text, labels=_LABELS)
             gauge.add_metric(labels, getattr(metrics, field))
             yield gauge
