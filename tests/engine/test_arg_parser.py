@@ -258,6 +258,7 @@ def test_a_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
         ("a: [", "is not valid YAML"),
         ("a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
         ("config: x", "'config' is not an option"),
+        ("help: x", "'help' is not an option"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, message: str) -> None:

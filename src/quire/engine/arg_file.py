@@ -45,7 +45,7 @@ def apply_file(parser: argparse.ArgumentParser, flags: dict[str, argparse.Action
     for key, value in _read(path).items():
         name = f"--{key.replace('_', '-')}"
         action = flags.get(name)
-        if action is None or action.dest in ("help", "config"):
+        if action is None or name in ("--help", FLAG):
             near = difflib.get_close_matches(f"--{key}", flags, n=1)
             hint = f"; did you mean {near[0].lstrip('-')!r}?" if near else ""
             raise ConfigError(f"{path}: {key!r} is not an option{hint}", setting=key)
