@@ -44,8 +44,34 @@ def text_and_calls(tools: ToolFormat, functions: Sequence[Function], special: Ma
     return lark.write(f"{calls} {lark.anything()}")
 
 
-def harmony_calls(functions: Sequence[Function], special: Mapping[str, int], must_call: bool) -> str:
-    """A call in gpt-oss's format, after any thoughts; or the answer, unless it must be a call."""
+def calls_or_json(
+    tools: ToolFormat,
+    functions: Sequence[Function],
+    special: Mapping[str, int],
+    only_one: bool,
+    schema: Mapping[str, Any],
+) -> str:
+    """Nothing but calls, or nothing but JSON of a schema.
+
+    Raises:
+        Inexpressible: as of `calls_only`.
+    """
+    lark = Lark(special)
+    calls = lark.rule(_section(lark, tools, functions, only_one, opened=False))
+    return lark.write(f"space ({calls} | {lark.rule(lark.json(schema, False))}) space")
+
+
+def harmony_calls(
+    functions: Sequence[Function],
+    special: Mapping[str, int],
+    must_call: bool,
+    schema: Mapping[str, Any] | None = None,
+) -> str:
+    """A call in gpt-oss's format, after any thoughts; or the answer (of a schema, if there is one), unless it must be a call.
+
+    Raises:
+        Inexpressible: the format has no words for one of the functions.
+    """
     lark = Lark(special)
     channel, message, end, start = _HARMONY_THOUGHT
     thought = " ".join((
@@ -55,7 +81,8 @@ def harmony_calls(functions: Sequence[Function], special: Mapping[str, int], mus
         raise Inexpressible
     headers = [f"{channel}commentary to=functions.{each.name} <|constrain|>json{message}" for each in functions]
     calls = [f"{lark.text(header)} {_arguments(lark, each)}" for header, each in zip(headers, functions, strict=True)]
-    final = [] if must_call else [f"{lark.text(f'{channel}final{message}')} {lark.anything()}"]
+    answer = lark.anything() if schema is None else f"space {lark.json(schema, False)} space"
+    final = [] if must_call else [f"{lark.text(f'{channel}final{message}')} {answer}"]
     return lark.write(f"({lark.rule(thought)})* ({' | '.join([*map(lark.rule, calls), *final])})")
 
 

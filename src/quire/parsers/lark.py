@@ -75,7 +75,7 @@ class Lark:
 
     def write(self, start: str) -> str:
         """The whole grammar. `space` is a few characters of white space, or none."""
-        head = ["start: " + start, "space: SPACE?", r"SPACE: /[ \t\r\n]{1,8}/"]
+        head = ["%llguidance {}", "start: " + start, "space: SPACE?", r"SPACE: /[ \t\r\n]{1,8}/"]
         return "\n".join([*head, *self._rules])
 
 

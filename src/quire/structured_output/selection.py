@@ -20,9 +20,11 @@ BACKENDS = {
 def choose_backend(name: str, params: StructuredOutputsParams) -> str:
     """The backend's name where `auto` is asked for: llguidance, whose worst mask is a millisecond where xgrammar's is a hundred
     (bench/results/grammars.json); xgrammar for structural tags with a `format`, which only it reads."""
+    kind, value = params.constraint()
+    if kind == "grammar" and value.startswith("%llguidance"):  # it says itself whose language it is in
+        return "guidance"
     if name != "auto":
         return name
-    kind, value = params.constraint()
     has_format = kind == "structural_tag" and '"format"' in (value if isinstance(value, str) else json.dumps(value))
     return "xgrammar" if has_format and importlib.util.find_spec("xgrammar") else "guidance"
 

@@ -197,7 +197,7 @@ def test_other_forms_give_way_or_are_refused() -> None:
     schema = {"type": "json_schema", "json_schema": {"schema": {}}}
     _, params = constrained("hermes", tools=TOOLS, tool_choice="required", response_format=schema, form=form)
     assert "get_weather" in grammar(params)  # a response format is about content, of which there is none
-    _, params = constrained("hermes", tools=[tool("f", strict=True)], response_format=schema, form=form)
+    _, params = constrained("pythonic", tools=[tool("a-b")], response_format=schema, form=form)
     assert params.structured_outputs == form
     with pytest.raises(HTTPError, match="leave the other out"):
         constrained("hermes", tools=TOOLS, tool_choice="required", guided_json={}, form=form)
@@ -207,6 +207,28 @@ def test_other_forms_give_way_or_are_refused() -> None:
     )
     with pytest.raises(HTTPError, match="beam search"):
         constrain_answer(BeamSearchParams(beam_width=2, max_tokens=4), reader, tokenizer)
+
+
+@pytest.mark.parametrize("tools_format", ["hermes", "qwen3_coder", "llama3_json", "openai"])
+def test_beside_tools_a_response_format_is_that_of_answers(tools_format: str) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+    form = StructuredOutputsParams(json=schema)
+    reader, params = constrained(tools_format, tools=TOOLS, response_format=wanted, form=form)
+    call = ("switch", {"on": True, "level": 1})
+    if tools_format == "openai":
+        written = '<|channel|>commentary to=functions.switch <|constrain|>json<|message|>{"on": true, "level": 1}'
+        opening = "<|channel|>final<|message|>"
+    else:
+        written, opening = write(tools_format, [call]), ""
+    assert accepts(grammar(params), written, SPECIAL_IDS) and accepts(
+        grammar(params), opening + '{"n": 3}', SPECIAL_IDS
+    )
+    for text in ("Well.", '{"n": "x"}', written.replace("switch", "other")):
+        assert not accepts(grammar(params), opening + text, SPECIAL_IDS)
+    assert [each.name for each in reader.whole(written).calls] == ["switch"]
+    answer = reader.whole(opening + '{"n": 3}')
+    assert (answer.content, answer.calls) == ('{"n": 3}', [])
 
 
 # --- a server ---

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.tool_choice import ToolChoice
-from quire.parsers.call_grammar import calls_only, harmony_calls, text_and_calls
+from quire.parsers.call_grammar import calls_only, calls_or_json, harmony_calls, text_and_calls
 from quire.parsers.choice import AnswerFormats
 from quire.parsers.formats import PLAIN
 from quire.parsers.schemas import Inexpressible
@@ -40,6 +40,21 @@ def enforced(
     except Inexpressible:  # as without `strict`: calls are read, whatever they are
         pass
     return formats, None
+
+
+def calls_or_answer(
+    formats: AnswerFormats, choice: ToolChoice, tokenizer: Any, only_one: bool, schema: dict[str, Any]
+) -> str | None:
+    """The grammar of an answer that either calls or is JSON of a schema; None where the format has no words for the calls."""
+    special = special_tokens(tokenizer)
+    try:
+        if formats.is_harmony:
+            return harmony_calls(choice.functions, special, must_call=False, schema=schema)
+        return (
+            None if formats.tools is None else calls_or_json(formats.tools, choice.functions, special, only_one, schema)
+        )
+    except Inexpressible:
+        return None
 
 
 def _forced(

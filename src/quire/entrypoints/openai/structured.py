@@ -7,6 +7,7 @@ Knows the fields' names. What a constraint means is checked by `StructuredOutput
 from typing import Any, Protocol
 
 from quire.entrypoints.openai.answers import AnswerReader
+from quire.entrypoints.openai.calls import calls_or_answer
 from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
 from quire.guards import is_dict
@@ -58,12 +59,24 @@ def constrain_answer(
         raise bad_request(
             "tool_choice: a call that has to be made has a form of its own; leave the other out.", "tool_choice"
         )
-    calls = must_call or params.structured_outputs is None
-    if reader.call_grammar is not None and calls:
-        params.structured_outputs = StructuredOutputsParams(grammar=reader.call_grammar)
+    grammar = reader.call_grammar if must_call or params.structured_outputs is None else _calls_too(params, reader)
+    if grammar is not None:
+        params.structured_outputs = StructuredOutputsParams(grammar=grammar)
         params.thinking = None if reader.formats.is_harmony else find_thinking(reader, tokenizer)
     elif params.structured_outputs is not None:
         params.thinking = find_thinking(reader, tokenizer)
+
+
+def _calls_too(params: SamplingParams, reader: AnswerReader) -> str | None:
+    """The grammar of an answer that has the wanted format if it is no call; None where it can be no call."""
+    form = params.structured_outputs
+    if form is None or reader.request.response_format is None or reader.choice.kind != "auto":
+        return None
+    schema = {"type": "object"} if form.json_object else form.json
+    one = reader.request.parallel_tool_calls is False
+    if not is_dict(schema):
+        return None
+    return calls_or_answer(reader.formats, reader.choice, reader.tokenizer, one, schema)
 
 
 class _Tokenizer(Protocol):
