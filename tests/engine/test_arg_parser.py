@@ -148,6 +148,7 @@ def test_help_lists_the_groups_and_everything_only_when_asked(capsys: pytest.Cap
     everything = help_on("all", capsys)
     assert all(f"--{f.name.replace('_', '-')}" in everything for f in FIELDS)
     assert "--speculative-config" not in everything
+    assert (help_on("listgroup", capsys), help_on("page", capsys)) == (short, everything)
 
 
 @pytest.mark.parametrize("topic", ["scheduler", "Scheduler", "SchedulerConfig"])

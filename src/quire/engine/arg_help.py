@@ -14,6 +14,7 @@ from quire.errors import ConfigError
 SMALL = 30
 """A command with at most this many flags shows all of them."""
 WIDTH = 110
+_VLLM_TOPICS = {"listgroup": "", "page": "all"}
 
 
 class HelpAction(argparse.Action):
@@ -33,6 +34,7 @@ def help_text(parser: argparse.ArgumentParser, topic: str = "") -> str:
     Raises:
         ConfigError: nothing is called that.
     """
+    topic = _VLLM_TOPICS.get(topic, topic)
     groups = _groups(parser)
     options = [action for actions in groups.values() for action in actions if action.option_strings]
     if topic == "all" or (not topic and len(options) <= SMALL):
