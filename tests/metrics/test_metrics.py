@@ -124,35 +124,16 @@ def test_the_same_figures_stand_under_the_names_of_vllm():
 
 def test_what_boards_made_for_vllm_ask_for_is_there():
     found = {name.split("{")[0] for name in samples(filled(), "vllm")}
-    histograms = [
-        "e2e_request_latency_seconds",
-        "time_to_first_token_seconds",
-        "inter_token_latency_seconds",
-        "time_per_output_token_seconds",
-        "request_prompt_tokens",
-        "request_generation_tokens",
-        "request_queue_time_seconds",
-        "request_prefill_time_seconds",
-        "request_decode_time_seconds",
-        "request_inference_time_seconds",
-        "request_max_num_generation_tokens",
-        "iteration_tokens_total",
-        "request_params_n",
-        "request_params_max_tokens",
-    ]
-    others = [
-        "prompt_tokens_total",
-        "generation_tokens_total",
-        "num_requests_running",
-        "num_requests_waiting",
-        "kv_cache_usage_perc",
-        "gpu_cache_usage_perc",
-        "request_success_total",
-        "num_preemptions_total",
-        "prefix_cache_queries_total",
-        "prefix_cache_hits_total",
-        "cache_config_info",
-    ]
+    parts = (
+        "e2e_request_latency time_to_first_token inter_token_latency time_per_output_token request_queue_time",
+        "request_prefill_time request_decode_time request_inference_time",
+    )
+    histograms = {f"{name}_seconds" for part in parts for name in part.split()}
+    histograms |= {"request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens"}
+    histograms |= {"iteration_tokens_total", "request_params_n", "request_params_max_tokens"}
+    others = {"prompt_tokens_total", "generation_tokens_total", "num_requests_running", "num_requests_waiting"}
+    others |= {"kv_cache_usage_perc", "gpu_cache_usage_perc", "request_success_total", "num_preemptions_total"}
+    others |= {"prefix_cache_queries_total", "prefix_cache_hits_total", "cache_config_info"}
     wanted = {f"vllm:{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
     assert wanted | {f"vllm:{name}" for name in others} <= found
 

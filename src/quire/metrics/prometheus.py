@@ -4,7 +4,7 @@ Figures are kept by `EngineMetrics` and turned into samples only when somebody a
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -122,11 +122,15 @@ class EngineCollector(Collector):
 
 
 class PrometheusExposition:
-    """A registry of its own: two servers in a process do not mix."""
+    """A registry of its own: two servers in a process do not mix. `others` tell more than the engine's figures."""
 
-    def __init__(self, metrics: EngineMetrics, info: dict[str, str], names: str = "quire") -> None:
+    def __init__(
+        self, metrics: EngineMetrics, info: dict[str, str], names: str = "quire", others: Sequence[Collector] = ()
+    ) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(EngineCollector(metrics, info, names))
+        for other in others:
+            self.registry.register(other)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)

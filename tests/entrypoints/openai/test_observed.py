@@ -13,6 +13,7 @@ from quire.entrypoints.openai.engine_start import start_engine
 from quire.entrypoints.openai.responses import Timing
 from quire.entrypoints.openai.state import ServerSettings, ServerState
 from quire.entrypoints.openai.timing import build_timing
+from quire.metrics.prometheus import PrometheusExposition
 from quire.outputs import RequestMetrics
 
 pytestmark = pytest.mark.anyio
@@ -152,6 +153,30 @@ async def test_a_core_in_another_process_tells_the_same():
             assert (await client.get("/console/state")).json()["finished"]
     finally:
         engine.shutdown()
+
+
+async def test_answers_are_counted_by_route_and_kind(demo):
+    state = ServerState(ServerSettings(), demo[0])
+    app = build_app(state, api_keys=["k"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server", timeout=60) as client:
+        key = {"authorization": "Bearer k"}
+        body = {"prompt": "one", "max_tokens": 1}
+        for headers in (key, key, {}):
+            await client.post("/v1/completions", json=body, headers=headers)
+        await client.post("/v1/completions", json={"prompt": {}}, headers=key)
+        await client.get("/v1/models/quire-demo", headers=key)
+        await client.get("/nowhere/at-all", headers=key)
+    exposition = PrometheusExposition(demo[0].metrics, {}, others=[state.http])
+    text = exposition.exposition()[0].decode()
+    for labels, count in (
+        ('handler="/v1/completions",method="POST",status="2xx"', 2),
+        ('handler="/v1/completions",method="POST",status="4xx"', 2),
+        ('handler="/v1/models/{model}",method="GET",status="2xx"', 1),
+        ('handler="none",method="",status="4xx"', 1),
+    ):
+        assert f"http_requests_total{{{labels}}} {count}.0" in text
+    assert 'http_request_duration_seconds_count{handler="/v1/completions",method="POST"} 4.0' in text
+    assert "at-all" not in text
 
 
 async def test_figures_come_under_the_names_that_the_operator_chose(client):

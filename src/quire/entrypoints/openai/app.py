@@ -16,6 +16,7 @@ from quire.entrypoints.console.routes import build_console_routes
 from quire.entrypoints.openai.errors import HTTPError, from_exception
 from quire.entrypoints.openai.middleware import Authentication, RequestContext, route_path
 from quire.entrypoints.openai.openapi import build_openapi
+from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.routes import WORK, build_routes
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import QuireError
@@ -62,6 +63,7 @@ def build_app(
         exception_handlers={HTTPException: _protocol_error, HTTPError: _raised_error, QuireError: _raised_error},
     )
     app.state.server = state
+    state.http.watch([*WORK, *(path for path, _, _ in OPERATIONS)])
     app.router.routes.extend([*build_routes(), *console_routes])
     app.router.redirect_slashes = False
     document = build_openapi()

@@ -22,7 +22,6 @@ def start_engine(engine_args: AsyncEngineArgs, state: ServerState) -> "AsyncLLM"
     engine = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.API_SERVER)
     if engine.metrics is not None:
         engine.metrics.model_name = engine.config.model.served_model_name[0]
-        state.metrics = PrometheusExposition(
-            engine.metrics, cache_info(engine.config.cache), state.settings.metrics_names
-        )
+        info, names = cache_info(engine.config.cache), state.settings.metrics_names
+        state.metrics = PrometheusExposition(engine.metrics, info, names, [state.http])
     return engine

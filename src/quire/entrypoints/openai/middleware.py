@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import hmac
 import re
+import time
 import uuid
 from collections.abc import Container, Iterable
 
@@ -66,11 +67,12 @@ class RequestContext:
         request_id = self._request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         started = complete = False
+        status, began = 0, time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started, complete
+            nonlocal started, complete, status
             if message["type"] == "http.response.start":
-                started = True
+                started, status = True, message["status"]
                 message.setdefault("headers", [])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             elif not message.get("more_body", False):
@@ -99,6 +101,7 @@ class RequestContext:
         finally:
             if token is not None:
                 TRACE_HEADERS.reset(token)
+            self._state.http.record(route_path(scope), scope["method"], status, time.perf_counter() - began)
 
     @staticmethod
     def _request_id(scope: Scope) -> str:

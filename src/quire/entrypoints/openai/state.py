@@ -19,6 +19,7 @@ from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.openai.prompts import TokenizerLike
 from quire.entrypoints.responses_api.store import ResponseStore
 from quire.inputs import PromptType
+from quire.metrics.http_metrics import HttpMetrics
 from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.parsers.choice import AUTO, AnswerFormats, choose_formats
 from quire.pooling_params import PoolingParams
@@ -97,6 +98,7 @@ class ServerState:
         self.idle.set()
         self.started_at = int(time.time())
         self.metrics: Any = None
+        self.http = HttpMetrics()
         self.responses = ResponseStore(settings.responses_store)
         self.background: dict[str, Any] = {}
         """Responses in the making that nobody waits for, by id."""
