@@ -125,6 +125,13 @@ def answer(page: Any, number: int = 1) -> Any:
     return turn
 
 
+def refusal(page: Any) -> str:
+    """What is said in the place of an answer."""
+    notice = page.locator(".turn.assistant .notice.bad")
+    notice.wait_for()
+    return notice.inner_text()
+
+
 def change(page: Any, label: str, value: str) -> None:
     """Set a field of the settings, in whatever section it stands."""
     field = page.get_by_label(label, exact=True)

@@ -84,6 +84,17 @@ async def test_the_page_is_there_while_the_engine_starts():
         assert (await http.get("/")).status_code == 200
 
 
+async def test_a_proxy_may_strip_a_path():
+    app = build_app(ServerState(ServerSettings(), FakeAsyncLLM()), root_path="/far", api_keys=["secret"])
+    transport = httpx.ASGITransport(app, root_path="/far")
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        page = await http.get("/far/")
+        assert page.status_code == 200
+        script = re.findall(r'src="(console/[^"]+)"', page.text)[0]
+        assert (await http.get(f"/far/{script}")).status_code == 200
+        assert (await http.get("/far/v1/models")).status_code == 401
+
+
 async def test_without_the_console_there_is_nothing():
     async with client(console=False, api_keys=["secret"]) as http:
         assert (await http.get("/")).status_code == 401

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import answer, say, until
+from .conftest import answer, refusal, say, until
 
 ALL_TABS = ("playground", "engine", "requests")
 
@@ -160,7 +160,7 @@ def test_a_server_with_keys_is_opened_with_one_that_only_this_tab_keeps(open_pag
     page = open_page(server.url, ready=False, expect_errors=True)
     page.get_by_text("needs an API key").wait_for()
     say(page, "What is 17 + 25?")
-    assert "wants an API key" in page.locator(".turn .notice").inner_text()
+    assert "wants an API key" in refusal(page)
     page.get_by_role("button", name="API key", exact=True).click()
     page.get_by_label("Key", exact=True).fill("tea-and-toast")
     page.keyboard.press("Enter")
@@ -179,3 +179,11 @@ def test_no_console_leaves_nothing_at_the_root(start_server):
     missing = server.client.get("/")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "route_not_found"
     assert server.client.get("/v1/models").status_code == 200
+
+
+def test_a_broken_address_harms_nothing(open_page):
+    page = open_page(path="#requests/%E0%A4%A", expect_errors=True)
+    page.locator("#requests").wait_for()
+    assert page.get_by_label("Request id").input_value() == "%E0%A4%A"
+    page.goto(page.url.partition("#")[0] + "#nowhere")
+    page.locator("#playground").wait_for()

@@ -8,7 +8,7 @@ import sys
 import jsonschema
 import pytest
 
-from .conftest import answer, change, say, until
+from .conftest import answer, change, refusal, say, until
 
 SCHEMA = {
     "type": "object",
@@ -228,14 +228,8 @@ def test_a_refusal_is_told_where_the_answer_would_be(open_page):
     page = open_page(expect_errors=True)
     change(page, "Max tokens", "1000000")
     say(page, "Hello")
-    assert "max_tokens" in answer_problem(page)
+    assert "max_tokens" in refusal(page)
     assert page.locator('[data-setting="max_tokens"]').get_attribute("aria-invalid") == "true"
     change(page, "Max tokens", "")
     page.locator(".turn.assistant").get_by_role("button", name="Retry").click()
     assert "help" in answer(page).locator(".prose").inner_text()
-
-
-def answer_problem(page) -> str:
-    notice = page.locator(".turn.assistant .notice.bad")
-    notice.wait_for()
-    return notice.inner_text()

@@ -19,7 +19,16 @@ const views = { engine: buildEngine(byId("engine"), inspect), requests: buildReq
 
 function currentTab() {
   const [tab, ...rest] = location.hash.slice(1).split("/");
-  return [TABS.includes(tab) ? tab : "playground", decodeURIComponent(rest.join("/"))];
+  return [TABS.includes(tab) ? tab : "playground", unescaped(rest.join("/"))];
+}
+
+/** What a part of an address stands for; one that is broken stands for itself. */
+function unescaped(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function showTab() {

@@ -19,6 +19,8 @@ const STARTERS = [
   ["Have it think first", "Tom has 3 apples and buys 4 more. How many apples has Tom?", { ...PLAIN, thinking: "on" }],
 ];
 
+const isTouched = matchMedia("(pointer: coarse)"); // where Enter is the only way to a new line
+
 /** Build the tab. `model` gives the served model's name, `inspect` shows a request. Gives what the shortcuts need. */
 export function buildPlayground(root, { model, inspect }) {
   const settings = new Settings();
@@ -30,7 +32,7 @@ export function buildPlayground(root, { model, inspect }) {
   let mode = "chat";
 
   const area = growing(h("textarea", { rows: 1, placeholder: "Say something", "aria-label": "Your message", id: "composer", on: { keydown: (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouched.matches) return;
     event.preventDefault();
     send();
   } } }));

@@ -59,6 +59,13 @@ export function readTools(text) {
   });
 }
 
+/** `auto`, `none`, `required`, or `=NAME` of one of the tools. */
+function toolChoice(choice, tools) {
+  if (!choice.startsWith("=")) return choice;
+  const name = choice.slice(1);
+  return tools.some((tool) => tool.function.name === name) ? { type: "function", function: { name } } : "auto";
+}
+
 function formFields(settings) {
   const text = settings.forms[settings.form] ?? "";
   if (settings.form === "text") return {};
@@ -91,7 +98,7 @@ export function chatBody(settings, messages, model) {
     messages: settings.system.trim() ? [{ role: "system", content: settings.system }, ...messages] : messages,
     ...common(settings, model),
   };
-  if (tools.length) Object.assign(body, { tools, tool_choice: settings.toolChoice });
+  if (tools.length) Object.assign(body, { tools, tool_choice: toolChoice(settings.toolChoice, tools) });
   if (settings.thinking !== "default") body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
   if (settings.effort !== "default") body.reasoning_effort = settings.effort;
   if (settings.probabilities) Object.assign(body, { logprobs: true, top_logprobs: settings.alternatives });

@@ -122,7 +122,7 @@ export class Settings {
   tools() {
     const check = (text) => `${readTools(text).length} tool(s).`;
     const editor = this.editor("tools", "Tools, as a JSON list", this.value.tools, check, (text) => { this.value.tools = text; });
-    const policies = [["auto", "Auto: the model decides"], ["none", "None"], ["required", "Required"]];
+    const policies = [["auto", "Auto: the model decides"], ["none", "None"], ["required", "Required"], ...toolNames(this.value.tools).map((name) => [`=${name}`, `Always ${name}`])];
     const select = choice(policies, this.value.toolChoice, (name) => this.set({ toolChoice: name }));
     const fill = () => this.set({ tools: JSON.stringify([EXAMPLE_TOOL], null, 2) });
     const clear = () => this.set({ tools: "" });
@@ -174,6 +174,14 @@ export class Settings {
     const element = field(label, area);
     element.append(verdict);
     return element;
+  }
+}
+
+function toolNames(text) {
+  try {
+    return readTools(text).map((tool) => tool.function.name);
+  } catch {
+    return [];
   }
 }
 

@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
     def announce(engine: Any, seconds: float) -> None:
         _announce(state, options, bool(keys), seconds)
+        if args.console and not options.uds and envs.QUIRE_LOGGING_FORMAT != "json":
+            print(f"Or open {options.url}/ in a browser.\n", flush=True)
 
     return ServerProcess(app, state, listener, options, build_engine, announce).run()
 
