@@ -110,6 +110,33 @@ def test_a_device_with_steps_in_flight_gives_the_tokens_of_the_plain_runner(
     assert make_device_engine(monkeypatch, llama, depth=depth).generate(requests_of(llama)) == plain
 
 
+def test_forms_beside_other_features_in_one_batch_on_a_device(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = get_tokenizer(str(llama)).encode
+    common: dict[str, Any] = {"eos_token_ids": [EOS], "ignore_eos": False, "temperature": 1.0, "max_tokens": 40}
+    form = form_of(FORMS[0])
+
+    def requests() -> list[Any]:
+        features: list[dict[str, Any]] = [
+            {"structured_outputs": form},
+            {"structured_outputs": form, "repetition_penalty": 1.3, "presence_penalty": 0.4, "logprobs": 3},
+            {"structured_outputs": form, "logit_bias": {encode("4")[0]: 4.0}, "top_k": 5},
+            {"bad_words_token_ids": [encode("ab")[:1], [7, 8]], "min_tokens": 4},
+            {"structured_outputs": form, "prompt_logprobs": 1},
+            {},
+        ]
+        return [
+            make_request(f"r{index}", [5 + index] * (3 + index), seed=index, **common | fields)
+            for index, fields in enumerate(features)
+        ]
+
+    plain = make_engine(llama).generate(requests())
+    for depth in (1, 2):
+        assert make_device_engine(monkeypatch, llama, depth=depth).generate(requests()) == plain
+    for name in ("r0", "r1", "r2", "r4"):
+        text = get_tokenizer(str(llama)).decode([token for token in plain[name] if token != EOS])
+        assert text.startswith("{")
+
+
 @pytest.mark.exhaustive
 def test_the_gpu_s_kernels_keep_to_the_masks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")

@@ -40,10 +40,13 @@ def read_structured_outputs_config(
     if old_backend is not None:
         setting = "guided_decoding_backend" if "backend" not in values else setting
         values.setdefault("backend", old_backend)
+    if values.get("reasoning_parser") in ("", None):
+        values.pop("reasoning_parser", None)
     known = {field.name: field.default for field in dataclasses.fields(StructuredOutputsConfig)}
     if unknown := sorted(set(values) - set(known)):
         raise ConfigError(
-            f"structured_outputs_config has {', '.join(map(repr, unknown))}; allowed: {', '.join(known)}",
+            f"structured_outputs_config has {', '.join(map(repr, unknown))}; allowed: {', '.join(known)} "
+            f"(--reasoning-parser is a setting of its own)",
             setting=setting,
         )
     for name, value in values.items():
