@@ -6,14 +6,19 @@ A model without a format of its own, and functions that its own has no words for
 import dataclasses
 import functools
 import importlib.util
+import json
 from typing import Any
 
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.tool_choice import ToolChoice
 from quire.parsers.call_grammar import calls_only, calls_or_json, harmony_calls, text_and_calls
 from quire.parsers.choice import AnswerFormats
-from quire.parsers.formats import PLAIN
+from quire.parsers.formats import PLAIN, ToolFormat
+from quire.parsers.offered import Function
 from quire.parsers.schemas import Inexpressible
+
+_MOST_KEPT, _LONGEST_KEPT = 64, 1 << 18
+"""Grammars that are remembered, and characters of functions whose grammar is."""
 
 
 def enforced(
@@ -27,52 +32,58 @@ def enforced(
     Raises:
         HTTPError: 400, the format has no words for a function.
     """
-    if choice.must_call:
-        return _forced(formats, choice, special_tokens(tokenizer), only_one or choice.kind == "named")
-    if not choice.wants_schemas or not _has_grammars(tokenizer):
-        return formats, None
-    try:
-        if formats.is_harmony:
-            return formats, harmony_calls(choice.functions, special_tokens(tokenizer), must_call=False)
-        if formats.tools is not None:
-            grammar = text_and_calls(formats.tools, choice.functions, special_tokens(tokenizer), only_one)
-            return formats, grammar
-    except Inexpressible:  # as without `strict`: calls are read, whatever they are
-        pass
-    return formats, None
+    if not choice.must_call:
+        wanted = choice.wants_schemas and _has_grammars(tokenizer)
+        return formats, _derived("text", formats, choice, tokenizer, only_one) if wanted else None
+    only_one = only_one or choice.kind == "named"
+    if (grammar := _derived("calls", formats, choice, tokenizer, only_one)) is not None:
+        return formats, grammar
+    if formats.is_harmony:
+        message = "tools: this model can call functions whose names are letters, digits, '_', '-' and '.' alone."
+        raise bad_request(message, "tools")
+    plain = dataclasses.replace(formats, tools=PLAIN)
+    return plain, _derived("calls", plain, choice, tokenizer, only_one)
 
 
 def calls_or_answer(
     formats: AnswerFormats, choice: ToolChoice, tokenizer: Any, only_one: bool, schema: dict[str, Any]
 ) -> str | None:
     """The grammar of an answer that either calls or is JSON of a schema; None where the format has no words for the calls."""
-    special = special_tokens(tokenizer)
+    return _derived("answer", formats, choice, tokenizer, only_one, schema)
+
+
+def _derived(
+    kind: str,
+    formats: AnswerFormats,
+    choice: ToolChoice,
+    tokenizer: Any,
+    only_one: bool,
+    schema: dict[str, Any] | None = None,
+) -> str | None:
+    """A grammar; None where the format has no words for it, and calls are read as they come."""
+    if formats.tools is None and not formats.is_harmony:
+        return None
+    functions = [(each.name, each.parameters, each.is_strict) for each in choice.functions]
+    asked = json.dumps([functions, schema])
+    derive = _derive if len(asked) <= _LONGEST_KEPT else _derive.__wrapped__
+    return derive(kind, None if formats.is_harmony else formats.tools, tokenizer, only_one, asked)
+
+
+@functools.lru_cache(_MOST_KEPT)
+def _derive(kind: str, tools: ToolFormat | None, tokenizer: Any, only_one: bool, asked: str) -> str | None:
+    """`tools` is None for gpt-oss; `asked` is what cannot be hashed: functions and a schema."""
+    given, schema = json.loads(asked)
+    functions, special = [Function(*fields) for fields in given], special_tokens(tokenizer)
     try:
-        if formats.is_harmony:
-            return harmony_calls(choice.functions, special, must_call=False, schema=schema)
-        return (
-            None if formats.tools is None else calls_or_json(formats.tools, choice.functions, special, only_one, schema)
-        )
+        if tools is None:
+            return harmony_calls(functions, special, kind == "calls", schema)
+        if kind == "calls":
+            return calls_only(tools, functions, special, only_one)
+        if kind == "text":
+            return text_and_calls(tools, functions, special, only_one)
+        return calls_or_json(tools, functions, special, only_one, schema)
     except Inexpressible:
         return None
-
-
-def _forced(
-    formats: AnswerFormats, choice: ToolChoice, special: dict[str, int], only_one: bool
-) -> tuple[AnswerFormats, str]:
-    if formats.is_harmony:
-        try:
-            return formats, harmony_calls(choice.functions, special, must_call=True)
-        except Inexpressible:
-            message = "tools: this model can call functions whose names are letters, digits, '_', '-' and '.' alone."
-            raise bad_request(message, "tools") from None
-    if formats.tools is not None:
-        try:
-            return formats, calls_only(formats.tools, choice.functions, special, only_one)
-        except Inexpressible:
-            pass
-    plain = dataclasses.replace(formats, tools=PLAIN)
-    return plain, calls_only(PLAIN, choice.functions, special, only_one)
 
 
 def _has_grammars(tokenizer: Any) -> bool:
