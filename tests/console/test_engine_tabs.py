@@ -72,7 +72,7 @@ def test_inspect_leads_from_an_answer_to_what_happened_to_it(page):
     kinds = [event["kind"] for event in shown["events"]]
     assert [text.replace(" ", "_") for text in events.locator(".state").all_inner_texts()] == kinds
     assert {"queued", "scheduled", "chunk", "first_token", "decode", "finished"} <= set(kinds)
-    for lane in ("queue", "prefill", "decode"):
+    for lane in ("frontend", "queue", "prefill", "decode"):
         assert page.locator(f".span.{lane}").count() == 1
     assert "prompt tokens came from the cache" in page.locator(".prefix").inner_text()
     assert page.locator(".recent-item[aria-current]").get_attribute("title") == shown["id"]

@@ -90,6 +90,15 @@ def test_a_tool_call_is_shown_and_its_result_goes_back(page):
     assert page.locator(".call textarea").count() == 0
 
 
+def test_a_tool_can_be_called_always(page):
+    change(page, "Tools, as a JSON list", json.dumps([TOOL]))
+    change(page, "Tool choice", "=get_weather")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        say(page, "What is the weather in Paris?")
+    assert sent.value.post_data_json["tool_choice"] == {"type": "function", "function": {"name": "get_weather"}}
+    assert json.loads(answer(page).locator(".call pre").inner_text()).keys() == {"city"}
+
+
 def test_reasoning_stands_apart_from_the_answer(page):
     change(page, "Thinking", "on")
     say(page, "What is 17 + 25?")

@@ -19,7 +19,7 @@ const CAUSES = {
   "whole prompt": "its whole prompt does not fit into a step, and chunked prefill is off",
 };
 
-const LANES = [["queue", "Queue"], ["stall", "Stalls"], ["prefill", "Prefill"], ["decode", "Decode"]];
+const LANES = [["frontend", "Frontend"], ["queue", "Queue"], ["stall", "Stalls"], ["prefill", "Prefill"], ["decode", "Decode"]];
 
 /** Build the tab. `inspect` goes to a request. Gives `show(id)` and `hide`. */
 export function buildRequests(root, inspect) {
@@ -112,6 +112,8 @@ export function stretches(events) {
   const end = Math.max(0.000001, ...events.map((event) => event.t_s + (event.detail.s ?? 0)));
   const found = [];
   let queuedAt = null;
+  const taken = events[0]?.t_s ?? 0;
+  if (taken > 0) found.push({ lane: "frontend", from: 0, to: taken, label: `made ready (template, tokens, form of the answer) in ${seconds(taken)}` });
   for (const event of events) {
     const { t_s: at, kind, detail } = event;
     if (queuedAt !== null && ["scheduled", "finished"].includes(kind)) {

@@ -30,6 +30,8 @@ const FORMS = [
   ["grammar", "Grammar (EBNF or Lark)", `root ::= "yes" | "no"`],
 ];
 
+const POLICIES = [["auto", "Auto: the model decides"], ["none", "None"], ["required", "Required"]];
+
 /** The settings and their panel. `value` is what `request.js` reads. */
 export class Settings {
   constructor() {
@@ -121,9 +123,12 @@ export class Settings {
 
   tools() {
     const check = (text) => `${readTools(text).length} tool(s).`;
-    const editor = this.editor("tools", "Tools, as a JSON list", this.value.tools, check, (text) => { this.value.tools = text; });
-    const policies = [["auto", "Auto: the model decides"], ["none", "None"], ["required", "Required"], ...toolNames(this.value.tools).map((name) => [`=${name}`, `Always ${name}`])];
-    const select = choice(policies, this.value.toolChoice, (name) => this.set({ toolChoice: name }));
+    const policies = () => [...POLICIES, ...toolNames(this.value.tools).map((name) => [`=${name}`, `Always ${name}`])];
+    const select = choice(policies(), this.value.toolChoice, (name) => this.set({ toolChoice: name }));
+    const editor = this.editor("tools", "Tools, as a JSON list", this.value.tools, check, (text) => {
+      this.value.tools = text;
+      offer(select, policies(), this.value.toolChoice);
+    });
     const fill = () => this.set({ tools: JSON.stringify([EXAMPLE_TOOL], null, 2) });
     const clear = () => this.set({ tools: "" });
     return [
@@ -186,8 +191,13 @@ function toolNames(text) {
 }
 
 function choice(options, chosen, onChoose) {
-  const select = h("select", { on: { change: () => onChoose(select.value) } }, options.map(([value, label]) => h("option", { value }, label)));
-  select.value = chosen;
+  return offer(h("select", { on: { change: (event) => onChoose(event.target.value) } }), options, chosen);
+}
+
+/** Give a select its options; the first is chosen where the chosen one is not among them. */
+function offer(select, options, chosen) {
+  replace(select, options.map(([value, label]) => h("option", { value }, label)));
+  select.value = options.some(([value]) => value === chosen) ? chosen : options[0][0];
   return select;
 }
 
