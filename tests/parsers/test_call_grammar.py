@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.parsers.writing import SPECIAL_IDS, accepts, walk, write
 
+from quire.parsers.bodies import JsonObject
 from quire.parsers.call_grammar import calls_only, harmony_calls, text_and_calls
-from quire.parsers.formats import PLAIN, TOOLS
+from quire.parsers.choice import choose_formats
+from quire.parsers.formats import PLAIN, TOOLS, ToolFormat
 from quire.parsers.offered import Function, offered_functions
 from quire.parsers.schemas import Inexpressible
 from quire.parsers.stream import parse_answer
@@ -269,3 +271,12 @@ def test_no_schema_breaks_the_derivation(schema: Any) -> None:
                 assert grammar_of(name, tools).startswith("%llguidance")
             except Inexpressible:
                 assert name in (*TAGS, *PYTHON)
+
+
+def test_a_format_that_a_plugin_adds_is_read_and_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TOOLS, "mine", ToolFormat(JsonObject(), begin=("<call>",), end=("</call>",)))
+    assert choose_formats("none", "mine", None).tools is TOOLS["mine"]
+    tools = [tool_of({"a": {"type": "integer"}}, ["a"])]
+    text = '<call>{"name": "f", "arguments": {"a": 1}}</call>'
+    assert accepts(grammar_of("mine", tools), text) and not accepts(grammar_of("mine", tools), text.replace("1", "[]"))
+    assert read(text, "mine", tools) == [("f", {"a": 1})]

@@ -127,7 +127,9 @@ def server_settings(args: argparse.Namespace) -> Any:
     """
     from quire.entrypoints.openai.state import ServerSettings
     from quire.parsers.choice import choose_formats
+    from quire.plugins import load_general_plugins
 
+    load_general_plugins("frontend")  # which may add formats
     choose_formats(
         args.reasoning_parser, args.tool_call_parser, None
     )  # refuses unknown names before anything is loaded
