@@ -130,6 +130,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"input": [{"type": "web_search_call", "id": "ws"}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": ["user"], "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"text": "x"}]}]}, "input[0].content[0].type"),

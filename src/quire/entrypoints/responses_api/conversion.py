@@ -133,7 +133,7 @@ class _Conversation:
 
     def _say(self, item: Fields, path: str) -> None:
         role = item.get("role")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             allowed = ", ".join(_ROLES)
             raise bad_request(f"{path}.role: {str(role)[:60]!r} is unknown; allowed: {allowed}.", f"{path}.role")
         self.say(_ROLES[role], _text(item.get("content"), f"{path}.content"))

@@ -112,14 +112,13 @@ class OutputTokensDetails(msgspec.Struct):
 
 
 class ResponseUsage(msgspec.Struct):
-    """Tokens of a response; and its times, where it asked for them (`return_timing`)."""
+    """Tokens of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
-    timing: Timing | Optional = UNSET
 
 
 class ResponseError(msgspec.Struct):
@@ -172,6 +171,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
+    metrics: Timing | Optional = UNSET
 
 
 class InputTokensResponse(msgspec.Struct):

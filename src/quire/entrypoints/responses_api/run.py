@@ -109,19 +109,17 @@ def _finish(job: ResponseJob, reason: str) -> list[bytes]:
 def _end(job: ResponseJob) -> bytes:
     response = job.response
     response.completed_at = int(time.time()) if response.status == "completed" else None
-    response.usage = _usage(job.count)
+    response.usage, response.metrics = _usage(job.count), job.count.timing()
     return job.writer.lifecycle(response.status)
 
 
 def _usage(count: TokenCount) -> ResponseUsage:
-    usage = count.usage()
     return ResponseUsage(
-        usage.prompt_tokens,
+        count.prompt,
         InputTokensDetails(count.cached or 0),
-        usage.completion_tokens,
+        count.completion,
         OutputTokensDetails(_num_thoughts(count)),
-        usage.total_tokens,
-        usage.timing,
+        count.prompt + count.completion,
     )
 
 
