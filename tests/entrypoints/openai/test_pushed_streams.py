@@ -1,0 +1,271 @@
+"""Streams over real sockets and the hash model: every text is the oracle's, however many there are and however slowly they are
+read; whoever goes away is forgotten; a dead core is told of."""
+
+import asyncio
+import glob
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.engine.builders import write_model_folder
+
+from quire.sampling_params import SamplingParams
+from quire.simulator.hash_model import HashModel
+from quire.tokenizers.loader import get_tokenizer
+
+pytestmark = pytest.mark.timeout(120)
+ROOT = Path(__file__).parents[3]
+MODEL = HashModel(vocab_size=512)
+
+
+class HashServer:
+    """A server process; `port` is where it listens."""
+
+    def __init__(self, folder: Path, core: str, max_len: int) -> None:
+        command = [sys.executable, "-m", "tests.oracles.hash_server", str(folder), core, str(max_len)]
+        self.popen = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert self.popen.stdout is not None
+        self.lines = []
+        for line in self.popen.stdout:
+            self.lines.append(line)
+            if " is ready after " in line:
+                self.url = line.rsplit(" at ", 1)[1].strip()
+                self.port = int(self.url.rsplit(":", 1)[1])
+                return
+        raise AssertionError("".join(self.lines))
+
+    def end(self) -> str:
+        self.popen.terminate()
+        output, _ = self.popen.communicate(timeout=60)
+        return output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model_folder(tmp_path_factory.mktemp("hash"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return get_tokenizer(str(folder))
+
+
+@pytest.fixture(scope="module", params=["inproc", "process"])
+def server(request, folder):
+    server = HashServer(folder, request.param, 4096)
+    yield server
+    assert "Traceback" not in server.end()
+
+
+async def read_chunked(reader):
+    """A chunked body, checked to the letter."""
+    parts = []
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        parts.append(await reader.readexactly(size))
+        assert await reader.readexactly(2) == b"\r\n"
+    assert await reader.readexactly(2) == b"\r\n"
+    return b"".join(parts)
+
+
+async def post(reader, writer, path, body):
+    """One request on an open connection: status and body."""
+    send(writer, path, body)
+    return await receive(reader)
+
+
+def send(writer, path, body):
+    payload = json.dumps(body).encode()
+    writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(payload)) + payload)
+
+
+async def receive(reader):
+    head = await reader.readuntil(b"\r\n\r\n")
+    status = int(head.split(b" ", 2)[1])
+    if b"transfer-encoding: chunked" in head:
+        return status, await read_chunked(reader)
+    return status, await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))
+
+
+def events_of(body):
+    """The chunks of a stream that ends as it should."""
+    lines = body.decode().split("\n\n")
+    assert lines[-1] == "" and lines[-2] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+def text_of(events, index=0):
+    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
+
+
+def expected(tokenizer, prompt, max_tokens, seed):
+    from quire.tokenizers.detokenizer import detokenize
+
+    tokens = MODEL.oracle(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), seed, 10_000)
+    return detokenize(tokenizer, prompt, tokens)
+
+
+def completion(prompt, max_tokens, seed, **fields):
+    body = {"prompt": prompt, "max_tokens": max_tokens, "seed": seed, "ignore_eos": True, "stream": True}
+    return {**body, **fields}
+
+
+async def stream_once(port, body):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        return await post(reader, writer, "/v1/completions", body)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.exhaustive)])
+def test_many_streams_at_once_are_the_oracle_s(server, tokenizer, count):
+    async def main():
+        bodies = [completion([5, i % 400, 7], 3 + i % 20, i) for i in range(count)]
+        answers = await asyncio.gather(*(stream_once(server.port, body) for body in bodies))
+        for index, (status, answer) in enumerate(answers):
+            assert status == 200
+            events = events_of(answer)
+            assert text_of(events) == expected(tokenizer, [5, index % 400, 7], 3 + index % 20, index)
+            assert [event["choices"][0]["finish_reason"] for event in events][-1] == "length"
+            assert not any(event["choices"][0]["finish_reason"] for event in events[:-1])
+
+    asyncio.run(main())
+
+
+VARIANTS = [
+    {},
+    {"stop": ["e", "xyz"]},
+    {"stop": ["never there"]},
+    {"logprobs": 1},
+    {"n": 3},
+    {"echo": True},
+    {"stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"return_token_ids": True},
+    {"prompt": [[5, 6], [7, 8]]},
+]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=json.dumps)
+def test_a_stream_says_what_the_whole_answer_says(server, fields):
+    async def main():
+        body = {**completion([5, 6, 7], 40, 3), **fields}
+        _, streamed = await stream_once(server.port, body)
+        _, whole = await stream_once(server.port, {**body, "stream": False, "stream_options": None})
+        answer, events = json.loads(whole), events_of(streamed)
+        for choice in answer["choices"]:
+            index = choice["index"]
+            assert text_of(events, index) == choice["text"]
+            finish = [c["finish_reason"] for event in events for c in event["choices"] if c["index"] == index]
+            assert finish[-1] == choice["finish_reason"] and not any(finish[:-1])
+        if fields.get("stream_options"):
+            assert events[-1]["choices"] == [] and events[-1]["usage"] == answer["usage"]
+
+    asyncio.run(main())
+
+
+def test_a_chat_s_stream_says_what_its_answer_says_and_connections_are_used_again(server):
+    async def main():
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 30, "seed": 1, "ignore_eos": True}
+        body["chat_template"] = None
+        status, whole = await post(reader, writer, "/v1/chat/completions", body)
+        if status != 200:
+            pytest.skip("this tokenizer has no chat template")
+        for _ in range(3):
+            _, streamed = await post(reader, writer, "/v1/chat/completions", {**body, "stream": True})
+            events = events_of(streamed)
+            assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+            assert text_of(events) == json.loads(whole)["choices"][0]["message"]["content"]
+        writer.close()
+
+    asyncio.run(main())
+
+
+def test_connections_are_used_again_after_a_stream(server, tokenizer):
+    async def main():
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for seed in range(3):
+            status, answer = await post(reader, writer, "/v1/completions", completion([5, 6], 20, seed))
+            assert status == 200 and text_of(events_of(answer)) == expected(tokenizer, [5, 6], 20, seed)
+        writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_refused_request_has_a_status_and_not_a_stream(server):
+    async def main():
+        status, answer = await stream_once(server.port, completion([5, 9999], 5, 0))
+        assert status == 400 and json.loads(answer)["error"]["param"] == "prompt"
+
+    asyncio.run(main())
+
+
+def test_a_slow_client_gets_everything_and_the_others_do_not_wait(server, tokenizer):
+    async def main():
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        reader, writer = await asyncio.open_connection(sock=slow, limit=2048)
+        send(writer, "/v1/completions", completion([5, 6], 3000, 1, request_id="x" * 120))
+        for seed in range(3):
+            _, other = await stream_once(server.port, completion([5, 6], 1500, seed))
+            assert text_of(events_of(other)) == expected(tokenizer, [5, 6], 1500, seed)
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            while not re.search(r"num_requests_running\{.*\} 0\.0", (await client.get("/metrics")).text):
+                await asyncio.sleep(0.05)
+        _, data = await receive(reader)
+        events = events_of(data)
+        assert text_of(events) == expected(tokenizer, [5, 6], 3000, 1)
+        writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_goes_away_is_forgotten(server):
+    async def main():
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            before = aborted(await client.get("/metrics"))
+            for _ in range(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                send(writer, "/v1/completions", completion([5, 6], 4000, 1))
+                await reader.readuntil(b"data:")
+                writer.transport.abort()
+            while aborted(await client.get("/metrics")) < before + 5:
+                await asyncio.sleep(0.02)
+            assert (await client.get("/load")).json()["server_load"] == 0
+
+    asyncio.run(main())
+
+
+def aborted(metrics):
+    return float(re.search(r'request_success_total\{[^}]*"abort"[^}]*\} ([\d.]+)', metrics.text)[1])
+
+
+def test_a_dead_core_ends_streams_with_an_error(folder):
+    server = HashServer(folder, "process", 4096)
+
+    async def main():
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        send(writer, "/v1/completions", completion([5, 6], 4000, 1))
+        await reader.readuntil(b"\r\n\r\n")  # the head comes with the first token
+        tasks = glob.glob(f"/proc/{server.popen.pid}/task/*/children")
+        children = [int(pid) for path in tasks for pid in Path(path).read_text().split()]
+        assert len(children) == 1
+        os.kill(children[0], signal.SIGKILL)
+        *_, error = events_of(await read_chunked(reader))
+        assert error["error"]["message"] == "The engine is not running."
+        writer.close()
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.end()
