@@ -159,14 +159,13 @@ class PushedStream(Response):
 
     def _take(self) -> bytes:
         """What has come, as events; what comes with the end is left for `_last_events`."""
-        events = b""
         while (output := self._source.take()) is not None:
             assert isinstance(output, RequestOutput)
-            events += self._answer.write(output)
+            self._rest += self._answer.write(output)
             if output.finished:
-                self._rest = events
                 self._end()
                 return b""
+        events, self._rest = self._rest, b""
         return events
 
     def _last_events(self) -> bytes:
