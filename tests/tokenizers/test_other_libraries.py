@@ -148,13 +148,13 @@ def test_pieces_of_random_ids_join_to_the_text_of_all(opened: dict[str, Tokenize
         assert whole == tokenizer.decode(visible)
 
 
-@pytest.mark.parametrize("kind", ["qwen", "kimi", "sentencepiece", "llama", "tekken"])
+@pytest.mark.parametrize("kind", ["qwen", "kimi", "sentencepiece", "llama", "tekken", "mistral", "byte_level"])
 @given(data=st.binary(min_size=1, max_size=24), seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_any_bytes_are_the_same_characters_at_any_split(
-    opened: dict[str, Tokenizer], kind: str, data: bytes, seed: int
+    opened: dict[str, Tokenizer], tokenizers_by_family: dict[str, Tokenizer], kind: str, data: bytes, seed: int
 ) -> None:
-    tokenizer = opened[kind]
+    tokenizer = opened[kind] if kind in opened else tokenizers_by_family[kind]
     assert tokenizer.token_bytes is not None
     table = tokenizer.token_bytes.table(False)
     one = {table[token_id]: token_id for token_id in range(len(tokenizer)) if len(table[token_id]) == 1}
