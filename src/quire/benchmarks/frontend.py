@@ -1,0 +1,197 @@
+"""`quire bench frontend`: what the server adds to the engine: processor time of a streamed token, of a request, and latency.
+
+The real server runs over a device with a clock (`simulator/steady.py`), its core in a process of its own, as on a GPU; a
+load generator that costs little reads the streams. Processor time is the kernel's own count of each process's threads. The
+parts of a token are measured besides, without sockets; what is left of the whole is the connection's: the kernel's sending
+and the event loop's.
+"""
+
+import argparse
+import contextlib
+import glob
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.benchmarks import common
+from quire.benchmarks.frontend_load import LoadResult, request_bytes, run_load
+from quire.benchmarks.frontend_server import engine_config, write_tokenizer
+from quire.errors import EngineError
+from quire.simulator.steady import FIRST_TOKEN, NUM_MARKS, open_clock
+
+PARTS = ("core: encode", "wire: decode", "keep tokens", "make text", "make chunk")
+STEPS = 300
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The load."""
+    parser.add_argument("--streams", type=common.positive, default=256, help="requests at once (256)")
+    parser.add_argument("--input-len", type=common.positive, default=512, help="tokens a prompt (512)")
+    parser.add_argument("--output-len", type=common.positive, default=400, help="tokens an answer (400)")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="a step of the device, milliseconds (10)")
+
+
+@contextlib.contextmanager
+def _server(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
+    """A server's port, its process id and its core's."""
+    command = [sys.executable, "-m", "quire.benchmarks.frontend_server", str(folder), json.dumps(settings)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("ready ")), None)
+        if line is None:
+            raise EngineError("The server did not start.")
+        (core,) = _children(process.pid)
+        yield int(line.split()[1]), process.pid, core
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _children(pid: int) -> list[int]:
+    paths = glob.glob(f"/proc/{pid}/task/*/children")
+    return [int(child) for path in paths for child in Path(path).read_text().split()]
+
+
+def _cpu_us(pid: int) -> float:
+    """Processor time of a process's living threads, in microseconds."""
+    total = 0.0
+    for path in glob.glob(f"/proc/{pid}/task/*/schedstat"):
+        with contextlib.suppress(OSError):
+            total += int(Path(path).read_text().split()[0]) / 1000
+    return total
+
+
+def _requests(count: int, input_len: int, output_len: int) -> list[bytes]:
+    draw = np.random.default_rng(0).integers(FIRST_TOKEN, FIRST_TOKEN + NUM_MARKS, (count, input_len)).tolist()
+    fixed = {"max_tokens": output_len, "ignore_eos": True, "temperature": 0, "stream": True}
+    return [request_bytes("/v1/completions", {"prompt": prompt, **fixed}) for prompt in draw]
+
+
+def measure_server(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs over the real server: a burst of requests for two tokens, a burst of long ones, and arrivals spread out so that
+    about half as many run at once."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_tokenizer(Path(name))
+        clock = open_clock(f"{name}/clock", create=True)
+        with _server(folder, {"step_ms": args.step_ms, "clock_file": f"{name}/clock"}) as (port, frontend, core):
+
+            def run(output_len: int, gap_s: float = 0.0) -> tuple[LoadResult, float, float]:
+                before = _cpu_us(frontend), _cpu_us(core)
+                requests = _requests(args.streams, args.input_len, output_len)
+                gaps = (
+                    np.random.default_rng(1).exponential(gap_s, args.streams).tolist()
+                    if gap_s
+                    else [0.0] * len(requests)
+                )
+                result = run_load(port, requests, gaps, clock)
+                if result.failed:
+                    raise EngineError(f"{len(result.failed)} streams failed; the first began {result.failed[0]!r}")
+                return result, _cpu_us(frontend) - before[0], _cpu_us(core) - before[1]
+
+            run(8)
+            short, short_us, _ = run(2)
+            long, long_us, core_us = run(args.output_len)
+            spread, _, _ = run(args.output_len, 2 * args.output_len * args.step_ms / 1e3 / args.streams)
+    more = long.tokens - short.tokens
+    return {
+        "token_us": (long_us - short_us) / more,
+        "request_us": short_us / args.streams,
+        "core_token_us": core_us / long.tokens,
+        "core_step_ms": core_us / args.output_len / 1e3,
+        "output_tokens_per_second": long.tokens / long.seconds,
+        "device_tokens_per_second": args.streams / args.step_ms * 1e3,
+        "burst_added_ms": common.summary([seconds * 1e3 for seconds in long.added]),
+        "burst_ttft_ms": common.summary([seconds * 1e3 for seconds in short.first]),
+        "half_load_added_ms": common.summary([seconds * 1e3 for seconds in spread.added]),
+    }
+
+
+def measure_parts(num_streams: int) -> dict[str, float]:
+    """Microseconds a token of each part before the socket, for a step in which every stream gets a token."""
+    from quire.engine.input_processor import InputProcessor
+    from quire.engine.llm_engine import make_record
+    from quire.engine.messages import Outputs, core_to_frontend
+    from quire.engine.output_processor import OutputProcessor
+    from quire.engine.tokenizer_source import TokenizerSource
+    from quire.entrypoints.openai.sse import completion_chunk_writer
+    from quire.metrics.engine_metrics import EngineMetrics
+    from quire.request import EngineCoreOutputs
+    from quire.sampling_params import RequestOutputKind, SamplingParams
+
+    with tempfile.TemporaryDirectory() as name:
+        config = engine_config(write_tokenizer(Path(name)), {})
+        inputs = InputProcessor(config, TokenizerSource(config.model))
+        processor = OutputProcessor([EngineMetrics("steady", config.model.max_model_len)])
+        params = SamplingParams(max_tokens=4 * STEPS, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+        prompt = inputs.tokenize([FIRST_TOKEN] * 16)
+        records = [
+            make_record(inputs.process(f"cmpl-{number:032x}-1", prompt, params)) for number in range(num_streams)
+        ]
+    for record in records:
+        processor.add(record)
+    ids = [record.engine_requests[0].request_id for record in records]
+    sequences = [record.sequences[0] for record in records]
+    writers = [completion_chunk_writer(record.request_id, 1, "steady", False) for record in records]
+    codec, clock = core_to_frontend(), time.process_time
+    seconds = dict.fromkeys(PARTS, 0.0)
+
+    def step(number: int) -> None:
+        times = [clock()]
+        message = Outputs(EngineCoreOutputs(plain_ids=ids, plain_tokens=[FIRST_TOKEN + number] * num_streams))
+        data = codec.encode(message)
+        times.append(clock())
+        outputs = codec.decode(data)
+        assert isinstance(outputs, Outputs)
+        times.append(clock())
+        touched, _ = processor.process(outputs.outputs, time.monotonic())
+        times.append(clock())
+        if not number:
+            for record in touched:
+                record.build_output()
+            return
+        news = [sequence.take_text() for sequence in sequences]
+        times.append(clock())
+        for writer, new in zip(writers, news, strict=True):
+            assert new is not None
+            writer.text(0, new[0])
+        times.append(clock())
+        for part, (start, end) in zip(PARTS, itertools.pairwise(times), strict=True):
+            seconds[part] += end - start
+
+    for number in range(STEPS + 1):
+        step(number)
+    return {part: value * 1e6 / STEPS / num_streams for part, value in seconds.items()}
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, give the figures."""
+    parts, whole = measure_parts(args.streams), measure_server(args)
+    rest = whole["token_us"] - sum(parts[part] for part in PARTS[1:])
+    rows = [(part, value) for part, value in parts.items()]
+    rows += [("connection (the rest)", rest), ("frontend, all of it", whole["token_us"])]
+    common.print_table(f"Processor time of a streamed token, µs ({args.streams} streams)", rows)
+    figures = [
+        ("a request, from its bytes to its end, with 2 tokens: frontend, µs", whole["request_us"]),
+        ("core process: a step, ms", whole["core_step_ms"]),
+        ("output tokens/s", whole["output_tokens_per_second"]),
+        ("of what the device gives", whole["output_tokens_per_second"] / whole["device_tokens_per_second"]),
+    ]
+    common.print_table("The server", figures)
+    columns = ("mean", "p50", "p90", "p99")
+    labels = {
+        "half_load_added_ms": "token, at half load",
+        "burst_added_ms": "token, all at once",
+        "burst_ttft_ms": "first token of a burst",
+    }
+    table = [[label, *(whole[name].get(column, 0.0) for column in columns)] for name, label in labels.items()]
+    common.print_columns("From the step's end to the client, ms (the last: from sending)", ("", *columns), table)
+    return {"streams": args.streams, "step_ms": args.step_ms, "parts_us": parts, **whole, "machine": common.machine()}
