@@ -36,6 +36,7 @@ EXAMPLES: tuple[Any, ...] = ("x", 1, {"a": 1}, ["x"], [{"a": 1}], True)
 MINIMAL: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/responses": {"input": "x", "max_output_tokens": 1},
 }
 
 
