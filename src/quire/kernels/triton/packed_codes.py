@@ -148,7 +148,8 @@ def scale_of(both_N):
 
 
 @triton.jit
-def _zero_bits(both_N):
+def zero_bits(both_N):
+    """The bits of zeros, of what `tiled` made of scales and zeros."""
     if both_N.dtype == tl.int32:
         bits = (both_N >> 16).to(tl.int16)
     else:
@@ -161,7 +162,7 @@ def decode(words_NW, both_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl
     """Part PART of every word as numbers of the model's type, exact, less the zeros that come with the scales `both_N`."""
     dtype: tl.constexpr = tl.float16 if IS_HALF else tl.bfloat16
     if ASSEMBLY and KIND == _WHOLE_4:
-        zero = tl.broadcast_to(_zero_bits(both_N)[:, None], words_NW.shape)
+        zero = tl.broadcast_to(zero_bits(both_N)[:, None], words_NW.shape)
         bits = tl.inline_asm_elementwise(
             _assembly(KIND, PART, IS_HALF), "=r,r,r", [words_NW, zero], dtype=tl.int16, is_pure=True, pack=2
         )
@@ -174,7 +175,7 @@ def decode(words_NW, both_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl
     elif KIND == _WHOLE_4:
         offset: tl.constexpr = 1024.0 if IS_HALF else 128.0
         code = ((words_NW >> (4 * PART)) & 15).to(tl.float32)
-        return (code + offset - _zero_bits(both_N).to(dtype, bitcast=True).to(tl.float32)[:, None]).to(dtype)
+        return (code + offset - zero_bits(both_N).to(dtype, bitcast=True).to(tl.float32)[:, None]).to(dtype)
     elif KIND == _FLOAT_4:
         code = (words_NW >> (4 * PART)) & 15
         exponent = (code >> 1) & 3

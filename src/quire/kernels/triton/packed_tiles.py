@@ -25,12 +25,11 @@ from quire.kernels.triton.launch import (
     tl,
 )
 from quire.kernels.triton.linear_dot import COUNTERS, split_workspace
-from quire.kernels.triton.linear_prefetch import prefetch_rows
 from quire.kernels.triton.packed_codes import BLOCK_ROWS, Tiles, decode, may_assemble, scale_of
 
-MAX_BLOCK_T, INVARIANT_BLOCK_T = 64, 32
-MAX_SPLIT, STAGES, AHEAD = 16, 4, 4
-PROGRAMS = {16: 4, 32: 3, 64: 2}
+MIN_BLOCK_T, MAX_BLOCK_T, INVARIANT_BLOCK_T = 8, 64, 32
+MAX_SPLIT, STAGES = 16, 4
+PROGRAMS = {8: 6, 16: 4, 32: 3, 64: 2}
 """Programs of one multiprocessor, by rows of a block: its registers hold no more."""
 BAND_VALUES = 16 << 20
 """Values of a band of a matrix that is made whole: 32 MiB, which an H100's cache still holds."""
@@ -68,14 +67,13 @@ def tiles_kernel(
     ADD: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MOST: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out [T, N] = x @ w.T + bias, or that added to it. length: tiles that a program multiplies; AHEAD: of those, how many are
-    asked for before the inputs are there; SPLITS: `split` programs share a block's tiles."""
+    """out [T, N] = x @ w.T + bias, or that added to it. length: tiles that a program multiplies; `split`, at
+    most MOST, programs share a block's tiles."""
     IS_HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.float16
     TILES: tl.constexpr = K // COLUMNS
     PARTS: tl.constexpr = COLUMNS // WORDS
@@ -93,11 +91,6 @@ def tiles_kernel(
     inside = block_n * BLOCK_N % BLOCK + tl.arange(0, BLOCK_N)
     block = w_ptr + (start.to(tl.int64) * TILES * BLOCK * WORDS)
     if PDL:
-        if AHEAD > 0 and BLOCK_N == BLOCK:
-            quarter: tl.constexpr = BLOCK * WORDS // 4
-            for ahead in tl.static_range(AHEAD):
-                if first + ahead < last:
-                    prefetch_rows(block + (first + ahead) * BLOCK * WORDS, tl.arange(0, 128) // 32, quarter, 0, quarter)
         gdc_launch_dependents()
         gdc_wait()
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
@@ -115,7 +108,7 @@ def tiles_kernel(
                 w = decode(words, both, KIND, scale * PER_SCALE + inner, IS_HALF, ASSEMBLY)
                 dots = tl.dot(w, x, dots)
             sums += dots * scale_of(both)[:, None]
-    if SPLITS:
+    if MOST > 1:
         SIZE: tl.constexpr = BLOCK_T * BLOCK_N
         place = block_t * tl.num_programs(0) + block_n
         at = tl.arange(0, BLOCK_T)[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
@@ -124,8 +117,9 @@ def tiles_kernel(
         tl.debug_barrier()
         if tl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu") == split - 1:
             sums = tl.load(mine, mask=is_row, other=0.0, cache_modifier=".cg")
-            for other in range(1, split):
-                sums += tl.load(mine + other * SIZE, mask=is_row, other=0.0, cache_modifier=".cg")
+            for other in tl.static_range(1, MOST):
+                is_there = is_row & (other < split)
+                sums += tl.load(mine + other * SIZE, mask=is_there, other=0.0, cache_modifier=".cg")
             tl.store(counter_ptr + place, 0)
             _finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
     else:
@@ -187,7 +181,7 @@ def launch_tiles(
     """One product, or one added to `out`. Sums depend on the number of rows unless `is_invariant`."""
     layout, words = cast(Tiles, weight.layout), cast(torch.Tensor, weight.packed)
     (rows, n), tiles = out_TN.shape, words.shape[1]
-    block_t = INVARIANT_BLOCK_T if is_invariant else min(max(next_power_of_2(rows), 16), MAX_BLOCK_T)
+    block_t = INVARIANT_BLOCK_T if is_invariant else min(max(next_power_of_2(rows), MIN_BLOCK_T), MAX_BLOCK_T)
     blocks = words.shape[0], cdiv(rows, block_t)
     partial, counter = split_workspace(x_TK.device)
     split = 1
@@ -221,9 +215,8 @@ def launch_tiles(
         ADD=add,
         BLOCK_T=block_t,
         BLOCK_N=BLOCK_ROWS,
-        SPLITS=split > 1,
+        MOST=next_power_of_2(split),
         STAGES=STAGES,
-        AHEAD=AHEAD,
         ASSEMBLY=may_assemble(),
         num_warps=4,
         **launch_options(),
