@@ -167,7 +167,6 @@ class DeviceSampler:
         if not len(members) or self.table.grammars is None:
             return None
         masks_NW, numbers_S = self._masks.reserve(len(members), len(rows_S))
-        numbers_S[members] = np.arange(len(members), dtype=np.int32)
         followed: list[tuple[int, int, RowConstraints]] = []
         objects = self.table.objects
         for index, row, position in zip(
@@ -176,7 +175,9 @@ class DeviceSampler:
             constraints = objects[row].constraints
             assert constraints is not None
             followed.append((index, position, constraints))
-        return GrammarMasks(self.table.grammars, followed, masks_NW)
+        masks = GrammarMasks(self.table.grammars, followed, masks_NW)
+        numbers_S[members] = masks.line_N
+        return masks
 
     def sample(
         self,
@@ -290,7 +291,7 @@ class DeviceSampler:
         if masks is not None:
             wrong = masks.finish()
             errors.update((int(rows_S[index]), message) for index, message in wrong.items())
-            masks_NW, numbers_S = self._masks.upload(len(masks.index_N), len(rows_S))
+            masks_NW, numbers_S = self._masks.upload(masks.num_lines, len(rows_S))
             ops.keep_allowed(logits_SV, numbers_S, masks_NW)
         is_constrained_S = (self.table.features_R[rows_S] & features.CONSTRAINTS) > 0
         for index in np.flatnonzero(is_constrained_S & ~self._has_grammar_R[rows_S]).tolist():

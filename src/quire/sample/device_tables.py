@@ -184,6 +184,11 @@ class AllowedTable:
         self._slots.give(slot)
 
 
+def _aligned(count: int) -> int:
+    """So many words and more, up to where a kernel may assume 256 bytes of alignment."""
+    return -(-count // 64) * 64
+
+
 class MaskTable:
     """One step's masks, made on the host and read by the device as `ops.keep_allowed` takes them: one copy a step.
 
@@ -198,18 +203,20 @@ class MaskTable:
 
     def reserve(self, num_masks: int, batch: int) -> tuple[IntArray, IntArray]:
         """Room for masks [num_masks, W] and for the number of each batch row's mask [batch], -1 for none."""
-        masks, size = num_masks * self._words, num_masks * self._words + batch
+        begin = _aligned(batch)
+        size = begin + num_masks * self._words
         if size > len(self._host):
             room = _room(size, FIRST_SLOTS * self._words)
             self._host = torch.zeros(room, dtype=torch.int32, pin_memory=self._device.type != "cpu")
             self._on_device = torch.zeros(room, dtype=torch.int32, device=self._device)
             self._array = self._host.numpy()
-        numbers_S = self._array[masks:size]
+        numbers_S = self._array[:batch]
         numbers_S.fill(-1)
-        return self._array[:masks].reshape(num_masks, self._words), numbers_S
+        return self._array[begin:size].reshape(num_masks, self._words), numbers_S
 
     def upload(self, num_masks: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both on the device, in order with its work."""
-        masks, size = num_masks * self._words, num_masks * self._words + batch
+        """The first masks and all numbers on the device, in order with its work."""
+        begin = _aligned(batch)
+        size = begin + num_masks * self._words
         self._on_device[:size].copy_(self._host[:size], non_blocking=True)
-        return self._on_device[:masks].view(num_masks, self._words), self._on_device[masks:size]
+        return self._on_device[begin:size].view(num_masks, self._words), self._on_device[:batch]

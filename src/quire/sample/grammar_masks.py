@@ -6,7 +6,7 @@ at logits. Knows tokens and positions. What a grammar is, is its maker's busines
 Legend: N rows with a grammar, W words of 32 tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,10 @@ IntArray = npt.NDArray[np.int32]
 
 
 class Filling(Protocol):
-    """Masks that are being made."""
+    """Masks that are being made: the line of each row's mask, and how many lines are used."""
+
+    line_N: list[int]
+    num_lines: int
 
     def finish(self) -> dict[int, str]:
         """Wait until they are made; errors by index into the rows, whose masks mean nothing."""
@@ -33,9 +36,11 @@ class GrammarSource(Protocol):
         """What `fill` wants to know of a new row with `structured_outputs`; does not wait."""
         ...
 
-    def begin_fill(self, rows: Sequence[tuple[Any, Sequence[int]]], masks_NW: IntArray) -> Filling:
+    def begin_fill(
+        self, rows: Sequence[tuple[Any, Sequence[int]]], masks_NW: IntArray, alone: Collection[int] | None = None
+    ) -> Filling:
         """The tokens that may come next, one bit each, for rows that `start` made, each with its whole output. Other threads
-        do the work while the caller goes on; only one at a time is being filled."""
+        do the work while the caller goes on; only one at a time is being filled. Rows share a mask, but those of `alone`."""
         ...
 
 
@@ -45,13 +50,20 @@ class GrammarMasks:
     Args:
         rows: (index in the batch, position, constraints) of those with a grammar.
         masks_NW: gets the masks.
+
+    Attributes:
+        index_N, line_N: for each of these rows its index in the batch, and the line of its mask.
+        num_lines: lines that are used.
     """
 
     def __init__(self, source: GrammarSource, rows: list[tuple[int, int, RowConstraints]], masks_NW: IntArray) -> None:
         self.masks_NW = masks_NW
         self.index_N = [index for index, _, _ in rows]
+        self._narrowed = [number for number, (_, _, entry) in enumerate(rows) if entry.narrows_grammar]
         self._rows = rows
-        self._filling = source.begin_fill([(entry.grammar, entry.output) for _, _, entry in rows], masks_NW)
+        outputs = [(entry.grammar, entry.output) for _, _, entry in rows]
+        self._filling = source.begin_fill(outputs, masks_NW, frozenset(self._narrowed))
+        self.line_N, self.num_lines = self._filling.line_N, self._filling.num_lines
 
     def finish(self) -> dict[int, str]:
         """Wait for the masks, and take from them what else is forbidden. Errors by index in the batch; such a row may draw
@@ -59,10 +71,11 @@ class GrammarMasks:
         found = self._filling.finish()
         errors = {self.index_N[number]: message for number, message in found.items()}
         for number in found:
-            self.masks_NW[number] = -1
-        for number, (index, position, constraints) in enumerate(self._rows):
-            if constraints.narrows_grammar and number not in found:
-                mask_W = self.masks_NW[number]
+            self.masks_NW[self.line_N[number]] = -1
+        for number in self._narrowed:
+            if number not in found:
+                index, position, constraints = self._rows[number]
+                mask_W = self.masks_NW[self.line_N[number]]
                 _forbid(mask_W, position, constraints)
                 if not mask_W.any():
                     errors[index] = NOTHING_LEFT

@@ -34,6 +34,10 @@ class Backend(Protocol):
         """Let each matcher take its token; whether its grammar allows it. A matcher that refused one is of no use any more."""
         ...
 
+    def known(self, matcher: Any) -> Any:
+        """Something hashable that stands for the matcher's next mask, where that is known before `fill`; else None."""
+        ...
+
     def fill(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> None:
         """Write the mask of each matcher into its line, one bit a token, the lowest of each word first. Uses several threads,
         and lets other Python threads run meanwhile."""

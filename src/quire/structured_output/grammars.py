@@ -12,7 +12,7 @@ import concurrent.futures
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -102,39 +102,71 @@ class Filling:
     """Masks that are being made in other threads.
 
     Args:
-        rows: each with its line of the masks.
-        openings: (line, token allowed besides).
-        errors: what is wrong already, by line.
+        rows: all of them.
+        alone: rows that share their mask with no other; None: nobody does, and row i has line i.
+        free: rows that may say anything.
+        openings: (row, token allowed besides).
+        errors: what is wrong already, by row.
+
+    Attributes:
+        line_N: the line of each row's mask.
+        num_lines: lines that are used.
     """
 
     def __init__(
         self,
-        rows: list[tuple[RowGrammar, int]],
+        rows: Sequence[tuple[RowGrammar, Sequence[int]]],
+        alone: Collection[int] | None,
+        free: set[int],
         openings: list[tuple[int, int]],
         errors: dict[int, str],
         masks_NW: IntArray,
         thread: FillThread,
     ) -> None:
         self._openings, self._errors, self._masks_NW = openings, errors, masks_NW
+        self.line_N: list[int] = []
+        self.num_lines = 0
         self._wanted: dict[Backend, list[tuple[Any, int]]] = {}
-        for row, index in rows:
-            if row.refused is not None:
+        self._row_of: dict[int, int] = {}
+        shared: dict[Any, int] = {}
+        for index, (row, _) in enumerate(rows):
+            key: Any = None
+            if index in free:
+                key = "free"
+            elif row.refused is not None:
                 errors[index] = f"the output left its grammar with token {row.refused}"
-            elif row.backend is not None:
-                self._wanted.setdefault(row.backend, []).append((row.matcher, index))
+            elif row.backend is not None and index not in errors:
+                key = row.backend.known(row.matcher)
+            if key is not None and alone is not None and index not in alone:
+                line = shared.setdefault(key, self.num_lines)
+                if line < self.num_lines:
+                    self.line_N.append(line)
+                    continue
+            self._begin_line(row, index, index in free, index in errors)
         self._jobs: list[Job] = [
             thread.begin(functools.partial(backend.fill, wanted, masks_NW)) for backend, wanted in self._wanted.items()
         ]
 
+    def _begin_line(self, row: RowGrammar, index: int, is_free: bool, is_wrong: bool) -> None:
+        """A line of its own for a row, or for the first of several that share it."""
+        line = self.num_lines
+        self.num_lines += 1
+        self.line_N.append(line)
+        if is_free or is_wrong or row.backend is None:
+            self._masks_NW[line] = -1
+        else:
+            self._wanted.setdefault(row.backend, []).append((row.matcher, line))
+            self._row_of[line] = index
+
     def finish(self) -> dict[int, str]:
-        """Wait until they are made: what is wrong, by line. Such a line means nothing."""
+        """Wait until they are made: what is wrong, by row. Such a row's line means nothing, and is nobody else's."""
         for job in self._jobs:
             job.finish()
         for backend, wanted in self._wanted.items():
-            for index, why in backend.settle(wanted, self._masks_NW).items():
-                self._errors[index] = f"the grammar cannot be followed further: {why}"
+            for line, why in backend.settle(wanted, self._masks_NW).items():
+                self._errors[self._row_of[line]] = f"the grammar cannot be followed further: {why}"
         for index, token_id in self._openings:
-            self._masks_NW.view(np.uint32)[index, token_id >> 5] |= np.uint32(1 << (token_id & 31))
+            self._masks_NW.view(np.uint32)[self.line_N[index], token_id >> 5] |= np.uint32(1 << (token_id & 31))
         return self._errors
 
 
@@ -230,17 +262,23 @@ class Grammars:
         """`begin_fill`, and wait for it."""
         return self.begin_fill(rows, masks_NW).finish()
 
-    def begin_fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: IntArray) -> Filling:
+    def begin_fill(
+        self,
+        rows: Sequence[tuple[RowGrammar, Sequence[int]]],
+        masks_NW: IntArray,
+        alone: Collection[int] | None = None,
+    ) -> Filling:
         """Have other threads find out which tokens may come next.
 
         Args:
             rows: each with its whole output so far.
-            masks_NW: gets one bit a token, the lowest of each word first; C-contiguous.
+            masks_NW: gets one bit a token, the lowest of each word first; C-contiguous. Rows with the same mask share a line.
+            alone: rows that share with nobody, because the caller is going to change their masks; None: no row shares.
         """
         errors: dict[int, str] = {}
         moved: list[RowGrammar] = []
         moves: dict[Backend, list[tuple[Any, int]]] = {}
-        ready: list[tuple[RowGrammar, int]] = []
+        free: set[int] = set()
         openings: list[tuple[int, int]] = []
         for index, (row, output_token_ids) in enumerate(rows):
             if row.is_following and len(output_token_ids) == row.num_consumed + 1:
@@ -248,21 +286,16 @@ class Grammars:
                 moves.setdefault(row.backend, []).append((row.matcher, output_token_ids[-1]))
                 moved.append(row)
                 row.num_consumed += 1
-                ready.append((row, index))
                 continue
             try:
-                has_begun = row.follow(output_token_ids)
+                if not row.follow(output_token_ids):
+                    free.add(index)
+                elif (token_id := row.may_begin_to_think(output_token_ids)) is not None:
+                    openings.append((index, token_id))
             except Exception as error:  # whatever a compilation raises ends its own rows alone
                 errors[index] = f"{type(error).__name__}: {error}"
-                continue
-            if not has_begun:
-                masks_NW[index] = -1
-                continue
-            ready.append((row, index))
-            if (token_id := row.may_begin_to_think(output_token_ids)) is not None:
-                openings.append((index, token_id))
         self._advance(moved, moves)
-        return Filling(ready, openings, errors, masks_NW, self._fill_thread)
+        return Filling(rows, alone, free, openings, errors, masks_NW, self._fill_thread)
 
     @staticmethod
     def _advance(moved: list[RowGrammar], moves: dict[Backend, list[tuple[Any, int]]]) -> None:

@@ -103,6 +103,10 @@ class GuidanceBackend:
             return [row.matcher.consume_token(token_id) for row, token_id in moves]
         return self._executor.consume_token_par([(row.matcher, token_id) for row, token_id in moves])
 
+    def known(self, matcher: _Row) -> tuple[bytes, int] | None:
+        """As `Backend.known`."""
+        return None if matcher.base is None else self._strings.key(matcher.base, matcher.left)
+
     def fill(self, wanted: Sequence[tuple[_Row, int]], masks_NW: IntArray) -> None:
         """As `Backend.fill`."""
         count, words = masks_NW.shape

@@ -64,6 +64,7 @@ class StringMasks:
             for token, is_plain, chars in zip(tokens, is_plain_V.tolist(), self._chars, strict=True)
         ]
         self.rest = Vocabulary(kept, vocabulary.special_ids, vocabulary.encode)
+        self._bases: dict[bytes, bytes] = {}
         self._kept: collections.OrderedDict[tuple[bytes, int], IntArray] = collections.OrderedDict()
 
     def _pack(self, chosen_V: npt.NDArray[np.bool_]) -> IntArray:
@@ -86,7 +87,10 @@ class StringMasks:
 
     def begin(self, mask_W: IntArray) -> bytes:
         """What of such a mask holds for the whole string."""
-        return (mask_W | self._plain_W).tobytes()
+        base = (mask_W | self._plain_W).tobytes()
+        if len(self._bases) > _MOST_KEPT:
+            self._bases.clear()
+        return self._bases.setdefault(base, base)
 
     def left_after(self, token_id: int, left: int) -> int | None:
         """Characters left after a token, None if the string's inside was left with it."""
@@ -96,9 +100,13 @@ class StringMasks:
         """Whether room for at least `left` characters is all that there is to know."""
         return left >= self._longest
 
+    def key(self, base: bytes, left: int) -> tuple[bytes, int]:
+        """What stands for `mask(base, left)`."""
+        return base, min(left, self._longest)
+
     def mask(self, base: bytes, left: int) -> IntArray:
         """The mask with room for `left` characters."""
-        key = (base, min(left, self._longest))
+        key = self.key(base, left)
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = np.frombuffer(base, dtype=np.int32) & self._short[key[1]]

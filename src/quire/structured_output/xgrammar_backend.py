@@ -99,6 +99,10 @@ class XGrammarBackend:
             for matcher, token_id in moves
         ]
 
+    def known(self, matcher: Any) -> None:
+        """As `Backend.known`: never."""
+        return
+
     def fill(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> None:
         """As `Backend.fill`."""
         running: list[tuple[Any, int]] = []

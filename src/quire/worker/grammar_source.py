@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,14 @@ class WorkerGrammars:
         thinking = None if self._enable_in_reasoning else params.thinking
         return self._grammars.start(constraint, ends, self._load_vocabulary, thinking)
 
-    def begin_fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: npt.NDArray[np.int32]) -> Filling:
+    def begin_fill(
+        self,
+        rows: Sequence[tuple[RowGrammar, Sequence[int]]],
+        masks_NW: npt.NDArray[np.int32],
+        alone: Collection[int] | None = None,
+    ) -> Filling:
         """As `Grammars.begin_fill`."""
-        return self._grammars.begin_fill(rows, masks_NW)
+        return self._grammars.begin_fill(rows, masks_NW, alone)
 
     def warm(self) -> None:
         """Have the vocabulary read in a thread of its own, once, before a request needs it: that takes seconds."""
