@@ -82,6 +82,7 @@ class Walk:
         self._rng = np.random.default_rng(seed)
         self.vocab_size = len(load().tokens)
         self.masks_NW: IntArray = np.zeros((rows, -(-self.vocab_size // 32)), dtype=np.int32)
+        self._lines: list[int] = []
         self.rows = [self._start() for _ in range(rows)]
 
     def _start(self) -> tuple[RowGrammar, list[int]]:
@@ -90,7 +91,9 @@ class Walk:
     def choose(self) -> None:
         """Append one allowed token to each row; a row that ends begins anew."""
         for index, (_, output) in enumerate(self.rows):
-            bits = np.unpackbits(self.masks_NW[index].view(np.uint8), count=self.vocab_size, bitorder="little")
+            bits = np.unpackbits(
+                self.masks_NW[self._lines[index]].view(np.uint8), count=self.vocab_size, bitorder="little"
+            )
             token_id = int(self._rng.choice(np.flatnonzero(bits)))
             if token_id in self._eos:
                 self.rows[index] = self._start()
@@ -101,10 +104,12 @@ class Walk:
         """Make all masks: CPU seconds of the caller's thread and of all threads, and seconds until the masks are made."""
         clocks = (time.thread_time, time.process_time, time.perf_counter)
         began = [clock() for clock in clocks]
-        errors = self._grammars.begin_fill(self.rows, self.masks_NW).finish()
+        filling = self._grammars.begin_fill(self.rows, self.masks_NW, alone=())
+        errors = filling.finish()
         ended = [clock() for clock in clocks]
         if errors:
             raise RuntimeError(f"a row could not go on: {errors}")
+        self._lines = filling.line_N
         own, whole, made = (end - begin for begin, end in zip(began, ended, strict=True))
         return own, whole, made
 
