@@ -7,7 +7,7 @@ Legend: T tokens of the step, B requests of the step, S tokens that need logits,
 """
 
 import dataclasses
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -193,7 +193,8 @@ class InputPreparation:
         _set(self.step, tokens, requests, max_query_len, max_seq_len, logits)
         samples, query_len = (logits, 1) if requests else (0, 0)
         self._sample_shape[:] = (samples, samples, query_len, max_seq_len)
-        _set(cast(StepInputs, self.step.sampled), logits, samples, query_len, max_seq_len, logits)
+        if self.step.sampled is not None:  # a pooling model wants every token of its last layer
+            _set(self.step.sampled, logits, samples, query_len, max_seq_len, logits)
 
     def set_largest(self, max_tokens: int, max_logits: int) -> None:
         """Counts for recording: the largest a step may have. Attention sees no request, so nothing is computed there."""
