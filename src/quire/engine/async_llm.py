@@ -15,6 +15,7 @@ from quire.config import EngineConfig, ModelConfig
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.beam_search import BeamSearch
 from quire.engine.core_channel import CoreChannel, open_channel
+from quire.engine.guests import CALL_BITS, GuestChannel, Seat, first_serial
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import add_special_tokens, check_lora, check_profile_started, make_record, profile_files
 from quire.engine.messages import (
@@ -60,7 +61,7 @@ class AsyncLLM:
 
     Args:
         config: the engine's.
-        core: `inproc` (a thread), `process`, or None to let the device decide.
+        core: `inproc` (a thread), `process`, None to let the device decide, or a seat at a core that another process runs.
         stat_hooks: told about steps, tokens and finished requests, besides the engine's own `metrics`.
 
     Raises:
@@ -68,7 +69,9 @@ class AsyncLLM:
         EngineDeadError: the core died while it started.
     """
 
-    def __init__(self, config: EngineConfig, *, core: str | None = None, stat_hooks: Sequence[StatsHook] = ()) -> None:
+    def __init__(
+        self, config: EngineConfig, *, core: str | Seat | None = None, stat_hooks: Sequence[StatsHook] = ()
+    ) -> None:
         self.config = config
         source = TokenizerSource(config.model)
         self._to_add: list[RequestRecord] = []
@@ -95,7 +98,11 @@ class AsyncLLM:
             model_name = (config.model.served_model_name or (config.model.model,))[0]
             self._tracing = RequestTracing(SpanWriter(endpoint), model_name, self.timeline)
             self._outputs.on_end.append(self._tracing.ended)
-        self._channel: CoreChannel = open_channel(config, core, self._on_message)
+        if isinstance(core, Seat):
+            self._channel: CoreChannel = GuestChannel(core, self._on_message)
+            self._num_calls = core.number << CALL_BITS
+        else:
+            self._channel = open_channel(config, core, self._on_message)
         try:
             self.tokenizer: Tokenizer | None = source.get()
         except ConfigError:
@@ -104,6 +111,8 @@ class AsyncLLM:
         self.input_processor = InputProcessor(
             config, source, allow_functions=self._channel.shares_memory, try_grammars_apart=True
         )
+        if isinstance(core, Seat):
+            self.input_processor.distinguish(first_serial())
         self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
 
     @classmethod

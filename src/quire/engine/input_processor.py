@@ -98,6 +98,11 @@ class InputProcessor:
         self._serial = itertools.count()
         self._bad_words: dict[tuple[str, ...], list[list[int]]] = {}
 
+    def distinguish(self, first_serial: int) -> None:
+        """Give ids and seeds of one's own, where several frontends share a core."""
+        self._serial = itertools.count(first_serial)
+        self._random = random.Random(f"{self._model.seed} {first_serial}")
+
     # --- prompts ---
 
     def needs_tokenizer(self, prompt: PromptType) -> int:
@@ -340,7 +345,9 @@ class InputProcessor:
 
         if self._try_grammars_apart:
             grammars.check(constraint, eos, load, apart=True)
-        if not self._try_grammars_apart or self._allow_functions:  # the core, which needs it soon, shares what is compiled
+        if (
+            not self._try_grammars_apart or self._allow_functions
+        ):  # the core, which needs it soon, shares what is compiled
             grammars.check(constraint, eos, load)
 
     def _eos(self, tokenizer: Tokenizer | None) -> list[int]:

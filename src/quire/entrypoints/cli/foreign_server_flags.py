@@ -10,7 +10,6 @@ _NOTHING: tuple[Any, ...] = (None, {}, [], "")
 
 FOREIGN_SERVER_FLAGS: dict[str, tuple[Any, ...]] = {
     "headless": _OFF,
-    "api_server_count": (None, 1),
     "grpc": _OFF,
     "grpc_port": _NOTHING,
     "enable_ssl_refresh": _OFF,

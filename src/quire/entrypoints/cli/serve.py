@@ -15,6 +15,9 @@ from quire.errors import ConfigError
 from quire.logger import init_logger, use_log_format
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from quire.config import EngineConfig, ModelConfig
     from quire.entrypoints.openai.listen import ListenOptions
     from quire.entrypoints.openai.state import ServerState
 
@@ -60,10 +63,35 @@ def run(args: argparse.Namespace) -> int:
     _check_tls(options)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     keys = _api_keys(args)
+    if args.api_server_count > 1:
+        from quire.entrypoints.cli.frontends import serve_frontends
+
+        def announce_all(config: "EngineConfig", options: "ListenOptions", seconds: float) -> None:
+            _announce(config.model, options, bool(keys), seconds)
+
+        return serve_frontends(args, options, engine_args, keys, announce_all)
     listener, options = open_socket(options)
 
-    from quire.entrypoints.openai.app import build_app
     from quire.entrypoints.openai.server import ServerProcess
+
+    app, state = make_app(args, keys)
+
+    def build_engine() -> Any:
+        from quire.entrypoints.openai.engine_start import start_engine
+
+        return start_engine(engine_args, state)
+
+    def announce(engine: Any, seconds: float) -> None:
+        _announce(state.engine.config.model, options, bool(keys), seconds)
+        if args.console and not options.uds and envs.QUIRE_LOGGING_FORMAT != "json":
+            print(f"Or open {options.url}/ in a browser.\n", flush=True)
+
+    return ServerProcess(app, state, listener, options, build_engine, announce).run()
+
+
+def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[FastAPI, ServerState]":
+    """The application that the flags ask for, and its state."""
+    from quire.entrypoints.openai.app import build_app
     from quire.entrypoints.openai.state import ServerState
 
     state = ServerState(server_settings(args))
@@ -77,18 +105,7 @@ def run(args: argparse.Namespace) -> int:
         docs=not args.disable_fastapi_docs,
         console=args.console,
     )
-
-    def build_engine() -> Any:
-        from quire.entrypoints.openai.engine_start import start_engine
-
-        return start_engine(engine_args, state)
-
-    def announce(engine: Any, seconds: float) -> None:
-        _announce(state, options, bool(keys), seconds)
-        if args.console and not options.uds and envs.QUIRE_LOGGING_FORMAT != "json":
-            print(f"Or open {options.url}/ in a browser.\n", flush=True)
-
-    return ServerProcess(app, state, listener, options, build_engine, announce).run()
+    return app, state
 
 
 def take_model(args: argparse.Namespace) -> None:
@@ -147,10 +164,10 @@ def server_settings(args: argparse.Namespace) -> Any:
     )
 
 
-def _announce(state: "ServerState", options: "ListenOptions", has_keys: bool, seconds: float) -> None:
+def _announce(model: "ModelConfig", options: "ListenOptions", has_keys: bool, seconds: float) -> None:
     """Say where the server is, and how to try it."""
     route, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
-    pooling = state.engine.config.model.pooling
+    pooling, name = model.pooling, (model.served_model_name or (model.model,))[0]
     if pooling is not None and pooling.embeds:
         route, body = "/v1/embeddings", '{"input": ["a text", "another"]}'
     elif pooling is not None:
@@ -167,9 +184,9 @@ def _announce(state: "ServerState", options: "ListenOptions", has_keys: bool, se
         words += ["-H", "Authorization: Bearer YOUR_KEY"]
     words += ["-d", body]
     if envs.QUIRE_LOGGING_FORMAT == "json":
-        logger.info("%s is ready after %.1f s at %s", state.model_names[0], seconds, options.url)
+        logger.info("%s is ready after %.1f s at %s", name, seconds, options.url)
         return
     print(
-        f"\n{state.model_names[0]} is ready after {seconds:.1f} s at {options.url}\nTry it:\n  {shlex.join(words)}\n",
+        f"\n{name} is ready after {seconds:.1f} s at {options.url}\nTry it:\n  {shlex.join(words)}\n",
         flush=True,
     )

@@ -19,6 +19,12 @@ def _port(text: str) -> int:
     return port
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes (1 or more)")
+    return int(text)
+
+
 def _positive_seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -57,6 +63,10 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (127.0.0.1: this machine only)")
     network.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port to listen on (8000)")
     network.add_argument("--uds", metavar="PATH", help="listen on a Unix socket (owner only) in place of host and port")
+    network.add_argument(
+        "--api-server-count", "-asc", type=_count, default=1, metavar="N",
+        help="processes that take requests before the one engine core (1)",
+    )  # fmt: skip
     network.add_argument("--root-path", default="", help="path under which a proxy shows this server")
     network.add_argument("--ssl-keyfile", metavar="PATH", help="private key; with --ssl-certfile turns TLS on")
     network.add_argument("--ssl-certfile", metavar="PATH", help="certificate chain")

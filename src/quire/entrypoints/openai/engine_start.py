@@ -19,7 +19,11 @@ def start_engine(engine_args: AsyncEngineArgs, state: ServerState) -> "AsyncLLM"
     """
     from quire.engine.async_llm import AsyncLLM
 
-    engine = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.API_SERVER)
+    return connect_engine(AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.API_SERVER), state)
+
+
+def connect_engine(engine: "AsyncLLM", state: ServerState) -> "AsyncLLM":
+    """Show an engine's figures at `/metrics`."""
     if engine.metrics is not None:
         engine.metrics.model_name = engine.config.model.served_model_name[0]
         info, names = cache_info(engine.config.cache), state.settings.metrics_names

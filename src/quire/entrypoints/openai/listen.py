@@ -39,8 +39,14 @@ class ListenOptions:
         return f"{scheme}://{host}:{self.port}"
 
 
-def open_socket(options: ListenOptions) -> tuple[socket.socket, ListenOptions]:
+def open_socket(
+    options: ListenOptions, shared: bool = False, listen: bool = True
+) -> tuple[socket.socket, ListenOptions]:
     """Bind and listen at once; gives the options back with the port that was chosen for `port=0`.
+
+    Args:
+        shared: other processes of this user may listen on the port too; the kernel spreads connections over those that do.
+        listen: False only keeps the port.
 
     Raises:
         ConfigError: the address cannot be had.
@@ -51,8 +57,11 @@ def open_socket(options: ListenOptions) -> tuple[socket.socket, ListenOptions]:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((options.host, options.port))
-        listener.listen(BACKLOG)
+        if listen:
+            listener.listen(BACKLOG)
         return listener, dataclasses.replace(options, port=listener.getsockname()[1])
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)

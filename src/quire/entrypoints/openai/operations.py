@@ -11,6 +11,7 @@ from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.responses import ModelCard, ModelList
 from quire.entrypoints.openai.route_tools import Handler, json_response, read_bytes, state_of
+from quire.entrypoints.openai.siblings import OWN, merge_metrics
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api.handlers import KEPT
 from quire.errors import EngineDeadError
@@ -72,7 +73,17 @@ async def version(request: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """`GET /load`: requests in flight."""
-    return json_response({"server_load": state_of(request).in_flight})
+    others = await _siblings_answers(request, "/load")
+    total = state_of(request).in_flight + sum(msgspec.json.decode(answer)["server_load"] for answer in others)
+    return json_response({"server_load": total})
+
+
+async def _siblings_answers(request: Request, path: str) -> list[bytes]:
+    """What the server's other processes say of themselves; nothing to one of them."""
+    siblings = state_of(request).siblings
+    if siblings is None or OWN in request.query_params:
+        return []
+    return await siblings.ask(path)
 
 
 async def metrics(request: Request) -> Response:
@@ -81,6 +92,8 @@ async def metrics(request: Request) -> Response:
     if registry is None:
         raise not_ready("The engine is starting; there are no metrics yet.")
     body, content_type = registry.exposition()
+    if others := await _siblings_answers(request, "/metrics"):
+        body = merge_metrics(body, others)
     return Response(body, headers={"content-type": content_type})
 
 

@@ -62,6 +62,7 @@ class ServerProcess:
     Args:
         build_engine: makes the engine; called in a thread, because it takes seconds.
         on_ready: called once, with the engine in place and the URL.
+        private: a second socket, on which the server's other processes ask this one.
     """
 
     def __init__(
@@ -72,10 +73,11 @@ class ServerProcess:
         options: ListenOptions,
         build_engine: Callable[[], Any],
         on_ready: Callable[[Any, float], None],
+        private: socket.socket | None = None,
     ) -> None:
         self._app = app
         self._state = state
-        self._listener = listener
+        self._listeners = [listener] if private is None else [listener, private]
         self._options = options
         self._build_engine = build_engine
         self._on_ready = on_ready
@@ -93,7 +95,7 @@ class ServerProcess:
     async def _main(self) -> int:
         self._server = _QuietServer(self._uvicorn_config())
         self._install_signal_handlers()
-        serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
+        serving = asyncio.ensure_future(self._server.serve(sockets=self._listeners))
         loading = asyncio.ensure_future(self._load())
         try:
             await serving

@@ -17,6 +17,7 @@ from quire.entrypoints.openai.admission import AdmissionGate
 from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.openai.prompts import TokenizerLike
+from quire.entrypoints.openai.siblings import Siblings
 from quire.entrypoints.responses_api.store import ResponseStore
 from quire.inputs import PromptType
 from quire.metrics.http_metrics import HttpMetrics
@@ -99,6 +100,7 @@ class ServerState:
         self.started_at = int(time.time())
         self.metrics: Any = None
         self.http = HttpMetrics()
+        self.siblings: Siblings | None = None
         self.responses = ResponseStore(settings.responses_store)
         self.background: dict[str, Any] = {}
         """Responses in the making that nobody waits for, by id."""

@@ -1,0 +1,68 @@
+"""One of several frontend processes of `quire serve --api-server-count`: the child, told everything on its standard input."""
+
+import argparse
+import dataclasses
+import json
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+from quire.entrypoints.openai.listen import ListenOptions, open_socket
+
+
+def main() -> int:
+    """Serve until a signal ends it, or its parent dies."""
+    told = json.load(sys.stdin)
+    threading.Thread(target=_end_with_parent, args=(told["life_fd"],), name="parent-watch", daemon=True).start()
+    args = argparse.Namespace(**told["args"])
+    options = ListenOptions(**{**told["options"], "quiet_paths": tuple(told["options"]["quiet_paths"])})
+    from quire.config.wire import config_from_plain
+    from quire.engine.guests import GuestChannel, Seat
+    from quire.entrypoints.cli.serve import make_app
+    from quire.entrypoints.openai.server import ServerProcess
+    from quire.entrypoints.openai.siblings import Siblings
+    from quire.logger import set_process_label, use_log_format
+
+    if args.log_format is not None:
+        use_log_format(args.log_format)
+    folder, number = told["folder"], told["number"]
+    set_process_label(f"frontend {number}")
+    app, state = make_app(args, told["keys"])
+    others = [f"{folder}/http-{other}" for other in range(told["count"]) if other != number]
+    state.siblings = Siblings(others, told["keys"][0] if told["keys"] else None)
+    private, _ = open_socket(ListenOptions(uds=f"{folder}/http-{number}"))
+
+    def build_engine() -> Any:
+        from quire.engine.async_llm import AsyncLLM
+        from quire.entrypoints.openai.engine_start import connect_engine
+
+        return connect_engine(
+            AsyncLLM(config_from_plain(told["config"]), core=Seat(folder, number, told["life_fd"])), state
+        )
+
+    engine = build_engine() if told["is_replacement"] else None  # others serve: be heard of when it can answer
+    if told["listener_fd"] is not None:
+        listener = socket.socket(fileno=told["listener_fd"])
+    else:
+        listener, _ = open_socket(options, shared=True)
+
+    def announce(engine: Any, seconds: float) -> None:
+        channel = engine._channel
+        assert isinstance(channel, GuestChannel)
+        channel.serves()
+
+    options = dataclasses.replace(options, uds=None)  # the parent removes it
+    build = build_engine if engine is None else lambda: engine
+    return ServerProcess(app, state, listener, options, build, announce, private).run()
+
+
+def _end_with_parent(life_fd: int) -> None:
+    while os.read(life_fd, 1):
+        pass
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

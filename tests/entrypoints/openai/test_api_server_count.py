@@ -1,0 +1,156 @@
+"""`quire serve --api-server-count`: real processes before one core, with the demo model. Only 127.0.0.1 is touched."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.entrypoints.openai.test_pushed_streams import events_of
+
+pytestmark = pytest.mark.timeout(180)
+COUNT = 2
+QUESTION = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}
+LONG = {**QUESTION, "max_tokens": 1500, "ignore_eos": True, "stream": True, "temperature": 1, "seed": 1}
+
+
+class Server:
+    """The processes of one server, and what they print."""
+
+    def __init__(self, *flags):
+        command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", "--port", "0"]
+        command += ["--api-server-count", str(COUNT), *flags]
+        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines = []
+        self.is_ready = threading.Event()
+        self.reader = threading.Thread(target=self.read)
+        self.reader.start()
+        assert self.is_ready.wait(90), "".join(self.lines)
+
+    def read(self):
+        for line in self.popen.stdout:
+            self.lines.append(line)
+            if found := re.search(r" is ready after .* at (http\S+)", line):
+                self.url = found[1]
+                self.is_ready.set()
+        self.is_ready.set()
+
+    def frontends(self):
+        tasks = Path(f"/proc/{self.popen.pid}/task").iterdir()
+        return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+    def end(self, number=signal.SIGTERM):
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+        code = self.popen.wait(60)
+        self.reader.join(10)
+        return code
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server("--disable-uvicorn-access-log")
+    yield server
+    assert server.end() == 0 and "Traceback" not in "".join(server.lines)
+
+
+async def ask(server, **fields):
+    """One question on a connection of its own."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        return await client.post("/v1/chat/completions", json={**QUESTION, **fields}, headers={"x-request-id": "same"})
+
+
+def answer_of(response):
+    assert response.status_code == 200
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def test_requests_with_one_id_at_all_frontends_get_their_own_answers(server):
+    async def main():
+        streams = asyncio.gather(*(ask(server, **{**LONG, "max_tokens": 40, "seed": i % 4}) for i in range(32)))
+        answers = await asyncio.gather(*(ask(server) for _ in range(32)))
+        assert all("42" in answer_of(answer) for answer in answers)
+        by_seed = [set(), set(), set(), set()]
+        for number, response in enumerate(await streams):
+            events = events_of(response.content)
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+            text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+            by_seed[number % 4].add(text)
+        assert [len(texts) for texts in by_seed] == [1, 1, 1, 1]
+
+    asyncio.run(main())
+
+
+def test_every_frontend_tells_the_figures_of_all(server):
+    async def main():
+        async def total():
+            async with httpx.AsyncClient(base_url=server.url) as client:
+                text = (await client.get("/metrics")).text
+                return sum(map(float, re.findall(r"quire:request_success_total\{.*?\} ([\d.]+)", text)))
+
+        before = await total()
+        for _ in range(12):
+            assert "42" in answer_of(await ask(server))
+        assert {await total() for _ in range(12)} == {before + 12}
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            assert (await client.get("/load")).json() == {"server_load": 0}
+
+    asyncio.run(main())
+
+
+def test_a_frontend_that_dies_is_replaced_and_the_others_do_not_notice(server):
+    async def main():
+        victim, other = server.frontends()
+        running = [asyncio.create_task(ask(server, **LONG)) for _ in range(8)]
+        await asyncio.wait(running, timeout=0.5)
+        os.kill(victim, signal.SIGKILL)
+        results = await asyncio.gather(*running, return_exceptions=True)
+        for result in results:  # those of the dead one are cut off, the others whole
+            if not isinstance(result, httpx.TransportError):
+                assert events_of(result.content)[-1]["choices"][0]["finish_reason"] == "length"
+        while len(server.frontends()) < COUNT or victim in server.frontends():
+            await asyncio.sleep(0.05)
+        assert other in server.frontends()
+        while not any("It is replaced" in line for line in server.lines):
+            await asyncio.sleep(0.05)
+        assert all("42" in answer_of(answer) for answer in await asyncio.gather(*(ask(server) for _ in range(24))))
+
+    asyncio.run(main())
+
+
+def test_sigterm_finishes_what_runs_and_ends_with_0():
+    server = Server()
+
+    async def main():
+        running = [asyncio.create_task(ask(server, **{**LONG, "max_tokens": 300})) for _ in range(6)]
+        async with httpx.AsyncClient(base_url=server.url) as client:
+            while (await client.get("/load")).json()["server_load"] < 6:
+                await asyncio.sleep(0.01)
+        server.popen.send_signal(signal.SIGTERM)
+        for response in await asyncio.gather(*running):
+            assert events_of(response.content)[-1]["choices"][0]["finish_reason"] == "length"
+
+    asyncio.run(main())
+    assert server.popen.wait(60) == 0
+    server.end()
+
+
+def test_frontends_end_when_their_parent_is_killed():
+    server = Server()
+    frontends = server.frontends()
+    server.end(signal.SIGKILL)
+    while any(map(is_alive, frontends)):
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
