@@ -13,11 +13,14 @@ from tests.oracles.async_platform import AsyncCpuPlatform
 from tests.worker.tiny_engine import TinyEngine, make_request
 
 from quire import LLM, SamplingParams
+from quire.core.scheduler import Scheduler
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import RequestError
 from quire.executor import uniproc
 from quire.sampling_params import StructuredOutputsParams, Thinking
+from quire.structured_output.grammars import Grammars
+from quire.structured_output.rows import Filling
 from quire.tokenizers.loader import get_tokenizer
 
 EOS = 1
@@ -135,6 +138,37 @@ def test_forms_beside_other_features_in_one_batch_on_a_device(llama: Path, monke
     for name in ("r0", "r1", "r2", "r4"):
         text = get_tokenizer(str(llama)).decode([token for token in plain[name] if token != EOS])
         assert text.startswith("{")
+
+
+def test_masks_are_begun_before_the_next_step_is_planned_and_awaited_after(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def log(owner: Any, method: str, name: str) -> None:
+        real = getattr(owner, method)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            events.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, method, call)
+
+    log(Grammars, "begin_fill", "begin")
+    log(Filling, "finish", "finish")
+    log(Scheduler, "schedule", "plan")
+    request = make_request(
+        "r",
+        [5, 6, 7],
+        max_tokens=12,
+        ignore_eos=True,
+        eos_token_ids=[EOS],
+        structured_outputs=form_of({"regex": "[a-f]{40}"}),
+    )
+    assert len(make_device_engine(monkeypatch, llama).generate([request])["r"]) == 12
+    text = " ".join(events)
+    assert text.count("begin") == text.count("finish") == 12
+    assert text.count("begin plan finish") >= 9  # all but the first and the last
 
 
 @pytest.mark.exhaustive
