@@ -1,0 +1,44 @@
+"""Adding up what several processes tell, and asking them."""
+
+import asyncio
+
+from quire.entrypoints.openai.siblings import Siblings, merge_metrics
+
+OWN = b"""# HELP quire:tokens_total Tokens.
+# TYPE quire:tokens_total counter
+quire:tokens_total{model_name="a b"} 3.0
+quire:running{model_name="a b"} 0.0
+quire:wait_bucket{le="0.5",model_name="a b"} 1.0
+quire:cache_config_info{block_size="16"} 1.0
+process_cpu_seconds_total 7.5
+"""
+
+
+def test_figures_add_up_and_what_is_a_process_s_own_stays():
+    other = OWN.replace(b" 3.0", b" 40.0").replace(b" 0.0", b" 2.0").replace(b" 7.5", b" 100.0")
+    merged = merge_metrics(OWN, [other, other]).decode()
+    assert merged == OWN.decode().replace(" 3.0", " 83.0").replace(" 0.0", " 4.0").replace('b"} 1.0', 'b"} 3.0')
+
+
+def test_only_those_that_answer_are_counted(tmp_path):
+    asked = []
+
+    async def answer(reader, writer):
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+        writer.close()
+
+    async def refuse(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\n\r\nno")
+        writer.close()
+
+    async def main():
+        paths = [str(tmp_path / name) for name in ("good", "starting", "dead")]
+        servers = [await asyncio.start_unix_server(answer, paths[0]), await asyncio.start_unix_server(refuse, paths[1])]
+        assert await Siblings(paths, "key").ask("/load") == [b"hi"]
+        assert b"GET /load?own=1 " in asked[0] and b"Authorization: Bearer key\r\n" in asked[0]
+        for server in servers:
+            server.close()
+
+    asyncio.run(main())
