@@ -195,6 +195,7 @@ def test_the_state_lists_steps_live_and_finished_requests() -> None:
     assert [shown["id"] for shown in state["finished"]] == ["done"] and state["finished"][0]["output_tokens"] == 2
     assert state["step"] == state["steps"][-1] and state["step"]["num_requests"] == 1
     assert state["prefix_hits"] == 4
+    assert (state["prompt_tokens_total"], state["generation_tokens_total"]) == (16, 5)
     harness.run()
 
 

@@ -103,6 +103,7 @@ class Timelines:
         queue_stalls: time, the request at the queue's head, and why it was not admitted (None: the queue moved).
         steps: step id, when it was collected, its milliseconds and those predicted, tokens, requests, sampled tokens.
         reset_at: when the prefix cache was emptied last.
+        num_prompt_tokens, num_sampled: tokens of prompts that reached their first token, and tokens sampled, since the start.
     """
 
     def __init__(self, is_on: bool, clock: Callable[[], float]) -> None:
@@ -112,6 +113,7 @@ class Timelines:
         self.queue_stalls: deque[tuple[float, str, str | None]] = deque(maxlen=MAX_QUEUE_STALLS)
         self.steps: deque[tuple[int, float, float, float, int, int, int]] = deque(maxlen=MAX_STEPS)
         self.reset_at: float | None = None
+        self.num_prompt_tokens = self.num_sampled = 0
         self._num_finished_tokens = 0
         self._num_lookups = 0
         self._stalled: tuple[Request | None, str | None] = (None, None)
@@ -179,6 +181,7 @@ class Timelines:
 
     def sampled_first(self, request: Request) -> None:
         """Its first token was collected."""
+        self.num_prompt_tokens += request.num_prompt_tokens
         timeline = request.timeline
         if timeline is not None and timeline.first_token is None:
             timeline.first_token = now = self.clock()
@@ -209,6 +212,7 @@ class Timelines:
 
     def stepped(self, flight: StepInFlight, step_ms: float, predicted_ms: float) -> None:
         """A step was collected."""
+        self.num_sampled += flight.num_samples
         if self.is_on:
             step = flight.step
             shape = (step.total_num_tokens, len(step.rows), flight.num_samples)

@@ -23,8 +23,6 @@ async def console_state(request: Request) -> Response:
         "version": __version__,
         "uptime_s": round(time.time() - server.started_at, 1),
         **await engine.inspect(),
-        "prompt_tokens_total": engine.metrics.prompt_tokens,
-        "generation_tokens_total": engine.metrics.generation_tokens,
     }
     return json_response(shown)
 
