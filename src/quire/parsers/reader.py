@@ -23,25 +23,26 @@ class Malformed(Exception):
 
 
 class Reader:
-    """The text that has come and was not taken yet.
-
-    Attributes:
-        taken: everything that was taken since `mark`, for a parser that has to give it back.
-    """
+    """The text that has come and was not taken yet."""
 
     def __init__(self) -> None:
         self.text = ""
         self.ended = False
-        self.taken = ""
+        self._taken: list[str] = []
+
+    @property
+    def taken(self) -> str:
+        """Everything that was taken since `mark`, for a parser that has to give it back."""
+        return "".join(self._taken)
 
     def mark(self) -> None:
         """Forget what was taken before."""
-        self.taken = ""
+        self._taken.clear()
 
     def take(self, count: int) -> str:
         """The next characters, which are there."""
         part, self.text = self.text[:count], self.text[count:]
-        self.taken += part
+        self._taken.append(part)
         return part
 
     def until(self, markers: tuple[str, ...], emit: Emit) -> Waiting[str | None]:
