@@ -1,20 +1,24 @@
 """Whether an architecture computes what Transformers does: a tiny random checkpoint, both ways, in float32.
 
-Greedy tokens must be equal and logprobs close, for prompts of mixed lengths in chunks, and again over the prefix cache.
-Knows Transformers as the oracle. What is tested with odder shapes stands in the project's tests.
+Greedy tokens must be equal and logprobs close, for prompts of mixed lengths in chunks, and again over the prefix cache; of
+encoders, each token's vector. Knows Transformers as the oracle. What is tested with odder shapes stands in the project's tests.
 """
 
 import dataclasses
 import functools
+import json
 import random
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.features import Features, features_of
 from quire.models.registry import ModelRegistry
+from quire.models.text_part import ARCHITECTURES as TEXT_PARTS
+from quire.models.text_part import text_part
 
 TOLERANCE = 1e-3
 NEW_TOKENS = 8
@@ -23,32 +27,50 @@ SETTINGS: dict[str, Any] = {
     "max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 120,
     "skip_tokenizer_init": True, "dtype": "float32",
 }  # fmt: skip
+# Sizes in the words of configs that Transformers has no class for: enough to tell features.
+OTHER_WORDS: dict[str, Any] = {
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e4, "num_experts": 6, "num_experts_per_tok": 2,
+    "num_shared_experts": 1, "moe_intermediate_size": 40, "norm_topk_prob": True, "first_k_dense_replace": 1,
+    "block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}}] * 3,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One architecture's verdict: `equal`, `FAILED`, or `skipped`, with the figures or the reason."""
+    """One architecture's verdict: `equal`, `FAILED`, or `skipped`, with the figures or the reason.
+
+    Attributes:
+        difference: the largest of any logprob (of an encoder: of any number of a vector); None where none was computed.
+        compared_with: whose answers they were, or where else the comparison is made.
+    """
 
     architecture: str
     verdict: str
     detail: str
+    difference: float | None = None
+    compared_with: str = "Transformers"
 
 
 @functools.cache
-def _tiny_config(architecture: str) -> HFConfig | str:
-    """The config of a tiny checkpoint, or why there is none."""
-    try:
-        import transformers
+def _transformers_config(architecture: str) -> HFConfig | None:
+    """The config of a tiny checkpoint of Transformers; None where it has no class of this name."""
+    import transformers
 
-        from quire.benchmarks.tiny_models import tiny_values
-    except ImportError:
-        return "not known: pip install 'quire[transformers]'"
+    from quire.benchmarks.tiny_models import tiny_values
+
     transformers.logging.set_verbosity_error()
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
-        return "not in the installed Transformers (tests/models compares it under another name)"
+        return None
     values = model_class.config_class(**tiny_values(architecture)).to_dict()
     return HFConfig({**values, "architectures": [architecture]})
+
+
+def _kin(architecture: str) -> str | None:
+    """The first architecture of Transformers that the same function makes the spec of: for Yi, Llama."""
+    source = ModelRegistry.resolve(architecture).load()
+    names = (name for name in ModelRegistry.get_supported_archs() if ModelRegistry.resolve(name).load() is source)
+    return next((name for name in names if _transformers_config(name)), None)
 
 
 def features(architecture: str) -> Features | str:
@@ -56,14 +78,14 @@ def features(architecture: str) -> Features | str:
     source = ModelRegistry.resolve(architecture).load()
     if isinstance(source, type):
         return "a class of its own"
-    # Another name of the same function will do: Yi is Llama.
-    kin = [name for name in ModelRegistry.get_supported_archs() if ModelRegistry.resolve(name).load() is source]
-    configs = [_tiny_config(name) for name in (architecture, *kin)]
-    config = next((config for config in configs if isinstance(config, HFConfig)), configs[0])
-    if isinstance(config, str):
-        return config
     try:
-        spec = source(config)
+        from quire.benchmarks.tiny_models import tiny_values
+
+        config = _transformers_config(architecture) or _transformers_config(_kin(architecture) or "")
+    except ImportError:
+        return "not known: pip install 'quire[transformers]'"
+    try:
+        spec = source(config or HFConfig({**tiny_values(architecture), **OTHER_WORDS, "architectures": [architecture]}))
         if "lm_head" not in spec.weights.modules:  # an encoder
             spec = dataclasses.replace(spec, tied_embeddings=True)
         return features_of(spec)
@@ -73,22 +95,82 @@ def features(architecture: str) -> Features | str:
 
 def check(architecture: str) -> Result:
     """Compare one architecture with Transformers."""
-    answer, config = features(architecture), _tiny_config(architecture)
-    if isinstance(answer, str) or isinstance(config, str):
-        return Result(architecture, "skipped", config if isinstance(config, str) else str(answer))
-    if architecture.endswith("ForConditionalGeneration") or architecture == "FuyuForCausalLM":
-        return Result(architecture, "skipped", "its text is another row's model; tests/models compares it")
-    if not answer.generates or (architecture.endswith("Model") and not architecture.endswith("LMHeadModel")):
-        return Result(architecture, "skipped", "gives no tokens; tests/pooling compares its vectors")
+    answer = features(architecture)
+    if isinstance(answer, str):
+        return Result(architecture, "skipped", answer, compared_with="nothing")
+    if _transformers_config(architecture) is None:
+        kin = _kin(architecture)
+        where = f"the table is {kin}'s" if kin else "a model that computes the same (`tests/models/`)"
+        return Result(architecture, "skipped", f"not in the installed Transformers; {where}", compared_with=where)
     begin = time.perf_counter()
+    compare = _largest_difference if answer.generates else _largest_difference_of_vectors
     try:
-        difference = _largest_difference(architecture)
+        difference = compare(architecture)
     except Exception as error:  # whatever goes wrong with one row must not end the table
         return Result(architecture, "FAILED", f"{type(error).__name__}: {error}".splitlines()[0])
     seconds = time.perf_counter() - begin
     verdict = "equal" if difference is not None and difference < TOLERANCE else "FAILED"
-    figures = "greedy tokens differ" if difference is None else f"logprobs within {difference:.1e}"
-    return Result(architecture, verdict, f"{figures} ({', '.join(answer.mixers)}; {seconds:.1f} s)")
+    what = "logprobs" if answer.generates else "vectors"
+    figures = "greedy tokens differ" if difference is None else f"{what} within {difference:.1e}"
+    text = _text_of(architecture)
+    return Result(
+        architecture, verdict, f"{figures} ({', '.join(answer.mixers)}; {seconds:.1f} s)", difference,
+        f"Transformers' {text} (its text)" if text else "Transformers",
+    )  # fmt: skip
+
+
+def _text_of(architecture: str) -> str | None:
+    """The architecture of the text part, where a model also sees."""
+    config = _transformers_config(architecture)
+    is_whole = config is not None and ModelRegistry.resolve(architecture).load() is text_part
+    return TEXT_PARTS[config.text_config.model_type] if config is not None and is_whole else None
+
+
+def _make_checkpoint(architecture: str, folder: str) -> tuple[Path, Any]:
+    """A tiny checkpoint, and Transformers' model of it; of one that also sees, both have its text alone."""
+    from safetensors.torch import load_file, save_file
+
+    from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
+
+    text = _text_of(architecture)
+    path = make_tiny_model(text or architecture, folder, tokenizer=False)
+    oracle = load_oracle(path)
+    if text:
+        config, weights = path / "config.json", path / "model.safetensors"
+        whole = {"architectures": [architecture], "text_config": json.loads(config.read_bytes())}
+        config.write_text(json.dumps(whole), encoding="utf-8")
+        save_file({f"language_model.{name}": tensor for name, tensor in load_file(weights).items()}, weights)
+    return path, oracle
+
+
+def _make_prompts(architecture: str) -> list[list[int]]:
+    """Token ids of mixed lengths; the last begins like the one before."""
+    from quire.benchmarks.tiny_models import VOCAB_SIZE
+
+    draw = random.Random(architecture)
+    prompts = [[draw.randrange(4, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
+    return [*prompts, [*prompts[-1][:48], *prompts[0]]]
+
+
+def _largest_difference_of_vectors(architecture: str) -> float:
+    """Of any number of an encoder's last hidden states, which are about 1."""
+    import numpy as np
+    import torch
+
+    from quire import LLM, PoolingParams
+
+    prompts = _make_prompts(architecture)
+    params = PoolingParams(task="token_embed", use_activation=False)
+    largest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path, oracle = _make_checkpoint(architecture, folder)
+        with LLM(model=str(path), **(SETTINGS | {"max_num_batched_tokens": 160})) as llm:
+            outputs = llm.encode([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            with torch.no_grad():
+                expected = oracle(input_ids=torch.tensor([prompt])).last_hidden_state[0]
+            largest = max(largest, float(np.abs(output.outputs.data - expected.numpy()).max()))
+    return largest
 
 
 def _largest_difference(architecture: str) -> float | None:
@@ -96,16 +178,12 @@ def _largest_difference(architecture: str) -> float | None:
     import torch
 
     from quire import LLM, SamplingParams
-    from quire.benchmarks.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model
 
-    draw = random.Random(architecture)
-    prompts = [[draw.randrange(4, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
-    prompts.append([*prompts[-1][:48], *prompts[0]])
+    prompts = _make_prompts(architecture)
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
     largest = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        path = make_tiny_model(architecture, folder, tokenizer=False)
-        oracle = load_oracle(path)
+        path, oracle = _make_checkpoint(architecture, folder)
         with LLM(model=str(path), **SETTINGS) as llm:
             for batch in (prompts, prompts[::-1]):
                 outputs = llm.generate([{"prompt_token_ids": ids} for ids in batch], params, use_tqdm=False)

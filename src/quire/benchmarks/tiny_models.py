@@ -113,6 +113,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
         "v_head_dim": 20, "scale_emb": 3, "dim_model_base": 40,
     },
+    "DistilBertModel": {"dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4},
+    "ModernBertModel": {"local_attention": 16, "num_hidden_layers": 4},
 }  # fmt: skip
 
 _CHAT_TEMPLATE = (

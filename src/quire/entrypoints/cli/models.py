@@ -1,16 +1,17 @@
-"""`quire models`: the architectures, what each can do, and whether each computes what Transformers does (`--check`)."""
+"""`quire models`: the architectures, what each can do, and whether each computes what Transformers does (`--check`); the
+table of both in a document (`--write`)."""
 
 import argparse
 import dataclasses
 import fnmatch
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quire.benchmarks.model_check import Result
     from quire.models.features import Features
-
-COLUMNS = ("TP", "PP", "LoRA", "quantized", "pooling", "multimodal")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,10 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true",
         help="make a tiny random checkpoint of each with Transformers and compare tokens and logprobs in float32",
     )  # fmt: skip
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path,
+        help="put the table of all architectures between the two markers of this document: features from the specs, and "
+        "what --check found (rows that are not checked now keep what they have)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """List, or check."""
+    """List, or check; write."""
     from quire.models.registry import ModelRegistry
     from quire.plugins import load_general_plugins
 
@@ -34,11 +40,19 @@ def run(args: argparse.Namespace) -> int:
     chosen = [name for name in known if any(fnmatch.fnmatch(name.lower(), each.lower()) for each in patterns)]
     if not chosen:
         ModelRegistry.resolve(args.pattern)  # refuses, with the nearest names
-    return _check(chosen, args.json) if args.check else _list(chosen, args.json)
+    results = _check(chosen, args.json) if args.check else []
+    if not args.check and args.write is None:
+        _list(chosen, args.json)
+    if args.write is not None:
+        from quire.benchmarks.model_table import write_table
+
+        write_table(args.write, results)
+    return 1 if any(result.verdict == "FAILED" for result in results) else 0
 
 
-def _list(names: list[str], as_json: bool) -> int:
+def _list(names: list[str], as_json: bool) -> None:
     from quire.benchmarks.model_check import features
+    from quire.benchmarks.model_table import COLUMNS
     from quire.models.registry import ModelRegistry
 
     rows = {name: features(name) for name in names}
@@ -46,7 +60,7 @@ def _list(names: list[str], as_json: bool) -> int:
         values = {name: row if isinstance(row, str) else dataclasses.asdict(row) for name, row in rows.items()}
         json.dump(values, sys.stdout, indent=2)
         print()
-        return 0
+        return
     width = max(map(len, names))
     print(f"{'architecture':<{width}}  {'  '.join(COLUMNS)}  layers")
     for name, row in rows.items():
@@ -56,35 +70,33 @@ def _list(names: list[str], as_json: bool) -> int:
     print(
         f"\n{len(names)} architectures. What else Transformers knows runs with its own modules (--model-impl transformers)."
     )
-    return 0
 
 
 def _cells(row: "Features | str") -> str:
+    from quire.benchmarks.model_table import COLUMNS, feature_words, layer_words
+
     if isinstance(row, str):
         return row
-    answers = (
-        row.tensor_parallel, row.pipeline_parallel, row.lora, row.quantization,
-        "only" if not row.generates else row.pooling, row.multimodal,
-    )  # fmt: skip
-    words = [answer if isinstance(answer, str) else "yes" if answer else "-" for answer in answers]
-    cells = "  ".join(f"{word:<{len(column)}}" for word, column in zip(words, COLUMNS, strict=True))
-    return f"{cells}  {', '.join(row.mixers)}{' + experts' if row.experts else ''}"
+    cells = "  ".join(f"{word:<{len(column)}}" for word, column in zip(feature_words(row), COLUMNS, strict=True))
+    return f"{cells}  {layer_words(row)}"
 
 
-def _check(names: list[str], as_json: bool) -> int:
+def _check(names: list[str], as_json: bool) -> "list[Result]":
     from quire.benchmarks.model_check import check
 
-    results: list[dict[str, Any]] = []
+    results: list[Result] = []
     width = max(map(len, names))
     for name in names:
         result = check(name)
-        results.append(dataclasses.asdict(result))
+        results.append(result)
         if not as_json:
             print(f"{name:<{width}}  {result.verdict:<7}  {result.detail}", flush=True)
     if as_json:
-        json.dump(results, sys.stdout, indent=2)
+        json.dump([dataclasses.asdict(result) for result in results], sys.stdout, indent=2)
         print()
-    failed = [result["architecture"] for result in results if result["verdict"] == "FAILED"]
-    equal = sum(result["verdict"] == "equal" for result in results)
-    print(f"{equal} of {len(results)} equal to Transformers, {len(failed)} failed", file=sys.stderr)
-    return 1 if failed else 0
+    verdicts = [result.verdict for result in results]
+    print(
+        f"{verdicts.count('equal')} of {len(results)} equal to Transformers, {verdicts.count('FAILED')} failed",
+        file=sys.stderr,
+    )
+    return results
