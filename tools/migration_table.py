@@ -28,7 +28,7 @@ MARKER = "<!-- Everything below is written by `python -m tools.migration_table`.
 SAME, DIFFERENT, ABSENT = "same", "different", "absent"
 REFUSED, AT_DEFAULT = "refused", "taken at their defaults, else refused"
 IGNORED = "ignored and logged once; `--strict` refuses them"
-BY_NAME, NO_ROUTE, NOT_YET = "refused by name", "no such route", "answers 501"
+BY_NAME, NO_ROUTE, NOT_YET = "refused by name", "no such route", "always refused"
 SHARED_NOTES = (REFUSED, AT_DEFAULT, IGNORED, BY_NAME, NO_ROUTE, NOT_YET)
 """Notes of many names, which are listed together."""
 EXAMPLES: tuple[Any, ...] = ("x", 1, {"a": 1}, ["x"], [{"a": 1}], True)
@@ -169,6 +169,12 @@ def ask(method: str, path: str, body: Any) -> tuple[int, Any]:
         return answer.status, {}
 
 
+def is_closed(status: int, answer: Any) -> bool:
+    """Whether a route refuses whatever it is asked: it blames no field."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return status == 501 or (bool(error) and error["code"] == "not_supported" and not error["param"])
+
+
 def check_routes(table: dict[str, Any]) -> Verdicts:
     routes = {
         (method, re.sub(r"\{[^}]*\}", "{}", route.path))
@@ -179,7 +185,7 @@ def check_routes(table: dict[str, Any]) -> Verdicts:
         method, path = name.split(" ")
         if (method, re.sub(r"\{[^}]*\}", "{}", path)) not in routes:
             yield name, Verdict(ABSENT)
-        elif method == "POST" and ask(method, path.replace("{id}", "x"), {})[0] == 501:
+        elif method == "POST" and is_closed(*ask(method, path.replace("{id}", "x"), {})):
             yield name, Verdict(ABSENT, NOT_YET)
         else:
             yield name, Verdict(SAME)

@@ -29,6 +29,13 @@ def test_no_flag_of_vllms_server_is_unknown() -> None:
     assert unknown == [], "add them to engine/arg_foreign.py or entrypoints/cli/foreign_server_flags.py"
 
 
+def test_a_route_that_refuses_whatever_it_is_asked_is_absent() -> None:
+    blamed = {"error": {"code": "not_supported", "param": "model"}}
+    assert not migration_table.is_closed(200, {}) and not migration_table.is_closed(400, blamed)
+    assert migration_table.is_closed(501, {})
+    assert migration_table.is_closed(400, {"error": {"code": "not_supported", "param": None}})
+
+
 def test_every_note_is_about_a_name_of_vllms() -> None:
     names = {(table["kind"], name) for table in TABLES for name in table["names"]}
     for status in (DIFFERENT, ABSENT):
