@@ -172,7 +172,7 @@ def ask(method: str, path: str, body: Any) -> tuple[int, Any]:
 def is_closed(status: int, answer: Any) -> bool:
     """Whether a route refuses whatever it is asked: it blames no field."""
     error = answer.get("error") if isinstance(answer, dict) else None
-    return status == 501 or (bool(error) and error["code"] == "not_supported" and not error["param"])
+    return status == 501 or (bool(error) and error.get("code") == "not_supported" and not error.get("param"))
 
 
 def check_routes(table: dict[str, Any]) -> Verdicts:
