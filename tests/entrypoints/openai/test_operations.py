@@ -45,7 +45,7 @@ async def test_profiles_need_a_setting_that_the_error_names(path, server):
 async def test_what_is_not_there_yet_says_so(path, server):
     async with server() as s:
         response = await s.client.post(path, json={})
-        assert response.status_code == 501 and response.json()["error"]["code"] == "not_supported"
+        assert response.status_code == 400 and response.json()["error"]["code"] == "not_supported"
         assert "yet" in response.json()["error"]["message"]
 
 
@@ -100,5 +100,13 @@ async def test_every_route_is_in_the_openapi_page_and_no_other(server):
     async with server() as s:
         described = (await s.client.get("/openapi.json")).json()["paths"]
     posted = {(path, "post") for path in WORK}
-    others = {(path.replace(":path", ""), methods[0].lower()) for path, methods, _ in OPERATIONS}
+    others = {(path.replace(":path", ""), method.lower()) for path, methods, _ in OPERATIONS for method in methods}
     assert posted | others == {(path, method) for path, operations in described.items() for method in operations}
+
+
+async def test_a_405_tells_every_method_of_the_path(server):
+    async with server() as s:
+        for path, methods in (("/v1/responses/resp_x", "DELETE, GET, HEAD"), ("/ping", "GET, HEAD, POST")):
+            refused = await s.client.put(path)
+            assert refused.status_code == 405
+            assert ", ".join(sorted(refused.headers["allow"].split(", "))) == methods

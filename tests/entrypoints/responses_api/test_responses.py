@@ -269,6 +269,7 @@ async def test_wrong_requests_are_refused_by_the_field(fields, status, param):
     ("query", "param"),
     [
         ("?stream=true", "stream"),
+        ("?stream=null", "stream"),
         ("?stream=true&starting_after=-1", "starting_after"),
         ("?starting_after=x", "starting_after"),
         ("/input_items?limit=0", "limit"),

@@ -24,7 +24,6 @@ _TYPES = {
     429: "rate_limit_error",
     431: "invalid_request_error",
     500: "server_error",
-    501: "not_implemented_error",
     503: "service_unavailable_error",
 }
 

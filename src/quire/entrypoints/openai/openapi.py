@@ -149,16 +149,16 @@ _ACTIONS: tuple[tuple[str, str], ...] = (
     ("/reset_prefix_cache", "Forget every cached prefix."),
     ("/start_profile", "Profile the workers' steps from now on, as --profiler-config says; 400 without it."),
     ("/stop_profile", "End the profile; tells the files that were written."),
-    ("/v1/load_lora_adapter", "501: adapters are not supported yet."),
-    ("/v1/unload_lora_adapter", "501: adapters are not supported yet."),
+    ("/v1/load_lora_adapter", "Refused: adapters are not supported yet."),
+    ("/v1/unload_lora_adapter", "Refused: adapters are not supported yet."),
 )
 _READS: tuple[tuple[str, str, type | None], ...] = (
     ("/v1/models", "The served models.", ModelList),
     ("/v1/models/{model}", "One served model.", ModelCard),
     ("/health", "200 while the engine lives and makes progress; needs no key.", None),
+    ("/ping", "The same as /health, under another name.", None),
     ("/live", "200 unless the engine has died, also while it starts; needs no key.", None),
     ("/ready", "200 while new requests are welcome.", None),
-    ("/ping", "The same as /health, under another name.", None),
     ("/version", "The server's version.", None),
     ("/load", "Requests in flight.", None),
     ("/tokenizer_info", "What the tokenizer is, and its chat template.", None),
@@ -179,7 +179,8 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
     reference = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for path, summary, body, answer, example in _WORK:
-        paths[path] = {"post": _work_operation(summary, reference[body], reference[answer], example)}
+        streams = "stream" in body.__struct_fields__
+        paths[path] = {"post": _work_operation(summary, reference[body], reference[answer], example, streams)}
     for path, summary, kind in _READS:
         paths[path] = {"get": _read_operation(path, summary, reference[kind] if kind else None)}
     for path, method, summary, kind, query in _KEPT:
@@ -189,6 +190,7 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
         paths.setdefault(path, {})[method] = operation
     for path, summary in _ACTIONS:
         paths[path] = {"post": _read_operation(path, summary, None)}
+    paths["/ping"]["post"] = paths["/ping"]["get"]
     bodies = [
         {"$ref": reference[body]["$ref"]}
         for path, _, body, _, _ in _WORK
@@ -196,7 +198,7 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
     ]
     any_body = {"anyOf": list({body["$ref"]: body for body in bodies}.values())}
     summary = "Any of the bodies above: the route is chosen by its fields."
-    paths["/invocations"] = {"post": _work_operation(summary, any_body, {"type": "object"}, _WORK[0][4])}
+    paths["/invocations"] = {"post": _work_operation(summary, any_body, {"type": "object"}, _WORK[0][4], True)}
     security = {"bearer": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
@@ -207,18 +209,15 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
     }
 
 
-def _work_operation(summary: str, body: Any, answer: Any, example: dict[str, Any]) -> dict[str, Any]:
+def _work_operation(summary: str, body: Any, answer: Any, example: dict[str, Any], streams: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": answer}}
+    if streams:
+        content["text/event-stream"] = {}  # an OpenAPI 3.1 document has no word for the form of one event
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": body, "example": example}}},
         "responses": {
-            "200": {
-                "description": "The answer.",
-                "content": {
-                    "application/json": {"schema": answer},
-                    "text/event-stream": {"schema": {"type": "string"}},
-                },
-            },
+            "200": {"description": "The answer.", "content": content},
             **openapi_error_responses(),
         },
     }

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.entrypoints.openai.console_data import CONSOLE_DATA
-from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
+from quire.entrypoints.openai.errors import bad_request, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.responses import ModelCard, ModelList
 from quire.entrypoints.openai.route_tools import Handler, json_response, read_bytes, state_of
@@ -161,7 +161,7 @@ def _absent(message: str) -> Handler:
 
     async def handler(request: Request) -> Response:
         del request
-        raise HTTPError(501, message, code="not_supported")
+        raise bad_request(message, code="not_supported")
 
     return handler
 

@@ -46,12 +46,17 @@ async def count_tokens(request: Request) -> Response:
     return json_response(await count_input_tokens(state_of(request), body))
 
 
+async def kept_response(request: Request) -> Response:
+    """`/v1/responses/{id}`: one route, so that the `Allow` of a 405 tells both methods."""
+    return await (delete_response if request.method == "DELETE" else retrieve_response)(request)
+
+
 async def retrieve_response(request: Request) -> Response:
     """`GET /v1/responses/{id}`; with `stream=true` its events, those behind number `starting_after`."""
     state, response_id = state_of(request), request.path_params["response_id"]
     after = _number(request, "starting_after", -1, 0)
     run: BackgroundRun | None = state.background.get(response_id)
-    if request.query_params.get("stream", "false").lower() not in ("true", "1"):
+    if not _flag(request, "stream"):
         if run is not None:
             return json_response(run.job.response)
         return _json((await find(state, response_id)).body)
@@ -120,6 +125,13 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
+def _flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "false").lower()
+    if text not in ("true", "1", "false", "0"):
+        raise bad_request(f"{name}: {text[:60]!r} is unknown; allowed: 'true', 'false'.", name)
+    return text in ("true", "1")
+
+
 def _number(request: Request, name: str, default: int, low: int, high: int = 1 << 62) -> int:
     text = request.query_params.get(name)
     if text is None:
@@ -132,8 +144,7 @@ def _number(request: Request, name: str, default: int, low: int, high: int = 1 <
 
 WORK: dict[str, Handler] = {"/v1/responses": create_response, "/v1/responses/input_tokens": count_tokens}
 KEPT: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("/v1/responses/{response_id}", ("GET",), retrieve_response),
-    ("/v1/responses/{response_id}", ("DELETE",), delete_response),
+    ("/v1/responses/{response_id}", ("GET", "DELETE"), kept_response),
     ("/v1/responses/{response_id}/cancel", ("POST",), cancel_response),
     ("/v1/responses/{response_id}/input_items", ("GET",), list_input_items),
 )
