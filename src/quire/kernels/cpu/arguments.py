@@ -1,131 +1,46 @@
-"""The argument structures of the native operations, field by field as `csrc/arguments.h` declares them."""
+"""The argument structures of the native operations, field by field as `csrc/arguments.h` declares them, and how one is made."""
 
 import ctypes
 
-_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+def structure(name: str, *first: tuple[str, type], **kinds: str) -> type[ctypes.Structure]:
+    """A structure of fields in the order of the keywords, after those of `first`.
+
+    Args:
+        kinds: `pointers`, `longs` (64 bits), `ints` (32) or `floats`: names of the fields of that type, by spaces.
+    """
+    types = {"pointers": ctypes.c_void_p, "longs": ctypes.c_int64, "ints": ctypes.c_int32, "floats": ctypes.c_float}
+    fields = [*first, *((field, types[kind]) for kind, names in kinds.items() for field in names.split())]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-def _fields(**kinds: str) -> list[tuple[str, type]]:
-    """Fields by kind, in order: each keyword is a field, its value `pointer`, `long`, `int` or `float`."""
-    types = {"pointer": _POINTER, "long": _LONG, "int": _INT, "float": _FLOAT}
-    return [(name, types[kind]) for name, kind in kinds.items()]
-
-
-class PackArguments(ctypes.Structure):
-    _fields_ = _fields(source="pointer", packed="pointer", n="long", k="long", source_stride="long", dtype="int")
-
-
-class LinearArguments(ctypes.Structure):
-    _fields_ = _fields(x="pointer", packed="pointer", bias="pointer", out="pointer", n="long", k="long", dtype="int")
-
-
-class EmbeddingArguments(ctypes.Structure):
-    _fields_ = _fields(
-        ids="pointer", packed="pointer", out="pointer", n="long", k="long", scale="float", accumulate="int", dtype="int"
-    )
-
-
-class NormArguments(ctypes.Structure):
-    _fields_ = _fields(
-        x="pointer",
-        weight="pointer",
-        bias="pointer",
-        out="pointer",
-        residual="pointer",
-        d="long",
-        groups="long",
-        stride="long",
-        eps="float",
-        subtract_mean="int",
-    )
-
-
-class AddArguments(ctypes.Structure):
-    _fields_ = _fields(x="pointer", out="pointer", d="long", scale="float")
-
-
-class ActivationArguments(ctypes.Structure):
-    _fields_ = _fields(x="pointer", out="pointer", d="long", kind="int", gated="int")
-
-
-class XieluArguments(ctypes.Structure):
-    _fields_ = _fields(x="pointer", alphas="pointer", d="long")
-
-
-class ClipArguments(ctypes.Structure):
-    _fields_ = _fields(x="pointer", d="long", stride="long", limit="float")
-
-
-class ScaleRowsArguments(ctypes.Structure):
-    _fields_ = _fields(x="pointer", table="pointer", index="pointer", d="long", stride="long")
-
-
-class GatherArguments(ctypes.Structure):
-    _fields_ = _fields(x="pointer", index="pointer", out="pointer", d="long")
-
-
-class ScaleAndCapArguments(ctypes.Structure):
-    _fields_ = _fields(x="pointer", d="long", scale="float", soft_cap="float")
-
-
-class ArgmaxArguments(ctypes.Structure):
-    _fields_ = _fields(
-        logits="pointer", inverse_temperature="pointer", seed="pointer", position="pointer", out="pointer", v="long"
-    )
-
-
-class RopeArguments(ctypes.Structure):
-    _fields_ = _fields(
-        qkv="pointer",
-        cache="pointer",
-        slot_mapping="pointer",
-        positions="pointer",
-        cos_sin="pointer",
-        q_norm="pointer",
-        k_norm="pointer",
-        plane_stride="long",
-        page_stride="long",
-        qkv_stride="long",
-        block_size="long",
-        num_heads="int",
-        num_kv_heads="int",
-        head_dim="int",
-        rotary_dim="int",
-        interleaved="int",
-        dtype="int",
-        eps="float",
-    )
-
-
-class AttentionArguments(ctypes.Structure):
-    _fields_ = _fields(
-        qkv="pointer",
-        cache="pointer",
-        out="pointer",
-        query_start="pointer",
-        seq_lens="pointer",
-        table_rows="pointer",
-        block_table="pointer",
-        shape="pointer",
-        sinks="pointer",
-        alibi_slopes="pointer",
-        plane_stride="long",
-        page_stride="long",
-        qkv_stride="long",
-        block_size="long",
-        block_table_stride="long",
-        num_heads="int",
-        num_kv_heads="int",
-        head_dim="int",
-        value_dim="int",
-        window="int",
-        causal="int",
-        chunk="int",
-        dtype="int",
-        scale="float",
-        soft_cap="float",
-    )
-
-
-class ReadArguments(ctypes.Structure):
-    _fields_ = _fields(source="pointer", bytes="long", sink="pointer")
+PackArguments = structure("PackArguments", pointers="source packed", longs="n k source_stride", ints="dtype")
+LinearArguments = structure("LinearArguments", pointers="x packed bias out", longs="n k", ints="dtype")
+EmbeddingArguments = structure(
+    "EmbeddingArguments", pointers="ids packed out", longs="n k", floats="scale", ints="accumulate dtype"
+)
+NormArguments = structure(
+    "NormArguments", pointers="x weight bias out residual", longs="d groups stride", floats="eps", ints="subtract_mean"
+)
+AddArguments = structure("AddArguments", pointers="x out", longs="d", floats="scale")
+ActivationArguments = structure("ActivationArguments", pointers="x out", longs="d", ints="kind gated")
+XieluArguments = structure("XieluArguments", pointers="x alphas", longs="d")
+ClipArguments = structure("ClipArguments", pointers="x", longs="d stride", floats="limit")
+ScaleRowsArguments = structure("ScaleRowsArguments", pointers="x table index", longs="d stride")
+GatherArguments = structure("GatherArguments", pointers="x index out", longs="d")
+ScaleAndCapArguments = structure("ScaleAndCapArguments", pointers="x", longs="d", floats="scale soft_cap")
+ArgmaxArguments = structure(
+    "ArgmaxArguments", pointers="logits inverse_temperature seed position out", longs="v"
+)  # fmt: skip
+RopeArguments = structure(
+    "RopeArguments", pointers="qkv cache slot_mapping positions cos_sin q_norm k_norm",
+    longs="plane_stride page_stride qkv_stride block_size",
+    ints="num_heads num_kv_heads head_dim rotary_dim interleaved dtype", floats="eps",
+)  # fmt: skip
+AttentionArguments = structure(
+    "AttentionArguments",
+    pointers="qkv cache out query_start seq_lens table_rows block_table shape sinks alibi_slopes",
+    longs="plane_stride page_stride qkv_stride block_size block_table_stride",
+    ints="num_heads num_kv_heads head_dim value_dim window causal chunk dtype", floats="scale soft_cap",
+)  # fmt: skip
+ReadArguments = structure("ReadArguments", ("source", ctypes.c_void_p), longs="bytes", pointers="sink")

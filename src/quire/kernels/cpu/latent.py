@@ -3,40 +3,23 @@
 The argument structures are field by field those of `csrc/latent.h`.
 """
 
-import ctypes
-
 import torch
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.cpu import arguments as native
-from quire.kernels.cpu.library import DTYPES, library
-from quire.kernels.cpu.operations import PANEL, PRIORITY, unavailable
+from quire.kernels.cpu.arguments import structure
+from quire.kernels.cpu.binding import cpu_kernel, pack_panels, run
+from quire.kernels.cpu.library import DTYPES
 from quire.kernels.latent import HeadWeight
 from quire.kernels.ops import Rope
-from quire.kernels.registry import kernel
 
-
-class _HeadLinear(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "packed", "out")),
-        *((name, ctypes.c_int64) for name in ("heads", "n", "k", "x_row", "x_head", "out_row", "out_head")),
-        ("dtype", ctypes.c_int32),
-    ]
-
-
-class _Latent(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "latent", "norm", "cos_sin", "slot_mapping", "positions")),
-        *((name, ctypes.c_void_p) for name in ("cache", "out")),
-        *((name, ctypes.c_int64) for name in ("heads", "rank", "rotary_dim", "q_row", "q_head", "out_row", "out_head")),
-        *((name, ctypes.c_int64) for name in ("page_stride", "block_size")),
-        *((name, ctypes.c_int32) for name in ("interleaved", "dtype")),
-        ("eps", ctypes.c_float),
-    ]
-
-
-def _cpu(op: str):
-    return kernel(op, platform="cpu", priority=PRIORITY, unavailable=unavailable)
+_HeadLinear = structure(
+    "_HeadLinear", pointers="x packed out", longs="heads n k x_row x_head out_row out_head", ints="dtype"
+)
+_Latent = structure(
+    "_Latent", pointers="q latent norm cos_sin slot_mapping positions cache out",
+    longs="heads rank rotary_dim q_row q_head out_row out_head page_stride block_size", ints="interleaved dtype",
+    floats="eps",
+)  # fmt: skip
 
 
 def _heads(x_TNK: torch.Tensor, name: str) -> tuple[int, int, int]:
@@ -49,30 +32,24 @@ def _heads(x_TNK: torch.Tensor, name: str) -> tuple[int, int, int]:
     return x_TNK.data_ptr(), x_TNK.stride(0), x_TNK.stride(1)
 
 
-@_cpu("pack_heads")
+@cpu_kernel("pack_heads")
 def pack_heads(weight_NMK: torch.Tensor) -> HeadWeight:
-    weight_NMK, lib = weight_NMK.contiguous(), library()
     heads, m, k = weight_NMK.shape
-    panels, pairs, dtype = (m + PANEL - 1) // PANEL, (k + 1) // 2, weight_NMK.dtype
-    packed = lib.allocate(heads * panels * pairs * 2 * PANEL, dtype)
-    for weight_MK, part in zip(weight_NMK, packed.view(heads, -1), strict=True):
-        packing = native.PackArguments(weight_MK.data_ptr(), part.data_ptr(), m, k, k, DTYPES[dtype])
-        lib.run(lib.operation("pack"), packing, panels, (weight_MK, packed))
-    return HeadWeight(heads, m, k, dtype, None, packed)
+    return HeadWeight(heads, m, k, weight_NMK.dtype, None, pack_panels(weight_NMK))
 
 
-@_cpu("head_linear")
+@cpu_kernel("head_linear")
 def head_linear(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM: torch.Tensor) -> None:
-    lib, packed = library(), weight.packed
+    packed = weight.packed
     if packed is None:
         raise ValueError("this weight was not packed by the CPU kernels")
     (x, *x_steps), (out, *out_steps) = _heads(x_TNK, "x"), _heads(out_TNM, "out")
     shape = (weight.heads, weight.out_features, weight.in_features)
     call = _HeadLinear(x, packed.data_ptr(), out, *shape, *x_steps, *out_steps, DTYPES[weight.dtype])
-    lib.run(lib.operation("head_linear"), call, x_TNK.shape[0], (x_TNK, packed, out_TNM))
+    run("head_linear", call, x_TNK.shape[0], x_TNK, packed, out_TNM)
 
 
-@_cpu("latent_and_cache")
+@cpu_kernel("latent_and_cache")
 def latent_and_cache(
     q_TNE: torch.Tensor,
     latent_TC: torch.Tensor,
@@ -86,7 +63,7 @@ def latent_and_cache(
 ) -> None:
     if not latent_TC.is_contiguous() or not kv_cache[0, 0].is_contiguous():
         raise ValueError("latents and their pages must be contiguous")
-    lib, cos_sin = library(), rope.cos_sin
+    cos_sin = rope.cos_sin
     (q, *q_steps), (out, *out_steps) = _heads(q_TNE, "q"), _heads(out_TNE, "out")
     call = _Latent(
         q,
@@ -109,4 +86,4 @@ def latent_and_cache(
         eps,
     )
     tensors = (q_TNE, latent_TC, norm_R, cos_sin, kv_cache, metadata.slot_mapping, metadata.positions, out_TNE)
-    lib.run(lib.operation("latent_and_cache"), call, latent_TC.shape[0], tensors)
+    run("latent_and_cache", call, latent_TC.shape[0], *tensors)

@@ -9,16 +9,15 @@ the fast one keeps 14 bits of those.
 Legend: N outputs, K inputs, G groups of K / G columns.
 """
 
-import ctypes
 import dataclasses
 import math
 
 import torch
 
+from quire.kernels.cpu.arguments import structure
+from quire.kernels.cpu.binding import PANEL, cpu_kernel, float_address, run
 from quire.kernels.cpu.library import library
-from quire.kernels.cpu.operations import PANEL, PRIORITY, unavailable
 from quire.kernels.packed import Int8Weight, PackedWeight, code_bits
-from quire.kernels.registry import kernel
 
 NIBBLES, ONE_DIGIT, TWO_DIGITS, BYTES = range(4)
 """How codes become numbers: `PackedKind` in `csrc/packed.h`."""
@@ -30,25 +29,11 @@ MAX_INT8_INPUTS = 1 << 16
 """Sums of so many products of bytes stay within 32 bits."""
 
 
-class _PackCodes(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("codes", "packed")),
-        *((name, ctypes.c_int64) for name in ("n", "k", "stride", "lines")),
-        ("kind", ctypes.c_int32),
-    ]
-
-
-class _PackedLinear(ctypes.Structure):
-    _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("x", "codes", "scale", "zero", "perm", "table", "digits", "input_scale")
-        ),
-        *((name, ctypes.c_void_p) for name in ("bias", "out")),
-        *((name, ctypes.c_int64) for name in ("n", "k", "groups", "block")),
-        *((name, ctypes.c_float) for name in ("unit", "scale_unit")),
-        *((name, ctypes.c_int32) for name in ("kind", "half_scale", "half_zero", "code_zero")),
-    ]
+_PackCodes = structure("_PackCodes", pointers="codes packed", longs="n k stride lines", ints="kind")
+_PackedLinear = structure(
+    "_PackedLinear", pointers="x codes scale zero perm table digits input_scale bias out", longs="n k groups block",
+    floats="unit scale_unit", ints="kind half_scale half_zero code_zero",
+)  # fmt: skip
 
 
 class CpuLayout:
@@ -78,7 +63,7 @@ class CpuLayout:
         self.packed, codes = lib.allocate(panels * lines * 64, torch.uint8), codes.contiguous()
         row_bytes = codes.shape[1] * codes.element_size()
         packing = _PackCodes(codes.data_ptr(), self.packed.data_ptr(), n, k, row_bytes, lines, kind)
-        lib.run(lib.operation("pack_codes"), packing, panels, (codes, self.packed))
+        run("pack_codes", packing, panels, codes, self.packed)
         power = _power_of_two(scale_NG)
         scale = _panels(scale_NG / power)
         zero = None if zero_NG is None else _panels(zero_NG)
@@ -103,16 +88,9 @@ class CpuLayout:
         Raises:
             ValueError: rows that are not contiguous float32 on the CPU.
         """
-        for name, tensor in (("x", x_TK), ("bias", bias_N), ("out", out_TN)):
-            if tensor is not None and not (tensor.dtype is torch.float32 and tensor.is_contiguous() and tensor.is_cpu):
-                raise ValueError(
-                    f"{name} must be a contiguous CPU tensor of torch.float32; it is {tensor.dtype} on {tensor.device} with"
-                    f" strides {tensor.stride()}"
-                )
-        call, lib = _PackedLinear.from_buffer_copy(self.call), library()
-        call.x, call.out = x_TK.data_ptr(), out_TN.data_ptr()
-        call.bias = None if bias_N is None else bias_N.data_ptr()
-        lib.run(lib.operation(operation), call, x_TK.shape[0], (x_TK, bias_N, out_TN, *self.tensors))
+        call = _PackedLinear.from_buffer_copy(self.call)
+        call.x, call.bias, call.out = map(float_address, (x_TK, bias_N, out_TN), ("x", "bias", "out"))
+        run(operation, call, x_TK.shape[0], x_TK, bias_N, out_TN, *self.tensors)
 
 
 def _panels(values_NG: torch.Tensor) -> torch.Tensor:
@@ -161,12 +139,7 @@ def _block(k: int, groups: int) -> int:
     return block
 
 
-def _cpu(op: str, *, rounds: bool = False, below: int = 0):
-    """An implementation that rounds its input is not for `--deterministic`, though its rows do not depend on the batch."""
-    return kernel(op, platform="cpu", priority=PRIORITY - below, unavailable=unavailable, invariant=not rounds)
-
-
-@_cpu("pack_codes")
+@cpu_kernel("pack_codes")
 def pack_codes(weight: PackedWeight) -> PackedWeight:
     """As `packed.pack_codes`; nothing of the plain layout is kept."""
     codes, scale_NG = weight.plain()
@@ -195,20 +168,21 @@ def _layout(weight: PackedWeight | Int8Weight, ops: str) -> CpuLayout:
     return weight.layout
 
 
-@_cpu("packed_linear", rounds=True)
+@cpu_kernel("packed_linear", invariant=False)
 def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
-    """As `packed.packed_linear`, with x rounded to int8 in blocks of columns."""
+    """As `packed.packed_linear`, with x rounded to int8 in blocks of columns: not for `--deterministic`, though its rows do not
+    depend on the batch."""
     layout = _layout(weight, "`pack_codes` and `packed_linear`")
     layout.run("packed_linear_exact" if layout.is_exact_only else "packed_linear", x_TK, weight.bias, out_TN)
 
 
-@_cpu("packed_linear", below=5)
+@cpu_kernel("packed_linear", below=5)
 def packed_linear_exact(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
     """As `packed.packed_linear`."""
     _layout(weight, "`pack_codes` and `packed_linear`").run("packed_linear_exact", x_TK, weight.bias, out_TN)
 
 
-@_cpu("pack_int8")
+@cpu_kernel("pack_int8")
 def pack_int8(weight: Int8Weight) -> Int8Weight:
     """As `packed.pack_int8`; the plain codes are not kept.
 
@@ -225,7 +199,7 @@ def pack_int8(weight: Int8Weight) -> Int8Weight:
     return dataclasses.replace(weight, data=None, packed=layout.packed, layout=layout)
 
 
-@_cpu("int8_linear")
+@cpu_kernel("int8_linear")
 def int8_linear(x_TK: torch.Tensor, weight: Int8Weight, out_TN: torch.Tensor) -> None:
     """As `packed.int8_linear`."""
     _layout(weight, "`pack_int8` and `int8_linear`").run("packed_linear", x_TK, weight.bias, out_TN)

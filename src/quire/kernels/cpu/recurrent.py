@@ -10,58 +10,38 @@ import math
 import torch
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.cpu.library import library
-from quire.kernels.cpu.operations import PRIORITY, unavailable
+from quire.kernels.cpu.arguments import structure
+from quire.kernels.cpu.binding import cpu_kernel, float_address, run
 from quire.kernels.recurrent import GATES, DeltaWeights, SsdWeights
-from quire.kernels.registry import kernel
 
-
-class _Batch(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("query_start", "seq_lens", "table_rows", "block_table", "shape")),
-        *((name, ctypes.c_int64) for name in ("block_size", "block_table_stride")),
-    ]
-
-
-def _structure(
-    name: str, pointers: str, longs: str, ints: str = "", floats: str = "", batch: bool = True
-) -> type[ctypes.Structure]:
-    """Fields in the order batch, pointers, 64-bit integers, then 32-bit integers or floats."""
-    kinds = ((pointers, ctypes.c_void_p), (longs, ctypes.c_int64), (ints, ctypes.c_int32), (floats, ctypes.c_float))
-    fields: list[tuple[str, type]] = [("batch", _Batch)] if batch else []
-    fields += [(field, kind) for names, kind in kinds for field in names.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-_Conv = _structure("_Conv", "x weight bias states out", "x_stride page_stride out_stride channels width", ints="gate")
-_Gate = _structure("_Gate", "x gate out", "x_stride gate_stride out_stride channels", ints="kind", batch=False)
-_ScaleColumns = _structure("_ScaleColumns", "x scale out", "x_stride out_stride channels", batch=False)
-_SelectiveScan = _structure(
-    "_SelectiveScan", "x dt b c a d states out",
-    "x_stride dt_stride b_stride c_stride page_stride out_stride channels state",
+_Batch = structure(
+    "_Batch", pointers="query_start seq_lens table_rows block_table shape", longs="block_size block_table_stride"
+)
+_BATCH = ("batch", _Batch)
+_Conv = structure(
+    "_Conv", _BATCH, pointers="x weight bias states out", longs="x_stride page_stride out_stride channels width",
+    ints="gate",
 )  # fmt: skip
-_Ssd = _structure(
-    "_Ssd", "x dt b c a d dt_bias states out",
-    "x_stride dt_stride b_stride c_stride page_stride out_stride heads groups head_dim state", floats="dt_min dt_max",
+_Gate = structure("_Gate", pointers="x gate out", longs="x_stride gate_stride out_stride channels", ints="kind")
+_ScaleColumns = structure("_ScaleColumns", pointers="x scale out", longs="x_stride out_stride channels")
+_SelectiveScan = structure(
+    "_SelectiveScan", _BATCH, pointers="x dt b c a d states out",
+    longs="x_stride dt_stride b_stride c_stride page_stride out_stride channels state",
 )  # fmt: skip
-_Delta = _structure(
-    "_Delta", "q k v a b a_weight dt_bias states out",
-    "q_stride k_stride v_stride a_stride b_stride page_stride out_stride heads key_heads head_dim state",
+_Ssd = structure(
+    "_Ssd", _BATCH, pointers="x dt b c a d dt_bias states out",
+    longs="x_stride dt_stride b_stride c_stride page_stride out_stride heads groups head_dim state",
+    floats="dt_min dt_max",
+)  # fmt: skip
+_Delta = structure(
+    "_Delta", _BATCH, pointers="q k v a b a_weight dt_bias states out",
+    longs="q_stride k_stride v_stride a_stride b_stride page_stride out_stride heads key_heads head_dim state",
     floats="beta_scale",
 )  # fmt: skip
-
-
-class _GatedNorm(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "gate", "weight", "out")),
-        *((name, ctypes.c_int64) for name in ("x_stride", "gate_stride", "out_stride", "channels", "group")),
-        ("eps", ctypes.c_float),
-        ("norm_first", ctypes.c_int32),
-    ]
-
-
-def _cpu(op: str):
-    return kernel(op, platform="cpu", priority=PRIORITY, unavailable=unavailable)
+_GatedNorm = structure(
+    "_GatedNorm", pointers="x gate weight out", longs="x_stride gate_stride out_stride channels group", floats="eps",
+    ints="norm_first",
+)  # fmt: skip
 
 
 def _rows(tensor: torch.Tensor, name: str) -> tuple[int, int]:
@@ -78,32 +58,19 @@ def _rows(tensor: torch.Tensor, name: str) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.stride(0)
 
 
-def _constant(tensor: torch.Tensor | None, name: str) -> int | None:
-    if tensor is None:
-        return None
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous; its strides are {tensor.stride()}")
-    return _rows(tensor, name)[0]
-
-
 def _gate_number(kind: str) -> int:
     if kind not in GATES:
         raise ValueError(f"gate {kind!r} is unknown; known are {', '.join(GATES)}")
     return GATES.index(kind)
 
 
-def _batch(metadata: AttentionMetadata) -> tuple[_Batch, tuple[torch.Tensor, ...]]:
+def _batch(metadata: AttentionMetadata) -> tuple[ctypes.Structure, tuple[torch.Tensor, ...]]:
     tensors = (metadata.query_start, metadata.seq_lens, metadata.rows, metadata.block_table, metadata.shape)
     pointers = (tensor.data_ptr() for tensor in tensors)
     return _Batch(*pointers, metadata.block_size, metadata.block_table.stride(0)), tensors
 
 
-def _run(op: str, arguments: ctypes.Structure, rows: int, *tensors: torch.Tensor | None) -> None:
-    lib = library()
-    lib.run(lib.operation(op), arguments, rows, tensors)
-
-
-@_cpu("causal_conv")
+@cpu_kernel("causal_conv")
 def causal_conv(
     x_TC: torch.Tensor,
     weight_WC: torch.Tensor,
@@ -117,13 +84,13 @@ def causal_conv(
     (states, page_stride), (out, out_stride) = _rows(states_PVC, "states"), _rows(out_TC, "out")
     width, channels = weight_WC.shape
     call = _Conv(
-        batch, x, _constant(weight_WC, "weight"), _constant(bias_C, "bias"), states, out, x_stride, page_stride,
+        batch, x, float_address(weight_WC, "weight"), float_address(bias_C, "bias"), states, out, x_stride, page_stride,
         out_stride, channels, width, _gate_number(gate),
     )  # fmt: skip
-    _run("causal_conv", call, x_TC.shape[0], x_TC, weight_WC, bias_C, states_PVC, out_TC, *held)
+    run("causal_conv", call, x_TC.shape[0], x_TC, weight_WC, bias_C, states_PVC, out_TC, *held)
 
 
-@_cpu("selective_scan")
+@cpu_kernel("selective_scan")
 def selective_scan(
     x_TC: torch.Tensor,
     dt_TC: torch.Tensor,
@@ -140,12 +107,12 @@ def selective_scan(
     (x, dt, b, c, states, out), strides = zip(*(_rows(tensor, name) for name, tensor in tensors.items()), strict=True)
     state, channels = a_SC.shape
     call = _SelectiveScan(
-        batch, x, dt, b, c, _constant(a_SC, "a"), _constant(d_C, "d"), states, out, *strides, channels, state
+        batch, x, dt, b, c, float_address(a_SC, "a"), float_address(d_C, "d"), states, out, *strides, channels, state
     )  # fmt: skip
-    _run("selective_scan", call, x_TC.shape[0], *tensors.values(), a_SC, d_C, *held)
+    run("selective_scan", call, x_TC.shape[0], *tensors.values(), a_SC, d_C, *held)
 
 
-@_cpu("ssd_scan")
+@cpu_kernel("ssd_scan")
 def ssd_scan(
     x_TNH: torch.Tensor,
     dt_TN: torch.Tensor,
@@ -162,13 +129,13 @@ def ssd_scan(
     constants = (weights.a_N, weights.d_N, weights.dt_bias_N)
     _, heads, state, head_dim = states_PNSH.shape
     call = _Ssd(
-        batch, x, dt, b, c, *map(_constant, constants, ("a", "d", "dt_bias")), states, out, *strides, heads,
+        batch, x, dt, b, c, *map(float_address, constants, ("a", "d", "dt_bias")), states, out, *strides, heads,
         b_TGS.shape[1], head_dim, state, weights.dt_min, weights.dt_max,
     )  # fmt: skip
-    _run("ssd_scan", call, x_TNH.shape[0], *tensors.values(), *constants, *held)
+    run("ssd_scan", call, x_TNH.shape[0], *tensors.values(), *constants, *held)
 
 
-@_cpu("gated_delta_rule")
+@cpu_kernel("gated_delta_rule")
 def gated_delta_rule(
     q_TKS: torch.Tensor,
     k_TKS: torch.Tensor,
@@ -186,13 +153,13 @@ def gated_delta_rule(
     constants = (weights.a_N, weights.dt_bias_N)
     _, heads, state, head_dim = states_PNSH.shape
     call = _Delta(
-        batch, q, k, v, a, b, *map(_constant, constants, ("a", "dt_bias")), states, out, *strides, heads,
+        batch, q, k, v, a, b, *map(float_address, constants, ("a", "dt_bias")), states, out, *strides, heads,
         k_TKS.shape[1], head_dim, state, weights.beta_scale,
     )  # fmt: skip
-    _run("gated_delta_rule", call, q_TKS.shape[0], *tensors.values(), *constants, *held)
+    run("gated_delta_rule", call, q_TKS.shape[0], *tensors.values(), *constants, *held)
 
 
-@_cpu("gated_norm")
+@cpu_kernel("gated_norm")
 def gated_norm(
     x_TC: torch.Tensor,
     gate_TC: torch.Tensor | None,
@@ -205,23 +172,23 @@ def gated_norm(
     (x, x_stride), (out, out_stride) = _rows(x_TC, "x"), _rows(out_TC, "out")
     gate, gate_stride = (None, 0) if gate_TC is None else _rows(gate_TC, "gate")
     call = _GatedNorm(
-        x, gate, _constant(weight_C, "weight"), out, x_stride, gate_stride, out_stride, x_TC.shape[1], group, eps,
+        x, gate, float_address(weight_C, "weight"), out, x_stride, gate_stride, out_stride, x_TC.shape[1], group, eps,
         int(norm_first),
     )  # fmt: skip
-    _run("gated_norm", call, x_TC.shape[0], x_TC, gate_TC, weight_C, out_TC)
+    run("gated_norm", call, x_TC.shape[0], x_TC, gate_TC, weight_C, out_TC)
 
 
-@_cpu("gate")
+@cpu_kernel("gate")
 def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Tensor) -> None:
     (x, x_stride), (by, by_stride), (out, out_stride) = (
         _rows(x_TC, "x"), _rows(gate_TC, "gate"), _rows(out_TC, "out")
     )  # fmt: skip
     call = _Gate(x, by, out, x_stride, by_stride, out_stride, x_TC.shape[1], _gate_number(kind))
-    _run("gate", call, x_TC.shape[0], x_TC, gate_TC, out_TC)
+    run("gate", call, x_TC.shape[0], x_TC, gate_TC, out_TC)
 
 
-@_cpu("scale_columns")
+@cpu_kernel("scale_columns")
 def scale_columns(x_TC: torch.Tensor, scale_C: torch.Tensor | None, out_TC: torch.Tensor) -> None:
     (x, x_stride), (out, out_stride) = _rows(x_TC, "x"), _rows(out_TC, "out")
-    call = _ScaleColumns(x, _constant(scale_C, "scale"), out, x_stride, out_stride, x_TC.shape[1])
-    _run("scale_columns", call, x_TC.shape[0], x_TC, scale_C, out_TC)
+    call = _ScaleColumns(x, float_address(scale_C, "scale"), out, x_stride, out_stride, x_TC.shape[1])
+    run("scale_columns", call, x_TC.shape[0], x_TC, scale_C, out_TC)
