@@ -34,6 +34,21 @@ class TensorInfo:
     offset: int
 
 
+def add_info(infos: dict[str, TensorInfo], folder: Path, name: str, info: TensorInfo) -> None:
+    """Take note of a tensor of a folder.
+
+    Raises:
+        ConfigError: another file has one of this name.
+    """
+    if name in infos:
+        raise ConfigError(
+            f"{folder}: tensor {name!r} is in both {infos[name].file} and {info.file}; remove one, or name it in "
+            f"ignore_patterns",
+            setting="model",
+        )
+    infos[name] = info
+
+
 class SafetensorsReader:
     """A folder's weights: one file, or several with or without an index.
 
@@ -54,13 +69,7 @@ class SafetensorsReader:
             for name, info in _read_header(self.path / file).items():
                 if weight_map and weight_map.get(name, file) != file:
                     continue
-                if name in self.infos:
-                    raise ConfigError(
-                        f"{self.path}: tensor {name!r} is in both {self.infos[name].file} and {file}; remove one, or name it "
-                        f"in ignore_patterns",
-                        setting="model",
-                    )
-                self.infos[name] = info
+                add_info(self.infos, self.path, name, info)
         absent = sorted(set(weight_map) - set(self.infos))
         if absent:
             raise ConfigError(

@@ -14,7 +14,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.model_loader.device_reader import DTYPES
-from quire.model_loader.safetensors_reader import TensorInfo, matches
+from quire.model_loader.safetensors_reader import TensorInfo, add_info, matches
 
 INDEX_NAME = "pytorch_model.bin.index.json"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -39,15 +39,10 @@ class TorchBinReader:
         self.infos: dict[str, TensorInfo] = {}
         for file in _files(self.path, ignore_patterns):
             for name, tensor in _read(self.path / file).items():
-                if name in self._tensors:
-                    raise ConfigError(
-                        f"{self.path}: tensor {name!r} is in both {self.infos[name].file} and {file}; remove one, or name it "
-                        f"in ignore_patterns",
-                        setting="model",
-                    )
-                self._tensors[name] = tensor
                 dtype = _NAMES.get(tensor.dtype, str(tensor.dtype))
-                self.infos[name] = TensorInfo(file, dtype, tuple(tensor.shape), tensor.nbytes, 0)
+                info = TensorInfo(file, dtype, tuple(tensor.shape), tensor.nbytes, 0)
+                add_info(self.infos, self.path, name, info)
+                self._tensors[name] = tensor
 
     @property
     def num_bytes(self) -> int:

@@ -17,12 +17,11 @@ GATES = {"identity": lambda x: x, "silu": silu, "sigmoid": torch.sigmoid}
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Tokens [start, end) of the step that belong to one request and one page. `is_first`: the request's first of this step;
-    `start_page` is where its state then is (None: zeros). `page` takes the state after the last token."""
+    """Tokens [start, end) of the step that belong to one request and one page. `start_page` is where its state before them is
+    (None: zeros), `page` takes the state after the last one."""
 
     start: int
     end: int
-    is_first: bool
     start_page: int | None
     page: int
 
@@ -33,11 +32,11 @@ def spans(metadata: AttentionMetadata) -> Iterator[Span]:
     for b in range(metadata.num_requests):
         start, end = int(metadata.query_start[b]), int(metadata.query_start[b + 1])
         pages = metadata.block_table[int(metadata.rows[b])]
-        first = position = int(metadata.seq_lens[b]) - (end - start)
+        position = int(metadata.seq_lens[b]) - (end - start)
         while start < end:
             count = min(size - position % size, end - start)
             before = int(pages[(position - 1) // size]) if position > 0 else None
-            yield Span(start, start + count, position == first, before, int(pages[position // size]))
+            yield Span(start, start + count, before, int(pages[position // size]))
             start, position = start + count, position + count
 
 
@@ -56,10 +55,8 @@ def causal_conv(
     out_TC: Tensor,
 ) -> None:
     width = weight_WC.shape[0]
-    state_VC = states_PVC[0]
     for span in spans(metadata):
-        if span.is_first:
-            state_VC = _start(span, states_PVC)
+        state_VC = _start(span, states_PVC)
         inputs_LC = torch.cat((state_VC, x_TC[span.start : span.end].float()))
         y_TC = (inputs_LC.unfold(0, width, 1) * weight_WC.float().t()).sum(-1)
         if bias_C is not None:
@@ -82,10 +79,8 @@ def selective_scan(
     out_TC: Tensor,
 ) -> None:
     dt = softplus(dt_TC.float())
-    h_SC = states_PSC[0]
     for span in spans(metadata):
-        if span.is_first:
-            h_SC = _start(span, states_PSC)
+        h_SC = _start(span, states_PSC)
         for t in range(span.start, span.end):
             x_C = x_TC[t].float()
             h_SC = torch.exp(dt[t] * a_SC) * h_SC + b_TS[t].float()[:, None] * (dt[t] * x_C)
@@ -106,10 +101,8 @@ def ssd_scan(
 ) -> None:
     each = x_TNH.shape[1] // b_TGS.shape[1]
     dt = softplus(dt_TN.float() + weights.dt_bias_N).clamp(weights.dt_min, weights.dt_max)
-    h_NSH = states_PNSH[0]
     for span in spans(metadata):
-        if span.is_first:
-            h_NSH = _start(span, states_PNSH)
+        h_NSH = _start(span, states_PNSH)
         for t in range(span.start, span.end):
             x_NH, dt_N = x_TNH[t].float(), dt[t]
             b_NS, c_NS = (value[t].float().repeat_interleave(each, 0) for value in (b_TGS, c_TGS))
@@ -139,10 +132,8 @@ def gated_delta_rule(
     q = q / math.sqrt(q.shape[-1])
     decay_TN = torch.exp(weights.a_N * softplus(a_TN.float() + weights.dt_bias_N))
     beta_TN = torch.sigmoid(b_TN.float()) * weights.beta_scale
-    h_NSH = states_PNSH[0]
     for span in spans(metadata):
-        if span.is_first:
-            h_NSH = _start(span, states_PNSH)
+        h_NSH = _start(span, states_PNSH)
         for t in range(span.start, span.end):
             h_NSH = decay_TN[t][:, None, None] * h_NSH
             error_NH = v_TNH[t].float() - (k[t][:, :, None] * h_NSH).sum(1)
