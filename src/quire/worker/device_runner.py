@@ -161,14 +161,13 @@ class DeviceRunner(Runner):
         self._pooler = make_pooler(config, self._model, self._device, self._max_tokens)
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
-        self._grammars = WorkerGrammars(config)
         self._sampler = DeviceSampler(
             self._max_rows,
             config.model.vocab_size,
             self._device,
             config.model.logprobs_mode,
             processors,
-            self._grammars,
+            WorkerGrammars(config),
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None
@@ -402,13 +401,7 @@ class DeviceRunner(Runner):
 
     def idle(self) -> bool:
         """Nothing is running: capture a graph; whether there is more to do."""
-        if self._pages is None:
-            return False
-        if self._graphs.capture_next():
-            return True
-        if self._pooler is None:
-            self._grammars.warm()
-        return False
+        return self._pages is not None and self._graphs.capture_next()
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""

@@ -1,14 +1,12 @@
 """A worker's grammars: `quire.structured_output` with this model's tokenizer, which is read when the first request asks."""
 
-import contextlib
-import threading
 from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.config import EngineConfig
-from quire.sampling_params import SamplingParams, StructuredOutputsParams
+from quire.sampling_params import SamplingParams
 from quire.structured_output.grammars import Filling, RowGrammar, shared_grammars
 from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
 from quire.tokenizers.loader import get_tokenizer
@@ -25,7 +23,6 @@ class WorkerGrammars:
             config.model.vocab_size,
             config.structured_outputs,
         )
-        self._is_warm = False
         self._enable_in_reasoning = config.structured_outputs.enable_in_reasoning
 
     def start(self, params: SamplingParams) -> RowGrammar:
@@ -43,19 +40,6 @@ class WorkerGrammars:
     ) -> Filling:
         """As `Grammars.begin_fill`."""
         return self._grammars.begin_fill(rows, masks_NW, alone)
-
-    def warm(self) -> None:
-        """Have the vocabulary read in a thread of its own, once, before a request needs it: that takes seconds."""
-        if not self._is_warm and self._model.tokenizer_path:
-            self._is_warm = True
-            threading.Thread(target=self._read_ahead, name="grammar-vocabulary", daemon=True).start()
-
-    def _read_ahead(self) -> None:
-        with contextlib.suppress(Exception):  # whatever is wrong is told to the first request that needs it
-            own = get_tokenizer(self._model.tokenizer_path, self._model.tokenizer_mode).eos_token_id
-            ends = list(self._model.eos_token_ids)
-            ends += [own] if own is not None and own not in ends and own < self._model.vocab_size else []
-            self._grammars.check(StructuredOutputsParams(choice=["a"]), ends, self._load_vocabulary)
 
     def _load_vocabulary(self) -> Vocabulary:
         tokenizer = get_tokenizer(self._model.tokenizer_path, self._model.tokenizer_mode)
