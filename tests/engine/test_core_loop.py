@@ -7,7 +7,7 @@ from tests.engine.builders import make_config, process
 
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox
-from quire.engine.messages import AddRequests, FrontendMessage, Outputs, Shutdown, Utility, UtilityCall
+from quire.engine.messages import AbortRequests, AddRequests, FrontendMessage, Outputs, Shutdown, Utility, UtilityCall
 from quire.errors import EngineError
 from quire.sampling_params import SamplingParams
 from quire.simulator.hash_model import HashExecutor
@@ -61,8 +61,9 @@ def run(script, num_left: int) -> tuple[list[str], list[Outputs]]:
     return calls, [message for message in sent if isinstance(message, Outputs)]
 
 
-def request(number: int = 0) -> AddRequests:
-    return AddRequests(process(make_config(), [1, 2, 3], SamplingParams(max_tokens=1), f"r{number}").engine_requests)
+def request(number: int = 0, max_tokens: int = 1) -> AddRequests:
+    params = SamplingParams(max_tokens=max_tokens)
+    return AddRequests(process(make_config(), [1, 2, 3], params, f"r{number}").engine_requests)
 
 
 def test_an_idle_core_prepares_until_nothing_is_left_and_then_waits():
@@ -111,3 +112,14 @@ def test_workers_that_die_while_nothing_is_to_do_end_the_loop():
     inbox.receive = die_and_receive  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="rank 1 was killed"):
         CoreLoop(core, inbox, lambda message: None).run()
+
+
+def test_when_everybody_goes_the_figures_say_so():
+    requests = [request(number, max_tokens=50) for number in range(20)]
+    everybody = [one.request_id for message in requests for one in message.requests]
+    calls, sent = run([list(requests), None, None, [AbortRequests(everybody)], None, [request(99)]], num_left=0)
+    told = [message.outputs.stats for message in sent]
+    busy, idle, again = told[-3], told[-2], told[-1]
+    assert busy.num_running and busy.num_free_blocks < busy.num_total_blocks
+    assert (idle.num_running, idle.num_waiting, idle.num_free_blocks) == (0, 0, idle.num_total_blocks)
+    assert (idle.num_batched_tokens, again.num_batched_tokens) == (0, 3) and calls.count("execute") == len(sent) - 1

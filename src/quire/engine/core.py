@@ -62,6 +62,7 @@ class EngineCore:
         self._asleep: set[str] = set()
         self._unfinished: set[str] = set()
         self._num_empty_plans = 0
+        self._lost_some = False  # requests were aborted, and no step has told the figures since
         logger.info(
             "engine core ready in %.2f s: %d KV-cache pages of %d tokens",
             time.monotonic() - started,
@@ -146,10 +147,11 @@ class EngineCore:
         """Forget requests; whoever asks knows already, so no output tells of it. Unknown ids are ignored."""
         for output in self._scheduler.abort(request_ids):
             self._unfinished.discard(output.request_id)
+            self._lost_some = True
 
     def has_work(self) -> bool:
         """Whether `step` would have anything to do."""
-        return bool(self._news or self._in_flight) or self._scheduler.has_unfinished()
+        return bool(self._news or self._in_flight or self._lost_some) or self._scheduler.has_unfinished()
 
     def step(self) -> EngineCoreOutputs:
         """Start what may be started, take in the oldest finished step; returns its news.
@@ -160,7 +162,7 @@ class EngineCore:
         if not self._asleep:
             self._start_steps()
         if not self._in_flight:
-            return self._with_news(EngineCoreOutputs())
+            return self._with_news(EngineCoreOutputs(stats=self._gauges() if self._lost_some else None))
         self._scheduler.catch_up()  # The device works: the host has time.
         return self._with_news(self._take_in())
 
@@ -191,6 +193,7 @@ class EngineCore:
 
     def _take_in(self) -> EngineCoreOutputs:
         result = self._executor.collect()
+        self._lost_some = False
         outputs = self._scheduler.update(self._in_flight.popleft(), result)
         for output in outputs.outputs:
             if output.finish_reason is not None:
@@ -198,6 +201,17 @@ class EngineCore:
         if self.config.cache.enable_kv_events:
             self._scheduler.drain_kv_events()
         return outputs
+
+    def _gauges(self) -> SchedulerStats:
+        """The figures of now without a step, which would have told them: who was aborted neither runs nor waits."""
+        self._lost_some = False
+        now = self._scheduler.stats()
+        return SchedulerStats(
+            num_running=now.num_running,
+            num_waiting=now.num_waiting,
+            num_total_blocks=now.num_total_blocks,
+            num_free_blocks=now.num_free_blocks,
+        )
 
     def _with_news(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
         if self._news:
@@ -223,6 +237,7 @@ class EngineCore:
                 for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True)
             ]
             self._news += outputs.outputs
+        self._lost_some = bool(self._unfinished)
         self._news += self._scheduler.abort(sorted(self._unfinished))
         self._unfinished.clear()
         self._scheduler.reset_prefix_cache()
