@@ -66,7 +66,7 @@ SHELLS = [pytest.param(bash, marks=needs("bash")), pytest.param(fish, marks=need
         (("quire", "run-batch", "-i", "req"), {"requests.jsonl"}, {"--resume"}),
         (("quire", "chat", "--max-m"), set(), {"--max-model-len"}),
     ],
-    ids=str,
+    ids=lambda value: " ".join(sorted(value) if isinstance(value, set) else value),
 )
 def test_a_shell_completes(ask: Any, words: tuple[str, ...], some: set[str], none: set[str], scripts: Path) -> None:
     given = ask(scripts, *words)
