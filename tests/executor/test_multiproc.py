@@ -161,9 +161,9 @@ def test_every_kind_of_model_under_preemption(
 ) -> None:
     """Pages are so few that requests are preempted and computed again."""
     path = make_tiny_model(architecture, tmp_path, **settings)
-    num_blocks = 64 if architecture == "Gemma3ForCausalLM" else 44
+    num_blocks, length = (60, 93) if architecture == "Gemma3ForCausalLM" else (44, 100)
     engine_args: dict[str, Any] = {
-        "max_num_batched_tokens": 24, "max_model_len": 100, "num_gpu_blocks_override": num_blocks, "worker_cls": worker,
+        "max_num_batched_tokens": 24, "max_model_len": length, "num_gpu_blocks_override": num_blocks, "worker_cls": worker,
     }  # fmt: skip
     engine = TinyEngine(path, depth=2, tensor_parallel_size=size, **engine_args)
     try:
