@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.fields import object_at, string_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 
 Fields = dict[str, Any]
@@ -49,19 +50,6 @@ def to_chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
 def _unsupported(path: str, value: Any = None) -> HTTPError:
     shown = "" if value is None else f" {str(value)[:60]!r}"
     return bad_request(f"{path}:{shown} is not supported here.", path, "not_supported")
-
-
-def _string(fields: Fields, name: str, path: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise bad_request(f"{path}.{name}: expected a string.", f"{path}.{name}")
-    return value
-
-
-def _object(value: Any, path: str) -> Fields:
-    if not isinstance(value, dict):
-        raise bad_request(f"{path}: expected an object.", path)
-    return cast("Fields", value)
 
 
 # --- messages ---
@@ -108,8 +96,8 @@ def _blocks(content: list[Any], path: str) -> list[tuple[str, Fields, str]]:
     """Each block with its type and path."""
     found: list[tuple[str, Fields, str]] = []
     for index, block in enumerate(content):
-        fields = _object(block, f"{path}[{index}]")
-        found.append((_string(fields, "type", f"{path}[{index}]"), fields, f"{path}[{index}]"))
+        fields = object_at(block, f"{path}[{index}]")
+        found.append((string_field(fields, "type", f"{path}[{index}]"), fields, f"{path}[{index}]"))
     return found
 
 
@@ -121,15 +109,15 @@ def _assistant(blocks: list[tuple[str, Fields, str]], names: dict[str, str]) -> 
     for kind, block, path in blocks:
         match kind:
             case "text":
-                texts.append(_string(block, "text", path))
+                texts.append(string_field(block, "text", path))
             case "thinking":
-                thoughts.append(_string(block, "thinking", path))
+                thoughts.append(string_field(block, "thinking", path))
             case "redacted_thinking":
                 pass
             case "tool_use":
-                call_id, name = _string(block, "id", path), _string(block, "name", path)
+                call_id, name = string_field(block, "id", path), string_field(block, "name", path)
                 names[call_id] = name
-                arguments = json.dumps(_object(block.get("input"), f"{path}.input"), ensure_ascii=False)
+                arguments = json.dumps(object_at(block.get("input"), f"{path}.input"), ensure_ascii=False)
                 calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
             case _:
                 raise _unsupported(f"{path}.type", kind)
@@ -149,7 +137,7 @@ def _turn(role: str, blocks: list[tuple[str, Fields, str]], names: dict[str, str
             if texts:
                 yield {"role": role, "content": "\n".join(texts)}
                 texts = []
-            call_id = _string(block, "tool_use_id", path)
+            call_id = string_field(block, "tool_use_id", path)
             result = {"role": "tool", "tool_call_id": call_id, "content": _result(block.get("content"), path)}
             yield result | ({"name": names[call_id]} if call_id in names else {})
         else:
@@ -160,11 +148,11 @@ def _turn(role: str, blocks: list[tuple[str, Fields, str]], names: dict[str, str
 
 def _text(kind: str, block: Fields, path: str) -> str:
     if kind == "text":
-        return _string(block, "text", path)
+        return string_field(block, "text", path)
     if kind == "document":
-        source = _object(block.get("source"), f"{path}.source")
+        source = object_at(block.get("source"), f"{path}.source")
         if source.get("type") == "text":
-            return _string(source, "data", f"{path}.source")
+            return string_field(source, "data", f"{path}.source")
         raise _unsupported(f"{path}.source.type", source.get("type"))
     raise _unsupported(f"{path}.type", kind)
 
@@ -196,19 +184,19 @@ def _tools(tools: list[Fields] | None) -> list[Fields] | None:
 def _tool(tool: Fields, path: str) -> Fields:
     if tool.get("type") not in (None, "custom"):  # tools that Anthropic itself runs
         raise _unsupported(f"{path}.type", tool["type"])
-    function: Fields = {"name": _string(tool, "name", path)}
+    function: Fields = {"name": string_field(tool, "name", path)}
     if tool.get("description") is not None:
-        function["description"] = _string(tool, "description", path)
-    function["parameters"] = _object(tool.get("input_schema"), f"{path}.input_schema")
+        function["description"] = string_field(tool, "description", path)
+    function["parameters"] = object_at(tool.get("input_schema"), f"{path}.input_schema")
     return {"type": "function", "function": function}
 
 
 def _set_tool_choice(chat: ChatCompletionRequest, choice: Fields | None) -> None:
     if choice is None:
         return
-    kind = _string(choice, "type", "tool_choice")
+    kind = string_field(choice, "type", "tool_choice")
     if kind == "tool":
-        name = _string(choice, "name", "tool_choice")
+        name = string_field(choice, "name", "tool_choice")
         chat.tool_choice = {"type": "function", "function": {"name": name}}
     elif kind in _CHOICES:
         chat.tool_choice = _CHOICES[kind]
@@ -224,7 +212,7 @@ def _set_thinking(chat: ChatCompletionRequest, thinking: Fields | None) -> None:
     """Templates know two names of the switch. A budget is not enforced: templates have no word for it."""
     if thinking is None:
         return
-    kind = _string(thinking, "type", "thinking")
+    kind = string_field(thinking, "type", "thinking")
     if kind not in _THINKING:
         message = f"thinking.type: {kind[:60]!r} is unknown; allowed: {', '.join(_THINKING)}."
         raise bad_request(message, "thinking.type")
@@ -235,9 +223,9 @@ def _set_thinking(chat: ChatCompletionRequest, thinking: Fields | None) -> None:
 
 def _set_output(chat: ChatCompletionRequest, output: Fields) -> None:
     if output.get("effort") is not None:
-        chat.reasoning_effort = _string(output, "effort", "output_config")
+        chat.reasoning_effort = string_field(output, "effort", "output_config")
     if output.get("format") is not None:
-        form = _object(output["format"], "output_config.format")
-        kind = _string(form, "type", "output_config.format")
+        form = object_at(output["format"], "output_config.format")
+        kind = string_field(form, "type", "output_config.format")
         schema = {"name": "output", "schema": form.get("schema")}
         chat.response_format = ResponseFormat(type=kind, json_schema=schema)

@@ -5,9 +5,10 @@ Checks shapes, with the paths that the client wrote. Knows both protocols; knows
 
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.fields import object_at, string_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 from quire.entrypoints.responses_api.items import new_id
 from quire.entrypoints.responses_api.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest
@@ -60,9 +61,9 @@ def _normalize(item: Fields, path: str) -> Fields:
     if kind not in _ITEMS:
         raise _unsupported(f"{path}.type", kind, _ITEMS)
     if kind == REFERENCE:
-        return {"type": kind, "id": _string(item, "id", path)}
+        return {"type": kind, "id": string_field(item, "id", path)}
     normal: Fields = {**item, "type": kind, "id": item.get("id") or new_id(kind)}
-    _string(normal, "id", path)
+    string_field(normal, "id", path)
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
         normal["content"] = [{"type": part, "text": item["content"]}]
@@ -74,33 +75,20 @@ def _unsupported(path: str, value: Any, allowed: Sequence[str]) -> HTTPError:
     return bad_request(message, path, "not_supported")
 
 
-def _string(fields: Fields, name: str, path: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise bad_request(f"{path}.{name}: expected a string.", f"{path}.{name}")
-    return value
-
-
-def _object(value: Any, path: str) -> Fields:
-    if not isinstance(value, dict):
-        raise bad_request(f"{path}: expected an object.", path)
-    return cast("Fields", value)
-
-
 def _text(content: Any, path: str) -> str:
     """A text, or the texts of its parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise bad_request(f"{path}: expected a string or a list of parts.", path)
-    return "\n".join(_part(_object(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(content))
+    return "\n".join(_part(object_at(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(content))
 
 
 def _part(part: Fields, path: str) -> str:
-    kind = _string(part, "type", path)
+    kind = string_field(part, "type", path)
     if kind not in _TEXT_PARTS:
         raise _unsupported(f"{path}.type", kind, ("input_text", "output_text", "refusal"))
-    return _string(part, "refusal" if kind == "refusal" else "text", path)
+    return string_field(part, "refusal" if kind == "refusal" else "text", path)
 
 
 class _Conversation:
@@ -150,8 +138,8 @@ class _Conversation:
         turn["reasoning"] = f"{turn['reasoning']}\n{text}" if "reasoning" in turn else text
 
     def _call(self, item: Fields, path: str) -> None:
-        call_id, name = _string(item, "call_id", path), _string(item, "name", path)
-        arguments = _string(item, "arguments", path)
+        call_id, name = string_field(item, "call_id", path), string_field(item, "name", path)
+        arguments = string_field(item, "arguments", path)
         try:
             json.loads(arguments or "{}")
         except ValueError:
@@ -163,7 +151,7 @@ class _Conversation:
         self._turn("assistant").setdefault("tool_calls", []).append(call)
 
     def _give_result(self, item: Fields, path: str) -> None:
-        call_id = _string(item, "call_id", path)
+        call_id = string_field(item, "call_id", path)
         if call_id not in self._names:
             message = f"{path}.call_id: there is no function_call {call_id[:100]!r} before its output."
             raise bad_request(message, f"{path}.call_id")
@@ -237,14 +225,14 @@ def _set_generation(chat: ChatCompletionRequest, request: ResponsesRequest) -> N
 
 
 def _tool(tool: Fields, path: str) -> Fields:
-    kind = _string(tool, "type", path)
+    kind = string_field(tool, "type", path)
     if kind != "function":
         message = f"{path}.type: {kind[:60]!r} is not run here; allowed: 'function', which the client runs."
         raise bad_request(message, f"{path}.type", "not_supported")
-    function: Fields = {"name": _string(tool, "name", path)}
+    function: Fields = {"name": string_field(tool, "name", path)}
     if tool.get("description") is not None:
-        function["description"] = _string(tool, "description", path)
-    function["parameters"] = _object(tool.get("parameters") or {}, f"{path}.parameters")
+        function["description"] = string_field(tool, "description", path)
+    function["parameters"] = object_at(tool.get("parameters") or {}, f"{path}.parameters")
     if tool.get("strict") is True:
         function["strict"] = True
     return {"type": "function", "function": function}
@@ -254,9 +242,9 @@ def _tool_choice(choice: str | Fields | None) -> str | Fields | None:
     """In the form of chat completions, which knows `allowed_tools` in either form."""
     if choice is None or isinstance(choice, str):
         return choice
-    kind = _string(choice, "type", "tool_choice")
+    kind = string_field(choice, "type", "tool_choice")
     if kind == "function":
-        return {"type": kind, "function": {"name": _string(choice, "name", "tool_choice")}}
+        return {"type": kind, "function": {"name": string_field(choice, "name", "tool_choice")}}
     if kind != "allowed_tools":
         raise _unsupported("tool_choice.type", kind, ("function", "allowed_tools"))
     return choice
@@ -274,10 +262,10 @@ def _set_effort(chat: ChatCompletionRequest, reasoning: ReasoningConfig | None) 
 def _format(given: Fields | None) -> ResponseFormat | None:
     if given is None:
         return None
-    kind = _string(given, "type", "text.format")
+    kind = string_field(given, "type", "text.format")
     if kind not in _FORMATS:
         raise _unsupported("text.format.type", kind, _FORMATS)
     if kind != "json_schema":
         return ResponseFormat(type=kind)
-    schema = _object(given.get("schema"), "text.format.schema")
+    schema = object_at(given.get("schema"), "text.format.schema")
     return ResponseFormat(type=kind, json_schema={"name": given.get("name"), "schema": schema})
