@@ -166,20 +166,19 @@ def time_forms() -> None:
 
 
 def tune() -> None:
-    """Stages, tiles asked for ahead and programs of a multiprocessor, for a few numbers of rows."""
+    """Stages and programs of a multiprocessor, for a few numbers of rows."""
     layers = [[prepared(packed_weight(n, k, 4, 128, zeros=True)) for n, k in SHAPES.values()] for _ in range(LAYERS)]
-    began = dict(packed_tiles.STAGES), packed_tiles.AHEAD, dict(packed_tiles.PROGRAMS)
+    began = dict(packed_tiles.STAGES), dict(packed_tiles.PROGRAMS)
     only = os.environ.get("TUNE", "all")  # or one of them alone, to compile several at a time
-    variants = ((3, 0, 12), (3, 2, 12), (3, 1, 12), (3, 4, 12), (3, 0, 16), (3, 2, 6), (4, 0, 4), (4, 2, 4), (2, 0, 12))
+    variants = ((2, 12), (3, 6), (3, 8), (3, 12), (3, 16), (4, 2), (4, 4), (4, 6), (4, 8))
     for rows in (1, 16):
         inputs = {k: torch.randn(rows, k, device=DEVICE).bfloat16() for _, k in SHAPES.values()}
         outputs = {n: torch.empty(rows, n, device=DEVICE, dtype=torch.bfloat16) for n, _ in SHAPES.values()}
-        for number, (stages, ahead, programs) in enumerate(variants):
+        for number, (stages, programs) in enumerate(variants):
             if only not in ("all", str(number)):
                 continue
             packed_tiles.STAGES = dict.fromkeys((8, 16, 32, 64), stages)
             packed_tiles.PROGRAMS = dict.fromkeys((8, 16, 32, 64), programs)
-            packed_tiles.AHEAD = ahead
 
             def run(inputs: Any = inputs, outputs: Any = outputs) -> None:
                 for weights in layers:
@@ -187,10 +186,10 @@ def tune() -> None:
                         kernels.packed_linear(inputs[weight.in_features], weight, outputs[weight.out_features])
 
             taken = microseconds(run, LAYERS)
-            RESULTS.setdefault("tuning", []).append((rows, stages, ahead, programs, taken))
+            RESULTS.setdefault("tuning", []).append((rows, stages, programs, taken))
         tuned = sorted((row for row in RESULTS["tuning"] if row[0] == rows), key=lambda row: row[-1])
-        print(f"{rows} rows (stages, ahead, programs, µs a layer): {[row[1:] for row in tuned]}", flush=True)
-    packed_tiles.STAGES, packed_tiles.AHEAD, packed_tiles.PROGRAMS = began
+        print(f"{rows} rows (stages, programs, µs a layer): {[row[1:] for row in tuned]}", flush=True)
+    packed_tiles.STAGES, packed_tiles.PROGRAMS = began
 
 
 def main() -> None:

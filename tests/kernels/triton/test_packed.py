@@ -163,7 +163,7 @@ for kind, columns in ((0, 128), (1, 128), (2, 64), (3, 64)):
     expand = compiled(packed_tiles.expand_kernel, 4, types, **given)
     tiles = compiled(
         packed_tiles.tiles_kernel, 4, types, HAS_PERM=False, HAS_BIAS=True, ADD=True, BLOCK_T=16, BLOCK_N=128,
-        MOST=16, STAGES=4, AHEAD=2, **given,
+        MOST=16, STAGES=4, **given,
     )
     assert tiles.metadata.shared * packed_tiles.PROGRAMS[16] <= 227 * 1024
     assert "wgmma" in tiles.asm["ptx"], "numbers go to the tensor cores from registers"

@@ -28,22 +28,12 @@ from quire.kernels.triton.linear_dot import COUNTERS, split_workspace
 from quire.kernels.triton.packed_codes import BLOCK_ROWS, Tiles, decode, may_assemble, scale_of
 
 MIN_BLOCK_T, MAX_BLOCK_T, INVARIANT_BLOCK_T = 8, 64, 32
-MAX_SPLIT, AHEAD = 16, 0
+MAX_SPLIT = 16
 STAGES = {8: 3, 16: 4, 32: 4, 64: 4}
 PROGRAMS = {8: 12, 16: 4, 32: 3, 64: 2}
 """Programs of one multiprocessor, by rows of a block: its registers hold no more."""
 BAND_VALUES = 16 << 20
 """Values of a band of a matrix that is made whole: 32 MiB, which an H100's cache still holds."""
-
-
-@triton.jit
-def _prefetch(ptr, TILE_BYTES: tl.constexpr, TILES: tl.constexpr):
-    """Have a program's first tiles brought to the L2 cache, a line a lane."""
-    LINES: tl.constexpr = TILE_BYTES * TILES // 128
-    line = ptr.to(tl.pointer_type(tl.int8)) + tl.arange(0, LINES) * 128
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -80,12 +70,11 @@ def tiles_kernel(
     BLOCK_N: tl.constexpr,
     MOST: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """out [T, N] = x @ w.T + bias, or that added to it. length: tiles that a program multiplies; `split`, at
-    most MOST, programs share a block's tiles; AHEAD: tiles asked for before the inputs are there."""
+    most MOST, programs share a block's tiles."""
     IS_HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.float16
     TILES: tl.constexpr = K // COLUMNS
     PARTS: tl.constexpr = COLUMNS // WORDS
@@ -103,8 +92,6 @@ def tiles_kernel(
     inside = block_n * BLOCK_N % BLOCK + tl.arange(0, BLOCK_N)
     block = w_ptr + (start.to(tl.int64) * TILES * BLOCK * WORDS)
     if PDL:
-        if AHEAD > 0 and BLOCK_N == BLOCK:
-            _prefetch(block + first * (BLOCK * WORDS), BLOCK * WORDS * 2, AHEAD)
         gdc_launch_dependents()
         gdc_wait()
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
@@ -236,7 +223,6 @@ def launch_tiles(
         BLOCK_N=BLOCK_ROWS,
         MOST=next_power_of_2(split),
         STAGES=STAGES[block_t],
-        AHEAD=AHEAD,
         ASSEMBLY=may_assemble(),
         num_warps=4,
         **launch_options(),
