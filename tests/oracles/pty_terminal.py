@@ -28,5 +28,15 @@ class Terminal:
                 self.screen += os.read(self._fd, 65536).decode("utf-8", "replace")
         self._seen = found + len(text)
 
+    def interrupt(self, until_shown: str) -> None:
+        """Ctrl-C, again each second until the screen shows a text: one that arrives just before a read is not noticed."""
+        for _ in range(60):
+            self.type("\x03")
+            try:
+                return self.wait_for(until_shown, 1.0)
+            except AssertionError:
+                continue
+        self.wait_for(until_shown)
+
     def exit_code(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])

@@ -54,6 +54,15 @@ def comparable(response: Any) -> dict[str, Any]:
     return json.loads(json.dumps(body))
 
 
+def nearly(value: Any) -> Any:
+    """The same value with room for rounding: a prompt found in the prefix cache is computed in other shapes."""
+    if isinstance(value, dict):
+        return {name: nearly(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [nearly(part) for part in value]
+    return pytest.approx(value, abs=1e-2) if isinstance(value, float) else value
+
+
 def check_stream(events: list[Any]) -> Any:
     """A stream's events are numbered and in order, and their deltas add up to what the end tells; gives the response."""
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -96,7 +105,7 @@ def ask(client, given: Any, **options) -> Any:
     options = {"model": "quire-demo", "input": given, "temperature": 0, "max_output_tokens": 200, **options}
     whole = client.responses.create(**options)
     streamed = check_stream(list(client.responses.create(**options, stream=True)))
-    assert comparable(streamed) == comparable(whole)
+    assert comparable(streamed) == nearly(comparable(whole))
     assert client.responses.retrieve(streamed.id) == streamed
     return whole
 
