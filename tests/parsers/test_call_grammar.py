@@ -9,19 +9,20 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.parsers.writing import SPECIAL_IDS, accepts, walk, write
+from tests.parsers.writing import SPECIAL_IDS, accepts, tokens_of, walk, write
 
 from quire.parsers.bodies import JsonObject
 from quire.parsers.call_grammar import calls_only, harmony_calls, text_and_calls
 from quire.parsers.choice import choose_formats
 from quire.parsers.formats import PLAIN, TOOLS, ToolFormat
-from quire.parsers.offered import Function, offered_functions
+from quire.parsers.offered import offered_functions
 from quire.parsers.schemas import Inexpressible
 from quire.parsers.stream import parse_answer
 
 TAGS = ("qwen3_coder", "qwen3_xml", "seed_oss", "glm45", "minimax_m2", "step3")
 PYTHON = ("lfm2", "pythonic", "llama4_pythonic", "olmo3")
 MARKED = [name for name in TOOLS if not TOOLS[name].bare]
+BARE = [name for name in TOOLS if TOOLS[name].bare]
 KEYWORDS = {
     *(
         "type",
@@ -184,10 +185,41 @@ def test_free_text_obliges_to_nothing_until_a_marker_begins_a_call(name: str, sp
     assert accepts(one, f"Well. {good}", special)
 
 
-@pytest.mark.parametrize("name", [name for name in TOOLS if TOOLS[name].bare])
-def test_without_a_marker_free_text_cannot_be_told_from_calls(name: str) -> None:
-    with pytest.raises(Inexpressible):
-        text_and_calls(TOOLS[name], [Function("f", {})], {}, only_one=False)
+@pytest.mark.parametrize("special", [{}, SPECIAL_IDS], ids=["text", "tokens"])
+@pytest.mark.parametrize("name", BARE)
+def test_without_a_marker_the_first_character_tells_calls_from_text(name: str, special: dict[str, int]) -> None:
+    tools = [tool_of({"a": {"type": "integer"}}, ["a"]), tool_of({}, name="now")]
+    grammar = text_and_calls(TOOLS[name], offered_functions(tools), special, only_one=False)
+    calls = write(name, [("f", {"a": 1}), ("now", {})], special)
+    for text in ("", "\n", "Just text, [1] and {2}.", "  Yes.", calls, f"\n{calls}\n"):
+        assert accepts(grammar, text, special), text
+        assert parse_answer(text, tools=TOOLS[name], offered=tools).content.strip() == (
+            "" if calls in text else text.strip()
+        )
+    opening = "[" if "python" in name else "{"
+    for text in (f"{opening}1]", f"{opening} see", f"{calls} and more", write(name, [("f", {"a": "x"})], special)):
+        assert not accepts(grammar, text, special), text
+    for marker in TOOLS[name].begin:
+        good, bad = f"Look: {marker}{calls}", f"Look: {marker}{write(name, [('f', {})], special)}"
+        assert accepts(grammar, good, special) and not accepts(grammar, bad, special)
+        assert len(parse_answer(good, tools=TOOLS[name], offered=tools).calls) == 2
+
+
+@pytest.mark.parametrize("special", [{}, SPECIAL_IDS], ids=["text", "tokens"])
+@pytest.mark.parametrize("name", TOOLS)
+def test_whatever_is_read_as_a_call_beside_free_text_follows_its_schema(name: str, special: dict[str, int]) -> None:
+    tools = [tool_of({"p0": {"type": "integer"}, "p1": KINDS[2][0]}, ["p0"])]
+    schema = tools[0]["function"]["parameters"]
+    grammar, found = text_and_calls(TOOLS[name], offered_functions(tools), special, only_one=False), 0
+    beginnings = ["", *TOOLS[name].begin, *TOOLS[name].section[:1], *(["[", "{", "\n["] if TOOLS[name].bare else ())]
+    for seed, beginning in enumerate(beginnings * 3):
+        text = walk(grammar, seed, begin=tokens_of(beginning, special))
+        answer = parse_answer(text or "", tools=TOOLS[name], offered=tools)
+        found += len(answer.calls)
+        for call in answer.calls:
+            assert call.name == "f"
+            jsonschema.validate(json.loads(call.arguments), schema)
+    assert found
 
 
 def test_models_without_a_format_write_a_list() -> None:

@@ -5,6 +5,7 @@ Independent of `quire.parsers`: the tests compare the two.
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,11 @@ def accepts(grammar: str, text: str, special: dict[str, int] | None = None) -> b
     return start.try_consume_tokens(ids) == len(ids) and start.is_accepting()
 
 
-def walk(grammar: str, seed: int, most: int = 1500) -> str | None:
-    """A text that random choices lead to; None where they have not come to an end."""
-    draw, at, ids = random.Random(seed), matcher(grammar), list[int]()
+def walk(grammar: str, seed: int, most: int = 1500, begin: Sequence[int] = ()) -> str | None:
+    """A text that random choices lead to after `begin`; None where that is refused, or they have not come to an end."""
+    draw, at, ids = random.Random(seed), matcher(grammar), list(begin)
+    if at.try_consume_tokens(ids) != len(ids):
+        return None
     while len(ids) < most:
         bits = np.unpackbits(np.frombuffer(at.compute_bitmask(), np.uint8), bitorder="little")
         allowed = np.flatnonzero(bits[: len(_Bytes.tokens)]).tolist()

@@ -5,6 +5,7 @@ Arguments follow the function's schema. Parameters that stand one by one come in
 required may be left out.
 """
 
+import dataclasses
 import json
 import keyword
 import re
@@ -33,15 +34,34 @@ def calls_only(tools: ToolFormat, functions: Sequence[Function], special: Mappin
 def text_and_calls(tools: ToolFormat, functions: Sequence[Function], special: Mapping[str, int], only_one: bool) -> str:
     """Any text; where a marker begins a call, the call.
 
+    Where a call needs no marker, the answer's first character tells, white space aside: with a bracket that can begin one, the
+    answer is calls to its end, as it is behind a marker.
+
     Raises:
-        Inexpressible: as of `calls_only`, or nothing but the call itself tells where one begins.
+        Inexpressible: as of `calls_only`.
     """
-    if tools.bare:
-        raise Inexpressible
     lark = Lark(special)
-    opening = lark.until(tools.section[0] if tools.section else _usual(tools.begin, special))
-    calls = f"({opening} {_section(lark, tools, functions, only_one, opened=True)})" + ("?" if only_one else "*")
-    return lark.write(f"{calls} {lark.anything()}")
+    if not tools.bare:
+        marked = " | ".join(_marked(lark, tools, functions, only_one))
+        return lark.write(f"({marked}){'?' if only_one else '*'} {lark.anything()}")
+    calls = lark.rule(_section(lark, tools, functions, only_one, opened=False))
+    text = (r"[^\[ \t\r\n]" if isinstance(tools.body, Pythonic) else r"[^{\[ \t\r\n]") + r"(.|\n)*"
+    ways = [f"{calls} space", f"({lark.pattern(text)})?"]
+    if tools.begin:
+        end = "".join(f" | {lark.text(marker)}" for marker in tools.end)
+        ways.append(
+            f"{lark.up_to_any(tools.begin, f'({text})?')} space {calls} space ({end.removeprefix(' | ') or 'space'})? space"
+        )
+    return lark.write(f"space ({' | '.join(ways)})")
+
+
+def _marked(lark: Lark, tools: ToolFormat, functions: Sequence[Function], only_one: bool) -> list[str]:
+    """Text up to each kind of marker that begins calls, and the calls."""
+    without = dataclasses.replace(tools, section=())
+    ways = [f"{lark.up_to_any(tools.begin)} {_section(lark, without, functions, only_one, opened=True)}"]
+    if tools.section:
+        ways.append(f"{lark.up_to_any(tools.section[:1])} {_section(lark, tools, functions, only_one, opened=True)}")
+    return ways
 
 
 def calls_or_json(

@@ -46,13 +46,19 @@ _TOOL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class AnswerFormats:
-    """How a model's answers are read. The names are for people; a format that is None is not looked for."""
+    """How a model's answers are read. The names are for people; a format that is None is not looked for.
+
+    Attributes:
+        strict_level: how calls are held to schemas where none has to be made: `auto` (as the request says), `function` (always),
+            `parameter` (always, every function as a strict one).
+    """
 
     reasoning_name: str = NONE
     tools_name: str = NONE
     reasoning: Reasoning | None = None
     tools: ToolFormat | None = None
     is_harmony: bool = False
+    strict_level: str = AUTO
 
     @property
     def markers(self) -> frozenset[str]:
@@ -65,7 +71,7 @@ class AnswerFormats:
         return frozenset(found)
 
 
-def choose_formats(reasoning: str, tools: str, template: str | None) -> AnswerFormats:
+def choose_formats(reasoning: str, tools: str, template: str | None, strict_level: str = AUTO) -> AnswerFormats:
     """The formats.
 
     Args:
@@ -77,10 +83,10 @@ def choose_formats(reasoning: str, tools: str, template: str | None) -> AnswerFo
     """
     template = template or ""
     if reasoning in HARMONY or tools in HARMONY or (AUTO in (reasoning, tools) and _is_harmony(template)):
-        return AnswerFormats("openai_gptoss", "openai", is_harmony=True)
+        return AnswerFormats("openai_gptoss", "openai", is_harmony=True, strict_level=strict_level)
     reasoning = _named(reasoning, REASONING, "reasoning_parser") or _shown(_REASONING_MARKS, template)
     tools = _named(tools, TOOLS, "tool_call_parser") or _shown(_TOOL_MARKS, template)
-    return AnswerFormats(reasoning, tools, REASONING.get(reasoning), TOOLS.get(tools))
+    return AnswerFormats(reasoning, tools, REASONING.get(reasoning), TOOLS.get(tools), strict_level=strict_level)
 
 
 def _is_harmony(template: str) -> bool:

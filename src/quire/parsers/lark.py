@@ -5,7 +5,7 @@ Knows the notation, and that a marker may be one special token. Compiles nothing
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _ANY = r"(.|\n)*"
@@ -56,10 +56,20 @@ class Lark:
         if self._special.match(marker):
             return f"{self._terminal(_slashes(pattern or _ANY))} {self.text(marker)}"
         if pattern is None:
-            self._rules.append(f"r{len(self._rules)}[lazy]: /{_ANY}/ {_quoted(marker)}")
-            return f"r{len(self._rules) - 1}"
+            return self.up_to_any([marker])
         without = f"~/{_ANY}{_slashes(escaped(marker))}{_ANY}/"
         return self._terminal(_slashes(pattern), f" & {without}", _quoted(marker))
+
+    def up_to_any(self, markers: Iterable[str], before: str = _ANY) -> str:
+        """Text up to and with the first of some markers. `before`: what the text looks like, which may contain none."""
+        ways: list[str] = []
+        for marker in dict.fromkeys(markers):
+            if self._special.match(marker):
+                ways.append(f"{self._terminal(before)} {self.text(marker)}")
+            else:
+                self._rules.append(f"r{len(self._rules)}[lazy]: /{before}/ {_quoted(marker)}")
+                ways.append(f"r{len(self._rules) - 1}")
+        return f"({' | '.join(ways)})"
 
     def anything(self) -> str:
         """Any text up to the end."""

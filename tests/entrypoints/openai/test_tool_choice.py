@@ -11,6 +11,7 @@ from tests.entrypoints.openai.test_demo_server import DemoServer
 from tests.parsers.writing import SPECIAL_IDS, accepts, write
 
 from quire.entrypoints.openai.answers import answer_reader
+from quire.entrypoints.openai.calls import enforced
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.structured import constrain_answer
@@ -188,8 +189,23 @@ def test_free_answers_stay_free() -> None:
     strict = [tool("f", SWITCH, strict=True)]
     for fields in ({"tools": TOOLS}, {"tools": strict, "tool_choice": "none"}, {}):
         assert constrained("hermes", **fields)[1].structured_outputs is None
-    assert constrained("pythonic", tools=strict)[1].structured_outputs is None  # nothing tells text from calls
     assert constrained("none", tools=strict)[1].structured_outputs is None
+
+
+@pytest.mark.parametrize("tools_format", ["hermes", "llama3_json"])
+def test_the_operator_may_hold_every_call_to_its_schema(tools_format: str) -> None:
+    odd = tool(
+        "odd", {"type": "object", "properties": {"a": {"type": "integer", "no-such-keyword": 1}}, "required": ["a"]}
+    )
+    good, bad = (write(tools_format, [("odd", {"a": value})]) for value in (1, "x"))
+    choice = read_tool_choice(request_of(tools=[odd]))
+    for level, is_held, is_strict in (("auto", False, False), ("function", True, False), ("parameter", True, True)):
+        formats = choose_formats("none", tools_format, None, level)
+        _, found = enforced(formats, choice, Tokenizer(), only_one=False)
+        assert (found is not None) == is_held
+        if found is not None:
+            assert accepts(found, good, SPECIAL_IDS) and not accepts(found, bad, SPECIAL_IDS)
+            assert ('"lenient": false' in found) == is_strict
 
 
 def test_other_forms_give_way_or_are_refused() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.tool_choice import ToolChoice
 from quire.parsers.call_grammar import calls_only, calls_or_json, harmony_calls, text_and_calls
-from quire.parsers.choice import AnswerFormats
+from quire.parsers.choice import AUTO, AnswerFormats
 from quire.parsers.formats import PLAIN, ToolFormat
 from quire.parsers.offered import Function
 from quire.parsers.schemas import Inexpressible
@@ -32,8 +32,12 @@ def enforced(
     Raises:
         HTTPError: 400, the format has no words for a function.
     """
+    if formats.strict_level == "parameter":
+        functions = tuple(dataclasses.replace(function, is_strict=True) for function in choice.functions)
+        choice = dataclasses.replace(choice, functions=functions)
     if not choice.must_call:
-        wanted = choice.wants_schemas and _has_grammars(tokenizer)
+        wanted = choice.kind == "auto" and (choice.wants_schemas or formats.strict_level != AUTO)
+        wanted = wanted and _has_grammars(tokenizer)
         return formats, _derived("text", formats, choice, tokenizer, only_one) if wanted else None
     only_one = only_one or choice.kind == "named"
     if (grammar := _derived("calls", formats, choice, tokenizer, only_one)) is not None:
