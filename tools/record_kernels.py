@@ -13,6 +13,7 @@ import dataclasses
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,22 +52,22 @@ def imagine_gpu(name: str, capability: tuple[int, int], memory: int, processors:
     )
 
 
-def record(config: Any, memory: int) -> list[dict[str, Any]]:
-    """The variants that a start launches."""
+def imagine_runner(config: Any, memory: int, rehearse: Callable[[Any], None]) -> Any:
+    """The runner that a start makes, on torch's meta device.
+
+    Args:
+        memory: bytes that the GPU has.
+        rehearse: is given what launches a step of every size, when buffers are there.
+    """
     import torch
 
     from quire.core.kv_planner import plan_kv_cache
     from quire.executor.selector import import_class
-    from quire.kernels.triton import cache, variants
+    from quire.kernels.triton import cache
     from quire.platforms import current_platform
     from quire.platforms.interface import DeviceEvent, DeviceRuntime
 
     cache.install()
-    recorder = variants.recorder(lambda variant: None)
-    found: list[dict[str, Any]] = []
-
-    class Rehearsed(Exception):
-        """All is named; nothing else of the start is wanted."""
 
     class Event(DeviceEvent):
         def record(self) -> None: ...
@@ -95,23 +96,36 @@ def record(config: Any, memory: int) -> list[dict[str, Any]]:
             return Event()
 
         def rehearse(self, launch_all: Any) -> None:
-            with recorder.collecting() as collected:
-                launch_all()
-            found.extend(collected)
-            raise Rehearsed
+            rehearse(launch_all)
 
     platform = current_platform("cuda")
     platform.upload_stream = lambda device: None
     platform.select_kernels(deterministic=config.model.deterministic)
-    with recorder.collecting() as loading:  # some formats round weights with kernels of their own
-        runner = import_class(platform.runner_class(), "device")(config, platform, Runtime())
-    found.extend(loading)
+    runner = import_class(platform.runner_class(), "device")(config, platform, Runtime())
     specs = runner.kv_cache_specs()
     plan = plan_kv_cache(specs, memory // 2, config.cache, config.scheduler, max_model_len=config.model.max_model_len)
-    try:
-        runner.allocate(plan)
-    except Rehearsed:
-        return found
+    runner.allocate(plan)
+    return runner
+
+
+def record(config: Any, memory: int) -> list[dict[str, Any]]:
+    """The variants that a start launches."""
+    from quire.kernels.triton import variants
+
+    recorder = variants.recorder(lambda variant: None)
+
+    class Rehearsed(Exception):
+        """All is named; nothing else of the start is wanted."""
+
+    def rehearse(launch_all: Any) -> None:
+        launch_all()
+        raise Rehearsed
+
+    with recorder.collecting() as found:  # some formats round weights with kernels of their own
+        try:
+            imagine_runner(config, memory, rehearse)
+        except Rehearsed:
+            return found
     raise RuntimeError("the runner did not rehearse")
 
 

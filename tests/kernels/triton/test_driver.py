@@ -136,7 +136,7 @@ def test_scratch_memory_comes_from_tritons_allocator(library, monkeypatch):
 
 def test_a_tensor_map_takes_its_own_alignment(library, monkeypatch):
     monkeypatch.setattr(driver, "encode_tensor_map", lambda descriptor, meta: bytes(range(128)))
-    descriptor = SimpleNamespace(shape=[6, 7], strides=[7, 1])
+    descriptor = SimpleNamespace(base=torch.empty(42), shape=[6, 7], strides=[7, 1], padding="zero")
     launch = launcher({"n": "i32", "d": "tensordesc<bf16[16, 64]>"}, tensordesc_meta=[{"swizzle": 3}])
     launch(1, 1, 1, 0, 1, None, None, None, None, 9, descriptor)
     addresses = library.launches[0].addresses

@@ -7,6 +7,7 @@ packed into one buffer whose layout follows from the signature. Knows the driver
 
 import ctypes
 import functools
+import operator
 import shutil
 import struct
 import threading
@@ -46,6 +47,8 @@ _SCALARS = {
 _TENSOR_MAP = "128s"
 _TENSOR_MAP_ALIGNMENT = 64
 _MAX_RANK = 5
+_MAX_MAPS = 1024
+"""Tensor maps that a kernel keeps: 28 layers and a few step sizes need a hundred."""
 
 
 class _Attribute(ctypes.Structure):
@@ -123,6 +126,9 @@ class _Parameters:
 class Launcher:
     """Launches one compiled kernel; called as Triton calls its own launchers.
 
+    Attributes:
+        num_needed: how many of a kernel's first parameters `submit` must be given.
+
     Raises:
         NotImplementedError: the signature has something that only Triton's own launcher can pass.
     """
@@ -130,7 +136,7 @@ class Launcher:
     def __init__(self, src: Any, metadata: Any) -> None:
         signature = list(src.signature.values())
         descriptors = list(getattr(metadata, "tensordesc_meta", None) or [])
-        formats, self._pick, self._pointers = _plan(signature, descriptors)
+        formats, self._pick, self._pointers, self.num_needed = _plan(signature, descriptors)
         layout = Layout([*formats, "Q", "Q"])
         self._pack = layout.packer.pack_into
         self._parameters = _Parameters(layout)
@@ -164,18 +170,27 @@ class Launcher:
         *args: Any,
     ) -> None:
         """Submit the kernel to the stream."""
-        programs = grid_x * grid_y * grid_z
-        if programs <= 0:
+        if grid_x * grid_y * grid_z <= 0:
             return
         if enter_hook is not None and getattr(enter_hook, "calls", True):
             enter_hook(launch_metadata)
-        values = self._pick(args)
+        values = list(args)
         for at in self._pointers:
             value = values[at]
             if value is None:
                 values[at] = 0
             elif type(value) is not int:
                 values[at] = value.data_ptr()
+        self.submit(grid_x, grid_y, grid_z, stream, function, values)
+        if exit_hook is not None and getattr(exit_hook, "calls", True):
+            exit_hook(launch_metadata)
+
+    def submit(self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: int, values: Sequence[Any]) -> None:
+        """As a call, for a kernel's parameters from the first on, with addresses in place of tensors and without hooks."""
+        programs = grid_x * grid_y * grid_z
+        if programs <= 0:
+            return
+        values = self._pick(values)
         if function != self._function:
             self._function, self._function_at = function, ctypes.c_void_p(function)
             if self._num_ctas == _MAX_CLUSTER:
@@ -195,8 +210,6 @@ class Launcher:
                 code = self._launch(self._config_at, self._function_at, parameters.pointers, None)
         if code:
             _check(code)
-        if exit_hook is not None and getattr(exit_hook, "calls", True):
-            exit_hook(launch_metadata)
 
     def _allocate(self, need: tuple[int, int], programs: int, stream: int, which: str) -> Any:
         """Scratch memory of the kernel's own, from the allocator that Triton was given."""
@@ -240,11 +253,12 @@ def _attributes(metadata: Any) -> list[_Attribute]:
     return attributes
 
 
-Picker = Callable[[Sequence[Any]], list[Any]]
+Picker = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-def _plan(signature: list[Any], descriptors: list[Any]) -> tuple[list[str], Picker, list[int]]:
-    """(format of each parameter, function from a launch's arguments to their values, places that are pointers)."""
+def _plan(signature: list[Any], descriptors: list[Any]) -> tuple[list[str], Picker, list[int], int]:
+    """(format of each packed value, function from a kernel's parameters to those, parameters that are pointers, how many
+    parameters it takes from the first on)."""
     formats: list[str] = []
     sources: list[tuple[int, Any]] = []
     pointers: list[int] = []
@@ -262,27 +276,46 @@ def _plan(signature: list[Any], descriptors: list[Any]) -> tuple[list[str], Pick
             rank = kind[kind.index("[") : kind.index("]")].count(",") + 1
             formats += [_TENSOR_MAP, *["i"] * rank, *["q"] * rank]
         elif kind.startswith("*"):
-            pointers.append(len(formats))
+            pointers.append(index)
             formats.append("Q")
         elif kind in _SCALARS:
             formats.append(_SCALARS[kind])
         else:
             raise NotImplementedError(f"a parameter of type {kind}")
         sources.append((index, meta))
+    num_needed = sources[-1][0] + 1 if sources else 0
     if any(meta is not None for _, meta in sources):
-        return formats, functools.partial(_pick_with_maps, sources), pointers
+        return formats, _PickWithMaps(sources), pointers, num_needed
     indices = [index for index, _ in sources]
-    return formats, lambda args: [args[index] for index in indices], pointers
+    if len(indices) > 1:
+        return formats, operator.itemgetter(*indices), pointers, num_needed
+    return formats, lambda values: [values[index] for index in indices], pointers, num_needed
 
 
-def _pick_with_maps(sources: list[tuple[int, Any]], args: Sequence[Any]) -> list[Any]:
-    values: list[Any] = []
-    for index, meta in sources:
-        if meta is None:
-            values.append(args[index])
-        else:
-            values += [encode_tensor_map(args[index], meta), *args[index].shape, *args[index].strides]
-    return values
+class _PickWithMaps:
+    """Puts a tensor map, sizes and strides in place of each descriptor. Maps are kept: layers describe the same memory in
+    every step, and the driver takes longer to encode it than to launch."""
+
+    def __init__(self, sources: list[tuple[int, Any]]) -> None:
+        self._sources = sources
+        self._maps: dict[tuple[Any, ...], bytes] = {}
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        picked: list[Any] = []
+        for index, meta in self._sources:
+            value = values[index]
+            if meta is None:
+                picked.append(value)
+                continue
+            shape, strides = value.shape, value.strides
+            key = (index, value.base.data_ptr(), *shape, *strides, value.padding)
+            tensor_map = self._maps.get(key)
+            if tensor_map is None:
+                if len(self._maps) >= _MAX_MAPS:
+                    self._maps.clear()
+                tensor_map = self._maps[key] = encode_tensor_map(value, meta)
+            picked += [tensor_map, *shape, *strides]
+        return picked
 
 
 def encode_tensor_map(descriptor: Any, meta: dict[str, Any]) -> bytes:
@@ -396,5 +429,9 @@ class Driver(stock.CudaDriver):
 
 
 def install() -> None:
-    """Make this the driver that Triton uses in this process."""
-    triton.runtime.driver.set_active(Driver())
+    """Make this the driver that Triton uses in this process, and have it launch what was launched before by itself."""
+    from quire.kernels.triton import direct_launch
+
+    driver = Driver()
+    triton.runtime.driver.set_active(driver)
+    direct_launch.install(driver.get_current_device, driver.get_current_stream)
