@@ -100,6 +100,34 @@ def test_json_validates_against_its_schema(schema: dict[str, Any], seed: int) ->
     jsonschema.validate(json.loads(text), schema)
 
 
+@settings(max_examples=40, deadline=None)
+@given(schema=schemas, seed=st.integers(0, 2**32))
+def test_forced_tokens_are_those_that_masks_would_leave_alone(schema: dict[str, Any], seed: int) -> None:
+    row, rng = start(json=schema, disable_any_whitespace=True), random.Random(seed)
+    output: list[int] = []
+    forced: list[int] = []
+    while EOS not in output and len(output) < 100:
+        found = GRAMMARS.forced([(row, output)]).get(0, [])
+        assert EOS not in found
+        assert found[: len(forced)] == forced[: len(found)]
+        forced = found
+        allowed = allowed_after(row, output)
+        if forced:
+            assert allowed == [forced.pop(0)]
+        output.append(rng.choice(allowed))
+
+
+def test_a_key_is_forced_and_a_thought_is_not() -> None:
+    person = {"type": "object", "properties": {"nameofit": {"const": "x"}}, "required": ["nameofit"]}
+    params = StructuredOutputsParams(json=person, disable_any_whitespace=True)
+    row = GRAMMARS.start(params, [EOS], lambda: VOCABULARY, Thinking([7]))
+    assert GRAMMARS.forced([(row, [])]) == GRAMMARS.forced([(row, [5, 6])]) == {}
+    (forced,) = GRAMMARS.forced([(row, [5, 6, 7])]).values()
+    assert b"".join(TOKENS[token_id] for token_id in forced).startswith(b'{"nameofit":')
+    assert GRAMMARS.forced([(row, [5, 6, 7, *forced])]) == {}  # what may come next can be divided in two ways
+    assert GRAMMARS.forced([(row, [5, 6, 7, *forced, 0])]) == {}  # it has left its grammar
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_any_object_is_json_without_raw_control_characters(seed: int) -> None:

@@ -34,6 +34,11 @@ class Backend(Protocol):
         """Let each matcher take its token; whether its grammar allows it. A matcher that refused one is of no use any more."""
         ...
 
+    def forced(self, matcher: Any) -> list[int]:
+        """The tokens that come next for certain, as masks would have them one after the other; none where the engine does not
+        know, or where masks leave a choice between ways to divide a text into tokens."""
+        ...
+
     def known(self, matcher: Any) -> Any:
         """Something hashable that stands for the matcher's next mask, where that is known before `fill`; else None."""
         ...

@@ -138,17 +138,39 @@ class Grammars:
             masks_NW: gets one bit a token, the lowest of each word first; C-contiguous. Rows with the same mask share a line.
             alone: rows that share with nobody, because the caller is going to change their masks; None: no row shares.
         """
+        free, openings, errors = self._follow(rows)
+        return Filling(rows, alone, free, openings, errors, masks_NW, self._fill_thread)
+
+    def forced(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]]) -> dict[int, list[int]]:
+        """Take in what is new of rows' outputs, and say which tokens follow for certain, by index into the rows, of those
+        where any do. What is wrong with a row is told by `begin_fill`."""
+        free, _, errors = self._follow(rows)
+        found: dict[int, list[int]] = {}
+        for index, (row, _) in enumerate(rows):
+            if row.backend is None or row.refused is not None or index in free or index in errors:
+                continue
+            if token_ids := row.backend.forced(row.matcher):
+                found[index] = token_ids
+        return found
+
+    def _follow(
+        self, rows: Sequence[tuple[RowGrammar, Sequence[int]]]
+    ) -> tuple[set[int], list[tuple[int, int]], dict[int, str]]:
+        """Take in what is new of rows' outputs: which rows may say anything, the tokens that would begin to think, and what is
+        wrong, by row."""
         errors: dict[int, str] = {}
         moved: list[RowGrammar] = []
         moves: dict[Backend, list[tuple[Any, int]]] = {}
         free: set[int] = set()
         openings: list[tuple[int, int]] = []
         for index, (row, output_token_ids) in enumerate(rows):
-            if row.is_following and len(output_token_ids) == row.num_consumed + 1:
-                assert row.backend is not None
-                moves.setdefault(row.backend, []).append((row.matcher, output_token_ids[-1]))
-                moved.append(row)
-                row.num_consumed += 1
+            num_new = len(output_token_ids) - row.num_consumed
+            if row.is_following and num_new <= 1:
+                if num_new:
+                    assert row.backend is not None
+                    moves.setdefault(row.backend, []).append((row.matcher, output_token_ids[-1]))
+                    moved.append(row)
+                    row.num_consumed += 1
                 continue
             try:
                 if not row.follow(output_token_ids):
@@ -158,7 +180,7 @@ class Grammars:
             except Exception as error:  # whatever a compilation raises ends its own rows alone
                 errors[index] = f"{type(error).__name__}: {error}"
         self._advance(moved, moves)
-        return Filling(rows, alone, free, openings, errors, masks_NW, self._fill_thread)
+        return free, openings, errors
 
     @staticmethod
     def _advance(moved: list[RowGrammar], moves: dict[Backend, list[tuple[Any, int]]]) -> None:

@@ -3,6 +3,7 @@ Earley parser. A mask costs microseconds to few milliseconds, whatever the gramm
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -58,7 +59,8 @@ class GuidanceBackend:
     def __init__(self, vocabulary: Vocabulary, eos_token_ids: tuple[int, ...]) -> None:
         plain = _PlainTokenizer(vocabulary, eos_token_ids)
         self._tokens = vocabulary.tokens
-        self._strings = StringMasks(vocabulary, frozenset(plain.special_token_ids))
+        self._special = frozenset(plain.special_token_ids)
+        self._strings = StringMasks(vocabulary, self._special)
         self._tokenizer = _make_tokenizer(plain, eos_token_ids)
         self._rest_tokenizer = _make_tokenizer(_PlainTokenizer(self._strings.rest, eos_token_ids), eos_token_ids)
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
@@ -102,6 +104,16 @@ class GuidanceBackend:
         if len(moves) <= _FEW:
             return [row.matcher.consume_token(token_id) for row, token_id in moves]
         return self._executor.consume_token_par([(row.matcher, token_id) for row, token_id in moves])
+
+    def forced(self, matcher: _Row) -> list[int]:
+        """As `Backend.forced`. Inside of a string with room left nothing is."""
+        if matcher.base is not None and matcher.left > 0:
+            return []
+        token_ids = matcher.matcher.compute_ff_tokens()
+        return list(itertools.takewhile(self._is_plain, token_ids))
+
+    def _is_plain(self, token_id: int) -> bool:
+        return token_id not in self._special
 
     def known(self, matcher: _Row) -> tuple[bytes, int] | None:
         """As `Backend.known`."""

@@ -99,6 +99,10 @@ class XGrammarBackend:
             for matcher, token_id in moves
         ]
 
+    def forced(self, matcher: Any) -> list[int]:
+        """As `Backend.forced`: none, because this engine's masks allow every division of a text that is certain."""
+        return []
+
     def known(self, matcher: Any) -> None:
         """As `Backend.known`: never."""
         return
