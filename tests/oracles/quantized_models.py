@@ -8,7 +8,7 @@ Legend: N outputs, K inputs, G groups of columns.
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,16 @@ Writer = Callable[[np.ndarray, np.random.Generator], Stored]
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How to write a checkpoint: what config.json says, and each matrix."""
+    """How to write a checkpoint: what config.json says, and each matrix; some in another way, or plain, by regular expressions
+    for their names."""
 
     section: dict[str, Any]
     write: Writer
+    others: Mapping[str, Writer | None] = dataclasses.field(default_factory=dict)
+
+    def writer(self, name: str) -> Writer | None:
+        """For a matrix's name."""
+        return next((write for pattern, write in self.others.items() if re.search(pattern, name)), self.write)
 
 
 def is_matrix(name: str) -> bool:
@@ -63,7 +69,10 @@ def store(
     worth = dict(tensors)
     wanted = [name for name in tensors if is_matrix(name) or (head and name == "lm_head.weight")]
     for name in [name for name in wanted if not re.search(plain, name)]:
-        stored = form.write(tensors.pop(name).float().numpy(), rng)
+        write = form.writer(name)
+        if write is None:
+            continue
+        stored = write(tensors.pop(name).float().numpy(), rng)
         worth[name] = torch.from_numpy(np.ascontiguousarray(stored.worth_NK, dtype=np.float32))
         base = name.removesuffix("weight")
         tensors.update({base + suffix: tensor.contiguous().clone() for suffix, tensor in stored.tensors.items()})
@@ -74,8 +83,14 @@ def store(
 
 def words(codes: np.ndarray, bits: int, axis: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
     """Codes along an axis in int32 words, the first in the lowest bits; `order`: which code of a word stands where."""
-    count = 32 // bits
     moved = np.moveaxis(codes.astype(np.int64), axis, -1)
+    if 32 % bits:  # one stream of bits
+        stream = (moved[..., None] >> np.arange(bits) & 1).reshape(*moved.shape[:-1], -1)
+        short = -stream.shape[-1] % 32
+        stream = np.concatenate([stream, np.zeros((*moved.shape[:-1], short), np.int64)], -1)
+        packed = (stream.reshape(*moved.shape[:-1], -1, 32) << np.arange(32)).sum(-1)
+        return torch.from_numpy(np.moveaxis(packed, -1, axis).astype(np.uint32).view(np.int32).copy())
+    count = 32 // bits
     short = -moved.shape[-1] % count
     moved = np.concatenate([moved, np.zeros((*moved.shape[:-1], short), np.int64)], -1)
     packed = np.zeros((*moved.shape[:-1], moved.shape[-1] // count), np.int64)

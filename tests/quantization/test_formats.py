@@ -282,10 +282,10 @@ def test_outliers_get_the_finer_groups(llama):
 GROUPS = {"group_0": {"targets": ["Linear"], "weights": {"type": "int", "num_bits": 4}}}
 MARLIN = {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": GROUPS}
 REFUSED = [
-    ({"quant_method": "gptq", "bits": 3}, "bits=3, which is not supported; supported: 2, 4, 8"),
+    ({"quant_method": "gptq", "bits": 1}, "bits=1, which is not supported; supported: 2 to 8"),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format='marlin'.* gptq, gptq_v2"),
     ({"quant_method": "awq", "bits": 8}, "bits=8, which is not supported; supported: 4"),
-    ({"quant_method": "awq", "version": "gemv"}, "version='gemv'.*supported: gemm"),
+    ({"quant_method": "awq", "version": "gemv_fast"}, "version='gemv_fast'.*supported: gemm, exllama, ipex, gemv"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ'.*FP8, NVFP4"),
     ({"quant_method": "bitsandbytes"}, "load_in_4bit and load_in_8bit=False"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, "'af4'.*supported: nf4, fp4"),
@@ -301,7 +301,7 @@ REFUSED = [
     (MARLIN | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format='sparse-24-bitmask'"),
     (MARLIN | {"transform_config": {"config_groups": {"R1": {}}}}, r"transform_config=\['R1'\]"),
     ({"quant_method": "gptq", "pack_dtype": "int8"}, "pack_dtype='int8'"),
-    ({"quant_method": "aqlm"}, "asks for 'aqlm', which is not supported; supported: awq, bitsandbytes"),
+    ({"quant_method": "aqlm"}, "asks for 'aqlm', which is not supported; supported: auto-round, awq, bitsandbytes"),
     ({"quant_method": "int4"}, "'int4', which is only made of plain checkpoints"),
     (MARLIN, "format='marlin-24'.*pack-quantized"),
     ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, r"config_groups=\[\]"),

@@ -17,6 +17,10 @@ from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within
 BLOCK, NESTED_BLOCK = 64, 256
 """Values that share a scale, and scales that share one: what the library stores in models."""
 BYTES = (torch.uint8,)
+STORAGES = {
+    "uint8": torch.uint8, "int8": torch.int8, "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
+}  # fmt: skip
+"""What bytes may be stored as: types that trainers can split over devices."""
 
 
 def parse(section: HFConfig) -> SchemeOf:
@@ -30,9 +34,9 @@ def parse(section: HFConfig) -> SchemeOf:
         if kind not in ("nf4", "fp4"):
             raise refused("bnb_4bit_quant_type", kind, "nf4, fp4")
         storage = section.get("bnb_4bit_quant_storage", "uint8")
-        if storage != "uint8":
-            raise refused("bnb_4bit_quant_storage", storage, "uint8")
-        scheme = _four_bits(kind, bool(section.get("bnb_4bit_use_double_quant", False)))
+        if storage not in STORAGES:
+            raise refused("bnb_4bit_quant_storage", storage, ", ".join(STORAGES))
+        scheme = _four_bits(kind, STORAGES[storage], bool(section.get("bnb_4bit_use_double_quant", False)))
     elif section.get("load_in_8bit") or section.get("_load_in_8bit"):
         scheme = _eight_bits()
     else:
@@ -58,7 +62,7 @@ def _eight_bits() -> Scheme:
     return Scheme("int8 (bitsandbytes)", tensors, decode, Form("packed", 8, WHOLE))
 
 
-def _four_bits(kind: str, is_nested: bool) -> Scheme:
+def _four_bits(kind: str, storage: torch.dtype, is_nested: bool) -> Scheme:
     state = f"weight.quant_state.bitsandbytes__{kind}"
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
@@ -74,7 +78,9 @@ def _four_bits(kind: str, is_nested: bool) -> Scheme:
                 raise ConfigError(f"its quant_state has nested_offset={offset!r}, not a number", setting="model")
             scales = tensors["weight.nested_quant_map"][scales.long()] * coarse + offset
         # The earlier value is in the high half of a byte.
-        codes = unpack_nibbles(tensors["weight"].reshape(-1)).unflatten(0, (-1, 2)).flip(1).reshape(shape)
+        codes = (
+            unpack_nibbles(tensors["weight"].reshape(-1).view(torch.uint8)).unflatten(0, (-1, 2)).flip(1).reshape(shape)
+        )
         table = tensors["weight.quant_map"].float()
         if shape[1] % BLOCK:  # blocks go over the ends of rows
             return (
@@ -84,7 +90,7 @@ def _four_bits(kind: str, is_nested: bool) -> Scheme:
         return PackedWeight(*shape, dtype, pack_nibbles(codes), scale=scale_NG, table=table)
 
     tensors = {
-        "weight": Stored((Axis("values", 2),), BYTES),
+        "weight": Stored((Axis("values", 2 * storage.itemsize),), (storage,)),
         "weight.absmax": Stored((Axis("values", BLOCK),), BYTES if is_nested else None),
         "weight.quant_map": Stored(None),
         state: Stored(None, BYTES),

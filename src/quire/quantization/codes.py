@@ -1,25 +1,42 @@
-"""Codes as checkpoints pack them, to codes as kernels take them: int32 words of 2, 4 or 8 bits a code, tables of 4-bit floats.
+"""Codes as checkpoints pack them, to codes as kernels take them: int32 words of 2 to 8 bits a code, tables of 4-bit floats.
 
 Legend: N outputs, K inputs, G groups of columns.
 """
 
 import dataclasses
+import math
+from typing import Literal
 
 import torch
 
 from quire.errors import ConfigError
 from quire.kernels.packed import PackedWeight, pack_nibbles
+from quire.layers.linear import WHOLE, Axis, Decoded
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 """Floats of 4 bits: sign, two bits of exponent, one of mantissa (OCP microscaling formats, version 1.0)."""
 
 
 def unpack_words(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
-    """int32 words along a dimension to the codes in them (uint8, without sign), the lowest bits first."""
-    shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
-    codes = (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).to(torch.uint8)
+    """int32 words along a dimension to the codes in them (uint8, without sign), the lowest bits first. Codes whose bits do not
+    divide 32 go over the ends of words."""
     dim %= words.dim()
-    return codes.movedim(-1, dim + 1).flatten(dim, dim + 1)
+    words = words.movedim(dim, -1)
+    if 32 % bits == 0:
+        shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
+        codes = words.unsqueeze(-1) >> shifts & (1 << bits) - 1
+    else:
+        first = torch.arange(0, 32 * words.shape[-1] - bits + 1, bits, device=words.device)
+        wide = torch.nn.functional.pad(words.long() & 0xFFFFFFFF, (0, 1))
+        pairs = wide[..., first // 32] | wide[..., first // 32 + 1] << 32
+        codes = (pairs >> first % 32 & (1 << bits) - 1).unsqueeze(-1)
+    return codes.to(torch.uint8).flatten(-2).movedim(-1, dim)
+
+
+def words_axis(of: Literal["rows", "columns"], bits: int) -> Axis:
+    """The dimension of words along a matrix's rows or columns."""
+    common = math.gcd(bits, 32)
+    return Axis(of, 32 // common, bits // common)
 
 
 def weight_of_words(
@@ -29,44 +46,57 @@ def weight_of_words(
     zero_NG: torch.Tensor | None,
     bits: int,
     dtype: torch.dtype,
+    group: int,
     group_K: torch.Tensor | None = None,
-) -> PackedWeight:
+) -> Decoded:
     """A weight whose codes stand in int32 words along the inputs, the lowest bits first.
 
     Args:
         zero_NG: the code of 0, by group; None: the middle one.
+        group: columns of a group; the last may have fewer.
         group_K: which group each column belongs to; None: adjacent columns are a group.
 
     Raises:
-        ConfigError: columns do not fall into equal groups.
+        ConfigError: groups of `group_K` are others than `group` says.
     """
-    perm_K = None if group_K is None else _order_of_groups(group_K.long(), scale_NG.shape[1])
-    if perm_K is None and bits in (4, 8) and words_NW.shape[1] * 32 == inputs * bits:  # words are bytes as we have them
-        data = words_NW.contiguous().view(torch.uint8)
+    order = None if group_K is None else _order_of_groups(group_K.long(), scale_NG.shape[1], group)
+    is_even = inputs % group == 0 or group >= inputs
+    if order is None and is_even and bits in (4, 8) and words_NW.shape[1] * 32 == inputs * bits:
+        data = words_NW.contiguous().view(torch.uint8)  # words are bytes as we have them
         return _finished(data if bits == 4 else (data ^ 128).view(torch.int8), inputs, scale_NG, zero_NG, bits, dtype)
     codes_NK = unpack_words(words_NW, bits, 1)[:, :inputs]
-    if perm_K is None:
-        return packed_weight(codes_NK, scale_NG, zero_NG, bits, dtype)
-    weight = packed_weight(codes_NK[:, perm_K], scale_NG, zero_NG, bits, dtype)
-    return dataclasses.replace(weight, perm=perm_K.int())
+    if order is None:
+        return packed_weight(codes_NK, scale_NG, zero_NG, bits, dtype, group)
+    if not is_even:  # ordered columns in groups of several sizes
+        zero_NK = 1 << bits - 1 if zero_NG is None else zero_NG.float()[:, group_K]
+        return ((codes_NK.float() - zero_NK) * scale_NG.float()[:, group_K]).to(dtype)
+    weight = packed_weight(codes_NK[:, order], scale_NG, zero_NG, bits, dtype)
+    return dataclasses.replace(weight, perm=order.int())
 
 
 def packed_weight(
-    codes_NK: torch.Tensor, scale_NG: torch.Tensor, zero_NG: torch.Tensor | None, bits: int, dtype: torch.dtype
+    codes_NK: torch.Tensor,
+    scale_NG: torch.Tensor,
+    zero_NG: torch.Tensor | None,
+    bits: int,
+    dtype: torch.dtype,
+    group: int = WHOLE,
 ) -> PackedWeight:
     """A weight of codes without sign (0 to 2**bits - 1), one a byte. Raises ConfigError as `weight_of_words`."""
-    data = pack_nibbles(codes_NK) if bits < 8 else (codes_NK.to(torch.uint8) ^ 128).view(torch.int8)
-    return _finished(data, codes_NK.shape[1], scale_NG, zero_NG, bits, dtype)
+    inputs = codes_NK.shape[1]
+    data = pack_nibbles(codes_NK) if bits <= 4 else (codes_NK.short() - (1 << bits - 1)).to(torch.int8)
+    zero_NG = None if zero_NG is None else even_groups(zero_NG, inputs, group)
+    return _finished(data, inputs, even_groups(scale_NG, inputs, group), zero_NG, bits, dtype)
 
 
 def _finished(
     data: torch.Tensor, inputs: int, scale_NG: torch.Tensor, zero_NG: torch.Tensor | None, bits: int, dtype: torch.dtype
 ) -> PackedWeight:
-    """Codes of 8 bits have got their sign here, zeros not yet."""
+    """Codes of more than 4 bits have got their sign here, zeros not yet."""
     check_groups(inputs, scale_NG.shape[1])
     middle = 1 << bits - 1
     zero = None if zero_NG is None else zero_NG.float()
-    if bits == 8:
+    if bits > 4:
         zero = None if zero is None or bool((zero == middle).all()) else zero - middle
     elif zero is None:
         zero = torch.full_like(scale_NG, middle, dtype=torch.float32)
@@ -74,6 +104,14 @@ def _finished(
         data.shape[0], inputs, dtype, data.contiguous(), scale=scale_NG.float().contiguous(),
         zero=None if zero is None else zero.contiguous(),
     )  # fmt: skip
+
+
+def even_groups(values_NG: torch.Tensor, inputs: int, group: int) -> torch.Tensor:
+    """Numbers of groups the last of which may have fewer columns, as numbers of groups that all have as many."""
+    if group >= inputs or inputs % group == 0:
+        return values_NG
+    size = math.gcd(group, inputs)
+    return values_NG.repeat_interleave(group // size, 1)[:, : inputs // size].contiguous()
 
 
 def affine_weight(
@@ -102,7 +140,7 @@ def check_groups(inputs: int, groups: int) -> None:
         )
 
 
-def _order_of_groups(group_K: torch.Tensor, groups: int) -> torch.Tensor | None:
+def _order_of_groups(group_K: torch.Tensor, groups: int, group: int) -> torch.Tensor | None:
     """Columns in the order of their groups; None where they are in it already."""
     inputs = group_K.shape[0]
     if bool((group_K < 0).any()):  # not set: adjacent columns
@@ -111,7 +149,8 @@ def _order_of_groups(group_K: torch.Tensor, groups: int) -> torch.Tensor | None:
     if is_sorted:  # a rank's columns may begin with any group
         group_K = group_K - group_K[0]
     counts = torch.bincount(group_K, minlength=groups)
-    if counts.shape[0] > groups or bool((counts * groups != inputs).any()):
+    is_ragged = group < inputs and inputs % group != 0 and -(-inputs // group) == groups
+    if counts.shape[0] > groups or (not is_ragged and bool((counts * groups != inputs).any())):
         raise ConfigError(
             f"its {inputs} columns (g_idx) fall into groups of {int(counts.min())} to {int(counts.max())} columns, numbered to "
             f"{int(group_K.max())}, for {groups} scales: columns in the order of their activations cannot be split over ranks",

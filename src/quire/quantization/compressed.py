@@ -10,16 +10,17 @@ import torch
 
 from quire.config.hf_config import HFConfig
 from quire.guards import is_sequence
-from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.kernels.packed import Int8Weight
 from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import fp4, fp8
-from quire.quantization.codes import check_groups, unpack_words, weight_of_words
+from quire.quantization.codes import packed_weight, unpack_words, weight_of_words, words_axis
 from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, matches, refused
 
-BITS = (2, 4, 8)
+BITS = range(2, 9)
+INTEGERS = (torch.int8, torch.int32, torch.int64)
 FORMATS = (
     "float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized",
 )  # fmt: skip
 
 
@@ -36,7 +37,7 @@ def parse(section: HFConfig) -> SchemeOf:
         raise refused("transform_config", sorted(transforms.config_groups), "none: activations are not rotated")
     groups = section.get("config_groups")
     values = groups.to_dict() if isinstance(groups, HFConfig) else {}
-    if not values:
+    if not values and not section.get("kv_cache_scheme"):
         raise refused("config_groups", sorted(values), "one group or more")
     rules = [_group(HFConfig(group), section) for group in values.values()]
     ignored = [str(name) for name in section.get("ignore") or []]
@@ -77,6 +78,8 @@ def _scheme(stored_as: str, weights: HFConfig, inputs: Any) -> Scheme:
         return fp4.nvfp4("weight_packed", "weight_global_scale", True) if stored_as[0] == "n" else fp4.mxfp4()
     if stored_as == "pack-quantized":
         return _packed(weights, kind, bits)
+    if stored_as == "mxfp8-quantized":
+        return fp8.mxfp8("weight_scale")
     if (kind, bits) == ("float", 8):
         return _float8(weights, inputs)
     if kind == "int" and isinstance(bits, int) and bits <= 8:
@@ -93,8 +96,10 @@ def _float8(weights: HFConfig, inputs: Any) -> Scheme:
         if not is_sequence(sizes) or len(sizes) != 2:
             raise refused("weights.block_structure", sizes, "two numbers")
         return fp8.blocks(int(sizes[0]), int(sizes[1]), "weight_scale")
+    if strategy == "group":
+        return fp8.blocks(1, int(weights.get("group_size", 128)), "weight_scale")
     if strategy not in ("tensor", "channel"):
-        raise refused("weights.strategy", strategy, "tensor, channel or block")
+        raise refused("weights.strategy", strategy, "tensor, channel, group or block")
     if not isinstance(inputs, HFConfig):
         return fp8.weights_only(fp8.scaled(strategy == "channel", False))
     return fp8.scaled(strategy == "channel", _is_static(inputs))
@@ -124,18 +129,14 @@ def _scales(groups: Axis | None) -> Stored:
 
 
 def _int8(weights: HFConfig, inputs: Any) -> Scheme:
-    """Integers in a byte each; where activations are integers too, products are."""
-    groups, rounds = _groups(weights), isinstance(inputs, HFConfig)
-    if not weights.get("symmetric", True):
-        raise refused("weights.symmetric", False, "true")
+    """Integers in a byte each; where weights and activations are symmetric integers without groups, products are in integers
+    too. Other activations are not rounded."""
+    groups = _groups(weights)
+    size, is_symmetric = WHOLE if groups is None else groups.per, bool(weights.get("symmetric", True))
+    rounds = isinstance(inputs, HFConfig) and is_symmetric and inputs.get("symmetric", True) and size == WHOLE
+    if isinstance(inputs, HFConfig) and (inputs.get("type"), inputs.get("num_bits")) != ("int", 8):
+        raise refused("input_activations", (inputs.get("type"), inputs.get("num_bits")), "type int with num_bits 8")
     static = rounds and _is_static(inputs)
-    if rounds:
-        if (inputs.get("type"), inputs.get("num_bits")) != ("int", 8):
-            raise refused("input_activations", (inputs.get("type"), inputs.get("num_bits")), "type int with num_bits 8")
-        if not inputs.get("symmetric", True):
-            raise refused("input_activations.symmetric", False, "true")
-        if groups is not None and groups.per != WHOLE:
-            raise refused("weights.strategy", "group", "channel or tensor, where activations are integers")
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
         codes, scale = tensors["weight"].contiguous(), tensors["weight_scale"].float()
@@ -143,22 +144,33 @@ def _int8(weights: HFConfig, inputs: Any) -> Scheme:
             input_scale = tensors["input_scale"].float().reshape(1) if static else None
             scale_N = scale.reshape(-1).expand(shape[0]).contiguous()
             return Int8Weight(*shape, dtype, codes, scale=scale_N, input_scale=input_scale)
-        scale_NG = scale.reshape(1 if scale.numel() == 1 else shape[0], -1).expand(shape[0], -1).contiguous()
-        check_groups(shape[1], scale_NG.shape[1])
-        return PackedWeight(*shape, dtype, codes, scale=scale_NG)
+        scale_NG, zero_NG = (
+            None
+            if values is None
+            else values.float().reshape(1 if values.numel() == 1 else shape[0], -1).expand(shape[0], -1)
+            for values in (scale, tensors.get("weight_zero_point"))
+        )
+        assert scale_NG is not None
+        zero_NG = None if zero_NG is None else zero_NG + 128
+        return packed_weight(codes.view(torch.uint8) ^ 128, scale_NG, zero_NG, 8, dtype, size)
 
-    tensors = {"weight": Stored(dtypes=(torch.int8,)), "weight_scale": _scales(groups)}
-    if static:
-        tensors["input_scale"] = Stored(())
+    tensors = {
+        "weight": Stored(dtypes=(torch.int8,)),
+        "weight_scale": _scales(groups),
+        "weight_zero_point": Stored(_scales(groups).axes, INTEGERS, optional=is_symmetric),
+        "input_scale": Stored(() if static else None, optional=not static),
+        "input_zero_point": Stored(None, INTEGERS, optional=True),
+    }
     name = "int8, activations too" if rounds else "int8"
-    return Scheme(name, tensors, decode, INT8_FORM if rounds else Form("packed", 8, groups.per if groups else WHOLE))
+    return Scheme(name, tensors, decode, INT8_FORM if rounds else Form("packed", 8, size, not is_symmetric))
 
 
 def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
     """Integers in words along the inputs, zeros (if any) along the outputs; both without sign."""
     if kind != "int" or bits not in BITS or not isinstance(bits, int):
-        raise refused("weights", (kind, bits), f"type int with num_bits {', '.join(map(str, BITS))}")
-    groups, words, symmetric = _groups(weights), 32 // bits, bool(weights.get("symmetric", True))
+        raise refused("weights", (kind, bits), "type int with num_bits 2 to 8")
+    groups, symmetric = _groups(weights), bool(weights.get("symmetric", True))
+    size = WHOLE if groups is None else groups.per
     int32, int64 = (torch.int32,), (torch.int64, torch.int32)
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
@@ -167,10 +179,10 @@ def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
         zeros = tensors.get("weight_zero_point")
         zeros_NG = None if zeros is None else unpack_words(zeros, bits, 0)[: shape[0]]
         words_NW, group_K = tensors["weight_packed"], tensors.get("weight_g_idx")
-        return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, group_K)
+        return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, size, group_K)
 
     tensors = {
-        "weight_packed": Stored((ROWS, Axis("columns", words)), int32),
+        "weight_packed": Stored((ROWS, words_axis("columns", bits)), int32),
         "weight_scale": _scales(groups),
         "weight_shape": Stored(None, int64, optional=True),
         "weight_g_idx": Stored((COLUMNS,), int32, optional=True),
@@ -178,9 +190,8 @@ def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
     if not symmetric:
         if groups is None:
             raise refused("weights.strategy", "tensor", "group or channel, where symmetric is false")
-        tensors["weight_zero_point"] = Stored((Axis("rows", words), groups), int32)
-    size = WHOLE if groups is None else groups.per
-    has_zeros = bits < 8 or not symmetric
+        tensors["weight_zero_point"] = Stored((words_axis("rows", bits), groups), int32)
+    has_zeros = bits <= 4 or not symmetric
     return Scheme(
-        f"int{bits}, {weights.get('strategy')}", tensors, decode, Form("packed", max(bits, 4), size, has_zeros)
+        f"int{bits}, {weights.get('strategy')}", tensors, decode, Form("packed", 4 if bits <= 4 else 8, size, has_zeros)
     )

@@ -39,13 +39,17 @@ def nvfp4(codes: str, whole_scale: str, divides: bool) -> Scheme:
     return Scheme("nvfp4", tensors, decode, Form("packed", 4, 16))
 
 
-def mxfp4() -> Scheme:
-    """A power of two every 32 columns, as compressed-tensors names the tensors."""
+def mxfp4(codes: str = "weight_packed") -> Scheme:
+    """A power of two every 32 columns.
+
+    Args:
+        codes: their suffix in the checkpoint.
+    """
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        return unpack_e2m1(tensors["weight_packed"], e8m0_scale(tensors["weight_scale"]), dtype)
+        return unpack_e2m1(tensors[codes], e8m0_scale(tensors["weight_scale"]), dtype)
 
-    tensors = {"weight_packed": PAIRS, "weight_scale": Stored((ROWS, Axis("columns", 32)), E8M0)}
+    tensors = {codes: PAIRS, "weight_scale": Stored((ROWS, Axis("columns", 32)), E8M0)}
     return Scheme("mxfp4", tensors, decode, Form("packed", 4, 32))
 
 

@@ -15,9 +15,11 @@ from quire.kernels.fp8 import FP8, Fp8Weight
 from quire.kernels.ops import LinearWeight
 from quire.kernels.packed import PackedWeight
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
+from quire.quantization.codes import e8m0_scale, even_groups
 from quire.quantization.scheme import FP8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
 
 WEIGHT = Stored(dtypes=(FP8,))
+SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu, torch.uint8)
 
 
 def round_to_fp8(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
@@ -59,17 +61,28 @@ def weights_only(scheme: Scheme) -> Scheme:
     return dataclasses.replace(scheme, decode=decode, form=Form("float8"))
 
 
-def blocks(rows: int, columns: int, scale_suffix: str) -> Scheme:
-    """One scale a block of rows and columns; activations are not rounded. Plain where the last block has fewer columns."""
+def blocks(rows: int, columns: int, scale_suffix: str, *axes: Axis) -> Scheme:
+    """One scale a block of rows and columns, a float or the exponent of a power of two; activations are not rounded.
+
+    Args:
+        axes: the scales' dimensions, if they are others than rows and columns.
+    """
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        scale_NG = tensors[scale_suffix].float().repeat_interleave(rows, 0)[: shape[0]].contiguous()
-        if scale_NG.shape[1] == 1 or shape[1] % columns == 0:
-            return PackedWeight(*shape, dtype, tensors["weight"].contiguous(), scale=scale_NG)
-        return (tensors["weight"].float() * scale_NG.repeat_interleave(columns, 1)[:, : shape[1]]).to(dtype)
+        scale = tensors[scale_suffix]
+        scale = e8m0_scale(scale) if scale.dtype is torch.uint8 else scale.float()
+        scale_NG = scale.reshape(-1, -(-shape[1] // columns)).repeat_interleave(rows, 0)[: shape[0]]
+        scale_NG = even_groups(scale_NG, shape[1], columns).contiguous()
+        return PackedWeight(*shape, dtype, tensors["weight"].contiguous(), scale=scale_NG)
 
-    tensors = {"weight": WEIGHT, scale_suffix: Stored((Axis("rows", rows), Axis("columns", columns)))}
+    stored = Stored(axes or (Axis("rows", rows), Axis("columns", columns)), SCALES)
+    tensors = {"weight": WEIGHT, scale_suffix: stored}
     return Scheme(f"float8, a scale a block of {rows} by {columns}", tensors, decode, Form("float8", group=columns))
+
+
+def mxfp8(scale_suffix: str) -> Scheme:
+    """A power of two every 32 columns."""
+    return dataclasses.replace(blocks(1, 32, scale_suffix), name="mxfp8")
 
 
 def parse(section: HFConfig) -> SchemeOf:

@@ -13,10 +13,10 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
-from quire.quantization.codes import unpack_words, weight_of_words
+from quire.quantization.codes import unpack_words, weight_of_words, words_axis
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused
 
-BITS = (2, 4, 8)
+BITS = range(2, 9)
 INT32 = (torch.int32,)
 
 
@@ -34,7 +34,7 @@ def parse(section: HFConfig) -> SchemeOf:
     base = section.to_dict()
     overrides = section.get("dynamic")
     rules: Mapping[str, object] = overrides.to_dict() if isinstance(overrides, HFConfig) else {}
-    default = _scheme(base)
+    default = scheme(base)
 
     def scheme_of(source: str) -> Scheme | None:
         if source == "lm_head" and not section.get("lm_head", False):
@@ -46,19 +46,20 @@ def parse(section: HFConfig) -> SchemeOf:
                 continue
             if pattern.startswith("-:"):
                 return None
-            return _scheme(base | values) if is_dict(values) else default
+            return scheme(base | values) if is_dict(values) else default
         return default
 
     return scheme_of
 
 
-def _scheme(values: Mapping[str, object]) -> Scheme:
+def scheme(values: Mapping[str, object]) -> Scheme:
+    """How a matrix is stored with these bits, group and version of the format."""
     bits, group, version = values.get("bits", 4), values.get("group_size", 128), values.get("checkpoint_format", "gptq")
     if bits not in BITS or not isinstance(bits, int):
-        raise refused("bits", bits, ", ".join(map(str, BITS)))
+        raise refused("bits", bits, "2 to 8")
     if not isinstance(group, int) or group == 0:
         raise refused("group_size", group, "a number of columns, or -1 for all")
-    size, words = WHOLE if group < 0 else group, 32 // bits
+    size = WHOLE if group < 0 else group
     offset = 1 if version == "gptq" else 0
     # With act order a rank's columns belong to any groups: it needs all scales, and cannot have some of the columns.
     groups = Axis("columns", size)
@@ -66,16 +67,16 @@ def _scheme(values: Mapping[str, object]) -> Scheme:
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
         if "bias" in tensors and bool(tensors["bias"].any()):
             raise ConfigError("it has a bias, which this architecture has not", setting="model")
-        zeros_NG = unpack_words(tensors["qzeros"], bits, 1).T.int()
+        zeros_NG = unpack_words(tensors["qzeros"], bits, 1).T[: shape[0]].int()
         zeros_NG = zeros_NG + offset & (1 << bits) - 1
         words_NW, scale_NG = tensors["qweight"].T, tensors["scales"].T
-        return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, tensors.get("g_idx"))
+        return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, size, tensors.get("g_idx"))
 
     tensors = {
-        "qweight": Stored((Axis("columns", words), ROWS), INT32),
-        "qzeros": Stored((groups, Axis("rows", words)), INT32),
+        "qweight": Stored((words_axis("columns", bits), ROWS), INT32),
+        "qzeros": Stored((groups, words_axis("rows", bits)), INT32),
         "scales": Stored((groups, ROWS)),
         "g_idx": Stored((COLUMNS,), INT32, optional=True),
         "bias": Stored((ROWS,), optional=True),
     }
-    return Scheme(f"int{bits}, groups of {group}", tensors, decode, Form("packed", max(bits, 4), size, True))
+    return Scheme(f"int{bits}, groups of {group}", tensors, decode, Form("packed", 4 if bits <= 4 else 8, size, True))

@@ -29,6 +29,10 @@ def is_float8(part: Decoded) -> bool:
     return isinstance(part, Fp8Weight | PackedWeight) and part.data is not None and part.data.dtype is FP8
 
 
+def _has_kernels(part: PackedWeight, groups: int) -> bool:
+    return groups == 1 or part.in_features // groups % 8 == 0
+
+
 class QuantizedLinear(LinearMethod):
     """Matrices in one of the number formats.
 
@@ -100,7 +104,10 @@ class QuantizedLinear(LinearMethod):
             part = scheme.decode(tensors, shape, dtype)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}", setting=error.setting) from error
-        if is_float8(part) and not self._has_fp8:
+        if isinstance(part, PackedWeight) and part.scale is not None and not _has_kernels(part, part.scale.shape[1]):
+            part = join.dense(part, dtype)
+            self._note(part, f"stored as {scheme.name}", "their groups have no multiple of 8 columns")
+        elif is_float8(part) and not self._has_fp8:
             part = join.dense(part, dtype)
             self._note(part, f"stored as {scheme.name}", self._lacks_fp8)
         elif isinstance(part, torch.Tensor):

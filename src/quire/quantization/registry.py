@@ -8,7 +8,21 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.platforms.interface import Capabilities
-from quire.quantization import awq, bitsandbytes, compressed, fp4, fp8, gguf, gptq, modelopt, online, torchao
+from quire.quantization import (
+    autoround,
+    awq,
+    bitsandbytes,
+    compressed,
+    fp4,
+    fp8,
+    gguf,
+    gptq,
+    hqq,
+    modelopt,
+    online,
+    quark,
+    torchao,
+)  # fmt: skip
 from quire.quantization.method import Create, QuantizedLinear
 from quire.quantization.scheme import FP8_FORM, Form, SchemeOf
 
@@ -31,6 +45,7 @@ class Format:
 
 
 FORMATS = {
+    "auto-round": Format(autoround.parse, uses_fp8="may"),
     "awq": Format(awq.parse),
     "bitsandbytes": Format(bitsandbytes.parse),
     "compressed-tensors": Format(compressed.parse, uses_fp8="may"),
@@ -38,15 +53,21 @@ FORMATS = {
     "fp8": Format(fp8.parse, (fp8.round_to_fp8, FP8_FORM), uses_fp8="may"),
     "gguf": Format(gguf.parse, stores_embeddings=True),
     "gptq": Format(gptq.parse),
+    "hqq": Format(hqq.parse),
     "int4": Format(online=(online.round_to_int4, online.INT4_ONLINE)),
     "int8": Format(online=(online.round_to_int8, online.INT8_ONLINE)),
     "modelopt": Format(modelopt.parse, uses_fp8="may"),
     "mxfp4": Format(fp4.parse_mxfp4),
+    "quark": Format(quark.parse, uses_fp8="may"),
     "torchao": Format(torchao.parse, uses_fp8="may"),
 }
 
-ALIASES = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"}
-"""Names by which users of vLLM may ask for a stored format: there they name a kernel too."""
+ALIASES = {
+    "awq_marlin": "awq", "auto_awq": "awq", "gptq_marlin": "gptq", "auto_gptq": "gptq", "gpt_oss_mxfp4": "mxfp4",
+    "intel/auto-round": "auto-round", "auto_round": "auto-round", "inc": "auto-round",
+    **dict.fromkeys(("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"), "modelopt"),
+}  # fmt: skip
+"""Other names of stored formats: in checkpoints, and by which users of vLLM ask for them (there they name a kernel too)."""
 
 _methods: dict[str, type[LinearMethod] | Format] = {UnquantizedLinear.name: UnquantizedLinear, **FORMATS}
 

@@ -8,14 +8,16 @@ import torch
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.guards import is_sequence
+from quire.guards import is_dict, is_sequence
 from quire.kernels.packed import Int8Weight, unpack_nibbles
 from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import fp8
 from quire.quantization.codes import affine_weight, check_groups
-from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, refused
+from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
+BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
+"""Configurations that hold others, by modules' names."""
 SUPPORTED = (
     "Float8DynamicActivationFloat8WeightConfig", "Float8WeightOnlyConfig", "Int4WeightOnlyConfig",
     "Int8DynamicActivationInt8WeightConfig", "Int8DynamicActivationIntxWeightConfig", "Int8WeightOnlyConfig",
@@ -33,16 +35,30 @@ def parse(section: HFConfig) -> SchemeOf:
     default = types.get("default") if isinstance(types, HFConfig) else types
     if not isinstance(default, HFConfig):
         raise refused("quant_type", default, "an object with `default`, as Transformers writes it")
-    scheme = _scheme(str(default.get("_type")), default.get("_version", 1), default.get("_data") or HFConfig({}))
     plain = [str(name) for name in section.get("modules_to_not_convert") or []]
+    by_name: dict[str, Scheme | None] = {}
+    if default.get("_type") in BY_NAME:
+        facts = default.get("_data") or HFConfig({})
+        given = facts.get("fqn_to_config") or facts.get("module_fqn_to_config") or HFConfig({})
+        by_name = {name: _scheme(HFConfig(own)) if is_dict(own) else None for name, own in given.to_dict().items()}
+        scheme = by_name.pop("_default", None)
+    else:
+        scheme = _scheme(default)
 
     def scheme_of(source: str) -> Scheme | None:
-        return None if is_within(plain, source) else scheme
+        if is_within(plain, source):
+            return None
+        # A name in full says more than a regular expression.
+        own = sorted(
+            (name.startswith("re:"), name) for name in by_name if matches(name.removesuffix(".weight"), source)
+        )
+        return by_name[own[0][1]] if own else scheme
 
     return scheme_of
 
 
-def _scheme(kind: str, version: object, facts: HFConfig) -> Scheme:
+def _scheme(config: HFConfig) -> Scheme:
+    kind, version, facts = str(config.get("_type")), config.get("_version", 1), config.get("_data") or HFConfig({})
     if kind not in SUPPORTED:
         raise refused("quant_type", kind, ", ".join(SUPPORTED))
     if version != 2:

@@ -1,0 +1,134 @@
+"""Checkpoints of AMD's Quark: a type and a way of sharing scales for all matrices, for some by name, and names to leave out.
+
+Activations are rounded where both they and the weights are 8 bits wide and symmetric.
+"""
+
+import fnmatch
+from typing import Any
+
+import torch
+
+from quire.config.hf_config import HFConfig
+from quire.guards import is_sequence
+from quire.kernels.packed import Int8Weight
+from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
+from quire.quantization import awq, fp4, fp8
+from quire.quantization.codes import packed_weight
+from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, matches, refused
+
+TYPES = ("fp8_e4m3", "fp4", "int8", "uint8", "int4", "uint4")
+
+
+def parse(section: HFConfig) -> SchemeOf:
+    """How a checkpoint with quant_method `quark` stores each matrix.
+
+    Raises:
+        ConfigError: a type or a way of sharing scales that has no scheme, or weights that are stored plain.
+    """
+    export = section.get("export")
+    stored_as = export.get("weight_format", "real_quantized") if isinstance(export, HFConfig) else "real_quantized"
+    if stored_as != "real_quantized":
+        raise refused("export.weight_format", stored_as, "real_quantized")
+    reorders = not isinstance(export, HFConfig) or export.get("pack_method", "reorder") == "reorder"
+    by_name = [(name, _scheme(HFConfig(own), reorders)) for name, own in _entries(section, "layer_quant_config")]
+    by_type = dict(_entries(section, "layer_type_quant_config"))
+    common = by_type.get("Linear") or section.get("global_quant_config")
+    default = _scheme(common if isinstance(common, HFConfig) else HFConfig(common or {}), reorders)
+    excluded = [str(name) for name in section.get("exclude") or []]
+
+    def scheme_of(source: str) -> Scheme | None:
+        names = (source, f"model.{source}")
+        if any(_is_named(pattern, name) for pattern in excluded for name in names):
+            return None
+        own = [scheme for pattern, scheme in by_name if any(_is_named(pattern, name) for name in names)]
+        return own[0] if own else default
+
+    return scheme_of
+
+
+def _entries(section: HFConfig, name: str) -> list[tuple[str, dict[str, Any]]]:
+    values = section.get(name)
+    return [*values.to_dict().items()] if isinstance(values, HFConfig) else []
+
+
+def _is_named(pattern: str, name: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) or matches(pattern, name) or name.startswith(f"{pattern}.")
+
+
+def _scheme(group: HFConfig, reorders: bool) -> Scheme | None:
+    weight, inputs = group.get("weight"), group.get("input_tensors")
+    if not isinstance(weight, HFConfig):
+        if is_sequence(weight):
+            raise refused("weight", "a list of types", "one type")
+        return None
+    kind, sharing = str(weight.get("dtype")), str(weight.get("qscheme"))
+    inputs = inputs if isinstance(inputs, HFConfig) else None
+    size = int(weight.get("group_size") or 0)
+    if kind == "fp8_e4m3" and sharing in ("per_tensor", "per_channel"):
+        return _float8(sharing == "per_channel", inputs)
+    if kind == "fp4" and sharing == "per_group" and size == 32:
+        return fp4.mxfp4("weight")
+    if kind in ("int4", "uint4") and sharing == "per_group":
+        return _four_bits(size, kind == "int4", reorders)
+    if kind in ("int8", "uint8") and sharing in ("per_tensor", "per_channel", "per_group"):
+        return _int8(sharing, size, kind == "int8", inputs)
+    raise refused("weight", (kind, sharing, size), f"dtype {', '.join(TYPES)} per_tensor, per_channel or per_group")
+
+
+def _float8(by_channel: bool, inputs: HFConfig | None) -> Scheme:
+    if inputs is None or inputs.get("dtype") != "fp8_e4m3":
+        return fp8.weights_only(fp8.scaled(by_channel, False))
+    return fp8.scaled(by_channel, not inputs.get("is_dynamic", False))
+
+
+def _four_bits(group: int, is_signed: bool, reorders: bool) -> Scheme:
+    """Words along the outputs, in AWQ's order or one after another; signed codes are two's complements."""
+    inner = awq.gemm(group, False, ("weight", "weight_zero_point", "weight_scale"), is_ordered=reorders)
+    if not is_signed:
+        return inner
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        eights = torch.tensor(-0x77777778, dtype=torch.int32)  # 8 in every four bits
+        words = {name: t ^ eights.to(t.device) for name, t in tensors.items() if name != "weight_scale"}
+        return inner.decode({**tensors, **words}, shape, dtype)
+
+    return Scheme(f"int4 (Quark), groups of {group}", inner.tensors, decode, inner.form)
+
+
+def _int8(sharing: str, size: int, is_signed: bool, inputs: HFConfig | None) -> Scheme:
+    """A byte a code; of groups all inputs of a column of scales first."""
+    by_group = sharing == "per_group"
+    kinds = ("int8", "uint8")
+    rounds = (
+        inputs is not None and inputs.get("dtype") == "int8" and inputs.get("symmetric", True) and is_signed
+        and not by_group and inputs.get("qscheme") in ("per_tensor", "per_channel", "per_token")
+    )  # fmt: skip
+    static = rounds and inputs is not None and not inputs.get("is_dynamic", False)
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        codes, scale, zero = tensors["weight"], tensors["weight_scale"].float(), tensors.get("weight_zero_point")
+        if by_group:
+            codes, scale, zero = codes.T, scale.T, None if zero is None else zero.T
+        scale = scale.reshape(1 if scale.numel() == 1 else shape[0], -1).expand(shape[0], -1).contiguous()
+        zero_NG = None if zero is None else zero.float().reshape(-1, scale.shape[1]).expand(shape[0], -1)
+        if rounds and (zero_NG is None or not bool(zero_NG.any())):
+            input_scale = tensors["input_scale"].float().reshape(1) if static else None
+            return Int8Weight(*shape, dtype, codes.contiguous(), scale=scale.reshape(-1), input_scale=input_scale)
+        if is_signed:
+            codes, zero_NG = codes.view(torch.uint8) ^ 128, None if zero_NG is None else zero_NG + 128
+        elif zero_NG is None:
+            zero_NG = torch.zeros_like(scale)
+        return packed_weight(codes, scale, zero_NG, 8, dtype, size if by_group else WHOLE)
+
+    groups = Axis("columns", size) if by_group else None
+    scales = Stored((groups, ROWS) if groups else (ROWS,) if sharing == "per_channel" else ())
+    codes = (torch.int8 if is_signed else torch.uint8,)
+    tensors = {
+        "weight": Stored((COLUMNS, ROWS) if by_group else (ROWS, COLUMNS), codes),
+        "weight_scale": scales,
+        "weight_zero_point": Stored(scales.axes, (torch.int8, torch.uint8, torch.int32, torch.int64), optional=True),
+        "input_zero_point": Stored(None, (torch.int8, torch.uint8, torch.int32, torch.int64), optional=True),
+        "input_scale": Stored(() if static else None, optional=not static),
+    }
+    form = INT8_FORM if rounds else Form("packed", 8, size if by_group else WHOLE)
+    return Scheme("int8, activations too" if rounds else f"{kinds[not is_signed]} (Quark)", tensors, decode, form)
