@@ -24,7 +24,6 @@ from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import canonical_name, names_within, sources_of
 from quire.model_loader import load_model
-from quire.model_loader.sharded_state import save_state
 from quire.models.registry import ModelRegistry
 from quire.platforms.cpu import CpuPlatform
 from quire.platforms.interface import Because, UploadStream
@@ -443,15 +442,6 @@ def test_gpt_oss_experts_are_read_from_blocks(cpu, tmp_path):
         torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
         assert (loaded.model._layers[0].mlp.mixture._one_by_one is not None) == (platform is cpu)
     assert (logprobs_of(load(cpu, path)) - expected).abs().max() > 0.01
-
-
-def test_a_state_in_a_kernels_own_layout_is_not_saved(cpu, llama, tmp_path):
-    store(llama, tmp_path, WEIGHT_ONLY["awq"])
-    loaded = load(cpu, tmp_path)
-    weight = loaded.model._layers[0].mlp.linears["down"]
-    assert weight.layout is not None
-    with pytest.raises(ConfigError, match="down is in a kernel's own layout, which cannot be saved"):
-        save_state(loaded.model, [("layers.0.down", weight)], str(tmp_path / "state"))
 
 
 def test_transformers_modules_do_not_read_formats(cpu, llama, tmp_path):

@@ -4,6 +4,7 @@ Everything that can be refused is refused before a weight is read. Knows configu
 slices to `models/`, arithmetic to kernels.
 """
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,11 +33,12 @@ from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.gguf_reader import GGUFReader
 from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
-from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, load_state, save_state
+from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
 from quire.model_loader.torch_bin_reader import TorchBinReader
 from quire.models.registry import TRANSFORMERS, Entry, ModelRegistry
 from quire.models.spec import DecoderSpec
 from quire.platforms.interface import Capabilities, Platform, UploadStream
+from quire.quantization.method import QuantizedLinear
 from quire.quantization.registry import linear_method
 from quire.timeline import STARTUP
 
@@ -271,7 +273,12 @@ def save_sharded_state(
         weights = _random_weights(model, config)
     else:
         weights = with_progress(open_weights(config))
-    return save_state(model, model.assemble(weights), path, pattern or PATTERN, max_size or MAX_BYTES)
+    method = model.linear_method
+    with method.keeping_layout() if isinstance(method, QuantizedLinear) else contextlib.nullcontext():
+        files = save_state(model, model.assemble(weights), path, pattern or PATTERN, max_size or MAX_BYTES)
+    if model.plan.rank == 0:
+        copy_description(config.model.path, path)
+    return files
 
 
 def open_weights(config: EngineConfig) -> WeightReader:

@@ -1,29 +1,33 @@
 """A rank's finished weights in files, and back: `load_format="sharded_state"`.
 
 What is kept is what layers use: sliced for the rank, rounded and packed as the platform's kernels want it. Reading it needs no
-assembling and no packing, but only the same version of Quire, model, formats, ranks and kernels can: a fingerprint says so.
-Knows weights and files; knows nothing of how they came to be.
+assembling, but only the same version of Quire, model, formats, ranks and kernels can: a fingerprint says so. Weights in a number
+format are kept in the layout that all kernels know, and packed when they are read. Knows weights and files; knows nothing of
+how they came to be.
 """
 
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from quire.config.hub import TOKENIZER_PATTERNS
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.layers.assembly import NormWeight, Weight
 from quire.layers.decoder import Decoder
+from quire.quantization import join
 from quire.version import __version__
 
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 MAX_BYTES = 5 << 30
-_TENSOR = "tensor"
+_TENSOR, _LIST = "tensor", "list"
 
 
 def fingerprint(model: Decoder) -> dict[str, str]:
@@ -117,13 +121,21 @@ def load_state(model: Decoder, folder: str, pattern: str = PATTERN) -> Iterator[
                 yield name, _restore(name, description, handle)
 
 
+def copy_description(source: str, folder: str) -> None:
+    """Copy what a model needs besides its weights (configuration, tokenizer, templates); what is there already stays."""
+    for pattern in TOKENIZER_PATTERNS:
+        for file in Path(source).glob(pattern):
+            if not file.name.endswith(".index.json") and not (Path(folder) / file.name).exists():
+                shutil.copyfile(file, Path(folder) / file.name)
+
+
 def _describe(name: str, weight: Weight, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """A weight as plain values; its tensors go to `tensors`."""
     if isinstance(weight, torch.Tensor):
         tensors[name] = weight.contiguous()
         return {"class": _TENSOR}
     if isinstance(weight, list):  # experts, one by one
-        weight = weight[0]
+        return {"class": _LIST, _LIST: [_describe(f"{name}:{i}", each, tensors) for i, each in enumerate(weight)]}
     values: dict[str, Any] = {"class": type(weight).__name__}
     for field in dataclasses.fields(weight):
         value = getattr(weight, field.name)
@@ -131,10 +143,7 @@ def _describe(name: str, weight: Weight, tensors: dict[str, torch.Tensor]) -> di
             tensors[f"{name}:{field.name}"] = value.contiguous()
             values[field.name] = {_TENSOR: f"{name}:{field.name}"}
         elif field.name == "layout" and value is not None:
-            raise ConfigError(
-                f"{name} is in a kernel's own layout, which cannot be saved: use a plain checkpoint, or fp8",
-                setting="quantization",
-            )
+            raise ValueError(f"{name} is in a kernel's own layout")
         elif isinstance(value, torch.dtype):
             values[field.name] = {"dtype": str(value).removeprefix("torch.")}
         else:
@@ -146,6 +155,9 @@ def _restore(name: str, description: dict[str, Any], handle: Any) -> Weight:
     kind = description.pop("class")
     if kind == _TENSOR:
         return handle.get_tensor(name)
+    if kind == _LIST:
+        experts = [_restore(f"{name}:{i}", each, handle) for i, each in enumerate(description[_LIST])]
+        return cast(list[LinearWeight], experts)
     values: dict[str, Any] = {}
     for field, value in description.items():
         if isinstance(value, dict):
@@ -153,7 +165,8 @@ def _restore(name: str, description: dict[str, Any], handle: Any) -> Weight:
             values[field] = handle.get_tensor(of) if what == _TENSOR else getattr(torch, of)
         else:
             values[field] = value
-    return _classes()[kind](**values)
+    weight = _classes()[kind](**values)
+    return join.ready(weight) if isinstance(weight, LinearWeight) else weight
 
 
 def _classes() -> dict[str, Any]:

@@ -30,15 +30,20 @@ def dense(part: Decoded, dtype: torch.dtype) -> torch.Tensor:
 
 
 def join(parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
-    """One weight of the parts, ready for its products; plain (a `LinearWeight` itself) where the parts do not fit together."""
+    """One weight of the parts; plain (a `LinearWeight` itself), and packed already, where they do not fit together."""
     bias = None if bias_N is None else bias_N.float()
     joined = _joined(parts)
     if joined is None:
         return ops.pack_linear(torch.cat([dense(part, dtype) for part in parts]), bias)
     joined.bias = bias
-    if isinstance(joined, PackedWeight):
-        return packed.pack_codes(joined)
-    return packed.pack_int8(joined) if isinstance(joined, Int8Weight) else joined
+    return joined
+
+
+def ready(weight: LinearWeight) -> LinearWeight:
+    """The weight in the layout that its products take."""
+    if isinstance(weight, PackedWeight):
+        return packed.pack_codes(weight)
+    return packed.pack_int8(weight) if isinstance(weight, Int8Weight) else weight
 
 
 def _joined(parts: Sequence[Decoded]) -> LinearWeight | None:

@@ -4,7 +4,8 @@ A weight's type decides how it is multiplied. What has no kernel that would mult
 float8 on a device without it) is made plain when it is loaded, which `notes` tells.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -60,6 +61,7 @@ class QuantizedLinear(LinearMethod):
         self._names: Collection[str] = ()
         self._dense: dict[tuple[str, str], list[int]] = {}
         self._scratch: Fp8Scratch | None = None
+        self._keeps_layout = False
         self._products: dict[type, Products] = {
             LinearWeight: PlainProducts(),
             PackedWeight: PackedProducts(),
@@ -125,7 +127,7 @@ class QuantizedLinear(LinearMethod):
         if type(weight) is LinearWeight and not all(isinstance(part, torch.Tensor) for part in parts):
             for part in parts:
                 self._note(part, "that are multiplied together", "not all of them are stored alike")
-        return weight
+        return weight if self._keeps_layout else join.ready(weight)
 
     def keeps_expert(self, source: str) -> bool:
         return self._keeps_experts and self.form(source).kind == "packed"
@@ -133,7 +135,17 @@ class QuantizedLinear(LinearMethod):
     def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
         if self._online is None:
             return UnquantizedLinear().create(weight_NK, bias_N, dtype)
-        return self._online[0](weight_NK, bias_N, dtype)
+        weight = self._online[0](weight_NK, bias_N, dtype)
+        return weight if self._keeps_layout else join.ready(weight)
+
+    @contextlib.contextmanager
+    def keeping_layout(self) -> Iterator[None]:
+        """Weights that are made meanwhile stay in the layout that all kernels know, to be saved rather than multiplied."""
+        self._keeps_layout = True
+        try:
+            yield
+        finally:
+            self._keeps_layout = False
 
     def form(self, source: str) -> Form:
         """What a layer's matrix becomes on the device."""
