@@ -1,7 +1,11 @@
 """Where a model's files are: folders, ids, and one clear error for everything else. No test here reaches a network."""
 
+import sys
+import types
+
 import pytest
 
+from quire.config import hub
 from quire.config.hub import resolve_config_path, resolve_model_path
 from quire.errors import ConfigError
 
@@ -63,3 +67,64 @@ def test_a_folder_without_a_configuration_says_what_it_holds(tmp_path):
     (tmp_path / "notes.md").write_text("hello")
     with pytest.raises(ConfigError, match=r"has no config.json \(it holds notes.md\)"):
         resolve_config_path(str(tmp_path))
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository's files by name; what is downloaded of them lies in a folder."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    names: list[str] = []
+
+    def snapshot_download(model, *, revision, cache_dir, allow_patterns, ignore_patterns):
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(f"{model} {revision}")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ("owner/name:Q4_K_M", "name-Q4_K_M.gguf"),
+        ("owner/name:q4_k_m", "name-Q4_K_M.gguf"),
+        ("owner/name:Q4_K", "name.q4_k.gguf"),
+        ("owner/name:Q8_0", "Q8_0/name-Q8_0-00001-of-00002.gguf"),
+        ("owner/name/name.q4_k.gguf", "name.q4_k.gguf"),
+        ("owner/name/Q8_0/name-Q8_0-00001-of-00002.gguf", "Q8_0/name-Q8_0-00001-of-00002.gguf"),
+    ],
+)
+def test_a_repositorys_gguf_file_is_found_by_its_type_or_name(repository, tmp_path, monkeypatch, model, found):
+    repository += [
+        "name-Q4_K_M.gguf", "name.q4_k.gguf", "mmproj-Q4_K_M.gguf", "name-IQ4_XS.gguf", "tokenizer.json", "config.json",
+        *(f"Q8_0/name-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)),
+    ]  # fmt: skip
+    monkeypatch.setattr(hub, "gguf_folder", str)
+    assert resolve_config_path(model, revision="main") == str(tmp_path / found)
+    assert (tmp_path / "tokenizer.json").read_text() == "owner/name main"
+    assert not (tmp_path / "name-IQ4_XS.gguf").exists()
+    assert ("Q8_0" in found) == (tmp_path / "Q8_0/name-Q8_0-00002-of-00002.gguf").exists()
+
+
+def test_a_type_that_a_repository_lacks_or_has_twice_is_told(repository):
+    repository += ["a-Q4_0.gguf", "b-Q4_0.gguf"]
+    with pytest.raises(
+        ConfigError, match=r"several such files \(a-Q4_0.gguf, b-Q4_0.gguf\): name one, as owner/name/a-"
+    ):
+        resolve_config_path("owner/name:Q4_0")
+    with pytest.raises(ConfigError, match=r"has no such file \(downloaded earlier: a-Q4_0.gguf, b-Q4_0.gguf\)"):
+        resolve_config_path("owner/name:Q2_K")
+
+
+def test_modelscope_is_asked_where_it_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_USE_MODELSCOPE", "1")
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(ConfigError, match="pip install modelscope"):
+        resolve_model_path("owner/name")
+    client = types.SimpleNamespace(snapshot_download=lambda model, **settings: f"/{model}/{settings['revision']}")
+    monkeypatch.setitem(sys.modules, "modelscope", client)
+    assert resolve_model_path("owner/name", revision="v1") == "/owner/name/v1"

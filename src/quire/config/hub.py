@@ -4,12 +4,15 @@ Knows the hub's client and folders. Knows nothing of what the files mean. The cl
 to be looked up.
 """
 
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from quire import envs
 from quire.config.gguf.folder import find_gguf, gguf_folder
+from quire.config.gguf.hub_file import download_gguf, names_hub_file
 from quire.errors import ConfigError
 
 CONFIG_PATTERNS = (
@@ -71,6 +74,8 @@ def resolve_config_path(
         ConfigError: as `resolve_model_path`, or the folder has no config.json.
     """
     gguf = find_gguf(model)
+    if gguf is None and not os.path.exists(model) and names_hub_file(model):
+        gguf = download_gguf(model, lambda name, wanted: _download(name, revision, download_dir, wanted, (), setting))
     if gguf is not None:
         return gguf_folder(gguf)
     path = resolve_model_path(
@@ -80,7 +85,7 @@ def resolve_config_path(
         found = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
         raise ConfigError(
             f"{setting}={model!r}: {path!r} has no config.json (it holds {found}); give the folder of a checkpoint in "
-            f"Hugging Face layout",
+            f"Hugging Face layout, a .gguf file, or of a repository with such files one of them, as 'owner/name:Q4_K_M'",
             setting=setting,
         )
     return path
@@ -99,12 +104,10 @@ def _download(
     ignore_patterns: Sequence[str],
     setting: str,
 ) -> str:
-    import huggingface_hub
-
+    client = _modelscope(setting) if envs.QUIRE_USE_MODELSCOPE else importlib.import_module("huggingface_hub")
     try:
-        download = cast(Any, huggingface_hub).snapshot_download
         return str(
-            download(
+            client.snapshot_download(
                 model,
                 revision=revision,
                 cache_dir=download_dir,
@@ -114,6 +117,16 @@ def _download(
         )
     except (ValueError, OSError, RuntimeError) as error:  # the client's own errors all derive from these
         raise ConfigError(_explain_failure(model, revision, setting, error), setting=setting) from error
+
+
+def _modelscope(setting: str) -> Any:
+    try:
+        return importlib.import_module("modelscope")
+    except ImportError:
+        raise ConfigError(
+            "QUIRE_USE_MODELSCOPE is on, and ModelScope's client is not installed: pip install modelscope, or unset it",
+            setting=setting,
+        ) from None
 
 
 def _explain_failure(model: str, revision: str | None, setting: str, error: Exception) -> str:
