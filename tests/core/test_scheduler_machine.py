@@ -36,7 +36,11 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
         prefix_caching=draw(st.booleans()),
         kv_events=draw(st.booleans()),
         depth=draw(st.sampled_from([1, 2])),
-        faults=Faults(seed=draw(st.integers(0, 99)), row_error_rate=draw(st.sampled_from([0.0, 0.0, 0.03]))),
+        faults=Faults(
+            seed=draw(st.integers(0, 99)),
+            row_error_rate=draw(st.sampled_from([0.0, 0.0, 0.03])),
+            lost_step_rate=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        ),
         max_num_seqs=draw(st.sampled_from([1, 3, 6])),
         max_num_batched_tokens=max_step_tokens,
         enable_chunked_prefill=max_step_tokens < 40 or draw(st.booleans()),

@@ -98,6 +98,7 @@ class ModelRunnerOutput(msgspec.Struct):
         row_errors: rows whose computation failed, with a message; those requests alone are ended.
         pooled: by row, for pooling requests that are complete.
         step_ms: device time of the step in milliseconds, for the cost model; 0 if unknown.
+        lost: why nothing of the step was computed, where the device had no memory for it: its requests are computed again.
     """
 
     step_id: int
@@ -108,4 +109,5 @@ class ModelRunnerOutput(msgspec.Struct):
     row_errors: dict[int, str] = {}
     pooled: dict[int, Pooled] = {}
     step_ms: float = 0.0
+    lost: str = ""
     extras: dict[str, Any] = {}

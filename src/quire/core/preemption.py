@@ -23,7 +23,8 @@ class PageSaver:
 
     def give_up(self, request: Request) -> list[tuple[int, int]]:
         """Take all pages from a request that no step in flight names. Returns what to copy: (device page, host page)."""
-        swap_outs = self._swap_out(request) if self._swaps else []
+        swap_outs = self._swap_out(request) if self._swaps and not request.was_lost else []
+        request.was_lost = False
         host_block_ids, request.host_block_ids = request.host_block_ids, []
         self._kv.free(request)
         request.host_block_ids = host_block_ids

@@ -48,6 +48,7 @@ class Request:
         num_released: by KV group, how many leading pages were given back already.
         host_block_ids: host pages of a swapped request, for the device pages that they restore.
         hashes: names of its full pages, as far as they are computed; num_published of them are findable.
+        was_lost: a step of it was lost, so that nothing since the last whole page can be trusted.
         scheduled_at: when it got a row for the first time, in seconds; 0 before.
         timeline: what happened to it, where that is kept.
     """
@@ -82,6 +83,7 @@ class Request:
         "token_ids",
         "wants_logprobs",
         "wants_prompt_logprobs",
+        "was_lost",
     )
 
     def __init__(self, source: EngineRequest, arrival: int, max_model_len: int) -> None:
@@ -110,6 +112,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
         self.has_reported = False
+        self.was_lost = False
         self.block_ids: list[list[int]] = []
         self.num_released: list[int] = []
         self.host_block_ids: list[list[int]] = []

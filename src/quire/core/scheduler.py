@@ -31,6 +31,7 @@ from quire.core.publication import PendingPages
 from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
+from quire.core.step_limit import StepLimit
 from quire.core.step_outputs import build_new_request, build_output, find_errors, keep_prompt_logprobs
 from quire.core.step_state import NO_ROWS, PendingDiff, StepInFlight, without_zeros
 from quire.core.step_stats import StepStats
@@ -92,6 +93,7 @@ class Scheduler:
         self._delay = AdmissionDelay(config.delay_factor, clock)
         self._timelines = Timelines(config.record_timelines, clock)
         self._hindrance = ""
+        self._limit = StepLimit(config.max_num_batched_tokens)
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
         self._flights: deque[StepInFlight] = deque()
@@ -211,7 +213,7 @@ class Scheduler:
 
     def _plan_running(self) -> tuple[IntArray, IntArray, int]:
         """Rows that run already, their tokens, and what is left of the budget for prompts."""
-        batch, budget = self._batch, self._config.max_num_batched_tokens
+        batch, budget = self._batch, self._limit.tokens
         rows = batch.order()
         if len(rows) == 0:
             return NO_ROWS, NO_ROWS, self._limit_prefill(budget, NO_ROWS, 0)
@@ -354,7 +356,7 @@ class Scheduler:
         if self._config.enable_chunked_prefill:
             if self._config.long_prefill_token_threshold > 0:
                 count = min(count, self._config.long_prefill_token_threshold)
-        elif count < remaining and remaining <= self._config.max_num_batched_tokens:
+        elif count < remaining and remaining <= self._limit.tokens:
             self._hindrance = "whole prompt"
             return 0
         if count < remaining and not may_be_partial:
@@ -478,7 +480,13 @@ class Scheduler:
         return outputs
 
     def _fail_rows(self, flight: StepInFlight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:
-        """End the requests whose computation failed; what the step wrote for them is never published."""
+        """End the requests whose computation failed; what the step wrote for them is never published. Those of a step that
+        found no memory are computed again, in smaller steps, unless it was as small as can be."""
+        if not output.lost:
+            self._limit.passed()
+        elif self._limit.lost(flight.step.total_num_tokens):
+            self._lose_rows(flight.step.rows)
+            return
         for row, message in find_errors(flight, output).items():
             if self._batch.accepts[row]:
                 request = self._batch.request(row)
@@ -486,6 +494,14 @@ class Scheduler:
                 outputs.outputs.append(
                     EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
                 )
+
+    def _lose_rows(self, rows: IntArray) -> None:
+        """Have these computed again from what was known before; what later steps in flight say of them is not wanted."""
+        for row in rows[self._batch.accepts[rows]].tolist():
+            request = self._batch.request(row)
+            request.was_lost, self._batch.accepts[row] = True, False
+            if request.status is RequestStatus.RUNNING:
+                self._preempt(request)
 
     def _after_prefill(self, row: int, output: ModelRunnerOutput, flight: StepInFlight) -> None:
         """A part of a prompt was computed: its pages may be found, and siblings may follow once it is complete."""

@@ -26,6 +26,8 @@ def build_new_request(request: Request) -> NewRequestData:
 
 def find_errors(flight: StepInFlight, output: ModelRunnerOutput) -> dict[int, str]:
     """The rows of a step whose computation failed, and why; those among them that it owes a token."""
+    if output.lost:
+        return dict.fromkeys(flight.step.rows.tolist(), output.lost)
     errors = output.row_errors
     if len(output.rows) + len(output.pooled) + len(errors) >= flight.num_samples:
         return errors

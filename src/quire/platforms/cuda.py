@@ -227,6 +227,11 @@ class CudaRuntime(DeviceRuntime):
     def vendor_profiler(self) -> VendorProfiler:
         return _CudaProfiler()
 
+    def release_unused(self) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+
     def started(self) -> None:
         if self._kernels is not None:
             self._kernels.save()
@@ -333,7 +338,8 @@ class CudaPlatform(Platform):
         return CudaUploads(device)
 
     def attention_backends(self) -> list[str]:
-        return ["quire.attention.triton:TritonBackend", "quire.attention.reference:ReferenceBackend"]
+        libraries = ("flash:FlashBackend", "flashinfer:FlashInferBackend")
+        return [f"quire.attention.{path}" for path in (*libraries, "triton:TritonBackend", "reference:ReferenceBackend")]
 
     def runner_class(self) -> str:
         return "quire.worker.device_runner:DeviceRunner"

@@ -177,6 +177,9 @@ class DeviceRuntime(abc.ABC):
         """The vendor's own profiler; None where there is none."""
         return None
 
+    def release_unused(self) -> None:
+        """Give memory that is held but not in use back to the device."""
+
     def started(self) -> None:
         """The engine is ready for requests."""
 

@@ -184,11 +184,12 @@ def masked_ids(params: SamplingParams) -> frozenset[int]:
 
 @dataclasses.dataclass
 class Faults:
-    """Trouble drawn from a seed. Rates are per step (slow) and per row and step (error)."""
+    """Trouble drawn from a seed. Rates are per step (slow, lost) and per row and step (error)."""
 
     seed: int = 0
     slow_step_rate: float = 0.0
     row_error_rate: float = 0.0
+    lost_step_rate: float = 0.0
 
 
 @dataclasses.dataclass
@@ -359,10 +360,21 @@ class HashExecutor(Executor):
             elif needs_sample:
                 rows.append(number)
                 tokens.append(self._sample(number, row, attended[number], result))
+        if self._random.random() < self._faults.lost_step_rate:
+            return self._lose(step, rows)
         result.rows = np.array(rows, dtype=np.int32)
         result.token_ids = np.array(tokens, dtype=np.int32)
         result.step_ms = self._step_ms(step)
         return result
+
+    def _lose(self, step: SchedulerOutput, sampled: list[int]) -> ModelRunnerOutput:
+        """A device without memory may have written anything of the step's tokens, and tells none."""
+        for number, count in zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True):
+            row = self._rows[number]
+            self._poison(row, row.num_computed_tokens - count, row.num_computed_tokens)
+            if number in sampled:
+                row.token_ids[-1] = 0
+        return ModelRunnerOutput(step.step_id, step.rows[:0], step.rows[:0], lost="out of memory, injected")
 
     def _run_row(self, step: SchedulerOutput, number: int, count: int, written: dict[int, int]) -> list[int]:
         """Compute a row's new tokens in every group; returns what the last one saw, once a window."""

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.attention.interface import AttentionBackend
@@ -82,6 +83,10 @@ class PendingStep:
             self._host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
             self._host[name].copy_(tensor, non_blocking=True)
 
+    def lose(self, error: torch.OutOfMemoryError) -> None:
+        """There is no memory for its draw."""
+        self._output = lost_output(self._step_id, error)
+
     def bring(self, pooled: list[PooledRows]) -> None:
         """Have results copied to the host behind the step."""
         for rows in pooled:
@@ -100,6 +105,8 @@ class PendingStep:
                 if self._output is None:
                     self._output = self._fetch()
                     self._runner.begin_late_masks()
+                if self._output.lost:
+                    self._runner.release_unused()
         return self._output
 
     def _fetch(self) -> ModelRunnerOutput:
@@ -119,6 +126,13 @@ class PendingStep:
             self._sampler.append_tokens(rows_S, tokens_S)
         output.prompt_logprobs = self.prompt_logprobs
         return output
+
+
+def lost_output(step_id: int, error: torch.OutOfMemoryError) -> ModelRunnerOutput:
+    """What is told of a step for which the device had no memory."""
+    logger.warning("step %d found no memory on the device, its requests are computed again: %s", step_id, error)
+    nothing = np.zeros(0, dtype=np.int32)
+    return ModelRunnerOutput(step_id, nothing, nothing, lost=f"out of device memory: {str(error).splitlines()[0]}")
 
 
 @dataclasses.dataclass
@@ -267,8 +281,22 @@ class DeviceRunner(Runner):
         if not plan.total_num_tokens:
             nothing = plan.rows[:0]
             return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
-        if self._pooler is not None:
-            return self._pool(plan, self._pooler)
+        try:
+            return self._generate(plan) if self._pooler is None else self._pool(plan, self._pooler)
+        except torch.OutOfMemoryError as error:
+            if self._communicator.size > 1:  # the others wait for this rank in the middle of the step
+                raise
+            self._late = None
+            lost = lost_output(plan.step_id, error)
+        self.release_unused()
+        return lost
+
+    def release_unused(self) -> None:
+        """Give back what the device's allocator keeps; it may be in pieces that fit nothing."""
+        self._runtime.release_unused()
+
+    def _generate(self, plan: SchedulerOutput) -> "PendingStep":
+        """Submit a step of requests that get tokens."""
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
         wanted = self._sampler.wanted(batch.rows_S)
@@ -312,18 +340,27 @@ class DeviceRunner(Runner):
                     step.result()
             self.begin_late_masks()
         self._late = None
-        batch, slot, count = late.step.batch, late.step.slot, len(late.step.batch.rows_S)
-        if count and not late.shape.samples:
-            columns = self._inputs.buffers.columns
-            logits_SV, out_S = self._logits[late.shape.num_logits][:count], self._out_S[:count]
-            sampled = self._sampler.sample(
-                logits_SV, columns, batch.rows_S, batch.positions_S, late.wanted, out_S, late.masks
-            )
-            ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
-            late.step.set_sampled(sampled)
+        slot, count = late.step.slot, len(late.step.batch.rows_S)
+        try:
+            if count and not late.shape.samples:
+                self._draw(late, count)
+        except torch.OutOfMemoryError as error:
+            if self._communicator.size > 1:
+                raise
+            late.step.lose(error)
         if count:
             slot.tokens_S[:count].copy_(self._out_S[:count], non_blocking=True)
         slot.end.record()
+
+    def _draw(self, late: _LateDraw, count: int) -> None:
+        """Submit the draw of `count` tokens that the step's graph leaves out."""
+        batch, columns = late.step.batch, self._inputs.buffers.columns
+        logits_SV, out_S = self._logits[late.shape.num_logits][:count], self._out_S[:count]
+        sampled = self._sampler.sample(
+            logits_SV, columns, batch.rows_S, batch.positions_S, late.wanted, out_S, late.masks
+        )
+        ops.keep_tokens(out_S, columns.rows_S[:count], self._inputs.buffers.last_token_R)
+        late.step.set_sampled(sampled)
 
     def _begin_slot(self) -> _Slot:
         slot = self._slots[self._next_slot]

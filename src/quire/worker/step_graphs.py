@@ -8,6 +8,8 @@ import bisect
 import dataclasses
 from collections.abc import Callable, Iterator
 
+import torch
+
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime, RecordedStep
 
@@ -125,10 +127,15 @@ class StepGraphs:
         """Capture one more of the common shapes, the device being idle; false where none is left."""
         for shape in self._to_capture:
             if shape not in self._graphs:
-                if shape not in self._ready:
-                    self._prepare_empty()
-                    self._run(shape)
-                    self._ready.add(shape)
+                try:
+                    if shape not in self._ready:
+                        self._prepare_empty()
+                        self._run(shape)
+                        self._ready.add(shape)
+                except torch.OutOfMemoryError as error:
+                    logger.warning("no memory is left to prepare steps of %s and larger ones: %s", shape, error)
+                    self._to_capture = iter(())
+                    return False
                 self._capture(shape)
                 return self._is_enabled
         return False
