@@ -168,8 +168,17 @@ CONVERTED: dict[str, dict[str, Any]] = {
     "qwen": {"num_key_value_heads": 4},
     "exaone": ODD,
     "telechat2": {"attention_bias": True, "mlp_bias": True},
+    "telechat: trained on more than its base length": {
+        "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0 * 3 ** (16 / 14)},
+    },
+    "pangu embedded": {"attention_bias": True},
     "minicpm": {"attention_multiplier": 0.25},
     "chatglm": {"head_dim": 16},
+    "chatglm: saved after training": {
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+    },
     "orion": {"partial_rotary_factor": 1.0, "use_parallel_residual": False, "qk_layernorm": False},
     "mimo": {},
     "teleflm": {"attention_multiplier": 0.25, "residual_multiplier": 1.0},

@@ -191,6 +191,23 @@ def telechat2(config, weights):
     }, weights  # fmt: skip
 
 
+@converts("telechat: trained on more than its base length", "LlamaForCausalLM")
+def telechat(config, weights):
+    """Version 1: the base grows by 3 ** (16 / 14) where the length doubled once."""
+    own, weights = telechat2(config, weights)
+    return own | {"architectures": ["TelechatForCausalLM"], "base_seqlen": 128, "training_seqlen": 256}, weights
+
+
+@converts("pangu embedded", "LlamaForCausalLM")
+def pangu_embedded(config, weights):
+    own = common(config, "PanguEmbeddedForCausalLM") | {
+        "bias": True,
+        "max_position_embeddings": 256,
+        "hidden_act": "silu",
+    }
+    return own | {"rms_norm_eps": 1e-6}, weights
+
+
 @converts("minicpm", "GraniteForCausalLM")
 def minicpm(config, weights):
     own = common(config, "MiniCPMForCausalLM") | {"hidden_act": "silu", "rms_norm_eps": 1e-6}
@@ -226,6 +243,13 @@ def chatglm(config, weights):
         "seq_length": 256, "add_qkv_bias": True, "add_bias_linear": False, "layernorm_epsilon": config["rms_norm_eps"],
         "rope_ratio": 1, "rmsnorm": True, "apply_residual_connection_post_layernorm": False, "post_layer_norm": True,
     }, weights  # fmt: skip
+
+
+@converts("chatglm: saved after training", "GlmForCausalLM")
+def chatglm_for_conditional_generation(config, weights):
+    own, weights = chatglm(config, weights)
+    del own["rope_theta"]
+    return own | {"architectures": ["ChatGLMForConditionalGeneration"], "rope_ratio": 50}, weights
 
 
 @converts("orion", "StableLmForCausalLM")

@@ -467,7 +467,7 @@ class Decoder(CausalLM):
         """Plain pre-norm layers, where the platform has kernels that do more than one thing."""
         spec = self.spec
         plain = spec.placement == PRE and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
-        if any(isinstance(mlp, MoE) for mlp in spec.mlps()) and not ops.is_native("norm_moe"):
+        if any(isinstance(mlp, MoE) and (mlp.latent or not ops.is_native("norm_moe")) for mlp in spec.mlps()):
             return False
         if any(isinstance(mlp, GatedMLP) and (mlp.scale, mlp.out_scale) != (1.0, 1.0) for mlp in spec.mlps()):
             return False

@@ -5,6 +5,7 @@ Legend: T tokens, D hidden, I intermediate.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
@@ -45,6 +46,9 @@ class FeedForwardLayer:
         self.width = 0 if dense is None else dense.intermediate // context.plan.size
         self.wide = 2 * self.width if isinstance(dense, GatedMLP) else 0
         self.narrow = self.width
+        if isinstance(mlp, MoE) and mlp.latent:
+            self.wide = max(self.wide, mlp.latent, context.hidden)
+            self.narrow = max(self.narrow, mlp.latent)
 
     @staticmethod
     def modules(scope: LayerScope, mlp: FeedForward) -> Iterator[Module]:
@@ -71,21 +75,25 @@ class FeedForwardLayer:
         mlp = self.mlp
         if isinstance(mlp, MoE):
             plan = self.context.plan
-            scratch = workspace.experts(mlp.routing, mlp.intermediate // (1 if plan.expert_parallel else plan.size))
+            share = mlp.intermediate // (1 if plan.expert_parallel else plan.size)
+            scratch = workspace.experts(mlp.routing, share, mlp.latent)
             first = plan.experts(mlp.routing.num_experts).start
             options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
             shared = None
             if mlp.shared is not None:
                 shared = Shared(self.width, isinstance(mlp.shared, GatedMLP), getattr(mlp.shared, "out_scale", 1.0))
             self.mixture = Mixture(
-                mlp.routing, options, mlp.experts_bias, self.activation, shared, self.context.linear_method, scratch
-            )
+                mlp.routing, options, mlp.experts_bias, self.activation, shared, self.context.linear_method, scratch,
+                mlp.latent,
+            )  # fmt: skip
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""
         plan = self.context.plan
         if name == "experts_down_bias" and plan.rank > 0 and not plan.expert_parallel:  # summed over ranks: one adds it
             weight = torch.zeros_like(cast(torch.Tensor, weight))
+        if name == "experts_out" and plan.rank > 0:
+            weight = dataclasses.replace(cast(LinearWeight, weight), bias=None)
         if self.mixture is not None:
             self.mixture.set_weight(name, cast("LinearWeight | torch.Tensor | list[LinearWeight]", weight))
         elif self._alphas is not None and isinstance(weight, torch.Tensor):
@@ -155,14 +163,16 @@ def _mixture_modules(scope: LayerScope, mlp: MoE) -> Iterator[Module]:
     yield scope.linear("router", (Part(count, 1),), bias=mlp.router_bias, plain=True)
     if mlp.bias_correction:
         yield scope.vector("router_bias", Part(count, 1))
-    halves = (wide, wide) if mlp.is_gated else (wide,)
-    yield scope.experts("experts_gate_up", count, halves, shard="rows")
-    yield scope.experts(
-        "experts_down", count, (scope.hidden,), mlp.intermediate, shard="columns", groups=mlp.intermediate
-    )
+    halves, outside = (wide, wide) if mlp.is_gated else (wide,), scope.hidden
+    if mlp.latent:
+        outside = Part(mlp.latent, 1)
+        yield scope.linear("experts_in", (outside,), bias=mlp.latent_bias)
+        yield scope.linear("experts_out", (scope.hidden,), mlp.latent, bias=mlp.latent_bias)
+    yield scope.experts("experts_gate_up", count, halves, outside.rows, shard="rows")
+    yield scope.experts("experts_down", count, (outside,), mlp.intermediate, shard="columns", groups=mlp.intermediate)
     if mlp.experts_bias:
         yield scope.experts("experts_gate_up_bias", count, halves, 0, shard="rows")
-        yield scope.experts("experts_down_bias", count, (scope.hidden,), 0, shard="none")
+        yield scope.experts("experts_down_bias", count, (outside,), 0, shard="none")
     if mlp.shared is not None:
         shared = Part(mlp.shared.intermediate, mlp.shared.intermediate)
         bias = mlp.shared.bias

@@ -53,6 +53,7 @@ class Mixture:
         activation: the kernels' name of the experts' and the shared feed-forward's activation.
         shared: the feed-forward beside the experts, if there is one.
         scratch: buffers that all mixtures of a model use in turn.
+        latent: size of what experts read and give, where that is not the model's.
     """
 
     EXPERTS = {
@@ -60,7 +61,8 @@ class Mixture:
         "experts_gate_up_bias": "gate_up_bias_E2I", "experts_down_bias": "down_bias_ED",
     }  # fmt: skip
     """Names of the experts' weights, and what `ExpertWeights` calls them."""
-    WEIGHTS = ("router", "router_bias", "shared_gate_up", "shared_down", "shared_gate", *EXPERTS)
+    LATENT = ("experts_in", "experts_out")
+    WEIGHTS = ("router", "router_bias", *LATENT, "shared_gate_up", "shared_down", "shared_gate", *EXPERTS)
 
     def __init__(
         self,
@@ -71,10 +73,11 @@ class Mixture:
         shared: Shared | None,
         method: LinearMethod,
         scratch: ExpertScratch,
+        latent: int = 0,
     ) -> None:
         self.routing, self.activation, self.shared = routing, activation, shared
         self._options, self._awaited = options, 4 if biased else 2
-        self._method, self._scratch = method, scratch
+        self._method, self._scratch, self._latent = method, scratch, latent
         self._linears: dict[str, LinearWeight] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._experts: ExpertWeights | None = None
@@ -117,12 +120,18 @@ class Mixture:
         logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
         ops.linear(x_TD, self._linears["router"], logits_TE)
         ops.moe_route(logits_TE, self.routing, num_tokens, ids_TK, weights_TK, self._tensors.get("router_bias"))
+        read, given = x_TD, out_TD
+        if self._latent:
+            read, given = views.narrow(self._latent), views.wide(self._latent)
+            self._method.apply(x_TD, self._linears["experts_in"], read)
         if self._one_by_one is not None:
-            self._one_by_one.run(x_TD, ids_TK, weights_TK, self.activation, int(num_tokens[0]), out_TD)
+            self._one_by_one.run(read, ids_TK, weights_TK, self.activation, int(num_tokens[0]), given)
         else:
-            ops.moe_experts(x_TD, ids_TK, weights_TK, self._weights(), self.activation, num_tokens, out_TD, scratch)
+            ops.moe_experts(read, ids_TK, weights_TK, self._weights(), self.activation, num_tokens, given, scratch)
+        if self._latent:
+            self._method.apply(given, self._linears["experts_out"], out_TD)
         if self.shared is not None:
-            shared_TD = scratch.out_PD[:count]
+            shared_TD = views.wide(x_TD.shape[1]) if self._latent else scratch.out_PD[:count]
             self._method.apply(self._activate_shared(x_TD, views, self.shared), self._linears["shared_down"], shared_TD)
             ops.add(shared_TD, out_TD)
 

@@ -84,7 +84,7 @@ class Workspace:
         self._tokens: dict[int, TokenViews] = {}
         self._samples: dict[int, TokenViews] = {}
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._experts: dict[tuple[int, int, int], ExpertScratch] = {}
+        self._experts: dict[tuple[int, int, int, int], ExpertScratch] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -96,15 +96,16 @@ class Workspace:
         experts = sum(scratch.num_bytes for scratch in self._experts.values())
         return experts + sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
-    def experts(self, routing: Routing, intermediate: int) -> ExpertScratch:
-        """Room for mixtures of this shape, made on the first call."""
-        shape, choice = (routing.num_experts, routing.top_k, intermediate), ops.choices().get("moe_experts")
+    def experts(self, routing: Routing, intermediate: int, hidden: int = 0) -> ExpertScratch:
+        """Room for mixtures of this shape, made on the first call; `hidden` is what experts give, if not the model's."""
+        hidden, choice = hidden or self._hidden, ops.choices().get("moe_experts")
+        shape = (routing.num_experts, routing.top_k, intermediate, hidden)
         if shape not in self._experts:
             self._experts[shape] = ExpertScratch(
                 capacity=self.max_tokens,
                 num_experts=routing.num_experts,
                 top_k=routing.top_k,
-                hidden=self._hidden,
+                hidden=hidden,
                 intermediate=intermediate,
                 dtype=self._dtype,
                 device=self._device,

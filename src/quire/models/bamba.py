@@ -5,6 +5,7 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.mamba import mamba2_of, ssm_names
+from quire.models.patterns import defaults
 from quire.models.registry import register
 from quire.models.spec import DecoderSpec
 
@@ -20,13 +21,9 @@ BAMBA_NAMES = LLAMA_NAMES.but(
 
 @register("BambaForCausalLM")
 def bamba(hf: HFConfig) -> DecoderSpec:
-    """Bamba; half of each head is rotated."""
-    spec, mamba = llama(hf), mamba2_of(hf, norm_groups=hf.get("mamba_n_groups", 1))
-    (attention, *_) = spec.attentions()
-    if attention.rope is not None:
-        attention = dataclasses.replace(
-            attention, rope=dataclasses.replace(attention.rope, rotary_dim=attention.head_dim // 2)
-        )
+    """Bamba; half of each head is rotated, unless the config says otherwise."""
+    spec = llama(defaults(hf, partial_rotary_factor=0.5))
+    (attention, *_), mamba = spec.attentions(), mamba2_of(hf, norm_groups=hf.get("mamba_n_groups", 1))
     chosen = hf.get("attn_layer_indices") or ()
     return dataclasses.replace(
         spec,

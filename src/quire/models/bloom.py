@@ -70,8 +70,11 @@ def bloom(hf: HFConfig) -> DecoderSpec:
 
 @register("MptForCausalLM", "MPTForCausalLM")
 def mpt(hf: HFConfig) -> DecoderSpec:
-    """MPT: no biases; slopes, or a table of positions."""
+    """MPT: no biases; slopes, or a table of positions. Checkpoints of Transformers' own class do not have all of its settings."""
     options, heads, hidden = hf.get("attn_config", HFConfig({})), hf.n_heads, hf.d_model
+    if "MptForCausalLM" in hf.get("architectures", ()):
+        hf = HFConfig(hf.to_dict() | {"expansion_ratio": None, "logit_scale": None})
+        options = HFConfig(options.to_dict() | {"alibi": True, "alibi_bias_max": 8})
     if options.get("qk_ln", False) or options.get("prefix_lm", False):
         raise ConfigError(
             "qk_ln and prefix_lm of attn_config in config.json are not supported for MPT", setting="model"

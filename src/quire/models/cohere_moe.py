@@ -14,6 +14,8 @@ from quire.models.spec import DecoderSpec, GatedMLP, MoE, RMSNorm
 @register("Cohere2MoeForCausalLM")
 def cohere2_moe(hf: HFConfig) -> DecoderSpec:
     """Layers with a window rotate; of the others only the dense ones at the beginning may."""
+    if "rope_parameters" in hf:  # beside them the config class writes its default of an older field
+        hf = HFConfig({name: value for name, value in hf.to_dict().items() if name != "rope_theta"})
     hf = defaults(hf, layer_norm_eps=1e-5, logit_scale=0.0625)
     first, every = hf.get("first_k_dense_replace", 0), hf.get("sliding_window_pattern", 4)
     every_dense, layers = hf.get("prefix_dense_sliding_window_pattern", 1), range(hf.num_hidden_layers)

@@ -4,7 +4,7 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES
-from quire.models.patterns import defaults, sliding_layers
+from quire.models.patterns import defaults, sliding_layers, with_layers
 from quire.models.registry import register
 from quire.models.rope import Rope
 from quire.models.spec import PRE, SANDWICH, Attention, DecoderSpec, GatedMLP, RMSNorm
@@ -81,5 +81,5 @@ def gemma3(hf: HFConfig) -> DecoderSpec:
     if "rope_local_base_freq" in hf:
         local = Rope(theta=float(hf.rope_local_base_freq), rotary_dim=hf.head_dim)
     qk_norm = RMSNorm(hf.rms_norm_eps, weight_offset=1.0)
-    mixers = (dataclasses.replace(m, qk_norm=qk_norm, rope=local if m.window else m.rope) for m in spec.attentions())
-    return dataclasses.replace(spec, mixer=tuple(mixers))
+    spec = spec.with_attention(qk_norm=qk_norm, soft_cap=0.0)  # which Gemma 3 has in its config only
+    return with_layers(spec, sliding_layers(hf, every=2), rope=local)

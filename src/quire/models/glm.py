@@ -3,6 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES, interleaved, llama
 from quire.models.patterns import defaults, renamed
 from quire.models.registry import register
@@ -44,7 +45,15 @@ def glm4(hf: HFConfig) -> DecoderSpec:
 
 @register("ChatGLMModel", "ChatGLMForConditionalGeneration")
 def chatglm(hf: HFConfig) -> DecoderSpec:
-    """ChatGLM2 and 3, GLM-4 (as they were first stored)."""
+    """ChatGLM2 and 3, GLM-4 (as they were first stored).
+
+    Raises:
+        ConfigError: the first ChatGLM, another model under the same names.
+    """
+    if hf.get("position_encoding_2d", False):
+        raise ConfigError(
+            "ChatGLM-6B (position_encoding_2d) is not supported; known: ChatGLM2, ChatGLM3, GLM-4", setting="model"
+        )
     hf = renamed(
         hf, num_hidden_layers="num_layers", head_dim="kv_channels", intermediate_size="ffn_hidden_size",
         vocab_size="padded_vocab_size", max_position_embeddings="seq_length", attention_bias="add_qkv_bias",

@@ -46,9 +46,14 @@ def _attentions(hf: HFConfig, dense: DecoderSpec) -> tuple[Attention, ...]:
     every, layers = hf.get("no_rope_layer_interval", 4), range(dense.layers)
     rotates = hf.get("no_rope_layers") or [(layer + 1) % every != 0 for layer in layers]
     kinds = hf.get("layer_types") or ["chunked_attention" if turns else "full_attention" for turns in rotates]
-    # The norm has no weight: it may as well come before the rotation, which keeps lengths.
-    norm = RMSNorm(hf.rms_norm_eps, weight=False) if hf.get("use_qk_norm", True) else None
-    rotated = dataclasses.replace(base, rope=dataclasses.replace(base.rope, interleaved=True), qk_norm=norm)
+    rope, norm = dataclasses.replace(base.rope, interleaved=True), None
+    if hf.get("use_qk_norm", True):
+        # The norm has no weight: it may as well come before the rotation, which keeps lengths once its amplitude is gone.
+        amplitude = float(rope.table(1)[0, 0])
+        norm = RMSNorm(hf.rms_norm_eps / amplitude**2, weight=False)
+        if rope.scaling is not None:
+            rope = dataclasses.replace(rope, scaling=dataclasses.replace(rope.scaling, attention_factor=1.0))
+    rotated = dataclasses.replace(base, rope=rope, qk_norm=norm)
     temperature = Temperature(float(hf.get("attn_scale", 0.1)), int(hf.get("floor_scale", 8192)), offset=1)
     still = dataclasses.replace(
         base, rope=None, temperature=temperature if hf.get("attn_temperature_tuning", True) else None

@@ -49,7 +49,7 @@ def deepseek_mixture(hf: HFConfig, *, has_bias: bool = True) -> MoE:
         size,
         hf.hidden_act,
         bias_correction=has_bias,
-        shared=GatedMLP(size * shared, hf.hidden_act) if shared else None,
+        shared=GatedMLP(size * shared, hf.hidden_act, bias=bool(hf.get("mlp_bias", False))) if shared else None,
     )
 
 

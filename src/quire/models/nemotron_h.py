@@ -17,6 +17,8 @@ NEMOTRON_H_NAMES = dataclasses.replace(
         up="mixer.up_proj",
         down="mixer.down_proj",
         router="mixer.gate",
+        experts_in="mixer.fc1_latent_proj",
+        experts_out="mixer.fc2_latent_proj",
         router_bias="mixer.gate.e_score_correction_bias",
         experts_gate_up="mixer.experts.{expert}.up_proj",
         experts_down="mixer.experts.{expert}.down_proj",
@@ -80,8 +82,8 @@ def nemotron_h(hf: HFConfig) -> DecoderSpec:
 
 def _mixture(hf: HFConfig, mlp: MLP) -> MoE:
     """DeepSeek-V3's kind of choice among experts without gates."""
-    if hf.get("moe_latent_size") is not None:
-        raise ConfigError(f"moe_latent_size={hf.moe_latent_size} has no implementation; only null has", setting="model")
     shared = dataclasses.replace(mlp, intermediate=hf.moe_shared_expert_intermediate_size)
     mixture = deepseek_mixture(HFConfig(hf.to_dict() | {"hidden_act": mlp.act}))
-    return dataclasses.replace(mixture, is_gated=False, shared=shared)
+    return dataclasses.replace(
+        mixture, is_gated=False, shared=shared, latent=hf.get("moe_latent_size", 0), latent_bias=mlp.bias
+    )

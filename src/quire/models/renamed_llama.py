@@ -2,6 +2,7 @@
 TeleChat; or with layers that differ: DeciLM."""
 
 import dataclasses
+import math
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
@@ -123,9 +124,13 @@ def exaone(hf: HFConfig) -> DecoderSpec:
     return dataclasses.replace(llama(hf), weights=EXAONE_NAMES)
 
 
-@register("TeleChat2ForCausalLM", "TeleChatForCausalLM")
+@register("TeleChat2ForCausalLM", "TeleChatForCausalLM", "TelechatForCausalLM")
 def telechat2(hf: HFConfig) -> DecoderSpec:
-    """TeleChat 1 and 2: keys and values stored head by head beside the queries; biases on outputs."""
+    """TeleChat 1 and 2: keys and values stored head by head beside the queries; biases on outputs. The rotation is slowed by
+    how often the base length must double to hold the trained one."""
+    stretch = 2 ** math.ceil(math.log2(hf.get("training_seqlen", 1) / hf.get("base_seqlen", 1)) + 1) - 1
+    if stretch > 1:
+        hf = defaults(hf, rope_parameters={"alpha": stretch})
     hf = renamed(
         hf, num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="ffn_hidden_size",
         rms_norm_eps="layer_norm_epsilon", max_position_embeddings="seq_length",

@@ -116,7 +116,7 @@ def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:
     attention_factor = parameters.get("attention_factor")
     return RopeScaling(
         kind=kind,
-        factor=float(parameters.get("factor") or (stretched / original if kind == "longrope" else 1.0)),
+        factor=float(parameters.get("factor") or (stretched / original if original else 1.0)),
         original_max_positions=int(original),
         truncate=bool(parameters.get("truncate", True)),
         attention_factor=None if attention_factor is None else float(attention_factor),

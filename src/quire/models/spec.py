@@ -155,6 +155,8 @@ class MoE:
         scales_input: a token's weight multiplies what its expert reads rather than what it gives.
         shared: a feed-forward that every token takes besides.
         shared_gate: the shared output is multiplied by a sigmoid of one more learned score.
+        latent: what experts read and give has this size, with one matrix before and one behind all of them; 0 means hidden.
+        latent_bias: of these two.
     """
 
     routing: Routing
@@ -168,6 +170,8 @@ class MoE:
     is_gated: bool = True
     shared: GatedMLP | MLP | None = None
     shared_gate: bool = False
+    latent: int = 0
+    latent_bias: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +328,7 @@ class WeightNames:
             `out`; `gate_up`, `up`, `act_positive` and `act_negative` (of xIELU), `down`, `before_mixer`, `after_mixer`,
             `before_mlp`, `after_mlp`. In a mixture: `router`, `router_bias` (of the choice), `experts_gate_up` and
             `experts_down` (with `{expert}` for its number), `experts_gate_up_bias` and `experts_down_bias` ([experts,
-            rows]), `shared_gate_up`, `shared_down`, `shared_gate`.
+            rows]), `experts_in` and `experts_out` (of latents), `shared_gate_up`, `shared_down`, `shared_gate`.
         prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
         layer: what stands before a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).

@@ -60,6 +60,8 @@ class AttentionLayer(MixerLayer):
         if mixer.qk_norm is not None and not mixer.qk_norm.weight:
             ones_H = torch.ones(mixer.head_dim, device=context.device)
             self.norms = {"q_norm": NormWeight(ones_H), "k_norm": NormWeight(ones_H)}
+        # Where keys are normed before their rotation in the place of after it, that stretches what epsilon is compared with.
+        self._stretch = float(self.rope.cos_sin[0, 0]) if mixer.qk_norm_after_rope and self.rope is not None else 1.0
         self._head_norms = self._weights_of_heads()
         self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
         self._kv_cache: torch.Tensor = torch.empty(0)
@@ -225,12 +227,12 @@ class AttentionLayer(MixerLayer):
         else:
             if not mixer.qk_norm_after_rope:
                 self._norm(q_TNH, q_weight)
-            self._norm(k_TKH, k_weight)
+            self._norm(k_TKH, k_weight, self._stretch)
         return None, None, 0.0
 
-    def _norm(self, x: torch.Tensor, weight: NormWeight) -> None:
+    def _norm(self, x: torch.Tensor, weight: NormWeight, stretch: float = 1.0) -> None:
         norm = cast(Norm, self.mixer.qk_norm)
-        head_norm(x, weight.weight, weight.bias, norm.eps, isinstance(norm, LayerNorm))
+        head_norm(x, weight.weight, weight.bias, norm.eps / stretch**2, isinstance(norm, LayerNorm))
 
     def _norm_over_ranks(self, q_TNH: torch.Tensor, k_TKH: torch.Tensor) -> None:
         """One RMS norm over the heads of all ranks. Heads that ranks share count once for each."""
@@ -250,8 +252,7 @@ class AttentionLayer(MixerLayer):
             return ()
         mixer, plan, q_norm, k_norm = self.mixer, self.context.plan, self.norms["q_norm"], self.norms["k_norm"]
         if mixer.qk_norm_after_rope:
-            stretch = 1.0 if self.rope is None else self.rope.cos_sin[0, 0]
-            q_norm = NormWeight(q_norm.weight * k_norm.weight / stretch)
+            q_norm = NormWeight(q_norm.weight * k_norm.weight / self._stretch)
             k_norm = NormWeight(torch.ones_like(k_norm.weight))
         return (
             _of_heads(q_norm, mixer, plan.groups(mixer.heads, "heads")),
