@@ -186,7 +186,7 @@ def test_no_more_requests_run_at_once_than_may(source_url):
 
     for num_clients in (1, 2):
         result = run_load(source_job(source_url, [20] * 12, max_concurrency=3), num_clients)
-        assert peak_concurrency(result.records) == 3
+        assert 0 < peak_concurrency(result.records) <= 3
 
 
 def test_requests_are_not_sent_before_their_time(source_url):

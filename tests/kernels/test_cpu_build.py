@@ -63,6 +63,7 @@ def test_a_compiler_that_fails_leaves_no_library_and_shows_its_complaint(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.exhaustive
 def test_an_instruction_set_unknown_to_the_compiler_is_left_out(tmp_path, monkeypatch):
     real = shutil.which("g++") or shutil.which("clang++")
     if real is None or "avx2" not in build.instruction_sets(os.uname().machine):

@@ -12,7 +12,7 @@ from quire.kernels.triton import decode_attention
 from quire.kernels.triton.decode_attention import Shape, _launch
 
 drawn = settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],

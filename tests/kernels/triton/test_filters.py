@@ -39,7 +39,7 @@ MIXED = (
 )
 
 
-@pytest.mark.parametrize("vocabulary", [1, 97, 1500, 9000])
+@pytest.mark.parametrize("vocabulary", [1, 97, 1500, pytest.param(9000, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("scale", [0.5, 4.0])
 def test_thresholds_and_draws_equal_the_reference(vocabulary, scale):
     generator = torch.Generator().manual_seed(vocabulary)
@@ -59,8 +59,13 @@ DEEP = (
 )
 
 
-@pytest.mark.parametrize("region", [4096, 64])
-@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize(
+    ("region", "scale"),
+    [
+        (4096, 1.0),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in ((4096, 3.0), (64, 1.0), (64, 3.0))),
+    ],
+)
 def test_cuts_below_the_head_are_found_in_a_window_or_by_a_search(region, scale, monkeypatch):
     generator = torch.Generator().manual_seed(1)
     logits_SV = (torch.randn(len(DEEP), 16000, generator=generator) * scale).to(DEVICE)
@@ -88,7 +93,7 @@ def test_ties_at_a_cut_are_kept_whole():
 
 
 def test_a_rows_threshold_does_not_depend_on_the_batch():
-    logits_SV = (torch.randn(len(MIXED), 9000) * 2).to(DEVICE)
+    logits_SV = (torch.randn(len(MIXED), 3000) * 2).to(DEVICE)
     whole = run(filters, logits_SV, columns_of(*MIXED))
     for row in (0, 5, 9):
         alone = run(filters, logits_SV[row : row + 1], columns_of(MIXED[row]), seed=row)

@@ -4,6 +4,7 @@ Legend: T tokens, E experts, K experts a token, D hidden, I intermediate.
 """
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -194,9 +195,13 @@ def test_routing_equals_the_reference(name):
     torch.testing.assert_close(weights[: case.count], expected_weights[: case.count])
 
 
-@pytest.mark.parametrize("bulk", [True, False])
-@pytest.mark.parametrize("walk", [True, False])
-@pytest.mark.parametrize("swap", [True, False])
+CUTS = list(itertools.product([True, False], repeat=3))
+
+
+@pytest.mark.parametrize(
+    ("swap", "walk", "bulk"),
+    [*CUTS[::5], *(pytest.param(*cut, marks=pytest.mark.exhaustive) for cut in CUTS if cut not in CUTS[::5])],
+)
 def test_every_way_to_cut_the_work_gives_the_same(swap, walk, bulk, monkeypatch):
     case = Case(50, 45, Routing(6, 2), hidden=96, intermediate=40)
     expected_TD = case.run(reference.norm_moe, case.x_TD, case.scratch())
