@@ -6,6 +6,7 @@ R rows.
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -128,6 +129,11 @@ class AttentionBackend(abc.ABC):
     def supports(cls, request: AttentionRequest) -> Supports:
         """Whether this backend can serve such a layer, and why not."""
 
+    @classmethod
+    def unasked(cls, requests: Sequence[AttentionRequest]) -> "tuple[type[AttentionBackend] | None, str]":
+        """For layers that it can serve, where nobody named a backend: itself (or a form of it), or None; and why."""
+        return cls, cls.supports(requests[0]).why if requests else "no layer needs attention"
+
     @abc.abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:
         """One layer tensor of `num_blocks` pages, zeroed. Layout: [2, num_blocks, K, block_size, H] for the built-in ones."""
@@ -137,6 +143,10 @@ class AttentionBackend(abc.ABC):
         """A layer's pages within bytes [num_blocks, page bytes] that layers of other kinds share: as `allocate` gives them,
         but with other strides. A page's bytes may be more than the layer needs. Of `KVKind.MLA` keys and values are the same
         memory."""
+
+    def begin_step(self, metadata: AttentionMetadata) -> None:
+        """Called once a step for each description of it, before any layer; for what all layers share. The runner of devices
+        that work beside the host calls it, within what is captured."""
 
     @abc.abstractmethod
     def rope_and_cache(

@@ -55,12 +55,13 @@ def select_backend(
         refusal = next((answer.why for r in requests if not (answer := backend.supports(r)).yes), None)
         if refusal is not None:
             reasons[backend.name] = f"no: {refusal}"
-        elif chosen is None:
-            chosen = backend
-            why = backend.supports(requests[0]).why if requests else "no layer needs attention"
-            reasons[backend.name] = f"chosen: {'named by attention_backend' if forced else why}"
-        else:
+        elif chosen is not None:
             reasons[backend.name] = f"could serve, but {chosen.name} comes first"
+        elif forced is not None:
+            chosen, reasons[backend.name] = backend, "chosen: named by attention_backend"
+        else:
+            chosen, why = backend.unasked(requests)
+            reasons[backend.name] = why if chosen is None else f"chosen: {why}"
     if chosen is None:
         answers = "; ".join(f"{name}: {why}" for name, why in reasons.items())
         raise ConfigError(f"no attention backend can serve this model ({answers})", setting="attention_backend")

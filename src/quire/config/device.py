@@ -24,6 +24,16 @@ class LoadConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """`backend`: a backend's name, or None to let the platform choose."""
+    """`backend`: a backend's name, or None to let the platform choose. Other engines' names of the same are taken too."""
 
     backend: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend is not None:
+            object.__setattr__(self, "backend", _BACKEND_NAMES.get(self.backend.lower(), self.backend))
+
+
+_BACKEND_NAMES = {
+    **{name: name for name in ("triton", "flash", "flashinfer", "cpu", "reference")},
+    **{"auto": None, "triton_attn": "triton", "flash_attn": "flash", "cpu_attn": "cpu"},
+}

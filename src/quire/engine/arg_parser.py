@@ -112,7 +112,7 @@ HELP = {
     "max_waiting_tokens": "prompt tokens that may wait; 0 means the built-in limit",
     "device": "auto, cpu, or a platform plugin's name",
     "cpu_threads": "threads on a CPU; 0 means all cores this process may use",
-    "attention_backend": "an attention backend's name; none lets the platform choose",
+    "attention_backend": "auto (the platform chooses), triton, flash, flashinfer, cpu, reference, or a class path",
     "disable_log_stats": "no lines of figures in the log",
     "log_stats_interval": "seconds between two lines of figures (QUIRE_LOG_STATS_INTERVAL, 10)",
     "record_timelines": "keep what happened to the last requests, for the console (on)",

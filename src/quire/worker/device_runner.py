@@ -406,6 +406,9 @@ class DeviceRunner(Runner):
             shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len, shape.is_narrow
         )
         ops.unpack_step(buffers, shape.num_tokens, shape.num_requests)
+        for described in (step, step.sampled):
+            for metadata in described.attention if described is not None else ():
+                self._backend.begin_step(metadata)
         self._model.forward(step)
         if self._pooler is not None:
             self._hidden[shape.num_tokens] = self._model.compute_hidden(step)

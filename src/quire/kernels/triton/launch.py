@@ -50,9 +50,15 @@ def interpreted() -> bool:
 
 
 @functools.cache
+def compute_capability() -> tuple[int, int]:
+    """The device's; (0, 0) in the interpreter."""
+    return torch.cuda.get_device_capability() if not interpreted() and torch.cuda.is_available() else (0, 0)
+
+
+@functools.cache
 def has_dependent_launch() -> bool:
     """Whether this device can start a kernel before its predecessor has ended."""
-    return not interpreted() and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    return compute_capability()[0] >= 9
 
 
 @functools.cache

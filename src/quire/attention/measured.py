@@ -1,0 +1,42 @@
+"""Where another library's attention was measured to be faster than our own kernels: what decides when nobody names a backend.
+
+An entry comes from `tools/gpu/attention_backends.py` and names the file of its figures in `bench/results`. What has no entry
+was not measured, or was not faster.
+"""
+
+import dataclasses
+
+DECODE, PROMPT = "decode", "prompt"
+STEPS = frozenset((DECODE, PROMPT))
+"""A step in which every request computes one token; any other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Faster:
+    """A library's attention beats ours in steps of one kind.
+
+    Attributes:
+        backend: its name here.
+        step: DECODE or PROMPT (prompts alone and mixed with decoding).
+        head_dim: size of a head.
+        capability: of the GPU, (9, 0) for Hopper.
+        source: a file in `bench/results`.
+    """
+
+    backend: str
+    step: str
+    head_dim: int
+    capability: tuple[int, int]
+    source: str
+
+
+FASTER: tuple[Faster, ...] = ()
+"""Nothing so far: no library was measured beside ours."""
+
+
+def faster_steps(backend: str, head_dims: set[int], capability: tuple[int, int]) -> frozenset[str]:
+    """The kinds of steps in which a backend is faster for heads of every one of these sizes."""
+    known = {
+        (entry.step, entry.head_dim) for entry in FASTER if (entry.backend, entry.capability) == (backend, capability)
+    }
+    return frozenset(step for step in STEPS if head_dims and all((step, size) in known for size in head_dims))
