@@ -191,6 +191,25 @@ def use_log_format(name: str) -> None:
             handler.setFormatter(formatter)
 
 
+def use_log_level(name: str) -> None:
+    """Write lines of this level and above from now on, in this process and in the children that it will start."""
+    set_variable("QUIRE_LOGGING_LEVEL", name)
+    _configure()
+    logging.getLogger(ROOT_LOGGER).setLevel(name)
+
+
+def use_log_config(path: str) -> None:
+    """Follow a JSON file for `logging.config.dictConfig`, here and in the children.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    set_variable("QUIRE_LOGGING_CONFIG_PATH", path)
+    logging.getLogger(ROOT_LOGGER).handlers.clear()
+    _configure.cache_clear()
+    _configure()
+
+
 def set_process_label(kind: str, rank: int | None = None) -> None:
     """Name this process in the prefix of its log lines, for example `EngineCore` or `Worker rank=3`; children call it first."""
     _configure()

@@ -105,4 +105,25 @@ def test_text_is_handed_as_parts_to_templates_that_know_nothing_else():
 def test_text_stays_text_where_templates_ask_or_print_it(name):
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
     source = TEMPLATES[name].replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-    assert not wants_parts(environment.parse(source))
+    assert not wants_parts(environment.parse(source))[0]
+
+
+LOOP = "{% for p in m.content %}<{{ p.text }}>{% endfor %}"
+BOTH = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}" + LOOP + "{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "content_format", "text", "parts"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "auto", "ab", "a\nb"),
+        ("{% for m in messages %}" + LOOP + "{% endfor %}", "auto", "<ab>", "<a><b>"),
+        (BOTH, "auto", "ab", "<a><b>"),
+        (BOTH, "openai", "<ab>", "<a><b>"),
+        (BOTH, "string", "ab", "a\nb"),
+    ],
+)
+def test_contents_come_as_the_template_takes_them_or_as_is_asked(source, content_format, text, parts):
+    two = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    for content, expected in (("ab", text), (two, parts)):
+        messages = [{"role": "user", "content": content}]
+        assert ChatTemplate(source).render(messages, content_format=content_format) == expected

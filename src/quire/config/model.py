@@ -61,6 +61,7 @@ class ModelConfig:
     allowed_local_media_path: str = ""
     logits_processors: tuple[Any, ...] = ()
     chat_template: str | None = None
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     hf_overrides: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     rope_scaling: dict[str, Any] | None = None

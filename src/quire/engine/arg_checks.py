@@ -179,6 +179,7 @@ CHECKS: dict[str, Check] = {
     "generation_config": text(),
     "override_generation_config": mapping(),
     "chat_template": text(optional=True),
+    "chat_template_content_format": one_of("auto", "string", "openai"),
     "logits_processors": processors,
     "runner": one_of("auto", "generate", "pooling"),
     "convert": one_of("auto", "none", "embed", "classify", "reward"),

@@ -12,7 +12,7 @@ _EMPTY = """
     custom_histogram_buckets data_parallel_start_rank dcp_comm_backend dcp_q_replicate device_ids
     disable_nccl_for_dp_synchronization distributed_timeout_seconds ec_manager_config elastic_ep_max_dp_size
     enable_flashinfer_autotune engram_config eplb_config fault_tolerance_config gdn_prefill_backend ir_op_priority
-    kda_decode_backend kda_prefill_backend log_config_file log_level logging_config lora_target_modules
+    kda_decode_backend kda_prefill_backend logging_config lora_target_modules
     mamba_ssu_algorithm max_lora_cls_labels media_io_kwargs mm_encoder_attn_backend mm_encoder_attn_dtype
     mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path numa_bind_cpus numa_bind_nodes reasoning_parser
     show_hidden_metrics_for_version sleep_preserve_parameter_names video_pruning_rate watchdog_config

@@ -61,6 +61,7 @@ HELP = {
     "generation_config": "auto (the model's), quire (none), or a folder",
     "override_generation_config": "JSON object of sampling defaults",
     "chat_template": "a file or a template, in place of the model's",
+    "chat_template_content_format": "what it gets contents as: auto (as it shows), string, or openai (lists of parts)",
     "logits_processors": "class paths of the engine's logits processors",
     "runner": "auto, generate or pooling (embeddings, classes, scores)",
     "convert": "what a pooling model gives: auto (as its architecture), embed, classify or reward",

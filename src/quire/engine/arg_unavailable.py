@@ -106,7 +106,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
         ),
         _OFF,
     ),
-    "reasoning_parser_plugin": _NOTHING,
     "config_format": ("auto", "hf"),
     "compilation_config": (*_NOTHING, 3, {"level": 3}, {"mode": 3}),
     "all2all_backend": ("allgather_reducescatter", None),

@@ -90,6 +90,7 @@ class EngineArgs:
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     chat_template: str | None = None
+    chat_template_content_format: str = "auto"
     logits_processors: list[Any] | None = None
     runner: str = "auto"
     convert: str = "auto"
@@ -329,6 +330,7 @@ class _Resolver:
             allowed_local_media_path=args.allowed_local_media_path,
             logits_processors=tuple(args.logits_processors or ()),
             chat_template=args.chat_template,
+            chat_template_content_format=args.chat_template_content_format,  # type: ignore[arg-type]  # checked by arg_checks
             hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
             override_generation_config=dict(args.override_generation_config),
             rope_scaling=args.rope_scaling,

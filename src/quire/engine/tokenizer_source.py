@@ -38,9 +38,9 @@ class TokenizerSource:
     def _load(self) -> None:
         model = self._model
         try:
-            self._tokenizer = get_tokenizer(
-                model.tokenizer_path, model.tokenizer_mode, chat_template=model.chat_template
-            )
+            tokenizer = get_tokenizer(model.tokenizer_path, model.tokenizer_mode, chat_template=model.chat_template)
+            tokenizer.content_format = model.chat_template_content_format
+            self._tokenizer = tokenizer
         except QuireError as error:
             self._error = error
 

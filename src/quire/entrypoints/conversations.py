@@ -1,16 +1,11 @@
 """Conversations as users write them, in the shape that chat templates expect. For the offline API."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast, get_args
 
 from quire.errors import RequestError
-
-ContentFormat = Literal["auto", "string", "openai"]
-
-_LOOPS_OVER_CONTENT = re.compile(r"for\s+\w+\s+in\s+\w+(\.content|\[['\"]content['\"]\])")
-"""A template that walks through a message's content wants it as a list of parts."""
+from quire.tokenizers.content_format import ContentFormat
 
 
 def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
@@ -32,43 +27,44 @@ def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool
     return [list(conversation) for conversation in conversations], is_one
 
 
-def prepare_conversation(
-    messages: Sequence[Mapping[str, Any]], template_source: str, content_format: ContentFormat
-) -> list[dict[str, Any]]:
-    """Messages for a template: content as text or as parts, tool calls with their arguments as objects.
+def check_content_format(content_format: ContentFormat) -> ContentFormat:
+    """The format, if it is one.
 
     Raises:
-        RequestError: content that is not text.
+        RequestError: it is none.
     """
-    if content_format not in ("auto", "string", "openai"):
+    if content_format not in get_args(ContentFormat):
         raise RequestError(
             f"chat_template_content_format is {content_format!r}; it may be auto, string or openai",
             param="chat_template_content_format",
         )
-    as_parts = content_format == "openai" or (
-        content_format == "auto" and _LOOPS_OVER_CONTENT.search(template_source) is not None
-    )
-    return [_prepare(message, as_parts) for message in messages]
+    return content_format
 
 
-def _prepare(message: Mapping[str, Any], as_parts: bool) -> dict[str, Any]:
+def prepare_conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for a template: content as text or as parts of text, tool calls with their arguments as objects.
+
+    Raises:
+        RequestError: content that is not text.
+    """
+    return [_prepare(message) for message in messages]
+
+
+def _prepare(message: Mapping[str, Any]) -> dict[str, Any]:
     prepared = dict(message)
-    texts = _texts(message.get("content"))
-    if as_parts and texts is not None:
-        prepared["content"] = [{"type": "text", "text": text} for text in texts]
-    else:
-        prepared["content"] = "" if texts is None else "\n".join(texts)
+    content = message.get("content")
+    if not isinstance(content, str):
+        texts = _texts(content)
+        prepared["content"] = "" if texts is None else [{"type": "text", "text": text} for text in texts]
     if message.get("tool_calls"):
         prepared["tool_calls"] = [_with_object_arguments(call) for call in message["tool_calls"]]
     return prepared
 
 
 def _texts(content: Any) -> list[str] | None:
-    """The texts of a message's content; None where there is none."""
+    """The texts of a content's parts; None where there are none."""
     if content is None:
         return None
-    if isinstance(content, str):
-        return [content]
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         raise RequestError("a message's content must be text or a list of parts", param="messages")
     texts: list[str] = []

@@ -17,7 +17,7 @@ from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora, check_profile_started, profile_files
 from quire.engine.usage_context import UsageContext
 from quire.entrypoints.beam_search import BeamSearchOutput, build_output, run_beam_searches
-from quire.entrypoints.conversations import ContentFormat, prepare_conversation, split_conversations
+from quire.entrypoints.conversations import check_content_format, prepare_conversation, split_conversations
 from quire.entrypoints.interrupts import DeferredInterrupt
 from quire.entrypoints.pooling import PoolingMethods
 from quire.entrypoints.prompts import as_prompts
@@ -26,7 +26,7 @@ from quire.inputs import PromptType
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.outputs import AnyOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from quire.tokenizers.chat_template import ChatTemplate
+from quire.tokenizers.content_format import ContentFormat
 from quire.tokenizers.interface import Tokenizer
 
 ParamsPerPrompt = SamplingParams | Sequence[SamplingParams] | None
@@ -125,22 +125,21 @@ class LLM(PoolingMethods):
         check_lora(lora_request)
         tokenizer = self.get_tokenizer()
         conversations, _ = split_conversations(messages)
-        has_template = not tokenizer.writes_tokens
-        source = ChatTemplate.choose(tokenizer.template, chat_template).source(tools) if has_template else ""
         rendered: list[Any] = [
             tokenizer.apply_chat_template(
-                prepare_conversation(conversation, source, chat_template_content_format),
+                prepare_conversation(conversation),
                 tools=tools,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tokenize=tokenizer.writes_tokens,
+                content_format=check_content_format(chat_template_content_format),
                 **(chat_template_kwargs or {}),
             )
             for conversation in conversations
         ]
         with CollectorPause() as pause:
-            if has_template:
+            if not tokenizer.writes_tokens:
                 tokenized = self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens=False)
             else:
                 tokenized = [TokenizedPrompt(token_ids) for token_ids in rendered]

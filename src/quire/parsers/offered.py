@@ -71,10 +71,12 @@ class Tools:
 
     Attributes:
         is_strict: only these may be called (where nothing but a known name tells a call from other JSON).
+        offered, tokenizer: for parsers from outside.
     """
 
-    def __init__(self, tools: list[dict[str, Any]] | None) -> None:
+    def __init__(self, tools: list[dict[str, Any]] | None, tokenizer: Any = None) -> None:
         self.is_strict = False
+        self.offered, self.tokenizer = tools or [], tokenizer
         self._functions = {function.name: function for function in offered_functions(tools)}
 
     def may_call(self, function: str) -> bool:

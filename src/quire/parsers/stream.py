@@ -22,6 +22,7 @@ class AnswerParser:
         is_harmony: the answer is in gpt-oss's format, whatever else is given.
         offered: the request's tools, in the protocol's form; types of parameters are taken from them.
         in_reasoning: the prompt ended inside the reasoning (or outside of it); None: as the format says.
+        tokenizer: for parsers from outside.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class AnswerParser:
         is_harmony: bool = False,
         offered: list[dict[str, Any]] | None = None,
         in_reasoning: bool | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self._reader, self._out = Reader(), Pieces()
-        self._tools, self._offered = tools, Tools(offered)
+        self._tools, self._offered = tools, Tools(offered, tokenizer)
         self._reasoning = reasoning
         self._begins_inside = reasoning is not None and (reasoning.implied if in_reasoning is None else in_reasoning)
         parse = harmony.parse(self._reader, self._out) if is_harmony else self._answer()

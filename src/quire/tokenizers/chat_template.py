@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from quire.errors import ConfigError, RequestError
-from quire.tokenizers.content_format import as_parts, wants_parts
+from quire.tokenizers.content_format import ContentFormat, as_it_is, as_parts, as_text, wants_parts
 
 _CONTINUE_MARK = "\u2063QUIRE-CONTINUE-HERE\u2063 "
 """Stands at the end of a message that shall stay open; invisible separators keep it apart from any real text. Where its last
@@ -85,7 +85,7 @@ class ChatTemplate:
     def __init__(self, sources: str | Mapping[str, str]) -> None:
         self._sources = {"default": sources} if isinstance(sources, str) else dict(sources)
         self._environment: Any = None
-        self._compiled: dict[str, tuple[Any, bool]] = {}
+        self._compiled: dict[str, tuple[Any, bool, bool]] = {}
 
     @staticmethod
     def choose(own: "ChatTemplate | None", chosen: str | None) -> "ChatTemplate":
@@ -119,8 +119,8 @@ class ChatTemplate:
         names = ", ".join(sorted(self._sources))
         raise RequestError(f"choose a chat template by name: one of {names}", param="chat_template")
 
-    def _compile(self, source: str) -> tuple[Any, bool]:
-        """The template, and whether it wants content as parts."""
+    def _compile(self, source: str) -> tuple[Any, bool, bool]:
+        """The template, whether it wants content as parts, and whether it takes it so."""
         if source in self._compiled:
             return self._compiled[source]
         import jinja2
@@ -128,7 +128,7 @@ class ChatTemplate:
         if self._environment is None:
             self._environment = _make_environment()
         try:
-            compiled = self._environment.from_string(source), wants_parts(self._environment.parse(source))
+            compiled = self._environment.from_string(source), *wants_parts(self._environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"chat_template is not valid Jinja: line {error.lineno}: {error.message}", setting="chat_template"
@@ -145,18 +145,22 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        content_format: ContentFormat = "auto",
     ) -> str:
         """The conversation as text.
+
+        Args:
+            content_format: whether the template gets contents as text or as parts; `auto`: as it wants them.
 
         Raises:
             RequestError: the template refuses the conversation (`raise_exception`), or it cannot print it.
         """
         import jinja2
 
-        template, in_parts = self._compile(self.source(tools))
-        messages = [_with_reasoning_names(message) for message in conversation]
-        if in_parts:
-            messages = [as_parts(message) for message in messages]
+        template, wants, takes = self._compile(self.source(tools))
+        shown = as_parts if wants else as_it_is if takes else as_text
+        formed = {"auto": shown, "openai": as_parts, "string": as_text}[content_format]
+        messages = [formed(_with_reasoning_names(message)) for message in conversation]
         if continue_final_message:
             if add_generation_prompt:
                 raise RequestError(

@@ -1,13 +1,19 @@
-"""Whether a chat template wants a message's content as a list of parts, found by reading the template.
+"""A message's content as text or as a list of parts, and which of them a chat template wants, found by reading the template.
 
-Knows Jinja's syntax tree. A template that walks through content wants parts, unless it also asks whether content is a string.
+Knows Jinja's syntax tree. A template that walks through content takes parts, and wants them unless it also asks whether content
+is a string.
 """
 
-from typing import Any
+from typing import Any, Literal
+
+from quire.guards import is_dict, is_sequence
+
+ContentFormat = Literal["auto", "string", "openai"]
+"""Text, parts, or what the template shows."""
 
 
-def wants_parts(tree: Any) -> bool:
-    """Whether text has to be handed to this template (its syntax tree) as a list of one part."""
+def wants_parts(tree: Any) -> tuple[bool, bool]:
+    """Whether text has to be handed to this template (its syntax tree) as a list of one part; whether it takes such lists."""
     import jinja2.nodes as nodes
 
     names = {"content"}
@@ -32,10 +38,24 @@ def wants_parts(tree: Any) -> bool:
         if macro is not None:
             names.update(own.name for own, given in zip(macro.args, call.args, strict=False) if is_content(given))
     asks = any(test.name == "string" and is_content(test.node) for test in tree.find_all(nodes.Test))
-    return not asks and any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    walks = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    return walks and not asks, walks
 
 
 def as_parts(message: dict[str, Any]) -> dict[str, Any]:
     """The message, its text as a list of one part."""
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def as_it_is(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, for a template that takes text and parts."""
+    return message
+
+
+def as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """The message, the texts of its parts as lines of one text."""
+    content: Any = message.get("content")
+    if not is_sequence(content) or not all(is_dict(part) and isinstance(part.get("text"), str) for part in content):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}

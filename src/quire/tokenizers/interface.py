@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quire.tokenizers.chat_template import ChatTemplate
+from quire.tokenizers.content_format import ContentFormat
 from quire.tokenizers.token_bytes import TokenBytes
 
 Conversation = Sequence[dict[str, Any]]
@@ -26,10 +27,12 @@ class Tokenizer(abc.ABC):
         chat_template: the template of conversations, None where there is none.
         token_bytes: each token's bytes, None where tokens are not plain runs of bytes.
         writes_tokens: `apply_chat_template` must be asked for tokens: encoding its text would not give them.
+        content_format: whether templates get contents as text or as parts.
     """
 
     is_fast = True
     writes_tokens = False
+    content_format: ContentFormat = "auto"
     truncation_side = "left"
     padding_side = "left"
 
@@ -227,6 +230,7 @@ class Tokenizer(abc.ABC):
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         tokenize: bool = True,
+        content_format: ContentFormat = "auto",
         **kwargs: Any,
     ) -> str | list[int]:
         """A conversation as the model's prompt: token ids, or text with `tokenize=False`.
@@ -235,6 +239,7 @@ class Tokenizer(abc.ABC):
             chat_template: the name of one of the tokenizer's templates, or a template's source.
             add_generation_prompt: end with what opens the assistant's turn.
             continue_final_message: leave the last message open, so that the model continues it.
+            content_format: whether the template gets contents as text or as parts; `auto`: as the attribute says.
             kwargs: variables for the template (for example `enable_thinking`).
 
         Raises:
@@ -248,5 +253,6 @@ class Tokenizer(abc.ABC):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables={**self.special_tokens_map, **kwargs},
+            content_format=self.content_format if content_format == "auto" else content_format,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
+from quire.tokenizers.content_format import ContentFormat, as_text
 from quire.tokenizers.interface import Conversation
 from quire.tokenizers.plain import PlainTokenizer
 from quire.tokenizers.token_bytes import bytes_as_string, sentencepiece_table, string_bytes_table
@@ -82,9 +83,10 @@ class MistralTokenizer(PlainTokenizer):
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         tokenize: bool = True,
+        content_format: ContentFormat = "auto",
         **kwargs: Any,
     ) -> str | list[int]:
-        """A conversation as the model's prompt; variables for templates mean nothing here.
+        """A conversation as the model's prompt; variables and formats of templates mean nothing here.
 
         Raises:
             RequestError: the conversation is not one that the model knows, or a template is given.
@@ -106,6 +108,7 @@ class MistralTokenizer(PlainTokenizer):
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """What the package knows of a message; ids of calls have nine characters."""
+    message = as_text(message)
     known = {key: message[key] for key in _MESSAGE_KEYS if message.get(key)}
     if "tool_call_id" in known:
         known["tool_call_id"] = _call_id(str(known["tool_call_id"]))

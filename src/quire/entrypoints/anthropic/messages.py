@@ -56,7 +56,7 @@ async def count_tokens(state: ServerState, request: CountTokensRequest, public_i
     del public_id
     state.resolve_model(request.model)
     limit = state.engine.config.model.max_model_len
-    prompt = await chat_prompt(to_chat_request(request), state.engine.get_tokenizer(), None, limit)
+    prompt = await chat_prompt(to_chat_request(request), state.engine.get_tokenizer(), None, limit, state.settings)
     return CountTokensResponse(len(prompt.token_ids))
 
 

@@ -20,13 +20,12 @@ def main() -> int:
     options = ListenOptions(**{**told["options"], "quiet_paths": tuple(told["options"]["quiet_paths"])})
     from quire.config.wire import config_from_plain
     from quire.engine.guests import GuestChannel, Seat
-    from quire.entrypoints.cli.serve import make_app
+    from quire.entrypoints.cli.serve import make_app, set_up_log
     from quire.entrypoints.openai.server import ServerProcess
     from quire.entrypoints.openai.siblings import Siblings
-    from quire.logger import set_process_label, use_log_format
+    from quire.logger import set_process_label
 
-    if args.log_format is not None:
-        use_log_format(args.log_format)
+    set_up_log(args)
     folder, number = told["folder"], told["number"]
     set_process_label(f"frontend {number}")
     app, state = make_app(args, told["keys"])

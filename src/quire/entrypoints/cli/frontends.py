@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quire import envs
 from quire.entrypoints.openai.listen import ListenOptions, open_socket
@@ -213,6 +213,8 @@ class Frontends:
 
 def _is_plain(value: Any) -> bool:
     """Whether JSON knows it."""
+    if isinstance(value, dict):
+        value = list(cast("dict[str, Any]", value).values())
     if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
+        return all(_is_plain(item) for item in cast("list[Any]", value))
     return value is None or isinstance(value, str | int | float | bool)

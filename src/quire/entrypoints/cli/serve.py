@@ -12,7 +12,7 @@ from quire.engine.arg_parser import ArgumentParser
 from quire.entrypoints.cli.foreign_server_flags import FOREIGN_SERVER_FLAGS
 from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
 from quire.errors import ConfigError
-from quire.logger import init_logger, use_log_format
+from quire.logger import init_logger, use_log_config, use_log_format, use_log_level
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -39,17 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
+    from quire.engine.arg_checks import check as check_args
     from quire.engine.arg_utils import AsyncEngineArgs
     from quire.entrypoints.openai.listen import ListenOptions, open_socket
 
     take_model(args)
-    if args.log_format is not None:
-        use_log_format(args.log_format)
+    set_up_log(args)
     options = ListenOptions(
         host=args.host,
         port=args.port,
         uds=args.uds,
-        root_path=args.root_path.rstrip("/"),
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
@@ -59,9 +58,13 @@ def run(args: argparse.Namespace) -> int:
         quiet_paths=args.disable_access_log_for_endpoints,
         log_level=args.uvicorn_log_level,
         shutdown_timeout_s=args.shutdown_timeout,
+        max_header_bytes=args.h11_max_incomplete_event_size,
+        max_header_count=args.h11_max_header_count,
+        ssl_refresh=args.enable_ssl_refresh,
     )
     _check_tls(options)
     engine_args = AsyncEngineArgs.from_cli_args(args)
+    check_args(engine_args)
     keys = _api_keys(args)
     if args.api_server_count > 1:
         from quire.entrypoints.cli.frontends import serve_frontends
@@ -92,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
 def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[FastAPI, ServerState]":
     """The application that the flags ask for, and its state."""
     from quire.entrypoints.openai.app import build_app
+    from quire.entrypoints.openai.middleware import named_middleware
     from quire.entrypoints.openai.state import ServerState
 
     state = ServerState(server_settings(args))
@@ -102,10 +106,22 @@ def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[FastAPI, Serve
         allowed_methods=flatten(args.allowed_methods),
         allowed_headers=flatten(args.allowed_headers),
         allow_credentials=args.allow_credentials,
+        extra_middleware=[named_middleware(path) for path in args.middleware],
+        root_path=args.root_path.rstrip("/"),
         docs=not args.disable_fastapi_docs,
         console=args.console,
     )
     return app, state
+
+
+def set_up_log(args: argparse.Namespace) -> None:
+    """The log as the flags say, in this process and its children."""
+    if args.log_config_file is not None:
+        use_log_config(args.log_config_file)
+    if args.log_level is not None:
+        use_log_level(args.log_level)
+    if args.log_format is not None:
+        use_log_format(args.log_format)
 
 
 def take_model(args: argparse.Namespace) -> None:
@@ -144,9 +160,12 @@ def server_settings(args: argparse.Namespace) -> Any:
     """
     from quire.entrypoints.openai.state import ServerSettings
     from quire.parsers.choice import choose_formats
+    from quire.parsers.plugin import load_parser_file
     from quire.plugins import load_general_plugins
 
     load_general_plugins("frontend")  # which may add formats
+    for setting in ("reasoning_parser_plugin", "tool_parser_plugin"):
+        load_parser_file(getattr(args, setting), setting)
     choose_formats(
         args.reasoning_parser, args.tool_call_parser, None
     )  # refuses unknown names before anything is loaded
@@ -159,6 +178,13 @@ def server_settings(args: argparse.Namespace) -> Any:
         enable_prompt_tokens_details=args.enable_prompt_tokens_details,
         enable_per_request_metrics=args.enable_per_request_metrics,
         metrics_names=args.metrics_names,
+        tool_strict_level=args.tool_strict_level,
+        default_chat_template_kwargs=args.default_chat_template_kwargs,
+        reasoning_effort_map=args.reasoning_effort_map,
+        exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
+        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
+        enable_force_include_usage=args.enable_force_include_usage,
+        log_error_stack=args.log_error_stack,
         responses_store=args.responses_store,
         max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE,
     )

@@ -56,6 +56,7 @@ class AnswerReader:
             is_harmony=formats.is_harmony,
             offered=self.request.tools,
             in_reasoning=self.in_reasoning,
+            tokenizer=self.tokenizer,
         )
 
     def reasoning_count(self) -> ReasoningCount | None:

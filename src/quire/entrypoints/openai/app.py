@@ -13,8 +13,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.entrypoints.anthropic.errors import error_body
 from quire.entrypoints.console.routes import build_console_routes
-from quire.entrypoints.openai.errors import HTTPError, from_exception
-from quire.entrypoints.openai.middleware import Authentication, RequestContext, route_path
+from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.openai.middleware import (
+    Authentication,
+    BehindOthers,
+    RequestContext,
+    logged_error,
+    route_path,
+)
 from quire.entrypoints.openai.openapi import build_openapi
 from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.routes import WORK, build_routes
@@ -34,12 +40,15 @@ def build_app(
     allowed_headers: Sequence[str] = ("*",),
     allow_credentials: bool = False,
     root_path: str = "",
+    extra_middleware: Sequence[Middleware] = (),
     docs: bool = True,
     console: bool = True,
 ) -> FastAPI:
     """An application around `state`; the engine may be set later."""
     console_routes = build_console_routes() if console else ()
-    middleware = [Middleware(RequestContext, state=state, work_paths=WORK)]
+    middleware = [Middleware(RequestContext, state=state, work_paths=WORK), *extra_middleware]
+    if extra_middleware:
+        middleware.append(Middleware(BehindOthers, settings=state.settings))
     if allowed_origins:
         middleware.append(
             Middleware(
@@ -55,13 +64,13 @@ def build_app(
         middleware.append(Middleware(Authentication, keys=tuple(api_keys), open_paths=paths))
     app = _App(
         title="Quire",
-        root_path=root_path,
         middleware=middleware,
         docs_url="/docs" if docs else None,
-        redoc_url=None,
+        redoc_url="/redoc" if docs else None,
         openapi_url="/openapi.json" if docs else None,
         exception_handlers={HTTPException: _protocol_error, HTTPError: _raised_error, QuireError: _raised_error},
     )
+    app.root_path = root_path
     app.state.server = state
     state.http.watch([*WORK, *(path for path, _, _ in OPERATIONS)])
     app.router.routes.extend([*build_routes(), *console_routes])
@@ -87,6 +96,8 @@ class _App(FastAPI):
             self._work = layer.cls(self._work, *layer.args, **layer.kwargs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.root_path:
+            scope["root_path"] = self.root_path
         if scope["type"] == "http" and scope["method"] == "POST" and route_path(scope) in WORK:
             scope["app"] = self
             await self._work(scope, receive, send)
@@ -106,12 +117,9 @@ def _answer(request: Request, error: HTTPError) -> Response:
 
 
 async def _raised_error(request: Request, error: Exception) -> Response:
-    """What a route raised on purpose; a failure of ours leaves its cause in the log."""
-    request_id = str(request.scope["state"]["request_id"])
-    answer = from_exception(error, request_id)
-    if answer.status == 500:
-        logger.error("Request %s failed.", request_id, exc_info=error)
-    return _answer(request, answer)
+    """What a route raised on purpose."""
+    state: ServerState = request.app.state.server
+    return _answer(request, logged_error(error, str(request.scope["state"]["request_id"]), state.settings))
 
 
 async def _protocol_error(request: Request, error: Exception) -> Response:

@@ -23,6 +23,7 @@ from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_jso
 from quire.entrypoints.openai.messages import normalize_messages
 from quire.entrypoints.openai.prompts import Prompt, chat_prompt
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
+from quire.entrypoints.openai.request_defaults import apply_defaults
 from quire.entrypoints.openai.responses import (
     UNSET,
     ChatChoice,
@@ -69,13 +70,14 @@ async def prepare_chat(
 ) -> ChatJob:
     """Check a request and tokenize its prompt. Raises what the client must be told, who wrote `prompt_field`."""
     model = state.resolve_model(request.model)
+    apply_defaults(state.settings, request)
     refuse_unsupported_chat(request, trust_chat_template=state.settings.trust_request_chat_template)
     read_tool_choice(request)  # before a template reads the tools
     check_stream_options(request)
     logprobs = chat_logprobs_count(request)
     config = state.engine.config.model
     asked, asked_name = asked_chat_tokens(request)
-    prompt = await chat_prompt(request, state.engine.get_tokenizer(), asked, config.max_model_len)
+    prompt = await chat_prompt(request, state.engine.get_tokenizer(), asked, config.max_model_len, state.settings)
     defaults = config.default_sampling
     max_tokens = resolve_max_tokens(
         asked, len(prompt.token_ids), config.max_model_len, defaults.get("max_tokens"), asked_name, prompt_field

@@ -5,6 +5,8 @@ import json
 import ssl
 from typing import Any
 
+from quire.engine.arg_parser import human_int, json_object
+
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 
@@ -57,6 +59,20 @@ def _paths(text: str) -> tuple[str, ...]:
     return paths
 
 
+def _size(text: str) -> int:
+    if (size := human_int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return size
+
+
+def _texts(text: str) -> dict[str, str]:
+    """A JSON object of strings."""
+    value = json_object(text)
+    if not all(isinstance(item, str) for item in value.values()):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a JSON object of strings")
+    return value
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags, in groups."""
     network = parser.add_argument_group("Network")
@@ -76,6 +92,21 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=int(ssl.CERT_NONE), help=f"client certificates: {modes}"
     )
     network.add_argument("--ssl-ciphers", help="OpenSSL cipher list")
+    network.add_argument(
+        "--enable-ssl-refresh",
+        action="store_true",
+        help="read the key, certificates and authorities again when they change",
+    )
+    network.add_argument(
+        "--h11-max-incomplete-event-size",
+        type=_size,
+        default=64 << 10,
+        metavar="N",
+        help="bytes of a request's head (64K)",
+    )
+    network.add_argument(
+        "--h11-max-header-count", type=_size, default=256, metavar="N", help="headers of a request (256)"
+    )
 
     access = parser.add_argument_group("Access")
     access.add_argument(
@@ -86,6 +117,10 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     access.add_argument("--allowed-headers", type=_words, nargs="+", default=[["*"]], help="headers they may send (*)")
     access.add_argument("--allow-credentials", action="store_true", help="let them send cookies")
     access.add_argument(
+        "--middleware", action="append", default=[], metavar="PATH",
+        help="package.module.Name of an ASGI middleware class, or of a function of (request, call_next); may be repeated",
+    )  # fmt: skip
+    access.add_argument(
         "--strict", action="store_true", help="refuse unknown request fields instead of logging them once"
     )
 
@@ -94,7 +129,14 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     chat.add_argument(
         "--trust-request-chat-template", action="store_true", help="let requests bring a chat template of their own"
     )
-
+    chat.add_argument(
+        "--default-chat-template-kwargs", type=json_object, default={}, metavar="JSON",
+        help='variables of the template where a request gives none: {"enable_thinking": false}',
+    )  # fmt: skip
+    chat.add_argument(
+        "--reasoning-effort-map", type=_texts, default={}, metavar="JSON",
+        help='what templates are told for a reasoning_effort: {"minimal": "low"}',
+    )  # fmt: skip
     chat.add_argument(
         "--reasoning-parser", default="auto", metavar="NAME",
         help="format of the model's reasoning: a name, none, or auto (what its chat template shows)",
@@ -102,6 +144,21 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     chat.add_argument(
         "--tool-call-parser", default="auto", metavar="NAME",
         help="format of the model's tool calls: a name, none, or auto (what its chat template shows)",
+    )  # fmt: skip
+    for kind in ("reasoning", "tool"):
+        chat.add_argument(
+            f"--{kind}-parser-plugin",
+            metavar="FILE",
+            help=f"a Python file that registers {kind} parsers (docs/tools.md)",
+        )
+    chat.add_argument(
+        "--tool-strict-level", choices=("auto", "function", "parameter"), default="auto",
+        help="hold calls to schemas where tool_choice is auto: for strict functions (auto), function: for all, parameter: all "
+        "as strict ones",
+    )  # fmt: skip
+    chat.add_argument(
+        "--exclude-tools-when-tool-choice-none", action=argparse.BooleanOptionalAction, default=True,
+        help="do not tell the template of tools that may not be called (on)",
     )  # fmt: skip
     chat.add_argument(
         "--enable-auto-tool-choice", action="store_true", help="accepted for compatibility: calls are always looked for"
@@ -115,6 +172,12 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     responses.add_argument(
         "--enable-prompt-tokens-details", action="store_true", help="tell in `usage` how many tokens the cache gave"
+    )
+    responses.add_argument(
+        "--return-tokens-as-token-ids", action="store_true", help="write `token_id:ID` for tokens in logprobs"
+    )
+    responses.add_argument(
+        "--enable-force-include-usage", action="store_true", help="end every stream with its usage, asked for or not"
     )
     levels = ("critical", "error", "warning", "info", "debug", "trace")
     responses.add_argument(
@@ -141,6 +204,18 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="PATHS",
         help="no log line for requests to these, for example /health,/metrics",
+    )
+    responses.add_argument(
+        "--log-level", type=str.upper, choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), metavar="LEVEL",
+        help="lowest level of the server's log (QUIRE_LOGGING_LEVEL, or INFO)",
+    )  # fmt: skip
+    responses.add_argument(
+        "--log-config-file", metavar="FILE", help="JSON for logging.config.dictConfig (QUIRE_LOGGING_CONFIG_PATH)"
+    )
+    responses.add_argument(
+        "--log-error-stack",
+        action="store_true",
+        help="log a stack trace for refused requests too, not only for failures",
     )
     responses.add_argument(
         "--log-format", choices=("text", "json"), help="form of the log's lines (QUIRE_LOGGING_FORMAT, or text)"

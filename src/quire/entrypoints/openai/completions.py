@@ -26,6 +26,7 @@ from quire.entrypoints.openai.generation import (
 from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import Prompt, completion_prompts
 from quire.entrypoints.openai.protocol import CompletionRequest
+from quire.entrypoints.openai.request_defaults import apply_defaults
 from quire.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
 from quire.entrypoints.openai.sampling import (
     asked_completion_tokens,
@@ -64,6 +65,7 @@ class CompletionJob:
 async def prepare_completion(state: ServerState, request: CompletionRequest, public_id: str) -> CompletionJob:
     """Check a request and tokenize its prompts. Raises what the client must be told."""
     model = state.resolve_model(request.model)
+    apply_defaults(state.settings, request)
     refuse_unsupported_completion(request)
     check_stream_options(request)
     generated, choices = _choice_counts(request)

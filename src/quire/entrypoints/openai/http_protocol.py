@@ -65,7 +65,10 @@ def direct_body(scope: Mapping[str, Any]) -> DirectBody | None:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Refuses a request whose head is larger than `MAX_HEADER_BYTES` or has more than `MAX_HEADER_COUNT` headers."""
+    """Refuses a request whose head is larger than `max_header_bytes` or has more than `max_header_count` headers."""
+
+    max_header_bytes = MAX_HEADER_BYTES
+    max_header_count = MAX_HEADER_COUNT
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -99,7 +102,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and not self._too_large:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEADER_BYTES:
+            if self._head_bytes > self.max_header_bytes:
                 self._refuse()
 
     def on_message_begin(self) -> None:
@@ -111,7 +114,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_count += 1
         self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEADER_BYTES or self._head_count > MAX_HEADER_COUNT:
+        if self._head_bytes > self.max_header_bytes or self._head_count > self.max_header_count:
             self._too_large = True
             raise ValueError("the request's headers are too large")
         super().on_header(name, value)
@@ -144,7 +147,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         self._too_large = True
-        message = f"The request's headers are larger than {MAX_HEADER_BYTES} bytes or more than {MAX_HEADER_COUNT}."
+        limits = f"larger than {self.max_header_bytes} bytes or more than {self.max_header_count}"
+        message = f"The request's headers are {limits}."
         self._answer(HTTPError(431, message, code="headers_too_large"))
 
     def _answer(self, error: HTTPError) -> None:
@@ -153,3 +157,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (error.status, phrase, len(body)) + body)
         self.transport.close()
+
+
+def bounded_to(max_header_bytes: int, max_header_count: int) -> type[BoundedHttpProtocol]:
+    """The protocol with other bounds."""
+    return type(
+        "Protocol", (BoundedHttpProtocol,), {"max_header_bytes": max_header_bytes, "max_header_count": max_header_count}
+    )

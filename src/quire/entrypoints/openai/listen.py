@@ -18,7 +18,6 @@ class ListenOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
-    root_path: str = ""
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
@@ -28,6 +27,9 @@ class ListenOptions:
     quiet_paths: tuple[str, ...] = ()
     log_level: str = "info"
     shutdown_timeout_s: float = 300.0
+    max_header_bytes: int = 64 << 10
+    max_header_count: int = 256
+    ssl_refresh: bool = False
 
     @property
     def url(self) -> str:

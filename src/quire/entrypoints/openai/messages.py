@@ -1,6 +1,6 @@
 """Chat messages as the protocol writes them → the plain dicts that a chat template reads.
 
-Checks shapes, joins text parts, parses the JSON arguments of past tool calls. Knows nothing of templates or tokens.
+Checks shapes, reads text parts, parses the JSON arguments of past tool calls. Knows nothing of templates or tokens.
 """
 
 import json
@@ -13,8 +13,13 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
-def normalize_messages(messages: list[dict[str, Any]], field: str = "messages") -> list[dict[str, Any]]:
+def normalize_messages(
+    messages: list[dict[str, Any]], field: str = "messages", keep_parts: bool = False
+) -> list[dict[str, Any]]:
     """Messages ready for a template.
+
+    Args:
+        keep_parts: several parts of a content stay a list; otherwise they become lines of one text.
 
     Raises:
         HTTPError: 400; `param` is the path of what is wrong.
@@ -23,17 +28,17 @@ def normalize_messages(messages: list[dict[str, Any]], field: str = "messages") 
         raise bad_request(f"{field}: at least one message is needed.", field)
     if len(messages) > limits.MAX_CHAT_MESSAGES:
         raise bad_request(f"{field}: {len(messages)} messages; at most {limits.MAX_CHAT_MESSAGES}.", field)
-    return [_normalize(message, f"{field}[{index}]") for index, message in enumerate(messages)]
+    return [_normalize(message, f"{field}[{index}]", keep_parts) for index, message in enumerate(messages)]
 
 
-def _normalize(message: dict[str, Any], path: str) -> dict[str, Any]:
+def _normalize(message: dict[str, Any], path: str, keep_parts: bool) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise bad_request(f"{path}.role: expected a string, one of {', '.join(ROLES)}.", f"{path}.role")
     if role not in ROLES:
         raise bad_request(f"{path}.role: {role[:60]!r} is unknown; allowed: {', '.join(ROLES)}.", f"{path}.role")
     plain = {key: value for key, value in message.items() if value is not None or key == "content"}
-    plain["content"] = _content(message, role, path)
+    plain["content"] = _content(message, role, path, keep_parts)
     if "reasoning" in plain:  # the name that templates know
         plain.setdefault("reasoning_content", plain["reasoning"])
     if "tool_calls" in plain:
@@ -44,7 +49,7 @@ def _normalize(message: dict[str, Any], path: str) -> dict[str, Any]:
     return plain
 
 
-def _content(message: dict[str, Any], role: str, path: str) -> str | None:
+def _content(message: dict[str, Any], role: str, path: str, keep_parts: bool) -> str | list[dict[str, str]] | None:
     content = message.get("content")
     field = f"{path}.content"
     if isinstance(content, str):
@@ -54,7 +59,10 @@ def _content(message: dict[str, Any], role: str, path: str) -> str | None:
             return "" if not message.get("tool_calls") else None
         raise bad_request(f"{field}: this field is required.", field)
     if isinstance(content, list):
-        return "\n".join(_text_of(part, f"{field}[{index}]") for index, part in enumerate(content))
+        texts = [_text_of(part, f"{field}[{index}]") for index, part in enumerate(content)]
+        if keep_parts and len(texts) > 1:
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
     raise bad_request(f"{field}: expected a string or a list of parts.", field)
 
 

@@ -6,17 +6,24 @@ Knows paths and headers. Knows nothing of bodies.
 import asyncio
 import hashlib
 import hmac
+import importlib
+import inspect
 import re
 import time
 import uuid
 from collections.abc import Container, Iterable
+from typing import Any, cast
 
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.entrypoints.anthropic.errors import error_body
 from quire.entrypoints.openai.errors import HTTPError, from_exception, not_ready
-from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.http_protocol import BODY_EXTENSION
+from quire.entrypoints.openai.state import ServerSettings, ServerState
 from quire.entrypoints.openai.streaming import ClientGone
+from quire.errors import ConfigError
 from quire.logger import init_logger
 from quire.metrics.spans import TRACE_HEADERS
 
@@ -49,6 +56,16 @@ async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def logged_error(error: Exception, request_id: str, settings: ServerSettings) -> HTTPError:
+    """What an exception is answered with; a failure of ours leaves its cause in the log, a refusal where the operator asks."""
+    answer = from_exception(error, request_id)
+    if answer.status >= 500 and not isinstance(error, HTTPError):
+        logger.error("Request %s failed.", request_id, exc_info=error)
+    elif settings.log_error_stack:
+        logger.info("Request %s was answered with %d.", request_id, answer.status, exc_info=error)
+    return answer
 
 
 class RequestContext:
@@ -93,9 +110,7 @@ class RequestContext:
             elif not complete:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Exception as error:
-            answer = from_exception(error, request_id)
-            if answer.status >= 500 and not isinstance(error, HTTPError):
-                logger.error("Request %s failed.", request_id, exc_info=error)
+            answer = logged_error(error, request_id, self._state.settings)
             if not started:
                 await send_error(answer, scope, send_with_id)
         finally:
@@ -155,3 +170,46 @@ class Authentication:
             hmac.compare_digest(offered, known) for known in self._hashes
         ]  # all of them, whatever the first says
         return any(matches)
+
+
+class BehindOthers:
+    """Stands behind the operator's middleware: answers and refusals go through it, and not straight to the connection."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.get("extensions", {}).pop(BODY_EXTENSION, None)
+        started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except Exception as error:
+            if started or isinstance(error, ClientGone):
+                raise
+            await send_error(logged_error(error, scope["state"]["request_id"], self._settings), scope, send)
+
+
+def named_middleware(path: str) -> Middleware:
+    """The operator's own: an ASGI class, or a coroutine function of (request, call_next).
+
+    Raises:
+        ConfigError: nothing of that kind has this name.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"middleware: {path!r} cannot be imported: {error}", setting="middleware") from error
+    if inspect.isclass(found):
+        return Middleware(cast("Any", found))
+    if inspect.iscoroutinefunction(found):
+        return Middleware(BaseHTTPMiddleware, dispatch=found)
+    message = f"middleware: {path!r} must be an ASGI class, or an async function of (request, call_next)"
+    raise ConfigError(message, setting="middleware")

@@ -7,7 +7,7 @@ Knows the tokenizer's three verbs (encode, decode, apply a chat template). Knows
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.entrypoints.openai.admission import encode_text
@@ -15,6 +15,9 @@ from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.messages import normalize_messages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.entrypoints.openai.state import ServerSettings
 
 INLINE_CHARACTERS = 16_384
 """Texts up to here are worked on in the event loop (about 2 ms on one Zen 3 core); a hop to a thread costs 0.1 ms."""
@@ -125,22 +128,25 @@ async def chat_prompt(
     tokenizer: TokenizerLike | None,
     reserve: int | None,
     max_model_len: int,
+    settings: "ServerSettings | None" = None,
 ) -> Prompt:
     """The prompt that the chat template makes of a request's messages.
 
     Args:
         reserve: tokens asked for, which `truncate_prompt_tokens=-1` leaves room for.
+        settings: what the operator has chosen for templates.
     """
+    leaves_tools_out = settings is None or settings.exclude_tools_when_tool_choice_none
     prompt = await render_chat(
         request.messages,
         require_tokenizer(tokenizer, "messages"),
-        tools=None if request.tool_choice == "none" else request.tools,
+        tools=None if request.tool_choice == "none" and leaves_tools_out else request.tools,
         documents=request.documents,
         chat_template=request.chat_template,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
-        template_kwargs=_template_kwargs(request),
+        template_kwargs=_template_kwargs(request, settings),
     )
     keep = request.truncate_prompt_tokens
     if keep == -1:
@@ -148,15 +154,19 @@ async def chat_prompt(
     return _truncated(prompt, keep, request.truncation_side, tokenizer, need_text=False)
 
 
-def _template_kwargs(request: ChatCompletionRequest) -> dict[str, Any]:
-    kwargs = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", request.reasoning_effort)
-    return kwargs
+def _template_kwargs(request: ChatCompletionRequest, settings: "ServerSettings | None") -> dict[str, Any]:
+    """The template's variables: the request's, else the operator's."""
+    asked, effort = request.chat_template_kwargs or {}, request.reasoning_effort
+    kwargs = {} if settings is None else dict(settings.default_chat_template_kwargs)
+    if effort is not None:
+        kwargs["reasoning_effort"] = effort if settings is None else settings.reasoning_effort_map.get(effort, effort)
+    return kwargs | asked
 
 
-async def tokenize_prompt(request: TokenizeRequest, tokenizer: TokenizerLike | None) -> list[int]:
-    """The token ids of a `/tokenize` request."""
+async def tokenize_prompt(
+    request: TokenizeRequest, tokenizer: TokenizerLike | None, template_kwargs: dict[str, Any]
+) -> list[int]:
+    """The token ids of a `/tokenize` request; `template_kwargs` are the operator's."""
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("prompt: give either prompt or messages.", "prompt")
     if request.messages is None:
@@ -172,7 +182,7 @@ async def tokenize_prompt(request: TokenizeRequest, tokenizer: TokenizerLike | N
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
-        template_kwargs=dict(request.chat_template_kwargs or {}),
+        template_kwargs=template_kwargs | (request.chat_template_kwargs or {}),
     )
     return prompt.token_ids
 
@@ -193,7 +203,7 @@ async def render_chat(
     if continue_final_message and add_generation_prompt:
         message = "continue_final_message: cannot be set together with add_generation_prompt."
         raise bad_request(message, "continue_final_message")
-    conversation = normalize_messages(messages)
+    conversation = normalize_messages(messages, keep_parts=True)
     if continue_final_message and conversation[-1]["role"] != "assistant":
         message = "continue_final_message: the last message must be the assistant's."
         raise bad_request(message, "continue_final_message")
@@ -206,7 +216,7 @@ async def render_chat(
         "continue_final_message": continue_final_message,
     }
     _check_template_kwargs(template_kwargs)
-    size = sum(len(message.get("content") or "") for message in conversation)
+    size = sum(_size(message.get("content")) for message in conversation)
 
     writes_tokens = bool(getattr(tokenizer, "writes_tokens", False))
 
@@ -222,9 +232,14 @@ async def render_chat(
     return Prompt(await encode_text(tokenizer, rendered, add_special_tokens), rendered)
 
 
-_RESERVED_KWARGS = frozenset(
-    ("tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "messages")
-)
+def _size(content: str | list[dict[str, str]] | None) -> int:
+    return sum(len(part["text"]) for part in content) if isinstance(content, list) else len(content or "")
+
+
+_RESERVED_KWARGS = frozenset((
+    *("tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "messages"),
+    "content_format",
+))  # fmt: skip
 
 
 def _check_template_kwargs(kwargs: dict[str, Any]) -> None:

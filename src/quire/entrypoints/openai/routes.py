@@ -122,7 +122,7 @@ async def tokenize(request: Request) -> Response:
     state.resolve_model(body.model)
     state.check_request_template(body.chat_template)
     tokenizer = state.engine.get_tokenizer()
-    token_ids = await tokenize_prompt(body, tokenizer)
+    token_ids = await tokenize_prompt(body, tokenizer, state.settings.default_chat_template_kwargs)
     strings = None
     if body.return_token_strs:
         strings = [str(token) for token in require_tokenizer(tokenizer, "prompt").convert_ids_to_tokens(token_ids)]

@@ -19,9 +19,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from quire import envs
-from quire.entrypoints.openai.http_protocol import BoundedHttpProtocol
+from quire.entrypoints.openai.http_protocol import bounded_to
 from quire.entrypoints.openai.listen import BACKLOG, ListenOptions
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.tls import refresh_certificates
 from quire.errors import QuireError
 from quire.logger import init_logger
 
@@ -93,14 +94,18 @@ class ServerProcess:
             return runner.run(self._main())
 
     async def _main(self) -> int:
-        self._server = _QuietServer(self._uvicorn_config())
+        config = self._uvicorn_config()
+        self._server = _QuietServer(config)
         self._install_signal_handlers()
         serving = asyncio.ensure_future(self._server.serve(sockets=self._listeners))
-        loading = asyncio.ensure_future(self._load())
+        beside = [asyncio.ensure_future(self._load())]
+        if self._options.ssl_refresh:
+            beside.append(asyncio.ensure_future(refresh_certificates(config, self._options)))
         try:
             await serving
         finally:
-            loading.cancel()
+            for task in beside:
+                task.cancel()
             await self._close_engine()
             if self._options.uds:
                 with contextlib.suppress(OSError):
@@ -111,7 +116,7 @@ class ServerProcess:
         options = self._options
         config = uvicorn.Config(
             self._app,
-            http=BoundedHttpProtocol,
+            http=bounded_to(options.max_header_bytes, options.max_header_count),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -121,7 +126,6 @@ class ServerProcess:
             server_header=False,
             date_header=False,
             timeout_keep_alive=envs.QUIRE_HTTP_TIMEOUT_KEEP_ALIVE,
-            root_path=options.root_path,
             ssl_keyfile=options.ssl_keyfile,
             ssl_certfile=options.ssl_certfile,
             ssl_ca_certs=options.ssl_ca_certs,
@@ -224,14 +228,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _share_log_handlers(options: ListenOptions) -> None:
-    """uvicorn's lines in the form of ours."""
+    """uvicorn's lines in the form of ours, unless the operator has set up Python's logging."""
+    if options.quiet_paths:
+        logging.getLogger("uvicorn.access").addFilter(_QuietPaths(options.quiet_paths))
+    if envs.QUIRE_LOGGING_CONFIG_PATH:
+        return
     handlers = logging.getLogger("quire").handlers
     for name in ("uvicorn.error", "uvicorn.access") if options.access_log else ("uvicorn.error",):
         other = logging.getLogger(name)
         other.handlers = list(handlers)
         other.propagate = not handlers
-    if options.quiet_paths:
-        logging.getLogger("uvicorn.access").addFilter(_QuietPaths(options.quiet_paths))
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, _level(options.log_level)))
 
 

@@ -82,6 +82,13 @@ class ServerSettings:
     drain_retry_after_s: int = 5
     reasoning_parser: str = AUTO
     tool_call_parser: str = AUTO
+    tool_strict_level: str = AUTO
+    default_chat_template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    reasoning_effort_map: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    exclude_tools_when_tool_choice_none: bool = True
+    return_tokens_as_token_ids: bool = False
+    enable_force_include_usage: bool = False
+    log_error_stack: bool = False
     responses_store: str | None = None
 
 
@@ -147,7 +154,10 @@ class ServerState:
         """How the model's answers are read."""
         if self._formats is None:
             template = getattr(self.engine.get_tokenizer(), "chat_template", None)
-            self._formats = choose_formats(self.settings.reasoning_parser, self.settings.tool_call_parser, template)
+            asked = self.settings
+            self._formats = choose_formats(
+                asked.reasoning_parser, asked.tool_call_parser, template, asked.tool_strict_level
+            )
         return self._formats
 
     @property

@@ -85,7 +85,7 @@ async def count_input_tokens(state: ServerState, request: InputTokensRequest) ->
     state.resolve_model(request.model)
     chat_request, _ = await _conversation(state, request)
     limit = state.engine.config.model.max_model_len
-    prompt = await chat_prompt(chat_request, state.engine.get_tokenizer(), None, limit)
+    prompt = await chat_prompt(chat_request, state.engine.get_tokenizer(), None, limit, state.settings)
     return InputTokensResponse(len(prompt.token_ids))
 
 
@@ -135,7 +135,7 @@ async def _truncate(state: ServerState, chat: ChatCompletionRequest, asked: int 
 
     async def fits(num_dropped: int) -> bool:
         chat.messages = messages[:num_fixed] + messages[starts[num_dropped - 1] :] if num_dropped else messages
-        return len((await chat_prompt(chat, tokenizer, None, limit)).token_ids) <= room
+        return len((await chat_prompt(chat, tokenizer, None, limit, state.settings)).token_ids) <= room
 
     if await fits(0) or not starts:
         return

@@ -1,0 +1,290 @@
+"""What the operator chooses with flags is seen in answers: defaults of requests, templates, middleware, limits, the log, TLS."""
+
+import asyncio
+import json
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.requests import Request
+from tests.entrypoints.openai.test_demo_server import DemoServer
+
+from quire.entrypoints.cli.main import build_parser, main
+from quire.entrypoints.cli.serve import server_settings
+from quire.entrypoints.openai import tls
+from quire.entrypoints.openai.http_protocol import bounded_to
+from quire.entrypoints.openai.listen import ListenOptions
+from quire.entrypoints.openai.middleware import named_middleware
+from quire.entrypoints.openai.state import ServerSettings
+from quire.errors import ConfigError
+
+pytestmark = pytest.mark.anyio
+HERE = "tests.entrypoints.openai.test_operator_choices"
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+def settings(*flags: str) -> ServerSettings:
+    return server_settings(build_parser("serve").parse_args(list(flags)))
+
+
+async def prompt_of(server: Any, flags: tuple[str, ...], **fields: Any) -> str:
+    """What the template made of a request."""
+    async with server(settings=settings(*flags)) as s:
+        response = await s.chat(**fields)
+        assert response.status_code == 200, response.text
+        return s.engine.started[0][1]["prompt"]
+
+
+async def test_templates_have_the_operators_variables_unless_the_request_says_otherwise(server):
+    flags = ("--default-chat-template-kwargs", '{"shout": true}')
+    assert "!" in await prompt_of(server, flags)
+    assert "!" not in await prompt_of(server, flags, chat_template_kwargs={"shout": False})
+    assert "!" not in await prompt_of(server, ())
+    async with server(settings=settings(*flags)) as s:
+        messages = [{"role": "user", "content": "hi"}]
+        counted = (await s.client.post("/tokenize", json={"messages": messages})).json()["count"]
+        prompt = (await s.chat()).json()["usage"]["prompt_tokens"]
+        assert counted == prompt
+        answer = await s.client.post("/v1/messages/count_tokens", json={"messages": messages, "model": "fake"})
+        assert answer.json()["input_tokens"] == prompt
+
+
+async def test_efforts_are_translated_for_the_template(server):
+    template = {"chat_template": "{{ reasoning_effort }}", "reasoning_effort": "minimal"}
+    flags = ("--trust-request-chat-template", "--reasoning-effort-map", '{"minimal": "low"}')
+    assert await prompt_of(server, flags, **template) == "low"
+    assert await prompt_of(server, flags, **{**template, "reasoning_effort": "high"}) == "high"
+
+
+async def test_tools_that_may_not_be_called_stay_in_the_prompt_where_the_operator_wants_them(server):
+    for flags, choice, told in (
+        ((), "none", False),
+        (("--exclude-tools-when-tool-choice-none",), "none", False),
+        (("--no-exclude-tools-when-tool-choice-none",), "none", True),
+        ((), "auto", True),
+    ):
+        assert ("weather" in await prompt_of(server, flags, tools=TOOLS, tool_choice=choice)) == told
+
+
+async def test_contents_of_several_parts_are_lines_of_one_text_for_a_template_that_prints_them(server):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert "<user>a\nb</user>" in await prompt_of(server, (), messages=[{"role": "user", "content": parts}])
+    loop = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    fields = {"messages": [{"role": "user", "content": parts}], "chat_template": loop}
+    assert await prompt_of(server, ("--trust-request-chat-template",), **fields) == "[a][b]"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_streams_end_with_their_usage_where_the_operator_wants_it(server, path):
+    body = {"max_tokens": 2, "stream": True, "prompt": "abc"}
+    if "chat" in path:
+        body |= {"messages": [{"role": "user", "content": "hi"}]}
+        del body["prompt"]
+    for flags, options, told in (
+        ((), None, False),
+        (("--enable-force-include-usage",), None, True),
+        (("--enable-force-include-usage",), {"include_usage": False}, True),
+    ):
+        async with server(settings=settings(*flags)) as s:
+            text = (await s.client.post(path, json={**body, "stream_options": options})).text
+        assert ('"completion_tokens":2' in text) == told
+        whole = {**body, "stream": False}
+        async with server(settings=settings(*flags)) as s:
+            assert (await s.client.post(path, json=whole)).status_code == 200
+
+
+async def test_tokens_are_written_as_ids_where_the_operator_wants_it(server):
+    for flags, fields, token in (
+        ((), {}, "A"),
+        (("--return-tokens-as-token-ids",), {}, "token_id:65"),
+        (("--return-tokens-as-token-ids",), {"return_tokens_as_token_ids": False}, "A"),
+    ):
+        async with server(settings=settings(*flags)) as s:
+            answer = (await s.complete(logprobs=1, max_tokens=1, add_special_tokens=False, **fields)).json()
+            assert answer["choices"][0]["logprobs"]["tokens"] == [token]
+
+
+class Stamp:
+    """An ASGI middleware that adds a header to answers."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_stamped(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-stamp", b"yes")]
+            await send(message)
+
+        await self._app(scope, receive, send_stamped)
+
+
+async def shorten(request: Request, call_next: Any) -> Any:
+    """A middleware function that adds a header, and refuses one path."""
+    if request.url.path == "/version":
+        raise RuntimeError("not this one")
+    response = await call_next(request)
+    response.headers["x-function"] = "yes"
+    return response
+
+
+async def test_middleware_stands_before_every_route(server):
+    extra = [named_middleware(f"{HERE}.{name}") for name in ("Stamp", "shorten")]
+    async with server(extra_middleware=extra, api_keys=["k"]) as s:
+        answers = [
+            await s.chat(),
+            await s.client.get("/v1/models", headers={"Authorization": "Bearer k"}),
+            await s.client.post("/v1/chat/completions", json={}, headers={"Authorization": "Bearer k"}),
+        ]
+        assert [answer.status_code for answer in answers] == [401, 200, 400]
+        assert all(answer.headers["x-stamp"] == answer.headers["x-function"] == "yes" for answer in answers)
+        broken = await s.client.get("/version")
+        assert broken.status_code == 500 and broken.json()["error"]["type"] and broken.headers["x-request-id"]
+
+
+def test_middleware_that_is_none_is_named():
+    for path in ("no.such.module", f"{HERE}.nothing", f"{HERE}.TOOLS", "plain"):
+        with pytest.raises(ConfigError, match=f"middleware: '{path}'"):
+            named_middleware(path)
+
+
+async def test_refusals_are_traced_where_the_operator_wants_it(server, caplog):
+    for flags, traced in (((), False), (("--log-error-stack",), True)):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="quire"):
+            async with server(settings=settings(*flags)) as s:
+                assert (await s.chat(temperature=-1)).status_code == 400
+                assert (await s.client.get("/v1/models/none")).status_code == 404
+        told = [record for record in caplog.records if "was answered with" in record.message and record.exc_info]
+        assert len(told) == (2 if traced else 0)
+
+
+def test_bounds_of_heads_are_the_operators():
+    protocol = bounded_to(100, 3)
+    assert (protocol.max_header_bytes, protocol.max_header_count) == (100, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--tool-parser-plugin", "/no.py"), "there is no file"),
+        (("--default-chat-template-kwargs", "[1]"), "must be a JSON object"),
+        (("--reasoning-effort-map", '{"low": 1}'), "JSON object of strings"),
+        (("--tool-strict-level", "strict"), "invalid choice"),
+        (("--chat-template-content-format", "text"), "it must be one of auto, string, openai"),
+        (("--middleware", "no.such.Thing"), "middleware"),
+        (("--log-config-file", "/no.json"), "does not exist"),
+        (("--log-level", "loud"), "invalid choice"),
+        (("--h11-max-header-count", "0"), "1 or more"),
+    ],
+    ids=str,
+)
+def test_choices_that_cannot_be_are_one_line(flags, words, capsys, monkeypatch):
+    monkeypatch.setenv("QUIRE_LOGGING_CONFIG_PATH", "")
+    assert main(["serve", "--port", "0", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("quire: error: ") and error.count("\n") == 1 and words in error
+
+
+LOOP = "{% for m in messages %}{% for p in m.content if p is not string %}Q: {{ p.text }}\n{% endfor %}{% endfor %}A:"
+"""Says that it asks, so that `auto` would hand it plain text, of which it prints nothing."""
+
+
+def certificate(folder: Path, name: str) -> None:
+    """A self-signed certificate, in place of the one before."""
+    new = ["-keyout", str(folder / "key.new"), "-out", str(folder / "cert.new")]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}", *new]
+    subprocess.run(command, check=True, capture_output=True)
+    for kind in ("key", "cert"):
+        (folder / f"{kind}.new").replace(folder / f"{kind}.pem")
+
+
+async def test_certificates_are_read_again_when_they_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(tls, "LOOK_EVERY_S", 0.01)
+    certificate(tmp_path, "first")
+    key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    config = uvicorn.Config("app", ssl_keyfile=key, ssl_certfile=cert)
+    config.load_app = lambda: None  # type: ignore[method-assign]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    read: list[str] = []
+
+    class Context:
+        def load_cert_chain(self, certfile: str, keyfile: str) -> None:
+            context.load_cert_chain(certfile, keyfile)
+            read.append(Path(certfile).read_text())
+
+    config.ssl = Context()  # type: ignore[assignment]
+    task = asyncio.ensure_future(tls.refresh_certificates(config, ListenOptions(ssl_keyfile=key, ssl_certfile=cert)))
+    try:
+        await asyncio.sleep(0)
+        (tmp_path / "cert.pem").write_text("half a certificate")
+        while not task.done() and "half" not in (tmp_path / "cert.pem").read_text():
+            await asyncio.sleep(0.01)
+        certificate(tmp_path, "second")
+        while not read:
+            await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+    assert read[0] == (tmp_path / "cert.pem").read_text()
+
+
+def test_a_server_on_a_socket_follows_its_flags(tmp_path):
+    (tmp_path / "template.jinja").write_text(LOOP)
+    (tmp_path / "log.json").write_text(
+        json.dumps(
+            {
+                "version": 1,
+                "formatters": {"own": {"format": "own-format %(name)s %(message)s"}},
+                "handlers": {
+                    "out": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "own"}
+                },
+                "loggers": {"quire": {"handlers": ["out"], "level": "DEBUG"}, "uvicorn.access": {"handlers": ["out"]}},
+            }
+        )
+    )
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
+        "from quire.parsers.formats import Reasoning\nfrom quire.parsers.plugin import register_reasoning_format\n"
+        "register_reasoning_format('mine', Reasoning(('<think>',), ('</think>',)))\n"
+    )
+    certificate(tmp_path, "localhost")
+    flags = ["--chat-template", str(tmp_path / "template.jinja"), "--chat-template-content-format", "openai"]
+    flags += ["--log-config-file", str(tmp_path / "log.json"), "--middleware", f"{HERE}.Stamp"]
+    flags += ["--h11-max-incomplete-event-size", "900", "--h11-max-header-count", "20", "--root-path", "/under"]
+    flags += ["--ssl-keyfile", str(tmp_path / "key.pem"), "--ssl-certfile", str(tmp_path / "cert.pem")]
+    flags += ["--allowed-origins", "https://a.example", "--allow-credentials", "--enable-ssl-refresh"]
+    flags += ["--reasoning-parser-plugin", str(plugin), "--reasoning-parser", "mine", "--enable-force-include-usage"]
+    server = DemoServer(*flags)
+    try:
+        assert server.url.startswith("https://")
+        with httpx.Client(base_url=server.url, timeout=120, verify=str(tmp_path / "cert.pem")) as client:
+            client.base_url = httpx.URL(server.url.replace("127.0.0.1", "localhost"))
+            body: dict[str, Any] = {"messages": [{"role": "user", "content": "x y"}], "return_token_ids": True}
+            answer = client.post("/v1/chat/completions", json={**body, "max_tokens": 1, "n": 1})
+            assert answer.status_code == 200 and answer.headers["x-stamp"] == "yes", answer.text
+            ids = answer.json()["prompt_token_ids"]
+            assert client.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "Q: x y\nA:"
+            with client.stream(
+                "POST", "/under/v1/chat/completions", json={**body, "max_tokens": 3, "stream": True}
+            ) as s:
+                lines = [line for line in s.iter_lines() if line]
+                assert s.headers["x-stamp"] == "yes"
+            assert lines[-1] == "data: [DONE]" and '"completion_tokens":3' in lines[-2]
+            allowed = client.options(
+                "/v1/models", headers={"Origin": "https://a.example", "Access-Control-Request-Method": "GET"}
+            )
+            assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+            assert allowed.headers["access-control-allow-credentials"] == "true"
+            other = client.get("/health", headers={"Origin": "https://b.example"})
+            assert other.headers.get("access-control-allow-origin") != "https://b.example"
+            assert client.get("/health", headers={"x-long": "y" * 1000}).status_code == 431
+            assert client.get("/health", headers={f"x-{number}": "y" for number in range(30)}).status_code == 431
+    finally:
+        server.popen.terminate()
+        code, output = server.close()
+    assert code == 0
+    assert "own-format quire" in output and "own-format uvicorn.access" in output
