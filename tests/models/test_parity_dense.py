@@ -102,6 +102,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "MptForCausalLM",
         MPT | {"d_model": 72, "n_heads": 6, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.3}},
     ),
+    "mpt: settings that Transformers' class does not read": (
+        "MptForCausalLM", MPT | {"logit_scale": 0.5, "expansion_ratio": 2, "attn_config": {"alibi_bias_max": 4, "alibi": False}},
+    ),
     "falcon: 7b": ("FalconForCausalLM", OLD_FALCON | {"multi_query": True, "parallel_attn": True}),
     "falcon: 40b": ("FalconForCausalLM", {"tie_word_embeddings": False}),
     "falcon: 11b, one norm, biases": ("FalconForCausalLM", {"num_ln_in_parallel_attn": 1, "bias": True}),
@@ -123,6 +126,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma: another activation, untied": (
         "GemmaForCausalLM", ODD | {"hidden_act": "silu", "head_dim": 24, "tie_word_embeddings": False},
     ),
+    "gemma3: a cap of scores that only its config has": ("Gemma3ForCausalLM", {"attn_logit_softcapping": 0.5}),
     "cohere: norms of heads, untied": ("CohereForCausalLM", {"use_qk_norm": True, "tie_word_embeddings": False}),
     "vaultgemma": ("VaultGemmaForCausalLM", {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8, **TIED}),
     "granite swa": (

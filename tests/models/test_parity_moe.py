@@ -36,6 +36,14 @@ COHERE = {
 }  # fmt: skip
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 9}
 
+NEMOTRON = {
+    "layers_block_type": ["mamba", "moe", "attention", "mlp", "moe"], "num_hidden_layers": 5, "head_dim": 16,
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 3, "topk_group": 2,
+    "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5, "moe_latent_size": None,
+    "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 16}
+
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 6, "attention_bias": True, "lm_head_bias": True}),
     "phimoe: an expert that is chosen alone, window, tied": (
@@ -94,6 +102,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"interleave_moe_layer_step": 1, "num_experts_per_tok": 2, "use_qk_norm": False, "attention_bias": True}
         | {"attn_temperature_tuning": False, "no_rope_layer_interval": 2},
     ),
+    "llama4: stretched, which the norms after rotation take back": (
+        "Llama4ForCausalLM", LLAMA4 | {"rope_parameters": YARN, "rms_norm_eps": 1e-2},
+    ),
     "olmoe": ("OlmoeForCausalLM", {"num_experts": 6, "num_experts_per_tok": 2}),
     "olmoe: clipped, renormalised, all experts": (
         "OlmoeForCausalLM",
@@ -108,6 +119,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 24,
             "rope_scaling": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0},
         },
+    ),
+    "hunyuan moe: stretched by yarn, a large epsilon": (
+        "HunYuanMoEV1ForCausalLM",
+        {"num_experts": 3, "moe_topk": 1, "head_dim": 8, "rms_norm_eps": 1e-2, "rope_parameters": YARN},
     ),
     "minimax m2": ("MiniMaxM2ForCausalLM", {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 16}),
     "minimax m2: half of each head rotated": (
@@ -151,19 +166,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid"}
         | {"rms_norm_eps": 1e-5, "prefix_dense_sliding_window_pattern": 2, "first_k_dense_replace": 2},
     ),
+    "cohere2 moe: another base of the rotation": (
+        "Cohere2MoeForCausalLM", COHERE | {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
+    "nemotron-h: experts on latents, biases": ("NemotronHForCausalLM", NEMOTRON | {"moe_latent_size": 20, "mlp_bias": True}),
     "nemotron-h: experts without gates": (
         "NemotronHForCausalLM",
-        {
-            "layers_block_type": ["mamba", "moe", "attention", "mlp", "moe"], "num_hidden_layers": 5, "head_dim": 16,
-            "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_group": 3, "topk_group": 2,
-            "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5, "moe_latent_size": None,
-            "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8,
-        },
+        NEMOTRON,
     ),
     "deepseek v2: groups": (
         "DeepseekV2ForCausalLM",
         LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
     ),
+    "deepseek v2: biases of feed-forwards": ("DeepseekV2ForCausalLM", LATENT | {"topk_method": "greedy", "mlp_bias": True}),
     "deepseek v2: lite": ("DeepseekV2ForCausalLM", LATENT | {"topk_method": "greedy", "q_lora_rank": None}),
     "deepseek v3": ("DeepseekV3ForCausalLM", LATENT),
     "deepseek v3: all dense but one layer, one group": (

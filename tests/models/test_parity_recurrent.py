@@ -33,6 +33,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "BambaForCausalLM",
         {"mamba_n_groups": 4, "mamba_proj_bias": True, "attention_bias": True, "attn_layer_indices": [0, 2]},
     ),
+    "bamba: whole heads rotate": (
+        "BambaForCausalLM",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+    ),
     "falcon h1": ("FalconH1ForCausalLM", {}),
     "falcon h1: norm before the gate": ("FalconH1ForCausalLM", {"mamba_rms_norm": True}),
     "falcon h1: gate before the norm": (

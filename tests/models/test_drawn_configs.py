@@ -1,0 +1,123 @@
+"""The whole engine against Transformers in float32 on configs that nobody chose: drawn within what each family allows, run in
+drawn chunks, again over the prefix cache, and once more with what was generated as the beginning of a longer prompt."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.drawn_configs import SHORTEST, class_of, draw_config
+
+from quire import LLM, SamplingParams
+from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
+from quire.errors import ConfigError
+from quire.models.registry import ModelRegistry
+
+TOLERANCE = 1e-3
+TIE = 1e-4
+"""Tokens whose logprobs are closer than this may change places."""
+DRAWS = 20
+NEW_TOKENS = 8
+SAMPLE = (
+    ("LlamaForCausalLM", 3), ("Gemma2ForCausalLM", 1), ("DeepseekV3ForCausalLM", 0), ("GptOssForCausalLM", 1),
+    ("Qwen3NextForCausalLM", 1),
+)  # fmt: skip
+REFUSED = ("Falcon-H1 with",)
+"""How errors begin that answer configs of which no checkpoint is known."""
+
+
+def architectures() -> list[str]:
+    """Decoders of which Transformers has a class."""
+    import transformers
+
+    def is_own(name: str) -> bool:
+        module = ModelRegistry.resolve(name).load().__module__
+        return "pooling" not in module and "text_part" not in module
+
+    return [name for name in ModelRegistry.get_supported_archs() if hasattr(transformers, name) and is_own(name)]
+
+
+def make_prompts(draw: random.Random, vocab: int) -> list[list[int]]:
+    """Mixed lengths; the last three begin alike."""
+    shared = [draw.randrange(4, vocab) for _ in range(60)]
+    alone = [[draw.randrange(4, vocab) for _ in range(length)] for length in (SHORTEST, 17, 33, 40, 90)]
+    return alone + [[*shared[:length], draw.randrange(4, vocab)] for length in (20, 32, 48)]
+
+
+def make_oracle(path: Path) -> Any:
+    """Transformers' model; None where the draw is no model for it."""
+    try:
+        oracle = load_oracle(path)
+        if hasattr(oracle, "set_experts_implementation"):
+            oracle.set_experts_implementation("eager")  # its grouped product wants sizes that are multiples of four
+        return oracle if bool(torch.isfinite(logprobs_of(oracle, list(range(4, 60)))).all()) else None
+    except (RuntimeError, TypeError, ValueError, KeyError, ZeroDivisionError):
+        return None
+
+
+@torch.no_grad()
+def logprobs_of(oracle: Any, token_ids: list[int]) -> torch.Tensor:
+    return oracle(torch.tensor([token_ids]), use_cache=False).logits[0].float().log_softmax(-1)
+
+
+def assert_close(oracle: Any, prompts: list[list[int]], outputs: list[Any]) -> None:
+    for prompt, output in zip(prompts, outputs, strict=True):
+        completion = output.outputs[0]
+        token_ids = list(completion.token_ids)
+        rows = logprobs_of(oracle, prompt + token_ids)[len(prompt) - 1 : -1]
+        for row, token, ours in zip(rows, token_ids, completion.logprobs, strict=True):
+            assert ours[token].logprob == pytest.approx(float(row[token]), abs=TOLERANCE)
+            assert float(row.max() - row[token]) < TIE
+
+
+def check(architecture: str, seed: int, folder: Path) -> bool:
+    """Whether the draw is a model; raises AssertionError where it gives something else than Transformers."""
+    overrides, draw = draw_config(architecture, seed), random.Random(seed)
+    try:
+        path = make_tiny_model(architecture, folder, tokenizer=False, seed=seed, **overrides)
+    except (RuntimeError, TypeError, ValueError, KeyError, ZeroDivisionError):
+        return False
+    if (oracle := make_oracle(path)) is None:
+        return False
+    settings = {"max_num_seqs": draw.choice((2, 4, 8)), "max_num_batched_tokens": draw.choice((16, 23, 48, 64))}
+    prompts = make_prompts(draw, oracle.config.vocab_size)
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
+    try:
+        llm = LLM(
+            str(path), max_model_len=200, num_gpu_blocks_override=200, skip_tokenizer_init=True, dtype="float32",
+            **settings,
+        )  # fmt: skip
+    except ConfigError as error:
+        if not str(error).startswith(REFUSED):
+            raise
+        return False
+    with llm:
+        for turn in range(3):
+            outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+            assert_close(oracle, prompts, outputs)
+            if turn == 0:
+                prompts = prompts[::-1]
+            else:
+                prompts = [
+                    [*ids, *output.outputs[0].token_ids, 7, 9] for ids, output in zip(prompts, outputs, strict=True)
+                ]
+    return True
+
+
+@pytest.mark.parametrize(("architecture", "seed"), SAMPLE)
+def test_a_drawn_config_gives_transformers_tokens_and_logprobs(architecture, seed, tmp_path):
+    assert check(architecture, seed, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", architectures())
+def test_many_drawn_configs_give_transformers_tokens_and_logprobs(architecture, tmp_path):
+    models = sum(check(architecture, seed, tmp_path / str(seed)) for seed in range(DRAWS))
+    assert models >= DRAWS // 4
+
+
+def test_families_are_drawn_what_their_config_classes_have():
+    fields = {name for seed in range(30) for name in draw_config("LlamaForCausalLM", seed)}
+    assert {"head_dim", "rope_parameters", "attention_bias", "mlp_bias", "tie_word_embeddings"} <= fields
+    assert fields <= {*class_of("LlamaForCausalLM").config_class().to_dict(), "rope_parameters"}
