@@ -14,10 +14,20 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
-ROUNDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-HALVES = {"IQ4_NL": (0,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+ROUNDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
+PERMUTED = ("llama", "granite", "smollm3")
+"""Architectures whose rows of q and k the conversion puts in another order."""
+HALVES = {
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 """Where a drawn block has its float16 scales."""
-SPREAD = {"IQ4_NL": 2e-3, "Q2_K": 2e-2, "Q3_K": 3e-3, "Q4_K": 1e-3, "Q5_K": 5e-4, "Q6_K": 1e-4}
+SPREAD = {"IQ4_NL": 2e-3, "IQ4_XS": 1e-4, "Q2_K": 2e-2, "Q3_K": 3e-3, "Q4_K": 1e-3, "Q5_K": 5e-4, "Q6_K": 1e-4}
 
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER = {
@@ -82,14 +92,15 @@ def write_gguf(
     _write_facts(writer, hf, arch, facts or {})
     write_tokenizer(writer, source)
     heads = {"attn_q": hf["num_attention_heads"], "attn_k": hf["num_key_value_heads"]}
-    for name, names in _groups(tensors, SANDWICH if arch in ("gemma2", "gemma3") else LAYER).items():
+    own = PACKAGE_NAMES if arch in PACKAGE_NAMES else SANDWICH if arch in ("gemma2", "gemma3") else LAYER
+    for name, names in _groups(tensors, _package_names(arch, hf) if own is PACKAGE_NAMES else own).items():
         values = (
             np.stack([tensors[n].float().numpy() for n in names])
             if "exps" in name
             else tensors[names[0]].float().numpy()
         )
         module = name.split(".")[-2]
-        if arch == "llama" and module in heads:
+        if arch in PERMUTED and module in heads:
             values = interleave(values, heads[module])
         if arch.startswith("gemma") and "norm" in name:
             values = values + 1
@@ -98,7 +109,7 @@ def write_gguf(
         kind = "F32" if values.ndim == 1 or "gate_inp" in name else kind
         data, meant = encode(values, kind, rng)
         writer.add_tensor(name, data, raw_dtype=Kind[kind])
-        if arch == "llama" and module in heads:
+        if arch in PERMUTED and module in heads:
             meant = meant.reshape(heads[module], -1, 2, *meant.shape[1:]).swapaxes(1, 2).reshape(meant.shape)
         if kind != "F32":
             for i, n in enumerate(names):
@@ -114,6 +125,24 @@ def write_gguf(
             (folder / file.name).write_bytes(file.read_bytes())
     save_file(worth, folder / "model.safetensors")
     return path
+
+
+PACKAGE_NAMES = (
+    "granite", "smollm3", "olmo2", "exaone4", "seed_oss", "hunyuan-dense", "ernie4_5", "glm4", "command-r", "cohere2",
+    "starcoder2",
+)  # fmt: skip
+"""Architectures whose names are the package's own table."""
+
+
+def _package_names(arch: str, hf: dict[str, Any]) -> dict[str, str]:
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    table = gguf.get_tensor_name_map(kind, 1).mapping
+    prefix = "model.layers.0."
+    return {
+        name.removeprefix(prefix): known.removeprefix("blk.0.")
+        for name, (_, known) in table.items()
+        if name.startswith(prefix)
+    }
 
 
 def _groups(tensors: dict[str, torch.Tensor], layer: dict[str, str]) -> dict[str, list[str]]:
@@ -147,7 +176,21 @@ def _write_facts(writer: gguf.GGUFWriter, hf: dict[str, Any], arch: str, facts: 
     writer.add_head_count(hf["num_attention_heads"])
     writer.add_head_count_kv(hf["num_key_value_heads"])
     writer.add_key_length(head_dim)
-    writer.add_layer_norm_rms_eps(hf["rms_norm_eps"])
+    if "rms_norm_eps" in hf:
+        writer.add_layer_norm_rms_eps(hf["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(hf.get("layer_norm_eps") or hf["norm_epsilon"])
+    if arch in ("olmo2", "exaone4") and "sliding_attention" in hf.get("layer_types", ()):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in hf["layer_types"]])
+    if arch == "granite":
+        writer.add_attention_scale(hf["attention_multiplier"])
+        writer.add_embedding_scale(hf["embedding_multiplier"])
+        writer.add_residual_scale(hf["residual_multiplier"])
+        writer.add_logit_scale(hf["logits_scaling"])
+    if "logit_scale" in hf:
+        writer.add_logit_scale(hf["logit_scale"])
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
     writer.add_rope_freq_base(rope.get("rope_theta") or rope.get("full_attention", {}).get("rope_theta") or 10000.0)
     if hf.get("sliding_window"):
         writer.add_sliding_window(hf["sliding_window"])

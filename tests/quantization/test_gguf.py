@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.oracles.gguf_models import HALVES, ROUNDS, draw, write_gguf
+from tests.oracles.gguf_models import HALVES, ROUNDS, SPREAD, draw, write_gguf
 from tests.oracles.model_driver import ModelDriver, Sequence
 
 import tokenizers
@@ -45,8 +45,30 @@ FAMILIES = {
     "phi3": ("Phi3ForCausalLM", {}),
     "mixtral": ("MixtralForCausalLM", {"intermediate_size": 64}),
     "qwen3moe": ("Qwen3MoeForCausalLM", {"moe_intermediate_size": 64}),
+    "granite": (
+        "GraniteForCausalLM",
+        {"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4, "no_rope_layer_interval": 4}),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo3": ("Olmo3ForCausalLM", {"sliding_window": 4}),
+    "exaone4": ("Exaone4ForCausalLM", {"sliding_window": 4, "sliding_window_pattern": 2}),
+    "seed_oss": ("SeedOssForCausalLM", {}),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", {}),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {}),
+    "glm4": ("Glm4ForCausalLM", {}),
+    "command-r": ("CohereForCausalLM", {}),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        {"sliding_window": 4, "num_hidden_layers": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"]},
+    ),
+    "starcoder2": ("Starcoder2ForCausalLM", {}),
     "qwen2moe": ("Qwen2MoeForCausalLM", {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}),
 }
+
+
+ARCHITECTURES = {"mixtral": "llama", "olmo3": "olmo2"}
+"""What files call them, where that is another name."""
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +154,7 @@ def test_mixed_types_are_joined(cpu, tmp_path, kinds):
 def test_every_family_has_its_names_and_its_order(cpu, tmp_path, family):
     architecture, settings = FAMILIES[family]
     source = make_tiny_model(architecture, tmp_path / "plain", **settings)
-    assert_equal(cpu, write_gguf(source, tmp_path, "llama" if family == "mixtral" else family, {"": "Q8_0"}))
+    assert_equal(cpu, write_gguf(source, tmp_path, ARCHITECTURES.get(family, family), {"": "Q8_0"}))
 
 
 def test_a_stretched_rotation_comes_from_its_tensor(cpu, tmp_path):
@@ -185,10 +207,18 @@ def test_the_tokenizer_is_the_checkpoints(tmp_path):
 
 @pytest.mark.parametrize(
     ("pre", "numbers"),
-    [("gpt-2", ["12345"]), ("llama-bpe", ["123", "45"]), ("qwen2", list("12345")), ("tekken", list("12345"))],
+    [
+        ("gpt-2", ["12345"]),
+        ("llama-bpe", ["123", "45"]),
+        ("qwen2", list("12345")),
+        ("tekken", list("12345")),
+        ("deepseek-v3", ["123", "45"]),
+    ],
 )
 def test_text_is_cut_as_the_tokenizer_was_trained(pre, numbers):
-    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLITS[pre]), "isolated")
+    patterns = (SPLITS[pre],) if isinstance(SPLITS[pre], str) else SPLITS[pre]
+    splits = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
+    split = tokenizers.pre_tokenizers.Sequence(splits)
     cut = [piece for piece, _ in split.pre_tokenize_str("Hello  World it's 12345\n\nok")]
     assert "".join(cut) == "Hello  World it's 12345\n\nok"
     assert cut[:4] == ["Hello", " ", " World", " it"]
@@ -197,8 +227,12 @@ def test_text_is_cut_as_the_tokenizer_was_trained(pre, numbers):
 
 def test_every_way_to_cut_text_is_a_pattern_that_loses_nothing():
     text = "Mixed CASE words, l'été 1234567 ... \t\r\n  日本語 don't"
-    for pattern in set(SPLITS.values()):
-        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    for patterns in set(SPLITS.values()):
+        splits = [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+            for pattern in ((patterns,) if isinstance(patterns, str) else patterns)
+        ]
+        split = tokenizers.pre_tokenizers.Sequence(splits)
         assert "".join(piece for piece, _ in split.pre_tokenize_str(text)) == text
 
 
@@ -344,11 +378,11 @@ def test_what_is_not_supported_is_refused_with_what_is(tmp_path):
 def test_a_type_without_a_decoder_is_named(tmp_path):
     source = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", **WIDE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(HALVES, "IQ4_XS", (0,))
-        patch.setitem(__import__("tests.oracles.gguf_models", fromlist=["SPREAD"]).SPREAD, "IQ4_XS", 1e-3)
-        path = write_gguf(source, tmp_path, "llama", {"": "F16", "ffn_down": "IQ4_XS"})
+        patch.setitem(HALVES, "IQ3_XXS", (0,))
+        patch.setitem(SPREAD, "IQ3_XXS", 1e-3)
+        path = write_gguf(source, tmp_path, "llama", {"": "F16", "ffn_down": "IQ3_XXS"})
     with pytest.raises(
-        ConfigError, match=r"blk\.0\.ffn_down\.weight is IQ4_XS, which is not supported; supported: F32, F16"
+        ConfigError, match=r"blk\.0\.ffn_down\.weight is IQ3_XXS, which is not supported; supported: F32, F16"
     ):
         EngineArgs(model=str(path)).create_engine_config()
 

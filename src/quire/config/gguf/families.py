@@ -30,6 +30,13 @@ SANDWICH = LLAMA | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 FUSED = LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+AFTER = LLAMA | {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+"""Norms behind the halves of a layer."""
+GLM4 = LLAMA | {
+    "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm", "ffn_up": "mlp.gate_up_proj",
+}  # fmt: skip
+HUNYUAN = LLAMA | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+STARCODER2 = LLAMA | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 MIXTURE = LLAMA | {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
@@ -60,6 +67,7 @@ class Family:
         mixture: the same where the file has experts.
         permutes_heads: rows of q and k stand in pairs of neighbours, for interleaved rotation.
         adds_one: norms' weights were increased by one.
+        windowed: the same where the file has a sliding window.
     """
 
     architecture: str
@@ -68,6 +76,7 @@ class Family:
     mixture: "Family | None" = None
     permutes_heads: bool = False
     adds_one: bool = False
+    windowed: "Family | None" = None
 
 
 FAMILIES = {
@@ -82,6 +91,17 @@ FAMILIES = {
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", SANDWICH, adds_one=True),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", SANDWICH, adds_one=True),
     "phi3": Family("Phi3ForCausalLM", "phi3", FUSED),
+    "granite": Family("GraniteForCausalLM", "granite", LLAMA, permutes_heads=True),
+    "smollm3": Family("SmolLM3ForCausalLM", "smollm3", LLAMA, permutes_heads=True),
+    "olmo2": Family("Olmo2ForCausalLM", "olmo2", AFTER, windowed=Family("Olmo3ForCausalLM", "olmo3", AFTER)),
+    "exaone4": Family("Exaone4ForCausalLM", "exaone4", AFTER),
+    "seed_oss": Family("SeedOssForCausalLM", "seed_oss", AFTER),
+    "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", HUNYUAN),
+    "ernie4_5": Family("Ernie4_5ForCausalLM", "ernie4_5", LLAMA),
+    "glm4": Family("Glm4ForCausalLM", "glm4", GLM4),
+    "command-r": Family("CohereForCausalLM", "cohere", LLAMA),
+    "cohere2": Family("Cohere2ForCausalLM", "cohere2", LLAMA),
+    "starcoder2": Family("Starcoder2ForCausalLM", "starcoder2", STARCODER2),
 }
 
 

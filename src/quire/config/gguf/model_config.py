@@ -5,14 +5,14 @@ tensors, which hold what config.json says in other words.
 """
 
 import struct
-from typing import Any
+from typing import Any, cast
 
 from quire.config.gguf.container import GGUFFile
 from quire.config.gguf.families import FAMILIES, NOT_WEIGHTS, Family, checkpoint_name
 from quire.errors import ConfigError
 
 PLAIN = ("F32", "F16", "BF16")
-PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
 
 def family_of(file: GGUFFile) -> Family:
@@ -24,6 +24,8 @@ def family_of(file: GGUFFile) -> Family:
             setting="model",
         )
     family = FAMILIES[str(name)]
+    if family.windowed is not None and _fact(file, "attention.sliding_window"):
+        return family.windowed
     return family.mixture if family.mixture is not None and _fact(file, "expert_count", 0) else family
 
 
@@ -54,6 +56,10 @@ def build_config(files: list[GGUFFile]) -> dict[str, Any]:
     embedding = next((file.tensors["token_embd.weight"] for file in files if "token_embd.weight" in file.tensors), None)
     if embedding is None:
         raise ConfigError(f"{first.path} has no token_embd.weight", setting="model")
+
+    def has(name: str) -> bool:
+        return any(name in file.tensors for file in files)
+
     names = ("bos", "eos", "eot", "eom", "padding")
     ids = {name: first.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names}
     ends = dict.fromkeys(
@@ -71,18 +77,24 @@ def build_config(files: list[GGUFFile]) -> dict[str, Any]:
         "head_dim": int(_fact(first, "attention.key_length", hidden // heads)),
         "intermediate_size": int(_needed(first, "feed_forward_length")),
         "max_position_embeddings": int(_needed(first, "context_length")),
-        "rms_norm_eps": float(_needed(first, "attention.layer_norm_rms_epsilon")),
+        **_epsilon(first),
         "rope_theta": float(_fact(first, "rope.freq_base", 10000.0)),
         "hidden_act": "silu",
         "torch_dtype": {"F32": "float32", "F16": "float16"}.get(embedding.type.name, "bfloat16"),
-        "tie_word_embeddings": not any("output.weight" in file.tensors for file in files),
-        "attention_bias": any("blk.0.attn_q.bias" in file.tensors for file in files) and family.model_type == "llama",
+        "tie_word_embeddings": not has("output.weight"),
+        "attention_bias": has("blk.0.attn_q.bias") and family.model_type in BIASED,
         "bos_token_id": ids["bos"],
         "eos_token_id": [*ends] or None,
         "pad_token_id": ids["padding"],
         **({"sliding_window": int(window)} if window else {}),
         **_own_facts(first, family),
     }
+    if family.model_type == "seed_oss":
+        config["attention_out_bias"] = has("blk.0.attn_output.bias")
+    if family.model_type == "starcoder2":
+        config["use_bias"] = has("blk.0.attn_q.bias")
+    if family.model_type == "cohere":
+        config["use_qk_norm"] = has("blk.0.attn_q_norm.weight")
     rotated = int(_fact(first, "rope.dimension_count", config["head_dim"]))
     if rotated != config["head_dim"]:
         config["partial_rotary_factor"] = rotated / config["head_dim"]
@@ -95,6 +107,27 @@ def build_config(files: list[GGUFFile]) -> dict[str, Any]:
         "types": _types(files, family),
     }
     return config
+
+
+def _epsilon(file: GGUFFile) -> dict[str, float]:
+    """What is added in norms, under the names that configurations have for it."""
+    plain = _fact(file, "attention.layer_norm_epsilon")
+    if plain is not None:
+        return dict.fromkeys(("layer_norm_eps", "norm_epsilon"), float(plain))
+    return {"rms_norm_eps": float(_needed(file, "attention.layer_norm_rms_epsilon"))}
+
+
+SCALES = {
+    "granite": {
+        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    },
+    "cohere": {"logit_scale": "logit_scale"},
+    "cohere2": {"logit_scale": "logit_scale"},
+}  # fmt: skip
+"""Numbers that some families are multiplied by, and what their configurations call them."""
+BIASED = ("llama", "granite", "seed_oss", "hunyuan_v1_dense", "glm4", "olmo2", "olmo3", "starcoder2")
+"""Families whose configurations say whether queries, keys and values have biases."""
 
 
 def _own_facts(file: GGUFFile, family: Family) -> dict[str, Any]:
@@ -126,7 +159,15 @@ def _own_facts(file: GGUFFile, family: Family) -> dict[str, Any]:
             facts["rope_local_base_freq"] = float(_fact(file, "rope.freq_base_swa", 10000.0))
             facts["sliding_window_pattern"] = 6
         return facts
-    return {}
+    facts = {ours: float(_needed(file, theirs)) for theirs, ours in SCALES.get(kind, {}).items()}
+    pattern = _fact(file, "attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        facts["layer_types"] = [
+            "sliding_attention" if slides else "full_attention" for slides in cast(list[bool], pattern)
+        ]
+    if kind == "starcoder2":
+        facts["hidden_act"] = "gelu_pytorch_tanh"
+    return facts
 
 
 def _query_scalar(file: GGUFFile, kind: str) -> float:

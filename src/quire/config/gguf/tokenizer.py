@@ -25,14 +25,21 @@ _END = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = f"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*" + r"|\p{N}" + _END
 _GPT4O = f"{_WORD}{_UPPER}*{_LOWER}+{_SHORT}|{_WORD}{_UPPER}+{_LOWER}*{_SHORT}" + r"|\p{N}{1,3}" + _END
-SPLITS = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), _LLAMA3),
+_DEEPSEEK = (
+    r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)  # fmt: skip
+SPLITS: dict[str, str | tuple[str, ...]] = {
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "glm4"), _LLAMA3),
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "default"), _GPT2),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "granite-docling", "default"), _GPT2),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
 }
-"""How text is cut before merges, by `tokenizer.ggml.pre`."""
+"""How text is cut before merges, by `tokenizer.ggml.pre`; of several patterns each cuts what the one before it left."""
 WHOLE_WORDS = ("llama-bpe", "tekken")
 """A piece of text that is a token is one, whatever merges would make of it."""
 
@@ -83,11 +90,15 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> dict[str, Any]:
     merges, pre = _list(file, "merges"), str(file.metadata.get("tokenizer.ggml.pre", "default"))
     if pre not in SPLITS:
         raise _unusable(file, f"tokenizer.ggml.pre={pre!r} is not supported; supported: {', '.join(SPLITS)}")
-    split = {"type": "Split", "pattern": {"Regex": SPLITS[pre]}, "behavior": "Isolated", "invert": False}
+    cuts = SPLITS[pre]
+    splits = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in ((cuts,) if isinstance(cuts, str) else cuts)
+    ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     return {
         "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": _bpe(tokens, [str(merge).split(" ", 1) for merge in merges], ignore_merges=pre in WHOLE_WORDS),
     }
