@@ -1,6 +1,8 @@
 """The offline benchmarks and `quire generate`, end to end on the demo model, with as little work as tells right from wrong."""
 
+import gzip
 import json
+import re
 
 import pytest
 
@@ -24,7 +26,9 @@ def test_throughput_counts_every_token(tmp_path, capsys):
     assert figures["input_tokens"] == 48 and figures["output_tokens"] == 40
     assert figures["output_tokens_per_second"] == pytest.approx(40 / figures["seconds"])
     assert figures["tokens_per_second"] == pytest.approx(88 / figures["elapsed_time"])
-    assert "output tokens per second" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "output tokens per second" in told
+    assert re.search(r"^Throughput: [\d.]+ requests/s, [\d.]+ total tokens/s, [\d.]+ output tokens/s$", told, re.M)
 
 
 def test_throughput_takes_texts_and_conversations_of_a_file(tmp_path):
@@ -56,9 +60,20 @@ def test_latency_takes_first_and_further_steps_apart(tmp_path, capsys):
         "1",
     ]
     figures = run_json(tmp_path, "latency", *sizes)
+    told = capsys.readouterr().out
+    assert f"Avg latency: {figures['avg_latency']} seconds" in told and "\n90% percentile latency: " in told
     assert 0 < figures["first_token_seconds"]["min"] <= figures["batch_seconds"]["max"]
     assert len(figures["latencies"]) == 2 and figures["avg_latency"] == figures["batch_seconds"]["mean"]
-    assert "further step, ms" in capsys.readouterr().out
+    assert "further step, ms" in told
+
+
+def test_latency_profiles_one_batch(tmp_path, capsys):
+    sizes = ["--batch-size", "1", "--output-len", "2", "--num-iters-warmup", "0", "--profile"]
+    assert main(["bench", "latency", *sizes, *ENGINE]) == 2
+    assert "--profiler-config" in capsys.readouterr().err
+    profiler = json.dumps({"profiler": "torch", "torch_profiler_dir": str(tmp_path / "traces")})
+    files = run_json(tmp_path, "latency", *sizes, "--profiler-config", profiler)["files"]
+    assert files and all("traceEvents" in gzip.open(file, "rt").read() for file in files)
 
 
 def test_a_step_moves_at_least_the_weights(tmp_path):

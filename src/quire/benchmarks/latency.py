@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from quire.benchmarks import common
+from quire.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,10 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bench-seed", type=int, default=0, help="seed of the prompts (0)")
     parser.add_argument("--batch-size", type=common.positive, default=8, help="requests at once (8)")
     parser.add_argument("--n", type=common.positive, default=1, help="answers a prompt (1)")
-    parser.add_argument("--num-iters-warmup", type=int, default=2, help="batches before measuring (2)")
-    parser.add_argument("--num-iters", type=common.positive, default=10, help="batches that are measured (10)")
+    parser.add_argument("--num-iters-warmup", type=int, default=10, help="batches before measuring (10)")
+    parser.add_argument("--num-iters", type=common.positive, default=30, help="batches that are measured (30)")
     parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
     parser.add_argument("--use-beam-search", action="store_true", help="beam search of width n")
+    parser.add_argument(
+        "--profile", action="store_true", help="in place of measuring, write a profile of one batch (--profiler-config)"
+    )
     parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
     EngineArgs.add_cli_args(parser)
 
@@ -38,9 +42,18 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         _run(llm, args, prompts, output_len)
         return time.perf_counter() - began
 
+    if args.profile and config.observability.profiler is None:
+        setting = '{"profiler": "torch", "torch_profiler_dir": FOLDER}'
+        raise ConfigError(f"profile: there is no profiler; give --profiler-config '{setting}'.", setting="profile")
     seeds = iter(range(args.bench_seed, 1 << 30))
     for _ in range(args.num_iters_warmup):
         batch(next(seeds), args.output_len)
+    if args.profile:
+        llm.start_profile()
+        batch(next(seeds), args.output_len)
+        files = llm.stop_profile()
+        print("\n".join(("Profile of one batch:", *files)))
+        return {"model": common.model_name(config.model.model), "files": files}
     whole: list[float] = []
     first: list[float] = []
     for _ in common.progress(range(args.num_iters), args.num_iters, "batches"):
@@ -72,6 +85,9 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     ]
     shape = f"batch {args.batch_size}, {args.input_len} in, {args.output_len} out"
     common.print_columns(f"Latency: {config.model.model} ({config.model.dtype}), {shape}", header, rows)
+    print(f"Avg latency: {figures['avg_latency']} seconds")  # these lines are what scripts written for vLLM read
+    for share, seconds in figures["percentiles"].items():
+        print(f"{share}% percentile latency: {seconds} seconds")
     return figures
 
 

@@ -13,7 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The requests, and the engine's flags."""
     from quire.engine.arg_utils import EngineArgs
 
-    datasets.add_arguments(parser, num_prompts=128, input_len=256, output_len=64)
+    datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
+    parser.add_argument("--backend", choices=("quire", "vllm"), default="quire", help="accepted for compatibility")
     parser.add_argument("--bench-seed", type=int, default=0, help="seed of prompts and lengths (0)")
     parser.add_argument("--n", type=common.positive, default=1, help="answers a prompt (1)")
     parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
@@ -60,6 +61,9 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     }
     shown = [(name.replace("_", " "), value) for name, value in figures.items() if name not in ("model", "dtype")]
     common.print_table(f"Throughput: {config.model.model} ({config.model.dtype})", shown)
+    rates = [figures[f"{name}_per_second"] for name in ("requests", "total_tokens", "output_tokens")]
+    print("Throughput: {:.2f} requests/s, {:.2f} total tokens/s, {:.2f} output tokens/s".format(*rates))
+    print(f"Total num prompt tokens:  {num_inputs}\nTotal num output tokens:  {num_outputs}")
     vllms_names = {
         "elapsed_time": seconds,
         "total_num_tokens": num_inputs + num_outputs,
