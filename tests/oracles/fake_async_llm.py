@@ -4,7 +4,9 @@ Tests hold it back with `gate`, let it fail with `failure`, and see what was abo
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from quire.config import (
@@ -19,6 +21,7 @@ from quire.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from quire.engine.request_stream import OutputStream, no_text
 from quire.logprobs import Logprob
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -77,6 +80,48 @@ def engine_config(max_model_len: int = 512, **model: Any) -> EngineConfig:
     )
 
 
+class FakeStream(OutputStream):
+    """What a generator gives, which goes on when that was taken."""
+
+    def __init__(self, outputs: AsyncGenerator[RequestOutput, None]) -> None:
+        self.take_text = no_text
+        self._notify = None
+        self._ready: deque[RequestOutput | Exception] = deque()
+        self._taken = asyncio.Event()
+        self._task = asyncio.ensure_future(self._drain(outputs))
+
+    async def _drain(self, outputs: AsyncGenerator[RequestOutput, None]) -> None:
+        async with aclosing(outputs):
+            try:
+                async for output in outputs:
+                    self._put(output)
+                    await self._taken.wait()
+            except Exception as error:
+                self._put(error)
+
+    def _put(self, news: RequestOutput | Exception) -> None:
+        self._ready.append(news)
+        self._taken.clear()
+        if self._notify is not None:
+            self._notify()
+
+    def push_to(self, on_news: Callable[[], None]) -> None:
+        self._notify = on_news
+
+    def take(self) -> RequestOutput | None:
+        if not self._ready:
+            return None
+        news = self._ready.popleft()
+        self._taken.set()
+        if isinstance(news, Exception):
+            raise news
+        self.is_over = news.finished
+        return news
+
+    def close(self) -> None:
+        self._task.cancel()
+
+
 class FakeAsyncLLM:
     """`AsyncLLM`'s face, without an engine."""
 
@@ -109,7 +154,7 @@ class FakeAsyncLLM:
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         self.started.append((request_id, prompt, sampling_params))
         self.news.set()
         finished = False
@@ -129,6 +174,11 @@ class FakeAsyncLLM:
             if not finished:
                 self.aborted.append(request_id)
                 self.news.set()
+
+    async def open_stream(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+    ) -> FakeStream:
+        return FakeStream(self.generate(prompt, sampling_params, request_id, priority=priority))
 
     async def beam_search(self, prompt: Any, params: Any, request_id: str) -> AsyncIterator[RequestOutput]:
         sampling = SamplingParams(n=params.beam_width, max_tokens=params.max_tokens)

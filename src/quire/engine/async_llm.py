@@ -9,7 +9,7 @@ import collections
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -44,6 +44,7 @@ from quire.metrics.log_stats import StatsLogger
 from quire.metrics.spans import SpanWriter
 from quire.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
+from quire.request import EngineCoreOutputs
 from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from quire.tokenizers.interface import Tokenizer
 
@@ -54,6 +55,16 @@ INLINE_CHARACTERS = 8192
 
 ADD_WITHIN_S = 0.001
 """Requests that arrive together travel to the core together, but none waits longer than this for the next."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say besides its prompt and its parameters. Seconds are those of `time.monotonic()`."""
+
+    priority: int
+    tenant: str
+    arrival_time: float | None
+    lora_request: Any
+    tokenization_kwargs: dict[str, Any] | None
 
 
 class AsyncLLM:
@@ -142,12 +153,7 @@ class AsyncLLM:
         prompt: PromptType | TokenizedPrompt,
         sampling_params: SamplingParams,
         request_id: str,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        arrival_time: float | None = None,
-        lora_request: Any = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, as `sampling_params.output_kind` says. Closing the generator aborts the request.
 
@@ -156,17 +162,8 @@ class AsyncLLM:
             CapacityError: the queue is full, or the engine sleeps.
             EngineDeadError: the core has died.
         """
-        stream = await self.open_stream(
-            prompt,
-            sampling_params,
-            request_id,
-            priority=priority,
-            tenant=tenant,
-            arrival_time=arrival_time,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-        )
-        async with contextlib.aclosing(self._outputs_of(stream)) as outputs:
+        stream = await self.open_stream(prompt, sampling_params, request_id, **options)
+        async with contextlib.aclosing(stream.outputs()) as outputs:
             async for output in outputs:
                 if isinstance(output, RequestOutput):
                     yield output
@@ -176,12 +173,7 @@ class AsyncLLM:
         prompt: PromptType | TokenizedPrompt,
         sampling_params: SamplingParams,
         request_id: str,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        arrival_time: float | None = None,
-        lora_request: Any = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestStream:
         """Queue a request; for a reader that wants to be called rather than to wait. It must be closed.
 
@@ -189,43 +181,32 @@ class AsyncLLM:
             RequestError: it cannot be served; nothing was queued.
             EngineDeadError: the core has died.
         """
-        self._check_alive()
-        check_lora(lora_request)
-        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        arrival_time, special = self._begin(options)
         if not isinstance(prompt, TokenizedPrompt):
-            prompt = await self._tokenize(prompt, add_special_tokens(tokenization_kwargs))
+            prompt = await self._tokenize(prompt, special)
         constraint: StructuredOutputsParams | None = getattr(sampling_params, "structured_outputs", None)
         if constraint is not None:
             await asyncio.to_thread(self.input_processor.check_grammar, constraint)
-        return self._queue(
-            self.input_processor.process(
-                request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
-            )
+        priority, tenant = options.get("priority", 0), options.get("tenant", "")
+        processed = self.input_processor.process(
+            request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
         )
+        return self._queue(processed)
 
-    async def _generate(self, processed: ProcessedRequest) -> AsyncGenerator[RequestOutput, None]:
-        async with contextlib.aclosing(self._outputs_of(self._queue(processed))) as outputs:
-            async for output in outputs:
-                if isinstance(output, RequestOutput):
-                    yield output
-
-    @staticmethod
-    async def _outputs_of(stream: RequestStream) -> AsyncGenerator[AnyOutput, None]:
-        try:
-            finished = False
-            while not finished:
-                output = await stream.next()
-                finished = output.finished
-                yield output
-        finally:
-            stream.close()
+    def _begin(self, options: RequestOptions) -> tuple[float, bool]:
+        """A new request's arrival time, and whether its text gets special tokens. Raises where it cannot be served."""
+        self._check_alive()
+        check_lora(options.get("lora_request"))
+        arrival_time = options.get("arrival_time")
+        special = add_special_tokens(options.get("tokenization_kwargs"))
+        return time.monotonic() if arrival_time is None else arrival_time, special
 
     def _queue(self, processed: ProcessedRequest) -> RequestStream:
         """Queue a request."""
         self._use_running_loop()
         self._check_alive()
         record = make_record(processed)
-        stream = RequestStream(record, self._abort, lambda: self._dead)
+        stream = RequestStream(record, self._abort)
         self._outputs.add(record)
         self._to_add.append(record)
         now = time.monotonic()
@@ -285,7 +266,7 @@ class AsyncLLM:
                 )
                 for index, beam in enumerate(search.next_prompts())
             ]
-            tasks = [asyncio.ensure_future(self._final(self._generate(processed))) for processed in steps]
+            tasks = [asyncio.ensure_future(self._final(self._queue(processed))) for processed in steps]
             try:
                 search.advance(await asyncio.gather(*tasks))
             finally:
@@ -295,13 +276,12 @@ class AsyncLLM:
         yield search.result(request_id)
 
     @staticmethod
-    async def _final(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-        last: RequestOutput | None = None
-        async with contextlib.aclosing(outputs):
+    async def _final(stream: RequestStream) -> RequestOutput:
+        last: AnyOutput | None = None
+        async with contextlib.aclosing(stream.outputs()) as outputs:
             async for output in outputs:
                 last = output
-        if last is None:
-            raise EngineError("a request ended without an output")
+        assert isinstance(last, RequestOutput)
         return last
 
     async def encode(
@@ -309,12 +289,7 @@ class AsyncLLM:
         prompt: PromptType | TokenizedPrompt,
         pooling_params: PoolingParams,
         request_id: str,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        arrival_time: float | None = None,
-        lora_request: Any = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """The one output of a pooling request. Closing the generator aborts it.
 
@@ -324,20 +299,18 @@ class AsyncLLM:
             EngineDeadError: the core has died.
             EngineError: its computation failed.
         """
-        self._check_alive()
-        check_lora(lora_request)
-        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        arrival_time, special = self._begin(options)
         processor = self.pooling_processor
         if not isinstance(prompt, TokenizedPrompt):
-            special = add_special_tokens(tokenization_kwargs)
             if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
                 (prompt,) = await asyncio.to_thread(processor.tokenize_batch, [prompt], special)
             else:
                 (prompt,) = processor.tokenize_batch([prompt], special)
+        priority, tenant = options.get("priority", 0), options.get("tenant", "")
         processed = processor.process(
             request_id, prompt, pooling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
         )
-        async with contextlib.aclosing(self._outputs_of(self._queue(processed))) as outputs:
+        async with contextlib.aclosing(self._queue(processed).outputs()) as outputs:
             async for output in outputs:
                 if isinstance(output, PoolingRequestOutput):
                     if output.error is not None:
@@ -382,10 +355,7 @@ class AsyncLLM:
             message = self._inbox.popleft()
             match message:
                 case Outputs(outputs=outputs):
-                    touched, aborts = self._outputs.process(outputs, time.monotonic())
-                    if aborts:
-                        self._channel.send(AbortRequests(aborts))
-                    news += touched
+                    news += self._take_in(outputs)
                 case UtilityResult(call_id=call_id):
                     self._resolve_call(call_id, message)
                 case Dead(message=text):
@@ -396,11 +366,27 @@ class AsyncLLM:
         self.do_log_stats_sync()
         self._tell_idle_waiters()
 
+    def _take_in(self, outputs: EngineCoreOutputs) -> list[RequestRecord]:
+        """A step's news: who has some. News that cannot be read would leave readers waiting: then it is the end."""
+        try:
+            touched, aborts = self._outputs.process(outputs, time.monotonic())
+            if aborts:
+                self._channel.send(AbortRequests(aborts))
+        except Exception as error:
+            logger.exception("The engine core's news cannot be taken in.")
+            self._die(f"its news could not be taken in: {error}")
+            return []
+        return touched
+
     @staticmethod
     def _notify(records: Sequence[RequestRecord]) -> None:
+        """Readers are called; one that fails harms no other."""
         for record in records:
             if record.notify is not None:
-                record.notify()
+                try:
+                    record.notify()
+                except Exception:
+                    logger.exception("The reader of %s failed.", record.request_id)
 
     def _resolve_call(self, call_id: int, result: UtilityResult) -> None:
         future = self._calls.pop(call_id, None)
@@ -418,6 +404,8 @@ class AsyncLLM:
         self._dead = EngineDeadError(message)
         if not self._is_shut_down:
             logger.error("the engine is dead: %s", message)
+        for record in self._outputs.records:
+            record.fail(self._dead)
         self._notify(self._outputs.records)
         for future in self._calls.values():
             if not future.done():

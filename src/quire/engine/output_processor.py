@@ -101,7 +101,8 @@ class OutputProcessor:
         return records, core_ids
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> tuple[list[RequestRecord], list[str]]:
-        """One step's news: the records that have something new, and sequences that the core should abort."""
+        """One step's news: the records that have something new, one maybe for each of its sequences, and sequences that the core
+        should abort."""
         touched: list[RequestRecord] = []
         aborts: list[str] = []
         sequences = self._sequences
@@ -118,17 +119,21 @@ class OutputProcessor:
                 sequence.token_ids.append(token_id)
                 sequence.first_token_time = sequence.first_token_time or now
                 continue
-            is_stopped = sequence.append(token_id)
-            if not sequence.first_token_time:
+            if sequence.has_stops:
+                is_stopped = sequence.append(token_id)
+            else:
+                is_stopped = False
+                sequence.token_ids.append(token_id)
+            last = sequence.last_token_time
+            if not last:
                 self._record_tokens(record, sequence, 1, now)
             elif has_hooks:
-                waits[sequence.last_token_time] = waits.get(sequence.last_token_time, 0) + 1
+                waits[last] = waits.get(last, 0) + 1
             sequence.last_token_time = now
             if is_stopped:
                 aborts.append(core_id)
                 self._end(record, sequence, now)
-            if not (sequence.is_quiet or record.is_touched):
-                record.is_touched = True
+            if not sequence.is_quiet:
                 touched.append(record)
         for last, times in waits.items():
             for hook in self.hooks:
@@ -137,8 +142,6 @@ class OutputProcessor:
             found = sequences.get(output.request_id)
             if found is not None:
                 self._process_one(*found, output, now, touched, aborts)
-        for record in touched:
-            record.is_touched = False
         if outputs.stats is not None:
             for hook in self.hooks:
                 hook.record_step(outputs.stats)
@@ -153,12 +156,6 @@ class OutputProcessor:
         for sequence in self._silent[-self._num_silent :]:
             sequence.detokenize_ahead(DETOKENIZE_EVERY)
         del self._silent[-self._num_silent :]
-
-    @staticmethod
-    def _touch(record: RequestRecord, touched: list[RequestRecord]) -> None:
-        if not record.is_touched:
-            record.is_touched = True
-            touched.append(record)
 
     def _process_one(
         self,
@@ -189,7 +186,7 @@ class OutputProcessor:
         if sequence.finish_reason is not None:
             self._end(record, sequence, now)
         if output.new_token_ids or sequence.finish_reason is not None:
-            self._touch(record, touched)
+            touched.append(record)
 
     @staticmethod
     def _finish(record: RequestRecord, sequence: SequenceState, output: EngineCoreOutput) -> None:

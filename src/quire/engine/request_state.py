@@ -12,6 +12,7 @@ import msgspec
 
 from quire.engine.stop_strings import StopStrings
 from quire.errors import QuireError
+from quire.logger import init_logger
 from quire.logprobs import FlatLogprobs, Logprob, LogprobsOnePosition
 from quire.outputs import AnyOutput, CompletionOutput, RequestMetrics, RequestOutput
 from quire.request import EngineCoreOutput, EngineRequest, Pooled
@@ -19,6 +20,7 @@ from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizers.detokenizer import Detokenizer, detokenize, make_detokenizer
 from quire.tokenizers.interface import Tokenizer
 
+logger = init_logger(__name__)
 SamplePositions = FlatLogprobs | list[LogprobsOnePosition]
 PromptPositions = FlatLogprobs | list[LogprobsOnePosition | None]
 
@@ -48,6 +50,8 @@ class SequenceState:
         token_ids: every token emitted so far.
         text: their text, as far as it was needed.
         is_quiet: nothing has to be done for a token but to keep it: no reader before the end, no stop strings.
+        has_stops: each token's text is looked at as it comes.
+        is_plain: until it ends there is nothing to tell but its text as it comes.
     """
 
     __slots__ = (
@@ -61,7 +65,9 @@ class SequenceState:
         "cumulative_logprob",
         "finish_reason",
         "first_token_time",
+        "has_stops",
         "index",
+        "is_plain",
         "is_quiet",
         "last_token_time",
         "logprobs",
@@ -99,7 +105,10 @@ class SequenceState:
         self._fed = 0
         self._checked = 0
         self._hide_last = False
-        self.is_quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and self._stops is None
+        self.has_stops = self._stops is not None
+        self.is_quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not self.has_stops
+        tells_text = self._tokenizer is not None and self.logprobs is None
+        self.is_plain = tells_text and params.output_kind is RequestOutputKind.DELTA
 
     # --- tokens come in ---
 
@@ -131,16 +140,22 @@ class SequenceState:
         self.finish_reason = reason
 
     def _advance_and_check(self, end: int) -> bool:
-        """Detokenise up to token `end`, one token at a time; true when a stop string is complete: the rest is dropped."""
+        """Detokenise up to token `end`, one token at a time; true when a stop string is complete: the rest is dropped. A
+        tokenizer that fails ends this sequence alone."""
         if self._tokenizer is None:
             return False
-        if self._detokenizer is None:
-            self._detokenizer = self._make_detokenizer(self._tokenizer)
-        while self._fed < end:
-            piece = self._detokenizer.feed((self.token_ids[self._fed],))
-            self._fed += 1
-            if piece and self._keep(piece):
-                return True
+        try:
+            if self._detokenizer is None:
+                self._detokenizer = self._make_detokenizer(self._tokenizer)
+            while self._fed < end:
+                piece = self._detokenizer.feed((self.token_ids[self._fed],))
+                self._fed += 1
+                if piece and self._keep(piece):
+                    return True
+        except Exception:
+            logger.exception("The tokens of %s cannot be turned into text.", self.core_id)
+            self.finish_reason = "error"
+            return True
         return False
 
     def _keep(self, piece: str) -> bool:
@@ -206,27 +221,19 @@ class SequenceState:
         if self.finish_reason is not None:
             self.text += self._detokenizer.finish()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether, until it ends, there is nothing to tell but text and tokens as they come."""
-        plain = self._stops is None and self.logprobs is None and self._tokenizer is not None
-        return plain and self.params.output_kind is RequestOutputKind.DELTA
-
-    def take_text(self) -> tuple[str, list[int]] | None:
-        """New text and tokens of a plain sequence that was built before and goes on; None of any other, and where nothing is
-        new. Text that was taken is not kept."""
-        detokenizer, sent = self._detokenizer, self.sent_tokens
-        if self.finish_reason is not None or detokenizer is None:
+    def take_text(self) -> str | None:
+        """New text, maybe none, of a plain sequence that was built before and goes on: all there is to tell of it. None of any
+        other. The next output leaves it out, and has its tokens."""
+        detokenizer = self._detokenizer
+        if detokenizer is None or self.finish_reason is not None or not self.is_plain:
             return None
-        new = self.token_ids[sent:]
-        if not new:
-            return None
-        piece = detokenizer.feed(new if self._fed == sent else self.token_ids[self._fed :])
-        if self.text:
-            piece = self.text[self.sent_chars :] + piece
-            self.text, self.sent_chars = "", 0
-        self._fed = self.sent_tokens = sent + len(new)
-        return piece, new
+        if self._stops is not None:
+            sent = self.sent_chars
+            self.sent_chars = max(sent, len(self.text) - self._stops.held_back(self.text))
+            return self.text[sent : self.sent_chars]
+        token_ids, fed = self.token_ids, self._fed
+        self._fed = len(token_ids)
+        return detokenizer.feed(token_ids[fed:])
 
     def has_news(self) -> bool:
         """Whether something came since the last output was built."""
@@ -262,7 +269,7 @@ class RequestRecord:
         notify: called when there is something new to read; None where the caller asks by himself.
         error: why it failed, where it did.
         refusal: the error that the core refused it with, where it did: a client's fault, or a lack of room.
-        is_touched: has news in the step that is being processed.
+        death: of the engine, before it has ended.
         pooled: what the pooler gave, if it is a pooling request.
         scheduled_time: when its first sequence left the core's queue; 0 as long as that is not known.
     """
@@ -281,7 +288,7 @@ class RequestRecord:
     num_cached_tokens: int | None = None
     error: str | None = None
     refusal: QuireError | None = None
-    is_touched: bool = False
+    death: QuireError | None = None
     prompt_logprobs_sent: bool = False
     pooled: Pooled | None = None
     scheduled_time: float = 0.0
@@ -299,6 +306,12 @@ class RequestRecord:
     def is_finished(self) -> bool:
         """Whether every sequence has ended."""
         return self.num_unfinished == 0
+
+    def fail(self, death: QuireError) -> None:
+        """The engine has died: there will be no more."""
+        self.death = death
+        for sequence in self.sequences:
+            sequence.is_plain = False
 
     def resumption(self) -> list[EngineRequest]:
         """What to give a new core so that every unfinished sequence goes on where it stopped: same prompt, parameters and

@@ -1,73 +1,122 @@
-"""One running request as its reader sees it: called when there is news, it takes what has come since it last did.
+"""Running requests as their reader sees them: called when there is news, it takes what has come since it last did.
 
 Nothing queues up here. A reader that is slow, or not called for a while, finds everything in what it takes next.
 """
 
+import abc
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from quire.engine.request_state import RequestRecord
-from quire.errors import EngineDeadError
 from quire.outputs import AnyOutput
 
 
-class RequestStream:
-    """What an engine gives for a request that it has queued. Belongs to the event loop.
+class OutputStream(abc.ABC):
+    """What an engine gives for one request, or several. Belongs to an event loop, and must be closed.
 
-    Args:
-        record: the request's.
-        abort: tells the engine that nobody reads on.
-        why_dead: the engine's death, once it has died.
+    Attributes:
+        take_text: new text, maybe none, of a request with one sequence, once an output of it was taken and while that text is
+            all there is to tell; None otherwise: `take` says.
+        is_over: the last output was taken.
     """
 
-    __slots__ = ("_abort", "_event", "_only", "_why_dead", "record")
+    take_text: Callable[[], str | None]
+    is_over = False
 
-    def __init__(
-        self, record: RequestRecord, abort: Callable[[list[str]], None], why_dead: Callable[[], EngineDeadError | None]
-    ) -> None:
-        self.record = record
-        self._abort = abort
-        self._why_dead = why_dead
-        self._event = asyncio.Event()
-        self._only = record.sequences[0] if len(record.sequences) == 1 and record.sequences[0].is_plain else None
-        record.notify = self._event.set
-
+    @abc.abstractmethod
     def push_to(self, on_news: Callable[[], None]) -> None:
-        """From now on call this when there may be something to take: in the event loop. It must not raise."""
-        self.record.notify = on_news
+        """From now on call this when there may be something to take, in the event loop; maybe more often than there is."""
 
-    async def next(self) -> AnyOutput:
-        """Wait for the next output.
-
-        Raises:
-            QuireError: the core refused the request, or died.
-        """
-        while (output := self.take()) is None:
-            self._event.clear()
-            await self._event.wait()
-        return output
-
+    @abc.abstractmethod
     def take(self) -> AnyOutput | None:
         """What there is to tell since the last time; None when that is nothing.
 
         Raises:
             QuireError: the core refused the request, or died.
         """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Nobody reads on: what has not ended is aborted."""
+
+    async def next(self) -> AnyOutput:
+        """Wait for the next output. Raises as `take`."""
+        news = asyncio.Event()
+        self.push_to(news.set)
+        while (output := self.take()) is None:
+            news.clear()
+            await news.wait()
+        return output
+
+    async def outputs(self) -> AsyncGenerator[AnyOutput, None]:
+        """The outputs to the last one, as they come; ends with the stream closed. Raises as `take`."""
+        try:
+            while not self.is_over:
+                yield await self.next()
+        finally:
+            self.close()
+
+
+class RequestStream(OutputStream):
+    """One request.
+
+    Args:
+        record: the request's.
+        abort: tells the engine that nobody reads on.
+    """
+
+    def __init__(self, record: RequestRecord, abort: Callable[[list[str]], None]) -> None:
+        self.record = record
+        self._abort = abort
+        self.take_text = record.sequences[0].take_text if len(record.sequences) == 1 else no_text
+
+    def push_to(self, on_news: Callable[[], None]) -> None:
+        """Call this from now on."""
+        self.record.notify = on_news
+
+    def take(self) -> AnyOutput | None:
+        """What is new."""
         record = self.record
         if record.refusal is not None:
             raise record.refusal
         output = record.build_output()
-        if output is None and (dead := self._why_dead()) is not None:
-            raise dead
+        if output is None:
+            if record.death is not None:
+                raise record.death
+            return None
+        self.is_over = output.finished
         return output
 
-    def take_text(self) -> tuple[str, list[int]] | None:
-        """New text and its tokens, of a request with one sequence, where that is all there is to tell; None where there is
-        something else, or nothing: `take` says."""
-        only = self._only
-        return None if only is None or self._why_dead() is not None else only.take_text()
-
     def close(self) -> None:
-        """Nobody reads on: a request that has not ended is aborted."""
+        """Abort it, unless it has ended."""
+        self.record.notify = None
         if not self.record.is_finished:
             self._abort([self.record.request_id])
+
+
+class MergedStream(OutputStream):
+    """Several requests; outputs tell by their ids whose they are. One that fails fails them all."""
+
+    def __init__(self, streams: Sequence[OutputStream]) -> None:
+        self._streams = list(streams)
+        self.take_text = no_text
+
+    def push_to(self, on_news: Callable[[], None]) -> None:
+        """Call this from now on, for each of them."""
+        for stream in self._streams:
+            stream.push_to(on_news)
+
+    def take(self) -> AnyOutput | None:
+        """What is new of one of them."""
+        output = next((output for stream in self._streams if (output := stream.take()) is not None), None)
+        self.is_over = all(stream.is_over for stream in self._streams)
+        return output
+
+    def close(self) -> None:
+        """Abort what has not ended."""
+        for stream in self._streams:
+            stream.close()
+
+
+def no_text() -> str | None:
+    """The `take_text` of a stream that has more to tell than text."""

@@ -40,6 +40,6 @@ def _message(header: str, reader: Reader, out: Pieces) -> Waiting[None]:
         yield from reader.until(_ENDS, out.arguments)
         return
     kind: Kind = "reasoning" if channel[:1] == ["analysis"] else "content"
-    found = yield from reader.until(_ENDS, lambda text: out.text(kind, text))
+    found = yield from reader.until(_ENDS, lambda text: out.text(kind, text), kind)
     if found is not None:
         out.marker()

@@ -55,6 +55,10 @@ class Pieces:
         if kept:
             self._add(Piece(kind, kept))
 
+    def passes(self, kind: Kind, text: str) -> bool:
+        """Whether `text` would add a piece that is that text, and change nothing else."""
+        return kind == self._kind and not (self._space or self._skips_space or not text or text[-1].isspace())
+
     def marker(self) -> None:
         """A marker of the format stands here: white space on either side is the format's."""
         self._space, self._skips_space = "", True

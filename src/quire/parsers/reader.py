@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
+from quire.parsers.pieces import Kind
+
 T = TypeVar("T")
 Waiting = Generator[None, None, T]
 """A parser that returns T; each `yield` asks for more text."""
@@ -23,11 +25,17 @@ class Malformed(Exception):
 
 
 class Reader:
-    """The text that has come and was not taken yet."""
+    """The text that has come and was not taken yet.
+
+    Attributes:
+        passing: while everything that came has been emitted as pieces of one kind: that kind, and the characters with which
+            something else may begin.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self.ended = False
+        self.passing: tuple[Kind, frozenset[str]] | None = None
         self._taken: list[str] = []
 
     @property
@@ -45,8 +53,13 @@ class Reader:
         self._taken.append(part)
         return part
 
-    def until(self, markers: tuple[str, ...], emit: Emit) -> Waiting[str | None]:
-        """Emit what stands before the first of some markers and take the marker; None where the text ends before one."""
+    def until(self, markers: tuple[str, ...], emit: Emit, kind: Kind | None = None) -> Waiting[str | None]:
+        """Emit what stands before the first of some markers and take the marker; None where the text ends before one.
+
+        Args:
+            kind: what is emitted becomes pieces of this kind.
+        """
+        firsts = frozenset(marker[0] for marker in markers)
         while True:
             found = [(at, marker) for marker in markers if (at := self.text.find(marker)) >= 0]
             if found:
@@ -62,7 +75,10 @@ class Reader:
                 return None
             keep = begun(self.text, markers)
             emit(self.take(len(self.text) - keep))
+            if kind is not None and not keep:
+                self.passing = kind, firsts
             yield
+            self.passing = None
 
     def peek(self) -> Waiting[str]:
         """The next character that is no white space, which is taken; empty at the end."""

@@ -10,7 +10,7 @@ from typing import Any
 from quire.parsers import harmony
 from quire.parsers.formats import Reasoning, ToolFormat
 from quire.parsers.offered import Tools
-from quire.parsers.pieces import Answer, Piece, Pieces
+from quire.parsers.pieces import Answer, Kind, Piece, Pieces
 from quire.parsers.reader import Malformed, Reader, Waiting
 
 
@@ -52,6 +52,14 @@ class AnswerParser:
         self._reader.text += text
         return self._advance()
 
+    def pass_plain(self, text: str) -> Kind | None:
+        """More text, where it is one piece as it stands: that piece's kind. None where `push` has to read it."""
+        passing = self._reader.passing
+        if passing is None:
+            return None
+        kind, firsts = passing
+        return kind if firsts.isdisjoint(text) and self._out.passes(kind, text) else None
+
     def finish(self) -> list[Piece]:
         """The text has ended."""
         self._reader.ended = True
@@ -79,7 +87,7 @@ class AnswerParser:
                 out.marker()
                 inside = True
             if inside:
-                yield from reader.until(reasoning.end, lambda text: out.text("reasoning", text))
+                yield from reader.until(reasoning.end, lambda text: out.text("reasoning", text), "reasoning")
                 out.marker()
         if self._tools is None:
             yield from self._content(reasoning.answer if reasoning else ())
@@ -87,7 +95,7 @@ class AnswerParser:
             yield from self._content_and_calls(self._tools, reasoning.answer if reasoning else ())
 
     def _content(self, dropped: tuple[str, ...]) -> Waiting[None]:
-        while (yield from self._reader.until(dropped, self._emit)) is not None:
+        while (yield from self._reader.until(dropped, self._emit, "content")) is not None:
             self._out.marker()
 
     def _emit(self, text: str) -> None:
@@ -98,7 +106,7 @@ class AnswerParser:
         if tools.bare:
             yield from self._calls(tools, "")
         markers = (*tools.begin, *tools.end, *tools.section, *dropped)
-        while (found := (yield from reader.until(markers, self._emit))) is not None:
+        while (found := (yield from reader.until(markers, self._emit, "content"))) is not None:
             if found in tools.begin:
                 yield from self._calls(tools, found)
             elif out.num_calls or found in (*tools.section, *dropped):

@@ -37,6 +37,7 @@ class ByteDetokenizer(Detokenizer):
     def __init__(self, table: TokenBytes, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
         self._table = table
         self._bytes_of = table.table(skip_special_tokens)
+        self._text_of = table.texts(skip_special_tokens)
         self._skip_special_tokens = skip_special_tokens
         self._pending = b""
         tail = _prompt_tail(self._bytes_of, prompt_token_ids)
@@ -49,8 +50,8 @@ class ByteDetokenizer(Detokenizer):
         """Append tokens."""
         if self._at_border:
             return self._feed_at_border(token_ids)
-        if len(token_ids) == 1:
-            return self._decode(self._pending + self._bytes_of[token_ids[0]])
+        if len(token_ids) == 1 and not self._pending and (text := self._text_of[token_ids[0]]) is not None:
+            return text
         return self._decode(self._pending + b"".join(map(self._bytes_of.__getitem__, token_ids)))
 
     def _decode(self, data: bytes, is_last: bool = False) -> str:

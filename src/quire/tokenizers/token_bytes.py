@@ -8,8 +8,10 @@ Knows token ids and bytes. Knows nothing of requests.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+ValueT = TypeVar("ValueT")
 MAX_UTF8_BYTES = 4
 
 
@@ -26,14 +28,14 @@ _ALPHABET = _byte_level_alphabet()
 _CHARACTERS = {byte: character for character, byte in _ALPHABET.items()}
 
 
-class _ByteTable(dict[int, bytes]):
-    """Token id → bytes, filled on first use: a large vocabulary costs nothing at start-up."""
+class _Table(dict[int, ValueT]):
+    """What a token stands for, by its id; filled on first use: a large vocabulary costs nothing at start-up."""
 
-    def __init__(self, compute: Callable[[int], bytes]) -> None:
+    def __init__(self, compute: Callable[[int], ValueT]) -> None:
         super().__init__()
         self._compute = compute
 
-    def __missing__(self, token_id: int) -> bytes:
+    def __missing__(self, token_id: int) -> ValueT:
         value = self[token_id] = self._compute(token_id)
         return value
 
@@ -63,8 +65,9 @@ class TokenBytes:
         self._added = added
         self._special = special
         self.strip_first = strip_first
-        self._all = _ByteTable(self._compute)
-        self._visible = _ByteTable(lambda token_id: b"" if token_id in special else self._compute(token_id))
+        self._all = _Table(self._compute)
+        self._visible = _Table(lambda token_id: b"" if token_id in special else self._compute(token_id))
+        self._texts = {True: _Table(partial(_text_of, self._visible)), False: _Table(partial(_text_of, self._all))}
 
     def _compute(self, token_id: int) -> bytes:
         if (content := self._added.get(token_id)) is not None:
@@ -79,6 +82,10 @@ class TokenBytes:
     def table(self, skip_special_tokens: bool) -> Mapping[int, bytes]:
         """The whole table; special tokens are empty in the one that skips them."""
         return self._visible if skip_special_tokens else self._all
+
+    def texts(self, skip_special_tokens: bool) -> Mapping[int, str | None]:
+        """The table's texts; None of tokens that are not whole characters."""
+        return self._texts[skip_special_tokens]
 
     def first(self, data: bytes) -> bytes:
         """The bytes of a text's first token."""
@@ -97,6 +104,13 @@ class TokenBytes:
             if head:
                 return self.first(head) + b"".join(pieces)
         return b""
+
+
+def _text_of(bytes_of: Mapping[int, bytes], token_id: int) -> str | None:
+    try:
+        return bytes_of[token_id].decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _byte_level_piece(alphabet: Mapping[str, int]) -> Callable[[str, bool], bytes]:

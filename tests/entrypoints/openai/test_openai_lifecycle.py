@@ -206,7 +206,7 @@ async def test_a_connection_that_sends_no_head_is_closed(monkeypatch):
     loop = asyncio.get_running_loop()
     server_state = uvicorn.server.ServerState()
     listener = await loop.create_server(
-        lambda: http_protocol.BoundedHttpProtocol(config, server_state, {}), "127.0.0.1", 0
+        lambda: http_protocol.bounded_to(1 << 16, 256)(config, server_state, {}), "127.0.0.1", 0
     )
     async with listener:
         reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())

@@ -78,7 +78,6 @@ class HandFedEngine:
         self.inputs = InputProcessor(self.config, TokenizerSource(self.config.model))
         self.outputs = OutputProcessor()
         self.aborted = []
-        self.dead = None
 
     def get_tokenizer(self):
         return self.inputs.require_tokenizer()
@@ -87,7 +86,7 @@ class HandFedEngine:
         processed = self.inputs.process(request_id, self.inputs.tokenize(prompt), params, priority=priority)
         self.record = make_record(processed, self.get_tokenizer())
         self.outputs.add(self.record)
-        return RequestStream(self.record, self.aborted.append, lambda: self.dead)
+        return RequestStream(self.record, self.aborted.append)
 
     def feed(self, *token_ids, finish=None):
         core_id = self.record.sequences[0].core_id
@@ -97,7 +96,8 @@ class HandFedEngine:
                 news = EngineCoreOutputs(outputs=[EngineCoreOutput(core_id, [token_id], finish)])
             touched, _ = self.outputs.process(news, 1.0)
             for record in touched:
-                record.notify()
+                if record.notify is not None:
+                    record.notify()
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_a_dead_engine_is_told_of_after_what_came_before(state):
         connection, answering = await begin(state)
         connection.body.is_writable = False
         state.engine.feed(68)
-        state.engine.dead = EngineDeadError("gone")
+        state.engine.record.fail(EngineDeadError("gone"))
         state.engine.record.notify()
         connection.body.is_writable = True
         connection.body.on_writable()

@@ -14,7 +14,7 @@ from quire.entrypoints.openai.state import ServerSettings
 from quire.entrypoints.responses_api.background import BackgroundRun
 from quire.entrypoints.responses_api.prepare import prepare_response
 from quire.entrypoints.responses_api.protocol import InputTokensRequest, ResponsesRequest
-from quire.entrypoints.responses_api.run import stream_response
+from quire.entrypoints.responses_api.run import ResponseStream
 from quire.errors import CapacityError, EngineError
 
 BODY = {"input": "hi", "max_output_tokens": 4}
@@ -155,9 +155,11 @@ async def test_a_client_that_goes_away_ends_its_stream_but_not_its_background():
     engine.gate = asyncio.Semaphore(2)
     async with serve(engine) as s:
         job = await prepare_response(s.state, ResponsesRequest(input="hi", stream=True))
-        stream = stream_response(s.state, job)
-        await anext(stream)
-        await stream.aclose()
+        stream = await ResponseStream(s.state, job).open()
+        await stream.next()
+        engine.news.clear()
+        stream.close()
+        await engine.news.wait()
         assert engine.aborted == [engine.started[0][0]]
         engine.gate = asyncio.Semaphore(1)
         request = ResponsesRequest(input="hi", max_output_tokens=4, stream=True, background=True)

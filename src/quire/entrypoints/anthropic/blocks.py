@@ -79,40 +79,45 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 class BlockWriter:
-    """Writes the events of one answer's blocks; a delta is its text between two constant strings."""
+    """Writes the events of one answer's blocks; a delta is its text between two constant strings.
+
+    Attributes:
+        kind: of the pieces that go into the open block; None where none is open.
+    """
 
     def __init__(self, call_id: CallId) -> None:
         self._call_id = call_id
         self._index = -1
-        self._kind: str | None = None
+        self.kind: str | None = None
         self._head = b""
         self._thinking: list[str] = []
 
     def write(self, piece: Piece) -> bytes:
         """The events that a piece makes."""
-        if not _begins_block(piece, self._kind):
-            return self._delta(piece.text)
+        if not _begins_block(piece, self.kind):
+            return self.write_delta(piece.text)
         closing = self.close()
-        self._kind, block = _opened(piece, self._call_id)
+        self.kind, block = _opened(piece, self._call_id)
         self._index += 1
         head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b'
-        self._head = head % (self._index, _DELTAS[self._kind])
+        self._head = head % (self._index, _DELTAS[self.kind])
         opening = closing + event("content_block_start", index=self._index, content_block=block)
-        return opening if piece.kind == "call" else opening + self._delta(piece.text)
+        return opening if piece.kind == "call" else opening + self.write_delta(piece.text)
 
-    def _delta(self, text: str) -> bytes:
-        if self._kind == "reasoning":
+    def write_delta(self, text: str) -> bytes:
+        """More text of the open block."""
+        if self.kind == "reasoning":
             self._thinking.append(text)
         return self._head + _encode(text) + b"}}\n\n"
 
     def close(self) -> bytes:
         """End the open block, if there is one."""
-        if self._kind is None:
+        if self.kind is None:
             return b""
         closing = event("content_block_stop", index=self._index)
-        if self._kind == "reasoning":
+        if self.kind == "reasoning":
             signature = {"type": "signature_delta", "signature": _signature("".join(self._thinking))}
             self._thinking.clear()
             closing = event("content_block_delta", index=self._index, delta=signature) + closing
-        self._kind = None
+        self.kind = None
         return closing

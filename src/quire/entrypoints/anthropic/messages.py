@@ -4,11 +4,11 @@ Preparation, prompts and parsers are those of chat completions; the protocol's o
 """
 
 import dataclasses
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
+from quire.engine.request_stream import OutputStream
 from quire.entrypoints.anthropic.blocks import BlockWriter, event, whole_blocks
 from quire.entrypoints.anthropic.conversion import to_chat_request
+from quire.entrypoints.anthropic.errors import error_event
 from quire.entrypoints.anthropic.protocol import (
     CountTokensRequest,
     CountTokensResponse,
@@ -20,10 +20,18 @@ from quire.entrypoints.anthropic.protocol import (
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
 from quire.entrypoints.openai.errors import bad_request
-from quire.entrypoints.openai.generation import TokenCount, check_output, closable, last_output, start_generation
+from quire.entrypoints.openai.generation import (
+    TokenCount,
+    check_output,
+    last_output,
+    open_generation,
+    start_generation,
+)
 from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.state import ServerState
-from quire.outputs import CompletionOutput
+from quire.entrypoints.openai.streaming import failure_of
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.parsers.pieces import Piece
 from quire.sampling_params import SamplingParams
 
 
@@ -82,35 +90,55 @@ async def answer_message(state: ServerState, job: MessageJob) -> MessageResponse
     )
 
 
-async def stream_message(state: ServerState, job: MessageJob) -> AsyncGenerator[bytes, None]:
-    """The events of a streamed answer."""
-    chat = job.chat
-    count, reader = token_count(state, chat), PieceReader(chat.reader)
-    writer = BlockWriter(reader.call_id)
-    outputs = start_generation(state, chat.request, chat.prompt, chat.params, job.public_id)
-    opened = False
-    async with aclosing(closable(outputs)) as source:
-        async for output in source:
-            check_output(output, job.public_id)
-            events: list[bytes] = []
-            if not opened:
-                opened = True
-                count.add_cached(output)
-                message = MessageResponse(id=job.public_id, model=chat.model, content=[], usage=_usage(count))
-                events += [event("message_start", message=message), event("ping")]
-            for choice in output.outputs:
-                count.add_choice(choice)
-                events += [writer.write(piece) for piece in reader.read(choice)]
-                if choice.finish_reason is not None:
-                    reason, sequence = _stop(job, reader, choice)
-                    delta = {"stop_reason": reason, "stop_sequence": sequence}
-                    events += [
-                        writer.close(),
-                        event("message_delta", delta=delta, usage=_usage(count)),
-                        event("message_stop"),
-                    ]
-            if events:
-                yield b"".join(events)
+class MessageStream:
+    """Writes the events of a streamed answer. See `push.AnswerStream`."""
+
+    takes_text = True
+
+    def __init__(self, state: ServerState, job: MessageJob) -> None:
+        self._state = state
+        self._job = job
+        self._count = token_count(state, job.chat)
+        self._reader = PieceReader(job.chat.reader)
+        self._writer = BlockWriter(self._reader.call_id)
+        self._opened = False
+
+    async def open(self) -> OutputStream:
+        """Queue the request."""
+        chat = self._job.chat
+        assert isinstance(chat.params, SamplingParams)
+        request_id = self._state.engine_request_id(self._job.public_id)
+        return await open_generation(self._state, chat.request, chat.prompt, chat.params, request_id)
+
+    def write(self, output: RequestOutput) -> bytes:
+        """An output's events; before the first, the message without content."""
+        job, count = self._job, self._count
+        check_output(output, job.public_id)
+        events: list[bytes] = []
+        if not self._opened:
+            self._opened = True
+            count.add_cached(output)
+            message = MessageResponse(id=job.public_id, model=job.chat.model, content=[], usage=_usage(count))
+            events += [event("message_start", message=message), event("ping")]
+        for choice in output.outputs:
+            count.add_choice(choice)
+            events += map(self._writer.write, self._reader.read(choice))
+            if choice.finish_reason is not None:
+                reason, sequence = _stop(job, self._reader, choice)
+                delta = {"stop_reason": reason, "stop_sequence": sequence}
+                end = event("message_delta", delta=delta, usage=_usage(count))
+                events += [self._writer.close(), end, event("message_stop")]
+        return b"".join(events)
+
+    def write_text(self, text: str) -> bytes:
+        """The events of new text."""
+        if (kind := self._reader.plain_kind(text)) is not None and kind == self._writer.kind:
+            return self._writer.write_delta(text)
+        return b"".join(map(self._writer.write, self._reader.read_text(text) if kind is None else [Piece(kind, text)]))
+
+    async def end(self, error: Exception | None) -> bytes:
+        """Nothing, or what went wrong."""
+        return b"" if error is None else error_event(failure_of(error, self._job.public_id))
 
 
 def _stop(job: MessageJob, reader: PieceReader, choice: CompletionOutput) -> tuple[str | None, str | None]:

@@ -14,7 +14,7 @@ from quire.entrypoints.openai.thoughts import ReasoningCount, reasoning_count
 from quire.entrypoints.openai.tool_choice import ToolChoice, read_tool_choice
 from quire.outputs import CompletionOutput
 from quire.parsers.choice import AnswerFormats, begins_inside
-from quire.parsers.pieces import Answer, Piece
+from quire.parsers.pieces import Answer, Kind, Piece
 from quire.parsers.stream import AnswerParser
 
 PROMPT_END = 24
@@ -115,20 +115,36 @@ class PieceReader:
     def __init__(self, reader: AnswerReader | None) -> None:
         self._reader = reader
         self._parser = None if reader is None else reader.parser()
+        self._wants_reasoning = reader is not None and reader.request.include_reasoning is not False
 
     @property
     def num_calls(self) -> int:
         """Calls so far."""
         return 0 if self._parser is None else self._parser.num_calls
 
+    def plain_kind(self, text: str) -> Kind | None:
+        """The kind of the one piece that more text is as it stands, which is then part of the answer: the common case, at the
+        cost of one look. None where it has to be read."""
+        if self._parser is None:
+            return "content" if text else None
+        return self._parser.pass_plain(text) if self._wants_reasoning else None
+
+    def read_text(self, text: str) -> list[Piece]:
+        """What more text adds to the answer."""
+        if self._reader is None or self._parser is None:
+            return [Piece("content", text)] if text else []
+        return [piece for piece in self._parser.push(text) if self._reader.wants(piece)]
+
     def read(self, choice: CompletionOutput) -> list[Piece]:
         """What a step's text adds to the answer."""
-        if self._reader is None or self._parser is None:
-            return [Piece("content", choice.text)] if choice.text else []
-        pieces = self._parser.push(choice.text)
-        if choice.finish_reason is not None:
-            pieces += self._parser.finish()
-        return [piece for piece in pieces if self._reader.wants(piece)]
+        pieces = self.read_text(choice.text)
+        if choice.finish_reason is not None and self._reader is not None and self._parser is not None:
+            pieces += filter(self._reader.wants, self._parser.finish())
+        return pieces
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """A piece as a chunk's delta."""
+        return {piece.kind: piece.text} if self._reader is None else self._reader.delta(piece)
 
     def call_id(self, name: str, index: int) -> str:
         """The id of a call."""

@@ -2,17 +2,14 @@
 
 import dataclasses
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
-from quire.engine.request_stream import RequestStream
-from quire.entrypoints.openai.answers import AnswerReader, answer_reader
+from quire.engine.request_stream import OutputStream
+from quire.entrypoints.openai.answers import AnswerReader, PieceReader, answer_reader
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generation import (
     TokenCount,
     check_output,
-    closable,
     last_output,
     open_generation,
     start_generation,
@@ -40,13 +37,13 @@ from quire.entrypoints.openai.sampling import (
     check_stream_options,
     resolve_max_tokens,
 )
-from quire.entrypoints.openai.sse import ChunkWriter, chat_chunk_writer
+from quire.entrypoints.openai.sse import DONE, ChunkWriter, chat_chunk_writer, error_event
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.streaming import failure_of
 from quire.entrypoints.openai.structured import constrain_answer
 from quire.entrypoints.openai.tool_choice import read_tool_choice
 from quire.entrypoints.openai.unsupported import refuse_unsupported_chat
 from quire.outputs import CompletionOutput, RequestOutput
-from quire.parsers.stream import AnswerParser
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -168,44 +165,29 @@ def _logprobs(request: ChatCompletionRequest, choice: CompletionOutput) -> ChatL
     return chat_logprobs(choice.token_ids, choice.logprobs, request.top_logprobs or 0, as_ids)
 
 
-def stream_chat(state: ServerState, job: ChatJob) -> AsyncGenerator[bytes, None]:
-    """The chunks of a streamed answer, without the closing `[DONE]`."""
-    return ChatStream(state, job).events()
-
-
 class ChatStream:
     """Writes the chunks of a streamed answer. See `push.AnswerStream`."""
 
     def __init__(self, state: ServerState, job: ChatJob) -> None:
-        self.public_id = job.public_id
         self._state = state
         self._job = job
         self._include_usage, self._continuous = wants_usage(job.request)
         self._writer = chat_chunk_writer(job.public_id, job.created, job.model, self._include_usage)
         self._count = token_count(state, job)
-        self._parsers = [None if job.reader is None else job.reader.parser() for _ in range(_num_choices(job))]
+        self._readers = [PieceReader(job.reader) for _ in range(_num_choices(job))]
         self._opened = False
         self.takes_text = not (self._continuous or job.request.logprobs or job.request.return_token_ids)
 
-    async def open(self) -> RequestStream | None:
+    async def open(self) -> OutputStream:
         """Queue the request."""
         job = self._job
-        return await open_generation(self._state, job.request, job.prompt, job.params, job.public_id)
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The chunks, for whoever pulls."""
-        job = self._job
-        outputs = start_generation(self._state, job.request, job.prompt, job.params, job.public_id)
-        async with aclosing(closable(outputs)) as source:
-            async for output in source:
-                if chunks := self.write(output):
-                    yield chunks
-        if end := self.end():
-            yield end
+        assert isinstance(job.params, SamplingParams)
+        request_id = self._state.engine_request_id(job.public_id)
+        return await open_generation(self._state, job.request, job.prompt, job.params, request_id)
 
     def write(self, output: RequestOutput) -> bytes:
         """An output as chunks; before the first, who speaks."""
-        check_output(output, self.public_id)
+        check_output(output, self._job.public_id)
         pieces: list[bytes] = []
         if not self._opened:
             self._opened = True
@@ -213,28 +195,25 @@ class ChatStream:
             pieces.extend(_opening(self._job, self._writer, self._count, self._continuous))
         self._count.add_times(output)
         for choice in output.outputs:
+            self._count.add_choice(choice)
             if self.takes_text and choice.finish_reason is None:
-                pieces.append(self._text(choice.index, choice.text, choice.token_ids))
+                pieces.append(self._text(choice.index, choice.text))
             else:
-                self._count.add_choice(choice)
                 usage = self._count.usage() if self._continuous else None
-                pieces.extend(_rich_chunks(self._job, self._writer, choice, self._parsers[choice.index], usage))
+                pieces.extend(_rich_chunks(self._job, self._writer, choice, self._readers[choice.index], usage))
         return b"".join(pieces)
 
-    def write_text(self, text: str, token_ids: list[int]) -> bytes:
+    def write_text(self, text: str) -> bytes:
         """New text of the only choice."""
-        return self._text(0, text, token_ids)
+        return self._text(0, text)
 
-    def _text(self, index: int, text: str, token_ids: list[int]) -> bytes:
+    def _text(self, index: int, text: str) -> bytes:
         """A step of a choice that goes on and tells nothing but its text."""
-        self._count.add_tokens(index, token_ids)
-        parser, reader = self._parsers[index], self._job.reader
-        if parser is None or reader is None:
-            return self._writer.text(index, text) if text else b""
+        reader = self._readers[index]
+        if (kind := reader.plain_kind(text)) is not None:
+            return self._writer.text(index, text, kind)
         chunks = b""
-        for piece in parser.push(text):
-            if not reader.wants(piece):
-                continue
+        for piece in reader.read_text(text):
             if piece.kind == "content" or piece.kind == "reasoning":
                 chunks += self._writer.text(index, piece.text, piece.kind)
             else:
@@ -242,9 +221,12 @@ class ChatStream:
                 chunks += self._writer.choice({**delta, "logprobs": None, "finish_reason": None})
         return chunks
 
-    def end(self) -> bytes:
+    async def end(self, error: Exception | None) -> bytes:
         """The usage, where it was asked for."""
-        return self._writer.usage(self._count.usage(), self._count.timing()) if self._include_usage else b""
+        if error is not None:
+            return error_event(failure_of(error, self._job.public_id)) + DONE
+        usage = self._writer.usage(self._count.usage(), self._count.timing()) if self._include_usage else b""
+        return usage + DONE
 
 
 def _opening(job: ChatJob, writer: ChunkWriter, count: TokenCount, continuous: bool) -> list[bytes]:
@@ -265,38 +247,31 @@ def _num_choices(job: ChatJob) -> int:
     return job.params.n if isinstance(job.params, SamplingParams) else job.params.beam_width
 
 
-def _deltas(job: ChatJob, choice: CompletionOutput, parser: AnswerParser | None) -> list[dict[str, Any]]:
+def _deltas(job: ChatJob, choice: CompletionOutput, reader: PieceReader) -> list[dict[str, Any]]:
     """What a step's text adds to the message. A step whose tokens are wanted too has at least one delta."""
-    if job.reader is None or parser is None:
-        deltas: list[dict[str, Any]] = [{"content": choice.text}] if choice.text else []
-    else:
-        pieces = parser.push(choice.text)
-        if choice.finish_reason is not None:
-            pieces += parser.finish()
-        deltas = [job.reader.delta(piece) for piece in pieces if job.reader.wants(piece)]
+    deltas = [reader.delta(piece) for piece in reader.read(choice)]
     tells_tokens = choice.token_ids and (job.request.logprobs or job.request.return_token_ids)
     return deltas or ([{"content": ""}] if tells_tokens else [])
 
 
 def _rich_chunks(
-    job: ChatJob, writer: ChunkWriter, choice: CompletionOutput, parser: AnswerParser | None, usage: Usage | None
+    job: ChatJob, writer: ChunkWriter, choice: CompletionOutput, reader: PieceReader, usage: Usage | None
 ) -> list[bytes]:
     """The message's parts, the first with logprobs and token ids; then the finish reason in a chunk of its own."""
     chunks: list[bytes] = []
-    for number, delta in enumerate(_deltas(job, choice, parser)):
+    for number, delta in enumerate(_deltas(job, choice, reader)):
         logprobs = None if number else _logprobs(job.request, choice)
         chunk: dict[str, Any] = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         if job.request.return_token_ids and not number:
             chunk["token_ids"] = list(choice.token_ids)
         chunks.append(writer.choice(chunk, usage))
     if choice.finish_reason is not None:
-        num_calls = 0 if parser is None else parser.num_calls
         reason = choice.finish_reason
         finish: dict[str, Any] = {
             "index": choice.index,
             "delta": {},
             "logprobs": None,
-            "finish_reason": reason if job.reader is None else job.reader.finish_reason(reason, num_calls),
+            "finish_reason": reason if job.reader is None else job.reader.finish_reason(reason, reader.num_calls),
             "stop_reason": choice.stop_reason,
         }
         chunks.append(writer.choice(finish, usage))

@@ -6,17 +6,14 @@ Several prompts give choices numbered prompt by prompt: choice `i * n + j` is th
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from quire.config import limits
-from quire.engine.request_stream import RequestStream
+from quire.engine.request_stream import MergedStream, OutputStream
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generation import (
     TokenCount,
     check_output,
-    closable,
     last_output,
     open_generation,
     start_generation,
@@ -35,9 +32,9 @@ from quire.entrypoints.openai.sampling import (
     check_stream_options,
     resolve_max_tokens,
 )
-from quire.entrypoints.openai.sse import ChunkWriter, completion_chunk_writer
+from quire.entrypoints.openai.sse import DONE, ChunkWriter, completion_chunk_writer, error_event
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import merge_indexed
+from quire.entrypoints.openai.streaming import failure_of
 from quire.entrypoints.openai.unsupported import refuse_unsupported_completion
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -218,7 +215,6 @@ class CompletionStream:
 
     def __init__(self, state: ServerState, job: CompletionJob) -> None:
         include_usage, self._continuous = wants_usage(job.request)
-        self.public_id = job.public_id
         self._include_usage = include_usage
         self._state = state
         self._job = job
@@ -228,52 +224,39 @@ class CompletionStream:
             TokenCount(len(prompt.token_ids), details=details, times=[] if timed else None) for prompt in job.prompts
         ]
         self._offsets: dict[int, int] = {}
+        self._prompt_index: dict[str, int] = {}
         request = job.request
         rich = self._continuous or request.logprobs is not None or request.echo
         self.takes_text = not (rich or request.return_token_ids or request.prompt_logprobs is not None)
 
-    async def open(self) -> RequestStream | None:
-        """Queue the request, if it has one prompt."""
-        job = self._job
-        if len(job.prompts) > 1:
-            return None
-        return await open_generation(self._state, job.request, job.prompts[0], job.params[0], job.public_id)
+    async def open(self) -> OutputStream:
+        """Queue a request for each prompt."""
+        job, streams = self._job, list[OutputStream]()
+        try:
+            for index, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True)):
+                assert isinstance(params, SamplingParams)
+                request_id = self._state.engine_request_id(job.public_id)
+                self._prompt_index[request_id] = index
+                streams.append(await open_generation(self._state, job.request, prompt, params, request_id))
+        except BaseException:
+            MergedStream(streams).close()
+            raise
+        return streams[0] if len(streams) == 1 else MergedStream(streams)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The chunks, without the closing `[DONE]`."""
-        job = self._job
-        sources = [
-            closable(start_generation(self._state, job.request, prompt, params, job.public_id))
-            for prompt, params in zip(job.prompts, job.params, strict=True)
-        ]
-        if len(sources) == 1:
-            async with aclosing(sources[0]) as source:
-                async for output in source:
-                    if event := self.write(output):
-                        yield event
-        else:
-            async with aclosing(merge_indexed(sources)) as merged:
-                async for prompt_index, output in merged:
-                    if event := self._write(prompt_index, output):
-                        yield event
-        if end := self.end():
-            yield end
-
-    def write(self, output: RequestOutput) -> bytes:
-        """An output of the only prompt as chunks."""
-        return self._write(0, output)
-
-    def write_text(self, text: str, token_ids: list[int]) -> bytes:
+    def write_text(self, text: str) -> bytes:
         """New text of the only choice."""
-        self._counts[0].completion += len(token_ids)
         return self._writer.text(0, text) if text else b""
 
-    def end(self) -> bytes:
+    async def end(self, error: Exception | None) -> bytes:
         """The usage, where it was asked for."""
+        if error is not None:
+            return error_event(failure_of(error, self._job.public_id)) + DONE
         total = self._total()
-        return self._writer.usage(total.usage(), total.timing()) if self._include_usage else b""
+        return (self._writer.usage(total.usage(), total.timing()) if self._include_usage else b"") + DONE
 
-    def _write(self, prompt_index: int, output: RequestOutput) -> bytes:
+    def write(self, output: RequestOutput) -> bytes:
+        """An output of one of the prompts as chunks."""
+        prompt_index = self._prompt_index[output.request_id]
         check_output(output, self._job.public_id)
         count = self._counts[prompt_index]
         count.add_cached(output)

@@ -1,11 +1,11 @@
 """What completions and chat share: running a request in the engine, counting its tokens, noticing its failure."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 
 from msgspec import UnsetType
 
-from quire.engine.request_stream import RequestStream
+from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.prompts import Prompt
 from quire.entrypoints.openai.protocol import GenerationFields
@@ -44,30 +44,11 @@ def start_generation(
 
 
 async def open_generation(
-    state: ServerState,
-    request: GenerationFields,
-    prompt: Prompt,
-    params: SamplingParams | BeamSearchParams,
-    public_id: str,
-) -> RequestStream | None:
-    """The running request, for a reader that wants to be called; None where there is none (a beam search, or an engine that
-    cannot call)."""
-    open_stream = getattr(state.engine, "open_stream", None)
-    if open_stream is None or isinstance(params, BeamSearchParams):
-        return None
+    state: ServerState, request: GenerationFields, prompt: Prompt, params: SamplingParams, request_id: str
+) -> OutputStream:
+    """The running request, by the engine's id of it, for a reader that wants to be called."""
     tokens = engine_prompt(prompt, request.cache_salt)
-    return await open_stream(tokens, params, state.engine_request_id(public_id), priority=request.priority or 0)
-
-
-async def closable(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
-    """The outputs as something that can be closed, which is what aborts the request."""
-    try:
-        async for output in outputs:
-            yield output
-    finally:
-        close = getattr(outputs, "aclose", None)
-        if close is not None:
-            await close()
+    return await state.engine.open_stream(tokens, params, request_id, priority=request.priority or 0)
 
 
 async def last_output(outputs: AsyncIterator[RequestOutput], public_id: str) -> RequestOutput:
@@ -100,13 +81,9 @@ class TokenCount:
 
     def add_choice(self, choice: CompletionOutput) -> None:
         """Count an answer's new tokens."""
-        self.add_tokens(choice.index, choice.token_ids)
-
-    def add_tokens(self, index: int, token_ids: list[int]) -> None:
-        """Count new tokens of the choice `index`."""
-        self.completion += len(token_ids)
+        self.completion += len(choice.token_ids)
         if self.thoughts is not None:
-            self.thoughts.add(index, token_ids)
+            self.thoughts.add(choice.index, choice.token_ids)
 
     def usage(self) -> Usage:
         """As the protocol's usage block."""

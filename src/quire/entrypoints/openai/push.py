@@ -7,89 +7,80 @@ keeps what comes meanwhile, once. Knows no chunk formats: an `AnswerStream` has 
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.engine.request_stream import RequestStream
+from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
-from quire.entrypoints.openai.streaming import (
-    OPENAI_STREAM,
-    STREAM_HEADERS,
-    ClientGone,
-    StreamProtocol,
-    failure_event,
-    start_event_stream,
-)
-from quire.outputs import RequestOutput
+from quire.entrypoints.openai.streaming import STREAM_HEADERS, ClientGone, EventStream
+from quire.outputs import AnyOutput, RequestOutput
 
 
 class AnswerStream(Protocol):
-    """One streamed answer.
+    """One streamed answer, as its protocol's events.
 
     Attributes:
-        public_id: named in the error event of a failure.
         takes_text: `write_text` may be used where nothing but text has come.
     """
 
-    public_id: str
     takes_text: bool
 
-    async def open(self) -> RequestStream | None:
-        """Queue the request; None where it cannot be pushed: then `events` is used."""
-        ...
-
-    def events(self) -> AsyncGenerator[bytes, None]:
-        """Everything but the protocol's end, for whoever pulls."""
+    async def open(self) -> OutputStream:
+        """Queue the request."""
         ...
 
     def write(self, output: RequestOutput) -> bytes:
-        """An output as chunks."""
+        """An output's events. Raises what it says of a failure."""
         ...
 
-    def write_text(self, text: str, token_ids: list[int]) -> bytes:
-        """New text of the only choice, after a first `write`."""
+    def write_text(self, text: str) -> bytes:
+        """The events of new text, maybe none, of the only choice, after a first `write`. Its tokens come with a later output."""
         ...
 
-    def end(self) -> bytes:
-        """The last chunks."""
+    async def end(self, error: Exception | None) -> bytes:
+        """The last events; `error` is why there are no more, if the answer is not complete."""
         ...
 
 
-async def stream_answer(request: Request, answer: AnswerStream, protocol: StreamProtocol = OPENAI_STREAM) -> Response:
+async def stream_answer(request: Request, answer: AnswerStream) -> Response:
     """A stream's response, once its first event is there, so that a request which is refused gets a status."""
-    body = direct_body(request.scope)
-    source = await answer.open() if body is not None else None
-    if body is None or source is None:
-        return await start_event_stream(answer.events(), answer.public_id, protocol)
+    source = await answer.open()
     try:
-        output = await source.next()
-        assert isinstance(output, RequestOutput)
-        first = answer.write(output)
+        first = answer.write(_generated(await source.next()))
     except BaseException:
         source.close()
         raise
-    return PushedStream(first, output.finished, answer, source, body, protocol)
+    body = direct_body(request.scope)
+    if body is None:
+        return EventStream(first, _rest(answer, source))
+    return PushedStream(first, answer, source, body)
+
+
+async def _rest(answer: AnswerStream, source: OutputStream) -> AsyncGenerator[bytes, None]:
+    """What follows the first events, for a server that is not ours."""
+    failure: Exception | None = None
+    try:
+        async with aclosing(source.outputs()) as outputs:
+            async for output in outputs:
+                yield answer.write(_generated(output))
+    except Exception as error:
+        failure = error
+    yield await answer.end(failure)
+
+
+def _generated(output: AnyOutput) -> RequestOutput:
+    assert isinstance(output, RequestOutput)
+    return output
 
 
 class PushedStream(Response):
-    """The response of a pushed stream.
+    """The response of a pushed stream; `first`: events that are there already."""
 
-    Args:
-        first: events that are there already; `is_finished`: they are all of them.
-    """
-
-    def __init__(
-        self,
-        first: bytes,
-        is_finished: bool,
-        answer: AnswerStream,
-        source: RequestStream,
-        body: DirectBody,
-        protocol: StreamProtocol,
-    ) -> None:
+    def __init__(self, first: bytes, answer: AnswerStream, source: OutputStream, body: DirectBody) -> None:
         super().__init__()
         self.raw_headers = list(STREAM_HEADERS)
         self._rest = first
@@ -97,23 +88,20 @@ class PushedStream(Response):
         self._takes_text = answer.takes_text
         self._source = source
         self._body = body
-        self._protocol = protocol
         self._failure: Exception | None = None
         self._ended = asyncio.get_running_loop().create_future()
-        if is_finished:
-            self._ended.set_result(None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope, receive
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if not self._ended.done():
+            if not self._source.is_over:
                 await send({"type": "http.response.body", "body": self._rest, "more_body": True})
                 self._rest = b""
                 await self._push_until_end()
-            await send({"type": "http.response.body", "body": self._last_events(), "more_body": False})
+            last = self._rest + await self._answer.end(self._failure)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
-            self._source.push_to(_ignore)
             self._source.close()
 
     async def _push_until_end(self) -> None:
@@ -138,43 +126,28 @@ class PushedStream(Response):
 
     def _push(self) -> None:
         """There are news, or there is room: write what has come, if the client has room for it."""
-        if not self._body.is_writable:
+        body = self._body
+        if not body.is_writable or self._ended.done():
             return
         try:
-            news = self._source.take_text() if self._takes_text else None
-            data = self._take() if news is None else self._answer.write_text(*news)
+            text = self._source.take_text() if self._takes_text else None
+            if data := self._take() if text is None else self._answer.write_text(text):
+                body.write(data)
         except Exception as error:
             self._failure = error
             self._end()
-            return
-        if data:
-            self._body.write(data)
 
     def _end(self) -> None:
         """There will be nothing more to push: all is there, or nobody reads."""
-        self._body.close()
-        self._source.push_to(_ignore)
         if not self._ended.done():
             self._ended.set_result(None)
 
     def _take(self) -> bytes:
-        """What has come, as events; what comes with the end is left for `_last_events`."""
+        """What has come, as events; what comes with the end is left for the last ones."""
         while (output := self._source.take()) is not None:
-            assert isinstance(output, RequestOutput)
-            self._rest += self._answer.write(output)
-            if output.finished:
+            self._rest += self._answer.write(_generated(output))
+            if self._source.is_over:
                 self._end()
                 return b""
         events, self._rest = self._rest, b""
         return events
-
-    def _last_events(self) -> bytes:
-        if self._failure is not None:
-            end = failure_event(self._failure, self._answer.public_id, self._protocol)
-        else:
-            end = self._answer.end()
-        return self._rest + end + self._protocol.end
-
-
-def _ignore() -> None:
-    """Nobody is told any more."""

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.config import PoolingConfig
-from quire.entrypoints.anthropic.errors import error_event
-from quire.entrypoints.anthropic.messages import answer_message, count_tokens, prepare_message, stream_message
+from quire.entrypoints.anthropic.messages import MessageStream, answer_message, count_tokens, prepare_message
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, prepare_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
@@ -41,7 +40,7 @@ from quire.entrypoints.openai.responses import DetokenizeResponse, TokenizeRespo
 from quire.entrypoints.openai.route_tools import Handler, json_response, public_id, read_bytes, read_request, state_of
 from quire.entrypoints.openai.scores import answer_rerank, answer_score
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import StreamProtocol, run_while_connected, start_event_stream
+from quire.entrypoints.openai.streaming import run_while_connected
 from quire.entrypoints.responses_api import handlers as responses_api
 
 BodyT = TypeVar("BodyT", bound=PoolingFields | CountTokensRequest)
@@ -83,13 +82,10 @@ async def create_message(request: Request) -> Response:
     async def work() -> Response:
         job = await prepare_message(state, body, public_id(request, body))
         if body.stream:
-            return await start_event_stream(stream_message(state, job), job.public_id, _ANTHROPIC_STREAM)
+            return await stream_answer(request, MessageStream(state, job))
         return json_response(await answer_message(state, job))
 
     return await run_while_connected(request, work())
-
-
-_ANTHROPIC_STREAM = StreamProtocol(b"", error_event)
 
 
 def _route(kind: type[BodyT], answer: Callable[[ServerState, BodyT, str], Awaitable[Any]]) -> Handler:

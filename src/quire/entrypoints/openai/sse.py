@@ -31,16 +31,17 @@ class ChunkWriter:
         self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._text_field = text_field
-        self._around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
+        self._heads: dict[str | tuple[int, str], bytes] = {}
+        self._text_tail = text_field[1].encode() + self._tail
 
     def text(self, index: int, text: str, field: str = "content") -> bytes:
         """A chunk that carries nothing but text, of the message's content or its reasoning (`field`)."""
-        around = self._around.get((index, field))
-        if around is None:
-            before, after = self._text_field
-            head = self._head + b'{"index":%d,%s' % (index, before.replace("content", field).encode())
-            around = self._around[index, field] = head, after.encode() + self._tail
-        return b"%b%b%b" % (around[0], _encode(text), around[1])
+        key = (index, field) if index else field  # a tuple costs as much as all the rest
+        head = self._heads.get(key)
+        if head is None:
+            before = self._text_field[0].replace("content", field)
+            head = self._heads[key] = self._head + b'{"index":%d,%s' % (index, before.encode())
+        return b"".join((head, _encode(text), self._text_tail))
 
     def choice(self, choice: dict[str, Any], usage: Usage | None = None) -> bytes:
         """A chunk with one choice of any content."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from quire.config import EngineConfig
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.pooling_processor import PoolingProcessor
+from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.admission import AdmissionGate
 from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
@@ -44,6 +45,10 @@ class EngineClient(Protocol):
     def generate(
         self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncIterator[RequestOutput]: ...
+
+    async def open_stream(
+        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+    ) -> OutputStream: ...
 
     def beam_search(
         self, prompt: PromptType, params: BeamSearchParams, request_id: str

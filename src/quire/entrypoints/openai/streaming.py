@@ -6,8 +6,8 @@ what aborts the request in the engine.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from quire.entrypoints.openai.errors import HTTPError, from_exception
 from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
-from quire.entrypoints.openai.sse import DONE, error_event
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -90,38 +89,21 @@ async def cancel(task: "asyncio.Future[Any]") -> None:
         await task
 
 
-class StreamProtocol(NamedTuple):
-    """What a protocol sends when a stream ends, and when it fails."""
-
-    end: bytes
-    error_event: Callable[[HTTPError], bytes]
-
-
-OPENAI_STREAM = StreamProtocol(DONE, error_event)
-
-
 class EventStream(Response):
-    """A stream of server-sent events.
+    """A stream of server-sent events that are pulled from a generator.
 
-    A slow reader holds back `send`, so that at most one write's worth is buffered here; the engine merges what
-    is generated meanwhile.
+    A slow reader holds back `send`, so that at most one write's worth is buffered here.
 
     Args:
-        first: events that are already there; they were awaited so that a refusal could still be a status.
-        events: the rest. It is closed, whatever happens.
-        request_id: named in the error event of a failure.
-        protocol: how a stream ends.
+        first: events that are already there.
+        events: the rest, with the protocol's end and what is said of failures. It is closed, whatever happens.
     """
 
-    def __init__(
-        self, first: bytes, events: AsyncGenerator[bytes, None], request_id: str, protocol: StreamProtocol
-    ) -> None:
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__()
         self.raw_headers = list(STREAM_HEADERS)
         self._first = first
         self._events = events
-        self._request_id = request_id
-        self._protocol = protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
@@ -139,59 +121,14 @@ class EventStream(Response):
     async def _pump(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
-        try:
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        except Exception as error:
-            failure = failure_event(error, self._request_id, self._protocol)
-            await send({"type": "http.response.body", "body": failure, "more_body": True})
-        await send({"type": "http.response.body", "body": self._protocol.end, "more_body": False})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def failure_event(error: Exception, request_id: str, protocol: StreamProtocol) -> bytes:
+def failure_of(error: Exception, request_id: str) -> HTTPError:
     """What a stream says that fails; a failure of ours leaves its cause in the log."""
     answer = from_exception(error, request_id)
     if answer.status >= 500:
         logger.error("Request %s failed while streaming.", request_id, exc_info=error)
-    return protocol.error_event(answer)
-
-
-async def start_event_stream(
-    events: AsyncGenerator[bytes, None], request_id: str, protocol: StreamProtocol = OPENAI_STREAM
-) -> EventStream:
-    """Wait for the first event, so that a request which is refused gets a status and not a broken stream."""
-    try:
-        first = await anext(events)
-    except BaseException:
-        await events.aclose()
-        raise
-    return EventStream(first, events, request_id, protocol)
-
-
-async def merge_indexed(sources: Sequence[AsyncIterator[ResultT]]) -> AsyncGenerator[tuple[int, ResultT], None]:
-    """Items of several sources as they come, with the source's index. One that fails ends them all."""
-    queue: asyncio.Queue[tuple[int, ResultT | None, BaseException | None]] = asyncio.Queue(maxsize=len(sources))
-
-    async def drain(index: int, source: AsyncIterator[ResultT]) -> None:
-        failure: BaseException | None = None
-        try:
-            async for item in source:
-                await queue.put((index, item, None))
-        except Exception as error:
-            failure = error
-        await queue.put((index, None, failure))
-
-    tasks = [asyncio.ensure_future(drain(index, source)) for index, source in enumerate(sources)]
-    running = len(tasks)
-    try:
-        while running:
-            index, item, failure = await queue.get()
-            if failure is not None:
-                raise failure
-            if item is None:
-                running -= 1
-            else:
-                yield index, item
-    finally:
-        for task in tasks:
-            await cancel(task)
+    return answer

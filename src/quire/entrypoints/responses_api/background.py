@@ -9,8 +9,9 @@ from contextlib import aclosing
 
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api.prepare import ResponseJob
-from quire.entrypoints.responses_api.run import cancel, keep, respond
+from quire.entrypoints.responses_api.run import ResponseStream, cancel, end, fail, keep
 from quire.logger import init_logger
+from quire.outputs import RequestOutput
 
 logger = init_logger(__name__)
 
@@ -63,13 +64,8 @@ class BackgroundRun:
 
     async def _run(self) -> None:
         try:
-            async with aclosing(respond(self._state, self.job)) as source:
-                async for events in source:
-                    await self._tell(events)
-        except asyncio.CancelledError:
-            if not self._is_cancelled:
-                raise
-            await self._tell(cancel(self.job))
+            self._add([self.job.writer.lifecycle("created"), self.job.writer.lifecycle("queued")])
+            await self._end(await self._generate())
         except Exception:
             logger.exception("Response %s could not be kept.", self.job.request_id)
         finally:
@@ -78,10 +74,28 @@ class BackgroundRun:
             del self._state.background[self.job.response.id]
             self._state.end_request()
 
-    async def _tell(self, events: list[bytes]) -> None:
-        """More events; the end is told when the response has been kept."""
-        if self.job.is_over:
-            await keep(self._state, self.job, [*self._events, *events] if self.has_stream else None)
+    async def _generate(self) -> list[bytes]:
+        """Add events but the last, which are returned."""
+        stream = ResponseStream(self._state, self.job)
+        try:
+            async with aclosing((await stream.open()).outputs()) as outputs:
+                async for output in outputs:
+                    assert isinstance(output, RequestOutput)
+                    self._add(stream.events(output))
+            return end(self.job)
+        except asyncio.CancelledError:
+            if not self._is_cancelled:
+                raise
+            return cancel(self.job)
+        except Exception as error:
+            return fail(self.job, error)
+
+    async def _end(self, events: list[bytes]) -> None:
+        """The last events are told when the response has been kept."""
+        await keep(self._state, self.job, [*self._events, *events] if self.has_stream else None)
+        self._add(events)
+
+    def _add(self, events: list[bytes]) -> None:
         if self.has_stream:
             self._events += events
             self._wake()

@@ -1,22 +1,19 @@
 """The routes under `/v1/responses`: each reads what was sent, calls one function, and encodes what it gives."""
 
-from collections.abc import AsyncGenerator
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.push import stream_answer
 from quire.entrypoints.openai.route_tools import Handler, json_response, read_request, state_of
-from quire.entrypoints.openai.streaming import StreamProtocol, run_while_connected, start_event_stream
+from quire.entrypoints.openai.streaming import STREAM_HEADERS, EventStream, run_while_connected
 from quire.entrypoints.responses_api.background import BackgroundRun
-from quire.entrypoints.responses_api.events import error_event
 from quire.entrypoints.responses_api.prepare import count_input_tokens, prepare_response
 from quire.entrypoints.responses_api.protocol import DeletedResponse, InputTokensRequest, ItemList, ResponsesRequest
-from quire.entrypoints.responses_api.run import answer_response, find, not_found, stream_response
+from quire.entrypoints.responses_api.run import ResponseStream, answer_response, find, not_found
 from quire.entrypoints.responses_api.store import Missing
 
-_STREAM = StreamProtocol(b"", error_event)
 MAX_LISTED = 100
 
 
@@ -31,10 +28,10 @@ async def create_response(request: Request) -> Response:
             run = BackgroundRun(state, job)
             await run.start()
             if body.stream:
-                return await start_event_stream(run.follow(), job.request_id, _STREAM)
+                return EventStream(b"", run.follow())
             return json_response(job.response)
         if body.stream:
-            return await start_event_stream(stream_response(state, job), job.request_id, _STREAM)
+            return await stream_answer(request, ResponseStream(state, job))
         return json_response(await answer_response(state, job))
 
     return await run_while_connected(request, work())
@@ -61,18 +58,14 @@ async def retrieve_response(request: Request) -> Response:
             return json_response(run.job.response)
         return _json((await find(state, response_id)).body)
     if run is not None and run.has_stream:
-        return await start_event_stream(run.follow(after), response_id, _STREAM)
+        return EventStream(b"", run.follow(after))
     events = None if run is not None else (await find(state, response_id)).events
     if events is None:
         message = "stream: only a response that was made with background and stream can be streamed again."
         raise bad_request(message, "stream")
-    return await start_event_stream(_replay(events, after), response_id, _STREAM)
-
-
-async def _replay(events: bytes, after: int) -> AsyncGenerator[bytes, None]:
-    """What was told before, from a place on; JSON has no raw line ends."""
-    rest = events.split(b"\n\n", after + 1)
-    yield rest[-1] if len(rest) == after + 2 else b""
+    rest = events.split(b"\n\n", after + 1)  # JSON has no raw line ends
+    told = rest[-1] if len(rest) == after + 2 else b""
+    return Response(told, headers={name.decode(): value.decode() for name, value in STREAM_HEADERS})
 
 
 async def delete_response(request: Request) -> Response:

@@ -22,6 +22,7 @@ from quire.entrypoints.responses_api.protocol import (
     ReasoningConfig,
     ResponseObject,
     ResponsesRequest,
+    Status,
     TextConfig,
 )
 from quire.entrypoints.responses_api.store import Missing, StillRunning
@@ -39,6 +40,7 @@ class ResponseJob:
         items: the request's own input, normalized.
         request_id: the name in the engine and in the log.
         unwritten: logprobs of tokens whose text the parser still holds back.
+        ended_as: the response's last status, once that is known.
     """
 
     request: ResponsesRequest
@@ -50,6 +52,7 @@ class ResponseJob:
     writer: EventWriter
     count: TokenCount
     unwritten: list[TokenLogprob] = dataclasses.field(default_factory=list[TokenLogprob])
+    ended_as: Status = "failed"
 
     @property
     def is_over(self) -> bool:

@@ -5,15 +5,18 @@ Parsers are those of chat completions; the protocol's own forms are in `events.p
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 
 import msgspec
 
-from quire.entrypoints.openai.errors import HTTPError, error_of_finished, from_exception
-from quire.entrypoints.openai.generation import TokenCount, check_output, closable, start_generation
+from quire.engine.request_stream import OutputStream
+from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.openai.generation import TokenCount, check_output, open_generation
 from quire.entrypoints.openai.logprobs import chat_logprobs
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.streaming import failure_of
+from quire.entrypoints.responses_api.events import error_event
 from quire.entrypoints.responses_api.prepare import ResponseJob
 from quire.entrypoints.responses_api.protocol import (
     IncompleteDetails,
@@ -24,61 +27,72 @@ from quire.entrypoints.responses_api.protocol import (
     ResponseUsage,
 )
 from quire.entrypoints.responses_api.store import Missing, Record
-from quire.logger import init_logger
-from quire.outputs import CompletionOutput
+from quire.outputs import CompletionOutput, RequestOutput
+from quire.parsers.pieces import Piece
+from quire.sampling_params import SamplingParams
 
-logger = init_logger(__name__)
 _encode = msgspec.json.Encoder().encode
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
-async def respond(state: ServerState, job: ResponseJob) -> AsyncGenerator[list[bytes], None]:
-    """A response's events, some at a time; the last ones are there when `job.is_over`.
+class ResponseStream:
+    """Writes a response's events; it is kept before its end is told. See `push.AnswerStream`."""
 
-    A failure is raised while it can still be told by a status; later it is the response's own end.
-    """
-    response, writer, chat = job.response, job.writer, job.chat
-    opening = [writer.lifecycle("created")]
-    if response.background:
-        yield [*opening, writer.lifecycle("queued")]
-        opening = []
-    opened = response.background
-    try:
-        outputs = start_generation(state, chat.request, chat.prompt, chat.params, job.request_id)
-        async with aclosing(closable(outputs)) as source:
-            began = False
-            async for output in source:
-                check_output(output, job.request_id)
-                job.count.add_times(output)
-                events: list[bytes] = []
-                if not began:
-                    began, opened = True, opened or bool(job.request.stream)
-                    job.count.add_cached(output)
-                    response.status = "in_progress"
-                    events += [*opening, writer.lifecycle("in_progress")]
-                events += _write(job, output.outputs[0])
-                if events:
-                    yield events
-        if not job.is_over:
-            raise error_of_finished(None, job.request_id)
-    except Exception as error:
-        if job.is_over or not opened:
-            raise
-        yield _fail(job, error)
+    def __init__(self, state: ServerState, job: ResponseJob) -> None:
+        self._state = state
+        self._job = job
+        self._opened = False
+        self.takes_text = not job.chat.request.logprobs
 
+    async def open(self) -> OutputStream:
+        """Queue the request."""
+        job, chat = self._job, self._job.chat
+        assert isinstance(chat.params, SamplingParams)
+        request_id = self._state.engine_request_id(job.request_id)
+        return await open_generation(self._state, chat.request, chat.prompt, chat.params, request_id)
 
-def _write(job: ResponseJob, choice: CompletionOutput) -> list[bytes]:
-    """The events of a step; at the end the response is complete."""
-    before = _num_thoughts(job.count)
-    job.count.add_choice(choice)
-    _add_logprobs(job, choice, _num_thoughts(job.count) - before)
-    events: list[bytes] = []
-    for piece in job.reader.read(choice):
-        events += job.writer.write(piece, job.unwritten if piece.kind == "content" else ())
-        job.unwritten = []
-    if choice.finish_reason is not None:
-        events += _finish(job, choice.finish_reason)
-    return events
+    def events(self, output: RequestOutput) -> list[bytes]:
+        """An output's events, but for the response's end."""
+        job, (choice,) = self._job, output.outputs
+        before = _num_thoughts(job.count)
+        job.count.add_choice(choice)
+        check_output(output, job.request_id)
+        job.count.add_times(output)
+        events: list[bytes] = []
+        if not self._opened:
+            self._opened = True
+            job.count.add_cached(output)
+            if not job.response.background:
+                events.append(job.writer.lifecycle("created"))
+            job.response.status = "in_progress"
+            events.append(job.writer.lifecycle("in_progress"))
+        _add_logprobs(job, choice, _num_thoughts(job.count) - before)
+        for piece in job.reader.read(choice):
+            events += job.writer.write(piece, job.unwritten if piece.kind == "content" else ())
+            job.unwritten = []
+        if choice.finish_reason is not None:
+            events += _finish(job, choice.finish_reason)
+        return events
+
+    def write(self, output: RequestOutput) -> bytes:
+        """An output's events."""
+        return b"".join(self.events(output))
+
+    def write_text(self, text: str) -> bytes:
+        """The events of new text."""
+        reader, writer = self._job.reader, self._job.writer
+        kind = reader.plain_kind(text)
+        pieces = reader.read_text(text) if kind is None else [Piece(kind, text)]
+        return b"".join([event for piece in pieces for event in writer.write(piece)])
+
+    async def end(self, error: Exception | None) -> bytes:
+        """The response is complete, or has failed, and is kept."""
+        events = end(self._job) if error is None else fail(self._job, error)
+        try:
+            await keep(self._state, self._job)
+        except Exception as failure:
+            return error_event(failure_of(failure, self._job.request_id))
+        return b"".join(events)
 
 
 def _num_thoughts(count: TokenCount) -> int:
@@ -94,23 +108,25 @@ def _add_logprobs(job: ResponseJob, choice: CompletionOutput, num_thoughts: int)
 
 def _finish(job: ResponseJob, reason: str) -> list[bytes]:
     response, writer = job.response, job.writer
-    response.status = "completed"
+    job.ended_as = "completed"
     if reason == "length":
-        response.status, response.incomplete_details = "incomplete", IncompleteDetails("max_output_tokens")
+        job.ended_as, response.incomplete_details = "incomplete", IncompleteDetails("max_output_tokens")
     elif reason == "abort":
-        response.status = "cancelled"
-    is_complete = response.status == "completed"
+        job.ended_as = "cancelled"
+    is_complete = job.ended_as == "completed"
     events = writer.close("completed" if is_complete else "incomplete")
     if is_complete and not response.output:
         events += writer.write_nothing()
-    return [*events, _end(job)]
+    return events
 
 
-def _end(job: ResponseJob) -> bytes:
+def end(job: ResponseJob) -> list[bytes]:
+    """The last event of a response whose generation has ended."""
     response = job.response
+    response.status = job.ended_as
     response.completed_at = int(time.time()) if response.status == "completed" else None
     response.usage, response.metrics = _usage(job.count), job.count.timing()
-    return job.writer.lifecycle(response.status)
+    return [job.writer.lifecycle(response.status)]
 
 
 def _usage(count: TokenCount) -> ResponseUsage:
@@ -123,38 +139,31 @@ def _usage(count: TokenCount) -> ResponseUsage:
     )
 
 
-def _fail(job: ResponseJob, error: Exception) -> list[bytes]:
-    answer = from_exception(error, job.request_id)
-    if answer.status >= 500:
-        logger.error("Response %s failed.", job.request_id, exc_info=error)
-    job.response.status = "failed"
+def fail(job: ResponseJob, error: Exception) -> list[bytes]:
+    """The last events of a response that failed."""
+    answer = failure_of(error, job.request_id)
+    job.ended_as = "failed"
     code = _ERROR_CODES.get(answer.status, "server_error")
     job.response.error = ResponseError(code, answer.detail.message)
-    return [*job.writer.close("incomplete"), _end(job)]
+    return [*job.writer.close("incomplete"), *end(job)]
 
 
 def cancel(job: ResponseJob) -> list[bytes]:
     """End a response whose generation has been stopped."""
-    job.response.status = "cancelled"
-    return [*job.writer.close("incomplete"), _end(job)]
+    job.ended_as = "cancelled"
+    return [*job.writer.close("incomplete"), *end(job)]
 
 
 async def answer_response(state: ServerState, job: ResponseJob) -> ResponseObject:
     """The whole response of a request that is not streamed."""
-    async with aclosing(respond(state, job)) as source:
-        async for _ in source:
-            pass
+    stream = ResponseStream(state, job)
+    async with aclosing((await stream.open()).outputs()) as outputs:
+        async for output in outputs:
+            assert isinstance(output, RequestOutput)
+            stream.events(output)
+    end(job)
     await keep(state, job)
     return job.response
-
-
-async def stream_response(state: ServerState, job: ResponseJob) -> AsyncGenerator[bytes, None]:
-    """The events of a streamed response, which is kept before its end is told."""
-    async with aclosing(respond(state, job)) as source:
-        async for events in source:
-            if job.is_over:
-                await keep(state, job)
-            yield b"".join(events)
 
 
 # --- keeping ---
