@@ -5,9 +5,12 @@ Legend: T tokens, E experts, K experts a token (top_k), D hidden, I an expert's 
 """
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
+
+if TYPE_CHECKING:
+    from quire.kernels.packed import ExpertCodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ class ExpertWeights:
         clamp: in place of the activation that an operation is told.
         scales_input: a token's weight multiplies what its expert reads rather than what it gives.
         first: the router's number of the first expert here; a token's experts on other ranks add nothing.
+        gate_up_codes, down_codes: a matrix in the place of the one above, which has a shape and no values then (`meta`).
     """
 
     gate_up_E2ID: torch.Tensor
@@ -69,6 +73,8 @@ class ExpertWeights:
     clamp: ClampedSwiglu | None = None
     scales_input: bool = False
     first: int = 0
+    gate_up_codes: "ExpertCodes | None" = None
+    down_codes: "ExpertCodes | None" = None
 
     @property
     def count(self) -> int:

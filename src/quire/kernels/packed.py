@@ -18,7 +18,7 @@ INT8_MAX = 127.0
 INT8_MIN_SCALE = 1e-12
 """Scales are at least this, so that rows of zeros stay zeros."""
 
-OPERATIONS = ("pack_codes", "packed_linear", "packed_linear_add", "pack_int8", "int8_linear")
+OPERATIONS = ("pack_codes", "pack_expert_codes", "packed_linear", "packed_linear_add", "pack_int8", "int8_linear")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -54,6 +54,22 @@ class PackedWeight(LinearWeight):
                 "this weight was packed by another kernel: choose `pack_codes` and `packed_linear` together"
             )
         return self.data, self.scale
+
+
+@dataclasses.dataclass(kw_only=True)
+class ExpertCodes(PackedWeight):
+    """One of the two matrices of a mixture's experts, of all of them, in the layout of the kernel that packed it. Rows, columns
+    and type are one expert's.
+
+    Attributes:
+        count: experts.
+    """
+
+    count: int
+
+    def shape_only(self) -> torch.Tensor:
+        """[count, rows, columns] without values."""
+        return torch.empty(self.count, self.out_features, self.in_features, dtype=self.dtype, device="meta")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -107,6 +123,16 @@ def dequantize(weight: PackedWeight) -> torch.Tensor:
 def pack_codes(weight: PackedWeight) -> PackedWeight:
     """Prepare a weight for `packed_linear`; its plain tensors may be taken over or dropped."""
     return ops.chosen("pack_codes")(weight)
+
+
+def pack_expert_codes(experts: list[PackedWeight], *, is_gated: bool) -> ExpertCodes | None:
+    """One weight of all experts', for `moe_experts`; None where there is no kernel for such codes, or they are not alike.
+
+    Args:
+        experts: is emptied one by one, so that no more than one matrix is in memory twice; left as it is where None is returned.
+        is_gated: the upper half of an expert's rows is the gate's.
+    """
+    return ops.chosen("pack_expert_codes")(experts, is_gated=is_gated)
 
 
 def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:

@@ -81,7 +81,8 @@ class Assembler:
                 unfinished = _Unfinished(set(), source.module.local_shape(plan))
                 self._unfinished[source.module.name] = unfinished
             unfinished.missing.add(source.name)
-            unfinished.keeps_experts &= method.keeps_expert(source.source)
+            columns = source.columns or slice(0, 0)
+            unfinished.keeps_experts &= method.keeps_experts(source.source, columns.stop - columns.start, dtype)
             if not source.is_decoded:
                 continue
             for block in source.blocks:
@@ -179,14 +180,15 @@ class Assembler:
     def _finish_experts(self, module: Module, unfinished: _Unfinished) -> Weight:
         mine = self._plan.experts(module.experts)
         count = mine.stop - mine.start
+        experts: list[list[Decoded]] = [[] for _ in range(count)]
         if not unfinished.parts:
             stacked = unfinished.tensors["weight"].unflatten(0, (count, -1))
-            keeps = bool(module.columns) and unfinished.keeps_experts
-            return [self._method.create(matrix, None, self._dtype) for matrix in stacked] if keeps else stacked
-        experts: list[list[Decoded]] = [[] for _ in range(count)]
+            if not (module.columns and unfinished.keeps_experts):
+                return stacked
+            experts = [[matrix] for matrix in stacked]
         for at in sorted(unfinished.parts):
-            experts[at * count // unfinished.shape[0]].append(unfinished.parts[at])
-        return [self._method.join(parts, None, self._dtype) for parts in experts]
+            experts[at * count // unfinished.shape[0]].append(unfinished.parts.pop(at))
+        return [self._method.join_expert(experts.pop(0), self._dtype) for _ in range(count)]
 
     def _plain_parts(self, unfinished: _Unfinished) -> dict[int, torch.Tensor]:
         """Stretches of rows that no part in a format of its own covers."""

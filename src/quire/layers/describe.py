@@ -24,7 +24,8 @@ def describe_weights(
         if module.kind == "experts":
             idle += rows * max(columns, 1) * (module.experts - _active_experts(spec, module)) // module.experts
         is_head = module.name == "lm_head" and method.stored(*module.sources) is not PLAIN
-        keeps_experts = module.kind == "experts" and bool(columns) and all(map(method.keeps_expert, module.sources))
+        keeps_experts = module.kind == "experts" and bool(columns)
+        keeps_experts &= all(method.keeps_experts(source, columns, dtype) for source in module.sources)
         if module.is_quantizable or is_head or keeps_experts:
             weight_bytes += method.weight_bytes(module.sources, rows, columns, dtype)
         else:
@@ -38,17 +39,23 @@ def describe_weights(
         "weight_bytes": weight_bytes,
         "dtype": str(dtype).removeprefix("torch."),
         "quantization": method.name,
-        **({} if isinstance(method, UnquantizedLinear) else {"matrices": _formats(modules, method)}),
+        **({} if isinstance(method, UnquantizedLinear) else {"matrices": _formats(modules, plan, dtype, method)}),
     }
 
 
-def _formats(modules: list[Module], method: LinearMethod) -> dict[str, int]:
-    """How many matrices are stored in each way."""
-    linears = [module for module in modules if module.is_quantizable or module.name == "lm_head"]
-    names = (
-        "plain" if module.name == "lm_head" and method.stored(source) is PLAIN else method.describe(source)
-        for module in linears for source in module.sources
-    )  # fmt: skip
+def _formats(modules: list[Module], plan: ParallelPlan, dtype: torch.dtype, method: LinearMethod) -> dict[str, int]:
+    """How many matrices are stored in each way; a tensor of all experts is one."""
+    names: list[str] = []
+    for module in modules:
+        is_head = module.name == "lm_head"
+        if module.kind == "experts" and module.columns:
+            columns = module.local_shape(plan)[1]
+            names += (f"experts: {method.describe_experts(source, columns, dtype)}" for source in module.sources)
+        elif module.is_quantizable or is_head:
+            names += (
+                "plain" if is_head and method.stored(source) is PLAIN else method.describe(source)
+                for source in module.sources
+            )
     return dict(Counter(names))
 
 

@@ -95,6 +95,9 @@ class FeedForwardLayer:
         if name == "experts_out" and plan.rank > 0:
             weight = dataclasses.replace(cast(LinearWeight, weight), bias=None)
         if self.mixture is not None:
+            if isinstance(weight, list):
+                is_gated = name == "experts_gate_up" and cast(MoE, self.mlp).is_gated
+                weight = self.context.linear_method.ready_experts(weight, is_gated=is_gated)
             self.mixture.set_weight(name, cast("LinearWeight | torch.Tensor | list[LinearWeight]", weight))
         elif self._alphas is not None and isinstance(weight, torch.Tensor):
             set_alpha(self._alphas, name == "act_positive", weight)

@@ -15,6 +15,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
+from quire.kernels.packed import ExpertCodes
 from quire.platforms.interface import Capabilities
 
 WHOLE = 1 << 62
@@ -212,9 +213,28 @@ class LinearMethod(Products):
         """One weight of parts that stand under one another."""
         raise ValueError(f"{self.name} has no stored form")
 
-    def keeps_expert(self, source: str) -> bool:
-        """Whether experts that are stored so are weights by themselves in this format, rather than plain in one tensor."""
+    def keeps_experts(self, source: str, columns: int, dtype: torch.dtype) -> bool:
+        """Whether experts that are stored so, with so many columns, are weights by themselves, not plain in one tensor."""
         return False
+
+    def join_expert(self, parts: Sequence[Decoded], dtype: torch.dtype) -> LinearWeight:
+        """One expert's weight of parts that stand under one another, in the layout that all kernels know."""
+        raise ValueError(f"{self.name} has no stored form")
+
+    def ready_experts(
+        self, experts: list[LinearWeight], *, is_gated: bool
+    ) -> list[LinearWeight] | ExpertCodes | torch.Tensor:
+        """What a mixture computes with: a weight an expert, or all experts' codes, or plain values in one tensor.
+
+        Args:
+            experts: what `join_expert` gave; may be emptied one by one, so that no more than one is in memory twice.
+            is_gated: an expert's upper half is a gate's.
+        """
+        return experts
+
+    def describe_experts(self, source: str, columns: int, dtype: torch.dtype) -> str:
+        """How experts are stored or made, and why they become plain if they do, for people."""
+        return self.describe(source)
 
     @abc.abstractmethod
     def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:

@@ -14,6 +14,7 @@ import torch
 from quire.kernels import ops
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.ops import LinearWeight
+from quire.kernels.packed import ExpertCodes
 from quire.layers.linear import LinearMethod
 from quire.layers.listed_experts import ListedExperts
 
@@ -61,6 +62,8 @@ class Mixture:
         "experts_gate_up_bias": "gate_up_bias_E2I", "experts_down_bias": "down_bias_ED",
     }  # fmt: skip
     """Names of the experts' weights, and what `ExpertWeights` calls them."""
+    CODES = {"experts_gate_up": "gate_up_codes", "experts_down": "down_codes"}
+    """Which of them may be codes, and what it calls those."""
     LATENT = ("experts_in", "experts_out")
     WEIGHTS = ("router", "router_bias", *LATENT, "shared_gate_up", "shared_down", "shared_gate", *EXPERTS)
 
@@ -81,11 +84,15 @@ class Mixture:
         self._linears: dict[str, LinearWeight] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._experts: ExpertWeights | None = None
+        self._codes: dict[str, ExpertCodes] = {}
         self._listed: dict[str, list[LinearWeight]] = {}
         self._one_by_one: ListedExperts | None = None
 
     def set_weight(self, name: str, weight: LinearWeight | torch.Tensor | list[LinearWeight]) -> None:
         """Take one of `WEIGHTS`; a list has one weight an expert."""
+        if isinstance(weight, ExpertCodes):
+            self._codes[self.CODES[name]] = weight
+            weight = weight.shape_only()
         if isinstance(weight, LinearWeight):
             self._linears[name] = weight
             return
@@ -98,7 +105,7 @@ class Mixture:
             return
         there = {field: self._tensors[name] for name, field in self.EXPERTS.items() if name in self._tensors}
         if name in self.EXPERTS and len(there) == self._awaited:
-            self._experts = ops.pack_experts(ExpertWeights(**there, **self._options))
+            self._experts = ops.pack_experts(ExpertWeights(**there, **self._codes, **self._options))
             for each in self.EXPERTS:
                 self._tensors.pop(each, None)
 

@@ -218,8 +218,12 @@ def _refuse_stored_format(config: EngineConfig, source: type) -> None:
 
 def _warn_of_experts(model: Decoder, asked: str | None) -> None:
     method = model.linear_method
-    experts = [module.sources[0] for module in model.modules if module.kind == "experts" and module.columns]
-    if asked and any(method.stored(source) is PLAIN and not method.keeps_expert(source) for source in experts):
+    if asked and any(
+        method.stored(module.sources[0]) is PLAIN
+        and not method.keeps_experts(module.sources[0], module.local_shape(model.plan)[1], model.dtype)
+        for module in model.modules
+        if module.kind == "experts" and module.columns
+    ):
         logger.warning("Experts stay in the model's own type: quantization=%r covers the other matrices only", asked)
 
 

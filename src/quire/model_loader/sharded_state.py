@@ -151,12 +151,12 @@ def _describe(name: str, weight: Weight, tensors: dict[str, torch.Tensor]) -> di
     return values
 
 
-def _restore(name: str, description: dict[str, Any], handle: Any) -> Weight:
+def _restore(name: str, description: dict[str, Any], handle: Any, is_ready: bool = True) -> Weight:
     kind = description.pop("class")
     if kind == _TENSOR:
         return handle.get_tensor(name)
     if kind == _LIST:
-        experts = [_restore(f"{name}:{i}", each, handle) for i, each in enumerate(description[_LIST])]
+        experts = [_restore(f"{name}:{i}", each, handle, False) for i, each in enumerate(description[_LIST])]
         return cast(list[LinearWeight], experts)
     values: dict[str, Any] = {}
     for field, value in description.items():
@@ -166,7 +166,7 @@ def _restore(name: str, description: dict[str, Any], handle: Any) -> Weight:
         else:
             values[field] = value
     weight = _classes()[kind](**values)
-    return join.ready(weight) if isinstance(weight, LinearWeight) else weight
+    return join.ready(weight) if is_ready and isinstance(weight, LinearWeight) else weight
 
 
 def _classes() -> dict[str, Any]:

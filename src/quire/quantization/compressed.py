@@ -162,7 +162,12 @@ def _int8(weights: HFConfig, inputs: Any) -> Scheme:
         "input_zero_point": Stored(None, INTEGERS, optional=True),
     }
     name = "int8, activations too" if rounds else "int8"
-    return Scheme(name, tensors, decode, INT8_FORM if rounds else Form("packed", 8, size, not is_symmetric))
+    return Scheme(
+        name,
+        tensors,
+        decode,
+        INT8_FORM if rounds else Form("packed", 8, size, not is_symmetric, fits_tiles=is_symmetric),
+    )
 
 
 def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
@@ -193,5 +198,8 @@ def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
         tensors["weight_zero_point"] = Stored((words_axis("rows", bits), groups), int32)
     has_zeros = bits <= 4 or not symmetric
     return Scheme(
-        f"int{bits}, {weights.get('strategy')}", tensors, decode, Form("packed", 4 if bits <= 4 else 8, size, has_zeros)
+        f"int{bits}, {weights.get('strategy')}",
+        tensors,
+        decode,
+        Form("packed", 4 if bits <= 4 else 8, size, has_zeros, fits_tiles=bits <= 4 or symmetric),
     )

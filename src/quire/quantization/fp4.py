@@ -50,7 +50,7 @@ def mxfp4(codes: str = "weight_packed") -> Scheme:
         return unpack_e2m1(tensors[codes], e8m0_scale(tensors["weight_scale"]), dtype)
 
     tensors = {codes: PAIRS, "weight_scale": Stored((ROWS, Axis("columns", 32)), E8M0)}
-    return Scheme("mxfp4", tensors, decode, Form("packed", 4, 32))
+    return Scheme("mxfp4", tensors, decode, Form("packed", 4, 32, has_powers=True))
 
 
 def parse_mxfp4(section: HFConfig) -> SchemeOf:
@@ -64,7 +64,7 @@ def parse_mxfp4(section: HFConfig) -> SchemeOf:
         "_blocks": Stored((ROWS, Axis("columns", 32), Axis("none", entries=16)), BYTES),
         "_scales": Stored((ROWS, Axis("columns", 32)), E8M0),
     }
-    scheme = Scheme("mxfp4", tensors, decode, Form("packed", 4, 32))
+    scheme = Scheme("mxfp4", tensors, decode, Form("packed", 4, 32, has_powers=True))
     plain = [str(name) for name in section.get("modules_to_not_convert") or [] if "*" not in str(name)]
 
     def scheme_of(source: str) -> Scheme | None:

@@ -58,7 +58,7 @@ def _scheme(kind: str) -> Scheme:
         return affine_weight(codes.flatten(1), scale.flatten(1), offset_NG, bits, dtype)
 
     tensors = {"weight": Stored((ROWS, Axis("columns", layout.values, layout.num_bytes)), (torch.uint8,))}
-    return Scheme(kind, tensors, decode, Form("packed", bits, group, has_zeros))
+    return Scheme(kind, tensors, decode, Form("packed", bits, group, has_zeros, fits_tiles=kind not in FRACTIONS))
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
@@ -169,6 +169,8 @@ def _q6_k(blocks: torch.Tensor) -> Blocks:
     return codes.to(torch.int8) - 32, _half(blocks, 208) * scales, None
 
 
+FRACTIONS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+"""Types whose zeros are no whole codes."""
 DECODERS: dict[str, tuple[Callable[[torch.Tensor], Blocks], int, int, bool]] = {
     "Q4_0": (_q4_0, 4, 32, True), "Q4_1": (_q4_1, 4, 32, True), "Q5_0": (_q5_0, 8, 32, False),
     "Q5_1": (_q5_1, 8, 32, True), "Q8_0": (_q8_0, 8, 32, False), "IQ4_NL": (_iq4_nl, 8, 32, False),

@@ -79,4 +79,5 @@ def scheme(values: Mapping[str, object]) -> Scheme:
         "g_idx": Stored((COLUMNS,), INT32, optional=True),
         "bias": Stored((ROWS,), optional=True),
     }
-    return Scheme(f"int{bits}, groups of {group}", tensors, decode, Form("packed", 4 if bits <= 4 else 8, size, True))
+    form = Form("packed", 4 if bits <= 4 else 8, size, True, fits_tiles=not values.get("desc_act", False))
+    return Scheme(f"int{bits}, groups of {group}", tensors, decode, form)

@@ -77,7 +77,7 @@ def _scheme(facts: HFConfig) -> Scheme:
 
     tensors = {"W_q": Stored(None, CODE_TYPES), "scale": Stored(None), "zero": Stored(None)}
     tensors |= {name: Stored(None, FACT_TYPES, optional=True) for name in FACTS}
-    form = Form("packed", 4 if bits <= 4 else 8, group or WHOLE, True) if axis == 1 else Form("dense")
+    form = Form("packed", 4 if bits <= 4 else 8, group or WHOLE, True, False) if axis == 1 else Form("dense")
     return Scheme(f"int{bits} (HQQ), groups of {group or 'all columns'}", tensors, decode, form)
 
 

@@ -23,6 +23,8 @@ def dense(part: Decoded, dtype: torch.dtype) -> torch.Tensor:
         return part.to(dtype)
     if isinstance(part, PackedWeight):
         return packed.dequantize(part).to(dtype)
+    if type(part) is LinearWeight and part.data is not None:
+        return part.data.to(dtype)
     if isinstance(part, Fp8Weight | Int8Weight):
         assert part.data is not None
         return (part.data.float() * part.scale[:, None]).to(dtype)
@@ -44,6 +46,19 @@ def ready(weight: LinearWeight) -> LinearWeight:
     if isinstance(weight, PackedWeight):
         return packed.pack_codes(weight)
     return packed.pack_int8(weight) if isinstance(weight, Int8Weight) else weight
+
+
+def codes(parts: Sequence[Decoded]) -> PackedWeight | None:
+    """The parts as one weight of codes for products with inputs as they are, be it that they were made for rounded ones; None
+    where they are no codes or do not fit together."""
+    packs: list[Decoded] = []
+    for part in parts:
+        if isinstance(part, Fp8Weight | Int8Weight):
+            shape = part.out_features, part.in_features
+            part = PackedWeight(*shape, part.dtype, part.data, scale=part.scale[:, None])
+        packs.append(part)
+    joined = _joined(packs)
+    return joined if isinstance(joined, PackedWeight) else None
 
 
 def _joined(parts: Sequence[Decoded]) -> LinearWeight | None:

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 
 from quire.errors import ConfigError
-from quire.kernels import ops
+from quire.kernels import ops, packed
 from quire.kernels.fp8 import FP8, Fp8Scratch, Fp8Weight
 from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.kernels.packed import ExpertCodes, Int8Weight, PackedWeight
 from quire.layers.linear import PLAIN, Decoded, LinearMethod, PlainProducts, Products, Stored, UnquantizedLinear
 from quire.platforms.interface import Capabilities
 from quire.quantization import join
@@ -22,7 +22,7 @@ from quire.quantization.products import Fp8Products, Int8Products, PackedProduct
 from quire.quantization.scheme import DENSE, Form, Scheme, SchemeOf
 
 GIB = 1 << 30
-Create = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], LinearWeight]
+Create = Callable[[torch.Tensor, torch.Tensor | None, torch.dtype], Decoded]
 
 
 def is_float8(part: Decoded) -> bool:
@@ -57,7 +57,7 @@ class QuantizedLinear(LinearMethod):
         self.name, self._online, self._uses_fp8 = name, online, uses_fp8
         self._scheme_of = scheme_of or (lambda source: None)
         self._has_fp8, self._lacks_fp8 = True, ""
-        self._keeps_experts = False
+        self._experts: Literal["plain", "listed", "stacked"] = "plain"
         self._names: Collection[str] = ()
         self._dense: dict[tuple[str, str], list[int]] = {}
         self._scratch: Fp8Scratch | None = None
@@ -72,7 +72,10 @@ class QuantizedLinear(LinearMethod):
         self._has_fp8, self._lacks_fp8 = capabilities.fp8.value, capabilities.fp8.why
         # A device that runs ahead of the host, or takes a mixture in one operation, asks nobody what its router chose.
         is_asked = not capabilities.async_output.value and not ops.is_native("norm_moe")
-        self._keeps_experts = is_asked and ops.is_native("packed_linear")
+        if ops.is_native("pack_expert_codes"):
+            self._experts = "stacked"
+        else:
+            self._experts = "listed" if is_asked and ops.is_native("packed_linear") else "plain"
         if self._uses_fp8 == "needs" and not self._has_fp8:
             raise ConfigError(
                 f"quantization={self.name!r} cannot run on this device: {self._lacks_fp8}; int8 and int4 run everywhere",
@@ -129,14 +132,56 @@ class QuantizedLinear(LinearMethod):
                 self._note(part, "that are multiplied together", "not all of them are stored alike")
         return weight if self._keeps_layout else join.ready(weight)
 
-    def keeps_expert(self, source: str) -> bool:
-        return self._keeps_experts and self.form(source).kind == "packed"
+    def keeps_experts(self, source: str, columns: int, dtype: torch.dtype) -> bool:
+        return not self._why_plain(source, columns, dtype)
+
+    def _why_plain(self, source: str, columns: int, dtype: torch.dtype) -> str:
+        """Why experts stored so become plain; empty: they do not."""
+        form = self.form(source)
+        if form == DENSE:
+            return "this device has no kernel for them" if self.scheme(source) is not None else "they are stored so"
+        if self._experts != "stacked":
+            is_kept = self._experts == "listed" and form.kind == "packed"
+            return "" if is_kept else "no kernel here takes experts as they are stored"
+        if dtype not in (torch.bfloat16, torch.float16):
+            return f"the kernel for experts in codes is for bfloat16 and float16, not {dtype}".replace("torch.", "")
+        if not form.fits_tiles or (form.group < columns and form.group % 16):
+            return (
+                "the kernel for experts in codes takes whole numbers with whole zeros (in 4 bits), or e2m1, in groups of "
+                "adjacent columns, a multiple of 16"
+            )
+        return ""
+
+    def join_expert(self, parts: Sequence[Decoded], dtype: torch.dtype) -> LinearWeight:
+        if self._online is not None:
+            make = self._online[0]
+            parts = [make(part, None, dtype) if isinstance(part, torch.Tensor) else part for part in parts]
+        return join.join(parts, None, dtype)
+
+    def ready_experts(
+        self, experts: list[LinearWeight], *, is_gated: bool
+    ) -> list[LinearWeight] | ExpertCodes | torch.Tensor:
+        if self._experts != "stacked":
+            return [join.ready(weight) for weight in experts]
+        codes = [each for weight in experts if (each := join.codes([weight])) is not None]
+        if len(codes) == len(experts):
+            experts.clear()
+            if (stack := packed.pack_expert_codes(codes, is_gated=is_gated)) is not None:
+                return stack
+            experts += codes
+        first = experts[0]
+        device = next(value.device for value in vars(first).values() if isinstance(value, torch.Tensor))
+        shape = len(experts), first.out_features, first.in_features
+        plain = torch.empty(shape, dtype=first.dtype, device=device)
+        for matrix in plain:
+            matrix.copy_(join.dense(experts.pop(0), first.dtype))
+            self._note(matrix, "of experts", "the kernel for experts in codes takes others, or all of one kind")
+        return plain
 
     def create(self, weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
         if self._online is None:
             return UnquantizedLinear().create(weight_NK, bias_N, dtype)
-        weight = self._online[0](weight_NK, bias_N, dtype)
-        return weight if self._keeps_layout else join.ready(weight)
+        return self.join([self._online[0](weight_NK, None, dtype)], bias_N, dtype)
 
     @contextlib.contextmanager
     def keeping_layout(self) -> Iterator[None]:
@@ -165,6 +210,12 @@ class QuantizedLinear(LinearMethod):
         if scheme is None:
             return self.name if self._online is not None else "plain"
         return f"{scheme.name}, made plain" if self.form(source) == DENSE else scheme.name
+
+    def describe_experts(self, source: str, columns: int, dtype: torch.dtype) -> str:
+        scheme, why = self.scheme(source), self._why_plain(source, columns, dtype)
+        if scheme is None:
+            return self.name if self._online is not None and not why else "plain"
+        return f"{scheme.name}, made plain: {why}" if why else scheme.name
 
     def _note(self, part: Decoded, which: str, why: str) -> None:
         rows, columns = part.shape if isinstance(part, torch.Tensor) else (part.out_features, part.in_features)

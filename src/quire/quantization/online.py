@@ -4,12 +4,13 @@ Int8: symmetric, the largest magnitude of a group of 128 columns becomes 127. In
 in 15 steps, in groups of 64 columns, or of 32 where that lowers the matrix's squared error by much.
 """
 
+import dataclasses
+
 import torch
 
-from quire.kernels.ops import LinearWeight
 from quire.kernels.packed import PackedWeight, dequantize
+from quire.layers.linear import Decoded
 from quire.quantization.codes import packed_weight
-from quire.quantization.join import join
 from quire.quantization.scheme import Form
 
 GROUP8 = 128
@@ -20,22 +21,23 @@ their bytes (6 bits a weight instead of 5); of weights with outliers to less."""
 INT8_ONLINE, INT4_ONLINE = Form("packed", 8, GROUP8), Form("packed", 4, GROUPS4[1], True)
 
 
-def round_to_int8(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
+def round_to_int8(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> Decoded:
     """A packed weight of 8 bits."""
     outputs, inputs = weight_NK.shape
     groups = _grouped(weight_NK, GROUP8)
     scale_NG = _half(groups.abs().amax(-1) / 127)
     codes = (groups / scale_NG[..., None]).round().clamp(-127, 127).to(torch.int8).reshape(outputs, inputs)
-    return join([PackedWeight(outputs, inputs, dtype, codes, scale=scale_NG)], bias_N, dtype)
+    return PackedWeight(outputs, inputs, dtype, codes, bias=bias_N, scale=scale_NG)
 
 
-def round_to_int4(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
+def round_to_int4(weight_NK: torch.Tensor, bias_N: torch.Tensor | None, dtype: torch.dtype) -> Decoded:
     """A packed weight of 4 bits; plain where the number of inputs is odd."""
     if weight_NK.shape[1] % 2:
-        return join([weight_NK], bias_N, dtype)
+        return weight_NK
     coarse, fine = (_rounded_to_int4(weight_NK, group, dtype) for group in GROUPS4)
     errors = [float((dequantize(weight) - weight_NK.float()).square().sum()) for weight in (coarse, fine)]
-    return join([fine if errors[1] < FINER_IF_BELOW * errors[0] else coarse], bias_N, dtype)
+    chosen = fine if errors[1] < FINER_IF_BELOW * errors[0] else coarse
+    return dataclasses.replace(chosen, bias=bias_N)
 
 
 def _rounded_to_int4(weight_NK: torch.Tensor, group: int, dtype: torch.dtype) -> PackedWeight:

@@ -27,12 +27,17 @@ class Form:
         bits: of a packed code.
         group: columns that share a scale, of packed codes.
         has_zeros: packed codes have a zero beside every scale.
+        fits_tiles: what tiles for tensor cores may take: packed codes are whole numbers less whole zeros (in 4 bits), or e2m1,
+            and groups are of adjacent columns.
+        has_powers: scales are powers of two, for which kernels may take a byte.
     """
 
     kind: Kind
     bits: int = 8
     group: int = WHOLE
     has_zeros: bool = False
+    fits_tiles: bool = True
+    has_powers: bool = False
 
     def num_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
         """Of a matrix."""
@@ -41,14 +46,18 @@ class Form:
         if self.kind not in ("packed", "float8"):
             return rows * (columns + torch.float32.itemsize)
         groups = -(-columns // self.group)
-        return rows * (columns * self.bits // 8 + groups * torch.float32.itemsize * (1 + self.has_zeros))
+        scale_bytes = 1 if self.has_powers else torch.float32.itemsize
+        return rows * (columns * self.bits // 8 + groups * scale_bytes * (1 + self.has_zeros))
 
     def joined(self, other: "Form") -> "Form":
         """Of two matrices that stand under one another."""
         if self.kind != other.kind:
             return Form("dense")
         group = min(self.group, other.group)
-        return Form(self.kind, max(self.bits, other.bits), group, self.has_zeros or other.has_zeros)
+        return Form(
+            self.kind, max(self.bits, other.bits), group, self.has_zeros or other.has_zeros,
+            self.fits_tiles and other.fits_tiles, self.has_powers and other.has_powers,
+        )  # fmt: skip
 
 
 DENSE, FP8_FORM, INT8_FORM = Form("dense"), Form("fp8"), Form("int8")

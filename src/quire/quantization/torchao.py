@@ -141,4 +141,6 @@ def _int4(group: int) -> Scheme:
         SCALE: Stored(by_group),
         ZERO: Stored(by_group),
     }
-    return Scheme(f"int4 (torchao), groups of {group}", tensors, decode, Form("packed", 4, group, True))
+    return Scheme(
+        f"int4 (torchao), groups of {group}", tensors, decode, Form("packed", 4, group, True, fits_tiles=False)
+    )

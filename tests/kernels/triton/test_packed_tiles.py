@@ -11,7 +11,7 @@ from quire.kernels.reference import packed as reference
 from quire.kernels.triton import packed as module
 from quire.kernels.triton import packed_tiles
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.packed_codes import Tiles, tiled
+from quire.kernels.triton.packed_codes import Tiles, layout_of
 
 DEVICE = "cpu" if interpreted() else "cuda"
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -49,8 +49,8 @@ def error_of(got_TN, x_TK, weight, added_TN=0.0):
 )
 def test_a_band_is_the_matrix(kind, n, k, group, dtype):
     weight = make(kind, n, k, group, dtype, has_bias=False)
-    prepared = tiled(weight)
-    assert prepared is not None
+    prepared = module.pack_codes(weight)
+    assert isinstance(prepared.layout, Tiles)
     x_TK = torch.eye(k, device=DEVICE, dtype=dtype)
     out_TN = torch.empty(k, n, device=DEVICE, dtype=dtype)
     packed_tiles.launch_bands(x_TK, prepared, out_TN)
@@ -84,7 +84,7 @@ def test_many_rows_are_multiplied_band_by_band(is_added, monkeypatch):
     monkeypatch.setattr(packed_tiles, "BAND_VALUES", 128 * 256)
     packed_tiles.reserve_band.cache_clear()
     weight = make("whole 4", 300, 256, 64, is_permuted=True)
-    prepared = tiled(weight)
+    prepared = module.pack_codes(weight)
     torch.manual_seed(0)
     x_TK = torch.randn(5, 256, device=DEVICE).bfloat16()
     start_TN = (
@@ -113,6 +113,6 @@ def test_what_the_tensor_cores_cannot_have_exactly_stays_as_it_is():
     fractions.zero = fractions.zero + 0.3
     table = make("float 4", 32, 128, 32)
     table.table = torch.linspace(-1, 1, 16)
-    assert tiled(fractions) is None and tiled(table) is None
-    assert tiled(make("whole 4", 32, 128, 32, torch.float32)) is None
-    assert tiled(make("whole 4", 32, 72, 24)) is None
+    assert layout_of(fractions) is None and layout_of(table) is None
+    assert layout_of(make("whole 4", 32, 128, 32, torch.float32)) is None
+    assert layout_of(make("whole 4", 32, 72, 24)) is None

@@ -3,13 +3,18 @@
 import torch
 from torch import Tensor
 
-from quire.kernels.packed import INT8_MAX, INT8_MIN_SCALE, Int8Weight, PackedWeight, dequantize
+from quire.kernels.packed import INT8_MAX, INT8_MIN_SCALE, ExpertCodes, Int8Weight, PackedWeight, dequantize
 from quire.kernels.registry import kernel
 
 
 @kernel("pack_codes", platform="any")
 def pack_codes(weight: PackedWeight) -> PackedWeight:
     return weight
+
+
+@kernel("pack_expert_codes", platform="any")
+def pack_expert_codes(experts: list[PackedWeight], *, is_gated: bool) -> ExpertCodes | None:
+    return None
 
 
 @kernel("packed_linear", platform="any")

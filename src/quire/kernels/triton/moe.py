@@ -5,23 +5,27 @@ grouped products, and the sum over each token's experts with the residual. The f
 token in one way, whatever the number of tokens.
 """
 
+from typing import Any
+
 import torch
 import triton
 
 from quire.kernels import ops
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.ops import LinearWeight
+from quire.kernels.packed import ExpertCodes
 from quire.kernels.registry import kernel
 from quire.kernels.triton import moe_configs
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
 from quire.kernels.triton.moe_configs import Config, FewConfig, ManyConfig
 from quire.kernels.triton.moe_few import fits, launch_few_down, launch_few_gate_up
-from quire.kernels.triton.moe_grouped import launch_combine, launch_grouped
+from quire.kernels.triton.moe_grouped import GroupedConfig, launch_combine, launch_grouped
 from quire.kernels.triton.moe_route import launch_choose, launch_lists
+from quire.kernels.triton.packed_experts import PackedConfig, launch_packed_experts
 
 
 def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int, scratch: ExpertScratch) -> Config:
-    num_experts, item_size = experts.count, experts.down_EDI.element_size()
+    num_experts, item_size = len(scratch.counts_E), experts.down_EDI.element_size()
     config = moe_configs.choose(x_TD.shape[0], num_experts, top_k, item_size)
     if isinstance(config, FewConfig) and not (fits(experts) and _are_plain(experts, scratch)):
         return moe_configs.choose(moe_configs.MAX_FEW_TOKENS + 1, num_experts, top_k, item_size)
@@ -29,8 +33,9 @@ def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int, scratch: Exp
 
 
 def _are_plain(experts: ExpertWeights, scratch: ExpertScratch) -> bool:
-    """Whether all experts are here, and have gates and neither biases nor ways of their own."""
+    """Whether all experts are here, as values, and have gates and neither biases nor ways of their own."""
     own_ways = experts.clamp is not None or experts.scales_input or experts.gate_up_bias_E2I is not None
+    own_ways |= experts.gate_up_codes is not None or experts.down_codes is not None
     return not own_ways and experts.is_gated and _are_all(experts, scratch)
 
 
@@ -63,6 +68,23 @@ def moe_route(
     launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
 
 
+def _product(
+    x: torch.Tensor,
+    matrix: torch.Tensor | ExpertCodes,
+    out_PN: torch.Tensor,
+    pairs: int,
+    scratch: ExpertScratch,
+    plain: GroupedConfig,
+    packed: PackedConfig,
+    **how: Any,
+) -> None:
+    """One product over the scratch's lists, with a plain matrix or a packed one; `how` as `launch_grouped` has it."""
+    if isinstance(matrix, torch.Tensor):
+        launch_grouped(x, matrix, out_PN, pairs, scratch, plain, **how)
+    else:
+        launch_packed_experts(x, matrix, out_PN, pairs, scratch, packed, **how)
+
+
 def _experts_of_many(
     config: ManyConfig,
     x_TD: torch.Tensor,
@@ -79,14 +101,14 @@ def _experts_of_many(
     top_k = ids_TK.shape[1]
     pairs, scaled = x_TD.shape[0] * top_k, experts.scales_input
     gated, plain = (kind, None) if experts.is_gated else (None, kind)
-    launch_grouped(
-        x_TD, experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, config.gate_up, divisor=top_k, kind=gated,
-        activation=plain,
-        scaled=scaled, bias=experts.gate_up_bias_E2I, clamp=experts.clamp,
+    _product(
+        x_TD, experts.gate_up_codes or experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, config.gate_up,
+        config.packed, divisor=top_k, kind=gated, activation=plain, scaled=scaled, bias=experts.gate_up_bias_E2I,
+        clamp=experts.clamp,
     )  # fmt: skip
-    launch_grouped(
-        scratch.activated_PI, experts.down_EDI, scratch.out_PD, pairs, scratch, config.down, divisor=1,
-        weighted=not scaled, bias=experts.down_bias_ED,
+    _product(
+        scratch.activated_PI, experts.down_codes or experts.down_EDI, scratch.out_PD, pairs, scratch, config.down,
+        config.packed, divisor=1, weighted=not scaled, bias=experts.down_bias_ED,
     )  # fmt: skip
     ids = None if _are_all(experts, scratch) else ids_TK
     launch_combine(out_TD, num_tokens, scratch, top_k, add=add, ids_TK=ids, first=experts.first, count=experts.count)

@@ -7,7 +7,9 @@ E experts, K experts a token.
 import dataclasses
 import functools
 
+from quire.kernels.triton import packed_experts
 from quire.kernels.triton.moe_grouped import GroupedConfig
+from quire.kernels.triton.packed_experts import PackedConfig
 
 MAX_FEW_TOKENS = 4
 """Up to here tokens share so few experts that each reads its own."""
@@ -27,10 +29,11 @@ class FewConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ManyConfig:
-    """Blocks of `grouped_kernel` for each of the two products."""
+    """Blocks of `grouped_kernel` for each of the two products, and of `packed_experts_kernel` for both."""
 
     gate_up: GroupedConfig
     down: GroupedConfig
+    packed: PackedConfig = packed_experts.INVARIANT
 
 
 Config = FewConfig | ManyConfig
@@ -49,16 +52,16 @@ def choose(rows: int, num_experts: int, top_k: int, item_size: int) -> Config:
         return INVARIANT_FLOAT
     mean = rows * top_k / num_experts
     if mean <= 6:
-        return _both(GroupedConfig(True, True, 16, 128, 128, 3, 4, True))
-    if mean <= 24:
-        return _both(GroupedConfig(True, True, 32, 128, 64, 3, 4, True))
-    if mean <= 40:
-        return _both(GroupedConfig(False, True, 64, 128, 64, 3, 4))
-    if mean <= 56:
-        return _both(GroupedConfig(True, False, 64, 128, 64, 4, 4))
-    if mean <= 256:
-        return _both(GroupedConfig(False, False, 128, 256, 64, 4, 8, True))
-    return _both(GroupedConfig(False, False, 128, 256, 64, 3, 8, True))
+        grouped = GroupedConfig(True, True, 16, 128, 128, 3, 4, True)
+    elif mean <= 24:
+        grouped = GroupedConfig(True, True, 32, 128, 64, 3, 4, True)
+    elif mean <= 40:
+        grouped = GroupedConfig(False, True, 64, 128, 64, 3, 4)
+    elif mean <= 56:
+        grouped = GroupedConfig(True, False, 64, 128, 64, 4, 4)
+    else:
+        grouped = GroupedConfig(False, False, 128, 256, 64, 4 if mean <= 256 else 3, 8, True)
+    return ManyConfig(grouped, grouped, packed_experts.choose(mean))
 
 
 def _both(grouped: GroupedConfig) -> ManyConfig:

@@ -48,7 +48,7 @@ class GroupedConfig:
 
 
 @triton.jit
-def _locate(counts_ptr, num_experts, tile, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
+def locate(counts_ptr, num_experts, tile, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr):
     """(expert, the tile's number among the expert's own, the expert's rows) of a tile; rows is 0 behind the last tile."""
     expert_E = tl.arange(0, BLOCK_E)
     count_E = tl.load(counts_ptr + expert_E, mask=expert_E < num_experts, other=0)
@@ -86,7 +86,7 @@ def _dot(x, w, sums, SWAP: tl.constexpr):
 
 
 @triton.jit
-def _gated(
+def gated(
     gate,
     up,
     bias_ptr,
@@ -113,6 +113,18 @@ def _gated(
         return gate / (1.0 + tl.exp(-ALPHA * gate)) * up
     else:
         return activate(gate, KIND) * up
+
+
+@triton.jit
+def ungated(y, bias_ptr, column, N, share, ACTIVATION: tl.constexpr, SCALED: tl.constexpr):
+    """As `gated`, of a block of one matrix; ACTIVATION < 0: none."""
+    if SCALED:
+        y *= share
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + column, mask=column < N, other=0.0)
+    if ACTIVATION >= 0:
+        y = activate(y, ACTIVATION)
+    return y
 
 
 @triton.jit
@@ -173,7 +185,7 @@ def grouped_kernel(
         first = 0
         last = count
     else:
-        expert, own, count = _locate(counts_ptr, num_experts, tile, BLOCK_M, BLOCK_E)
+        expert, own, count = locate(counts_ptr, num_experts, tile, BLOCK_M, BLOCK_E)
         first = own * BLOCK_M
         last = tl.minimum(first + BLOCK_M, count)
     if bias_ptr is not None:
@@ -198,10 +210,10 @@ def grouped_kernel(
             share_M = tl.load(weights_ptr + pair_M) if SCALED else 0.0
             if SWAP:
                 at_N, share = column_N[:, None], share_M[None, :] if SCALED else 0.0
-                y = tl.trans(_gated(gate, up, bias_ptr, at_N, N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT))
+                y = tl.trans(gated(gate, up, bias_ptr, at_N, N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT))
             else:
                 at_N, share = column_N[None, :], share_M[:, None] if SCALED else 0.0
-                y = _gated(gate, up, bias_ptr, at_N, N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT)
+                y = gated(gate, up, bias_ptr, at_N, N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT)
         else:
             sums = _zeros(BLOCK_M, BLOCK_N, SWAP)
             for start in tl.range(0, D, BLOCK_K, num_stages=STAGES):
@@ -222,15 +234,11 @@ def grouped_kernel(
                 gate, up = tl.split(tl.reshape(y, (BLOCK_M, BLOCK_N // 2, 2)))
                 column_N = block_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
                 share = tl.load(weights_ptr + pair_M)[:, None] if SCALED else 0.0
-                y = _gated(gate, up, bias_ptr, column_N[None, :], N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT)
+                y = gated(gate, up, bias_ptr, column_N[None, :], N, share, KIND, SCALED, CLAMPED, ALPHA, LIMIT)
             else:
                 column_N = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
-                if ACTIVATION >= 0 and SCALED:
-                    y *= tl.load(weights_ptr + pair_M)[:, None]
-                if bias_ptr is not None:
-                    y += tl.load(bias_ptr + column_N, mask=column_N < N, other=0.0)[None, :]
-                if ACTIVATION >= 0:
-                    y = activate(y, ACTIVATION)
+                share = tl.load(weights_ptr + pair_M)[:, None] if SCALED else 0.0
+                y = ungated(y, bias_ptr, column_N[None, :], N, share, ACTIVATION, SCALED)
         if WEIGHTED:
             y *= tl.load(weights_ptr + pair_M)[:, None]
         out = out_ptr + pair_M.to(tl.int64)[:, None] * N + column_N[None, :]
@@ -282,7 +290,7 @@ def combine_kernel(
 
 
 @functools.cache
-def _shared_bytes() -> int:
+def shared_bytes() -> int:
     """What one program may have of a processor's shared memory."""
     if interpreted():
         return 1 << 20
@@ -292,9 +300,12 @@ def _shared_bytes() -> int:
 
 @functools.cache
 def _stages(config: GroupedConfig, item_size: int, shared_bytes: int) -> int:
-    """Tiles in flight: the configuration's, or as many as there is room for on a smaller device; at least two."""
-    tile = (config.block_m + config.block_n) * config.block_k * item_size
-    return max(min(config.stages, (shared_bytes - 1024) // tile), 2)
+    return stages_within(config.stages, (config.block_m + config.block_n) * config.block_k * item_size, shared_bytes)
+
+
+def stages_within(stages: int, tile_bytes: int, shared_bytes: int) -> int:
+    """Tiles in flight: as many as wanted, or as there is room for on a smaller device; at least two."""
+    return max(min(stages, (shared_bytes - 1024) // tile_bytes), 2)
 
 
 def _describe(w_END: torch.Tensor, config: GroupedConfig, is_pair: bool) -> TensorDescriptor:
@@ -361,7 +372,7 @@ def launch_grouped(
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         BLOCK_E=next_power_of_2(num_experts),
-        STAGES=_stages(config, w_END.element_size(), _shared_bytes()),
+        STAGES=_stages(config, w_END.element_size(), shared_bytes()),
         EVEN_K=width % config.block_k == 0,
         BULK=config.bulk,
         num_warps=config.num_warps,

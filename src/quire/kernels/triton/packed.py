@@ -15,7 +15,7 @@ from quire.kernels.reference import packed as reference
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import next_power_of_2
 from quire.kernels.triton.linear_dot import split_workspace
-from quire.kernels.triton.packed_codes import Tiles, tiled
+from quire.kernels.triton.packed_codes import Tiles, layout_of, scale_sizes, tiled
 from quire.kernels.triton.packed_dot import block_k_of, launch_packed_dot
 from quire.kernels.triton.packed_gemv import MAX_ROWS, launch_packed_gemv
 from quire.kernels.triton.packed_int8 import launch_int8
@@ -36,9 +36,9 @@ def pack_codes(weight: PackedWeight) -> PackedWeight:
     """As `packed.pack_codes`."""
     codes, scale_NG = weight.plain()
     split_workspace(codes.device)
-    if (in_tiles := tiled(weight)) is not None:
+    if (layout := layout_of(weight)) is not None:
         reserve_band(codes.device, weight.dtype)
-        return in_tiles
+        return tiled(weight, layout, min(scale_sizes(weight, layout)))
     zero = None if weight.zero is None else _narrow(weight.zero)
     return dataclasses.replace(weight, data=codes.contiguous(), scale=_narrow(scale_NG), zero=zero)
 

@@ -31,13 +31,18 @@ class Tiles:
         kind: what its codes are.
         columns: columns of a tile.
         group: columns that share a scale.
-        has_zero: each group has a zero.
+        share: scales that stand in one word.
     """
 
     kind: int
     columns: int
     group: int
-    has_zero: bool
+    share: int = 1
+
+    @property
+    def most_shared(self) -> int:
+        """Scales that could stand in one word: a tile's own, or one where there is a zero beside each."""
+        return 1 if self.kind == WHOLE_4 else max(self.columns // self.group, 1)
 
 
 def _kind_of(weight: PackedWeight) -> int | None:
@@ -51,17 +56,26 @@ def _kind_of(weight: PackedWeight) -> int | None:
     return FLOAT_4 if is_e2m1 else None
 
 
-def _layout_of(weight: PackedWeight) -> Tiles | None:
-    """None where codes or groups are others than the tensor cores' kernel takes."""
+def layout_of(weight: PackedWeight, *, may_pad: bool = False) -> Tiles | None:
+    """None where codes, groups or zeros are others than the tensor cores' kernel takes.
+
+    Args:
+        may_pad: columns of zeros may follow the last one, up to whole tiles (`with_whole_tiles`).
+    """
     kind = _kind_of(weight)
     if kind is None or weight.dtype not in (torch.bfloat16, torch.float16):
         return None
-    group = weight.in_features // weight.plain()[1].shape[1]
-    parts = 4 if kind in (WHOLE_4, FLOAT_4) else 2
+    if kind == WHOLE_4 and weight.zero is not None and not torch.equal(_zeros_of(weight)[1], weight.zero.float()):
+        return None
+    groups, parts = weight.plain()[1].shape[1], 4 if kind in (WHOLE_4, FLOAT_4) else 2
     for columns in (32 * parts, 16 * parts):
-        words = columns // parts
-        if weight.in_features % columns == 0 and group % words == 0 and (columns % group == 0 or group % columns == 0):
-            return Tiles(kind, columns, group, has_zero=kind == WHOLE_4)
+        words, inputs = columns // parts, weight.in_features
+        if may_pad:
+            inputs = cdiv(inputs, columns) * columns
+        group = inputs if groups == 1 else weight.in_features // groups
+        is_even = inputs % columns == 0 and inputs % group == 0 and group % words == 0
+        if is_even and (columns % group == 0 or group % columns == 0):
+            return Tiles(kind, columns, group)
     return None
 
 
@@ -70,29 +84,45 @@ def offset_of(dtype: torch.dtype) -> float:
     return 128.0 if dtype == torch.bfloat16 else 1024.0
 
 
-def tiled(weight: PackedWeight) -> PackedWeight | None:
-    """The weight in tiles; None where it has to stay as it is.
+def _zeros_of(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """(zeros as the model's type holds them, with the offset; what they are worth)."""
+    scale_NG, offset = weight.plain()[1], offset_of(weight.dtype)
+    zero_NG = ((torch.zeros_like(scale_NG) if weight.zero is None else weight.zero) + offset).to(weight.dtype)
+    return zero_NG, zero_NG.float() - offset
 
-    `packed` is int16 [N / 128 rounded up, K / columns, 128, W]. `scale` is [groups, rounded N]: int32 with a scale in float16
-    and, above it, a zero; int64 with a scale in float32 where float16 would round it. A zero is in the model's type and includes
-    what code 0 becomes (`offset_of`)."""
-    layout = _layout_of(weight)
-    if layout is None:
-        return None
+
+def scale_sizes(weight: PackedWeight, layout: Tiles) -> set[int]:
+    """The bits in which scales can stand without rounding: 8 (the exponent of a power of two, where a word has at least four),
+    16 (float16) and 32 (float32)."""
+    scale_NG = weight.plain()[1].float().contiguous()
+    exponents = scale_NG.view(torch.int32) >> 23
+    is_power = layout.most_shared % 4 == 0 and torch.equal((exponents & 255) << 23, scale_NG.view(torch.int32))
+    is_half = torch.equal(scale_NG.half().float(), scale_NG)
+    return {32, *((8,) if is_power else ()), *((16,) if is_half else ())}
+
+
+def with_whole_tiles(weight: PackedWeight, layout: Tiles) -> PackedWeight:
+    """The weight, with columns of zeros behind the last where the layout asks for them."""
     codes, scale_NG = weight.plain()
-    zero_bits = torch.zeros_like(scale_NG, dtype=torch.int64)
-    if layout.has_zero:
-        offset = offset_of(weight.dtype)
-        zero = torch.zeros_like(scale_NG) if weight.zero is None else weight.zero
-        zero_NG = (zero + offset).to(weight.dtype)
-        if not torch.equal(zero_NG.float() - offset, zero.float()):
-            return None
-        zero_bits = zero_NG.view(torch.int16).to(torch.int64)
-    half_NG = scale_NG.half()
-    if torch.equal(half_NG.float(), scale_NG.float()):
-        both_NG = (half_NG.view(torch.int16).to(torch.int32) & 0xFFFF) | zero_bits.to(torch.int32) << 16
-    else:
-        both_NG = (scale_NG.float().view(torch.int32).to(torch.int64) & 0xFFFFFFFF) | zero_bits << 32
+    more = -weight.in_features % layout.columns
+    groups = more // layout.group  # none where one group is as wide as the matrix
+    padded = torch.nn.functional.pad
+    return dataclasses.replace(
+        weight, in_features=weight.in_features + more,
+        data=padded(codes.view(torch.uint8), (0, more * code_bits(codes) // 8)).view(codes.dtype),
+        scale=padded(scale_NG, (0, groups)), zero=None if weight.zero is None else padded(weight.zero, (0, groups)),
+    )  # fmt: skip
+
+
+def tiled(weight: PackedWeight, layout: Tiles, scale_size: int) -> PackedWeight:
+    """The weight in tiles of a layout that fits (`layout_of`), with scales in so many bits (`scale_sizes`).
+
+    `packed` is int16 [N / 128 rounded up, K / columns, 128, W]. `scale` is [groups / share, rounded N] words. Kinds with zeros
+    have one scale a word: int32 with float16 and, above it, the zero; int64 with float32. A zero is in the model's type and
+    includes what code 0 becomes (`offset_of`). Of other kinds adjacent groups of a tile share a word, the first one in the lowest
+    bits."""
+    codes, scale_NG = weight.plain()
+    scale = _scale_words(weight, layout, scale_size)
     n, k = weight.out_features, weight.in_features
     rows = cdiv(n, BLOCK_ROWS) * BLOCK_ROWS
     bits = code_bits(codes)
@@ -106,11 +136,29 @@ def tiled(weight: PackedWeight) -> PackedWeight | None:
         weight,
         data=None,
         packed=words.to(torch.int16).contiguous(),
-        scale=torch.nn.functional.pad(both_NG, (0, 0, 0, rows - n)).t().contiguous(),
+        scale=torch.nn.functional.pad(scale, (0, 0, 0, rows - n)).t().contiguous(),
         zero=None,
         table=None,
-        layout=layout,
+        layout=dataclasses.replace(layout, share=scale_NG.shape[1] // scale.shape[1]),
     )
+
+
+def _scale_words(weight: PackedWeight, layout: Tiles, size: int) -> torch.Tensor:
+    """int32 or int64 [N, groups / share]."""
+    scale_NG = weight.plain()[1].float().contiguous()
+    bits = {
+        8: lambda: (scale_NG.view(torch.int32) >> 23).to(torch.uint8),
+        16: lambda: scale_NG.half().view(torch.int16),
+        32: lambda: scale_NG.view(torch.int32),
+    }[size]()
+    share = next(share for share in (4, 2, 1) if layout.most_shared % share == 0 and (share == 1 or share * size <= 64))
+    if share > 1:
+        return bits.view(torch.int32 if share * size == 32 else torch.int64)
+    word = torch.int32 if size == 16 else torch.int64
+    alone = bits.to(word) & (1 << size) - 1
+    if layout.kind != WHOLE_4:
+        return alone
+    return alone | _zeros_of(weight)[0].view(torch.int16).to(word) << size
 
 
 @triton.constexpr_function
@@ -138,12 +186,16 @@ def _assembly(kind, part, is_half):
 
 
 @triton.jit
-def scale_of(both_N):
-    """Scales in float32, of what `tiled` made of scales and zeros."""
-    if both_N.dtype == tl.int32:
-        scale = both_N.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def scale_of(both_N, NUMBER: tl.constexpr, SHARE: tl.constexpr):
+    """Scales in float32, of what `tiled` made of scales and zeros: number NUMBER of the SHARE of each word."""
+    BITS: tl.constexpr = both_N.dtype.primitive_bitwidth // SHARE
+    bits = both_N >> (NUMBER * BITS)
+    if BITS == 8:
+        scale = ((bits & 255).to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    elif BITS == 16 or (BITS == 32 and SHARE == 1):
+        scale = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
-        scale = both_N.to(tl.int32).to(tl.float32, bitcast=True)
+        scale = bits.to(tl.int32).to(tl.float32, bitcast=True)
     return scale
 
 

@@ -37,10 +37,84 @@ BAND_VALUES = 16 << 20
 
 
 @triton.jit
-def _scales(ptr, tile, part: tl.constexpr, n_N, ROWS, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
-    """Scales and zeros [N] of a tile's groups number `part`."""
-    group = tile * (COLUMNS // GROUP) + part if COLUMNS > GROUP else tile * COLUMNS // GROUP
-    return tl.load(ptr + group * ROWS + n_N)
+def _scales(ptr, tile, first: tl.constexpr, n_N, ROWS, GROUP: tl.constexpr, COLUMNS: tl.constexpr, SHARE: tl.constexpr):
+    """Scales and zeros [N] of a tile's groups from number `first` on, as many as stand in a word."""
+    word = (tile * (COLUMNS // GROUP) + first) // SHARE if COLUMNS > GROUP else tile * COLUMNS // GROUP
+    return tl.load(ptr + word * ROWS + n_N)
+
+
+@triton.jit
+def add_tiles(
+    sums_NT,
+    x_rows,
+    is_row,
+    w_tile,
+    scale_ptr,
+    perm_ptr,
+    n,
+    ROWS,
+    first,
+    last,
+    WIDTH: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WORDS: tl.constexpr,
+    SHARE: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_PERM: tl.constexpr,
+    SCALES_CODES: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_HALF: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """Sums, and the products of tiles `first` to `last` with them. `w_tile` points to the words of the first of all tiles,
+    `x_rows` [1, T] to rows of WIDTH columns. SCALES_CODES: scales are applied to codes, which rounds them to the model's type,
+    rather than to sums."""
+    BLOCK: tl.constexpr = 128
+    PARTS: tl.constexpr = COLUMNS // WORDS
+    PER_SCALE: tl.constexpr = PARTS * GROUP // COLUMNS if COLUMNS > GROUP else PARTS
+    word = tl.arange(0, WORDS)
+    for tile in tl.range(first, last, num_stages=STAGES):
+        words = tl.load(w_tile + tile * (BLOCK * WORDS))
+        for scale in tl.static_range(PARTS // PER_SCALE):
+            if scale % SHARE == 0:
+                both = _scales(scale_ptr, tile, scale, n, ROWS, GROUP, COLUMNS, SHARE)
+            dots = sums_NT if SCALES_CODES else tl.zeros_like(sums_NT)
+            for inner in tl.static_range(PER_SCALE):
+                column = tile * COLUMNS + (scale * PER_SCALE + inner) * WORDS + word
+                is_there = is_row
+                if WIDTH < K:
+                    is_there = is_row & (column < WIDTH)[:, None]
+                if HAS_PERM:
+                    column = tl.load(perm_ptr + column)
+                x = tl.load(x_rows + column[:, None], mask=is_there, other=0.0)
+                w = decode(words, both, KIND, scale * PER_SCALE + inner, IS_HALF, ASSEMBLY)
+                if SCALES_CODES:
+                    w = (w.to(tl.float32) * scale_of(both, scale % SHARE, SHARE)[:, None]).to(w.dtype)
+                dots = tl.dot(w, x, dots)
+            sums_NT = dots if SCALES_CODES else sums_NT + dots * scale_of(both, scale % SHARE, SHARE)[:, None]
+    return sums_NT
+
+
+@triton.jit
+def sum_parts(sums_NT, partial_ptr, counter_ptr, place, part, split, is_row, MOST: tl.constexpr):
+    """(sums over all `split` programs that share a place, in order, whether this is the last of them): only the last one's sums
+    are whole."""
+    N: tl.constexpr = sums_NT.shape[0]
+    T: tl.constexpr = sums_NT.shape[1]
+    at = tl.arange(0, T)[None, :] * N + tl.arange(0, N)[:, None]
+    mine = partial_ptr + (place * split).to(tl.int64) * (N * T) + at
+    tl.store(mine + part * (N * T), sums_NT, mask=is_row)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu") == split - 1
+    if is_last:
+        sums_NT = tl.load(mine, mask=is_row, other=0.0, cache_modifier=".cg")
+        for other in tl.static_range(1, MOST):
+            is_there = is_row & (other < split)
+            sums_NT += tl.load(mine + other * (N * T), mask=is_there, other=0.0, cache_modifier=".cg")
+        tl.store(counter_ptr + place, 0)
+    return sums_NT, is_last
 
 
 @triton.jit(do_not_specialize=["num_rows", "length", "split"])
@@ -62,6 +136,7 @@ def tiles_kernel(
     GROUP: tl.constexpr,
     COLUMNS: tl.constexpr,
     WORDS: tl.constexpr,
+    SHARE: tl.constexpr,
     KIND: tl.constexpr,
     HAS_PERM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -77,8 +152,6 @@ def tiles_kernel(
     most MOST, programs share a block's tiles."""
     IS_HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.float16
     TILES: tl.constexpr = K // COLUMNS
-    PARTS: tl.constexpr = COLUMNS // WORDS
-    PER_SCALE: tl.constexpr = PARTS * GROUP // COLUMNS if COLUMNS > GROUP else PARTS
     BLOCK: tl.constexpr = 128
     block_n, block_t, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -96,32 +169,14 @@ def tiles_kernel(
         gdc_wait()
     sums = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
     w_tile = block + inside[:, None] * WORDS + word[None, :]
-    for tile in tl.range(first, last, num_stages=STAGES):
-        words = tl.load(w_tile + tile * (BLOCK * WORDS))
-        for scale in tl.static_range(PARTS // PER_SCALE):
-            both = _scales(scale_ptr, tile, scale, n, ROWS, GROUP, COLUMNS)
-            dots = tl.zeros((BLOCK_N, BLOCK_T), dtype=tl.float32)
-            for inner in tl.static_range(PER_SCALE):
-                column = tile * COLUMNS + (scale * PER_SCALE + inner) * WORDS + word
-                if HAS_PERM:
-                    column = tl.load(perm_ptr + column)
-                x = tl.load(x_rows + column[:, None], mask=is_row, other=0.0)
-                w = decode(words, both, KIND, scale * PER_SCALE + inner, IS_HALF, ASSEMBLY)
-                dots = tl.dot(w, x, dots)
-            sums += dots * scale_of(both)[:, None]
+    sums = add_tiles(
+        sums, x_rows, is_row, w_tile, scale_ptr, perm_ptr, n, ROWS, first, last,
+        K, K, GROUP, COLUMNS, WORDS, SHARE, KIND, HAS_PERM, False, STAGES, IS_HALF, ASSEMBLY,
+    )  # fmt: skip
     if MOST > 1:
-        SIZE: tl.constexpr = BLOCK_T * BLOCK_N
         place = block_t * tl.num_programs(0) + block_n
-        at = tl.arange(0, BLOCK_T)[None, :] * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-        mine = partial_ptr + (place * split).to(tl.int64) * SIZE + at
-        tl.store(mine + part * SIZE, sums, mask=is_row)
-        tl.debug_barrier()
-        if tl.atomic_add(counter_ptr + place, 1, sem="acq_rel", scope="gpu") == split - 1:
-            sums = tl.load(mine, mask=is_row, other=0.0, cache_modifier=".cg")
-            for other in tl.static_range(1, MOST):
-                is_there = is_row & (other < split)
-                sums += tl.load(mine + other * SIZE, mask=is_there, other=0.0, cache_modifier=".cg")
-            tl.store(counter_ptr + place, 0)
+        sums, is_last = sum_parts(sums, partial_ptr, counter_ptr, place, part, split, is_row, MOST)
+        if is_last:
             _finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
     else:
         _finish(sums, bias_ptr, out_ptr, n, t, num_rows, N, HAS_BIAS, ADD)
@@ -150,6 +205,7 @@ def expand_kernel(
     GROUP: tl.constexpr,
     COLUMNS: tl.constexpr,
     WORDS: tl.constexpr,
+    SHARE: tl.constexpr,
     KIND: tl.constexpr,
     ASSEMBLY: tl.constexpr,
     PDL: tl.constexpr,
@@ -171,8 +227,10 @@ def expand_kernel(
         gdc_wait()
     out = out_ptr + (block * BLOCK + row).to(tl.int64)[:, None] * K + tile * COLUMNS + word[None, :]
     for part in tl.static_range(PARTS):
-        both = _scales(scale_ptr, tile, part // PER_SCALE, n, ROWS, GROUP, COLUMNS)
-        value = decode(words, both, KIND, part, IS_HALF, ASSEMBLY).to(tl.float32) * scale_of(both)[:, None]
+        scale: tl.constexpr = part // PER_SCALE
+        both = _scales(scale_ptr, tile, scale, n, ROWS, GROUP, COLUMNS, SHARE)
+        value = decode(words, both, KIND, part, IS_HALF, ASSEMBLY).to(tl.float32)
+        value *= scale_of(both, scale % SHARE, SHARE)[:, None]
         tl.store(out + part * WORDS, value.to(out_ptr.dtype.element_ty))
 
 
@@ -215,6 +273,7 @@ def launch_tiles(
         GROUP=layout.group,
         COLUMNS=layout.columns,
         WORDS=words.shape[3],
+        SHARE=layout.share,
         KIND=layout.kind,
         HAS_PERM=weight.perm is not None,
         HAS_BIAS=weight.bias is not None,
@@ -256,6 +315,7 @@ def launch_bands(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor,
             GROUP=layout.group,
             COLUMNS=layout.columns,
             WORDS=words.shape[3],
+            SHARE=layout.share,
             KIND=layout.kind,
             ASSEMBLY=may_assemble(),
             num_warps=4,
