@@ -140,6 +140,13 @@ def test_a_wrong_shape_is_refused_with_both_shapes(copy):
         load(path)
 
 
+def test_one_weight_under_two_names_is_refused(copy):
+    path, rewrite = copy
+    rewrite(lambda tensors: tensors.update({"norm.weight": torch.ones(64)}))
+    with pytest.raises(ConfigError, match=r"norm\.weight \(in model.safetensors\), which are the same weight: remove"):
+        load(path)
+
+
 def test_a_config_of_another_size_is_refused(llama):
     with pytest.raises(ConfigError, match=r"wrong weight shapes \(\d+\): .*config\.json asks for \[\d+, 96\]"):
         load(llama, hf_overrides={"intermediate_size": 96, "hidden_size": 96, "head_dim": 24})
@@ -192,7 +199,7 @@ def test_an_unknown_load_format_is_refused(llama):
     platform.select_kernels()
     with pytest.raises(
         ConfigError,
-        match="load_format='tarball' is not supported; allowed: dummy, sharded_state, auto, safetensors, pt",
+        match="load_format='tarball' is not supported; allowed: dummy, sharded_state, auto, hf, safetensors",
     ):
         load_model(config, platform, torch.device("cpu"), 64, 16)
 

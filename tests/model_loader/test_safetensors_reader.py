@@ -119,6 +119,8 @@ def test_a_cut_off_file_is_named(tmp_path, keep):
         b'{"a": {"dtype": "F32"}}',
         b"\xff\xff",
         b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b"{" + b", ".join([b'"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}'] * 2) + b"}",
     ],
 )
 def test_a_senseless_header_is_named(tmp_path, header):

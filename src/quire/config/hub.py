@@ -13,14 +13,24 @@ from typing import Any
 from quire import envs
 from quire.config.gguf.folder import find_gguf, gguf_folder
 from quire.config.gguf.hub_file import download_gguf, names_hub_file
+from quire.config.mistral_format import PARAMS
 from quire.errors import ConfigError
 
 CONFIG_PATTERNS = (
-    *("config.json", "generation_config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json"),
+    *(
+        "config.json",
+        PARAMS,
+        "generation_config.json",
+        "hf_quant_config.json",
+        "quantize_config.json",
+        "quant_config.json",
+    ),
     *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json"),
 )
 TOKENIZER_PATTERNS = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken")
 WEIGHT_PATTERNS = ("*.safetensors", "*.json")
+SECOND_COPY = "consolidated*"
+"""Weights in their author's own layout, beside the hub's."""
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.json")
 
 
@@ -81,7 +91,7 @@ def resolve_config_path(
     path = resolve_model_path(
         model, revision=revision, download_dir=download_dir, patterns=CONFIG_PATTERNS, setting=setting
     )
-    if not (Path(path) / "config.json").is_file():
+    if not any((Path(path) / name).is_file() for name in ("config.json", PARAMS)):
         found = ", ".join(sorted(os.listdir(path))[:8]) or "nothing"
         raise ConfigError(
             f"{setting}={model!r}: {path!r} has no config.json (it holds {found}); give the folder of a checkpoint in "

@@ -13,6 +13,7 @@ from quire import envs
 from quire.config import limits
 from quire.config.files import read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
+from quire.config.mistral_format import PARAMS, read_params
 from quire.errors import ConfigError
 from quire.guards import is_dict, is_sequence
 from quire.platforms.interface import Because
@@ -56,12 +57,14 @@ class ModelLength(NamedTuple):
 
 
 def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]") -> HFConfig:
-    """config.json of a folder, with the user's overrides (nested objects are merged).
+    """config.json of a folder (or what Mistral's params.json says of it), with the user's overrides (nested objects are merged).
 
     Raises:
         ConfigError: no such file, no JSON object in it, or an override function that gives no dict.
     """
-    values = read_json_object(os.path.join(path, "config.json"), setting="model")
+    file = os.path.join(path, "config.json")
+    has_params = not os.path.isfile(file) and os.path.isfile(os.path.join(path, PARAMS))
+    values = read_params(path) if has_params else read_json_object(file, setting="model")
     values = _with_quantization(values, path)
     if callable(overrides):
         changed: object = overrides(values)

@@ -189,7 +189,9 @@ CHECKS: dict[str, Check] = {
     "guided_decoding_backend": text(optional=True),
     "allowed_local_media_path": text(),
     "enable_sleep_mode": flag(),
-    "load_format": one_of("auto", "safetensors", "pt", "gguf", "bitsandbytes", "sharded_state", "dummy"),
+    "load_format": one_of(
+        "auto", "hf", "safetensors", "fastsafetensors", "pt", "mistral", "gguf", "bitsandbytes", "sharded_state", "dummy"
+    ),
     "download_dir": text(optional=True),
     "ignore_patterns": strings("a file name pattern, a list of them, or None"),
     "model_loader_extra_config": mapping(),

@@ -106,7 +106,7 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
         ),
         _OFF,
     ),
-    "config_format": ("auto", "hf"),
+    "config_format": ("auto", "hf", "mistral"),
     "compilation_config": (*_NOTHING, 3, {"level": 3}, {"mode": 3}),
     "all2all_backend": ("allgather_reducescatter", None),
     "decode_context_parallel_size": (1,),

@@ -67,7 +67,7 @@ class GGUFReader:
         part = name.removesuffix(".weight").removesuffix(".bias")
         heads = {"q_proj": self._hf.num_attention_heads, "k_proj": self._hf.num_key_value_heads}
         if self._family.permutes_heads and part.rpartition(".")[2] in heads:
-            return _heads_in_halves(tensor, heads[part.rpartition(".")[2]])
+            return heads_in_halves(tensor, heads[part.rpartition(".")[2]])
         if name.endswith("shared_expert_gate.weight"):
             return tensor.reshape(1, -1)
         return tensor
@@ -118,11 +118,12 @@ class _Reordered:
 
     def __getitem__(self, index: Any, /) -> torch.Tensor:
         rows, *others = index
-        picked = self._tensor[self._order[rows]]
-        return picked[(slice(None), *others)]
+        dtype = self._tensor.dtype
+        plain = self._tensor.view(torch.uint8) if dtype.itemsize == 1 else self._tensor
+        return plain[self._order[rows]].view(dtype)[(slice(None), *others)]
 
 
-def _heads_in_halves(tensor: torch.Tensor, heads: int) -> _Reordered:
+def heads_in_halves(tensor: torch.Tensor, heads: int) -> _Reordered:
     """Rows 0, 2, 4 … of each head, then 1, 3, 5 …: rotation turns value i with i + half, not neighbours."""
     order = torch.arange(tensor.shape[0]).view(heads, -1, 2).transpose(1, 2).reshape(-1)
     return _Reordered(tensor, order)

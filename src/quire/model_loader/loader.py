@@ -17,7 +17,8 @@ from quire.attention.interface import AttentionBackend
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.config.hf_config import HFConfig
-from quire.config.hub import PICKLED_PATTERNS, WEIGHT_PATTERNS, resolve_model_path
+from quire.config.hub import PICKLED_PATTERNS, SECOND_COPY, WEIGHT_PATTERNS, resolve_model_path
+from quire.config.mistral_format import LAYOUT
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable
@@ -31,6 +32,7 @@ from quire.logger import init_logger
 from quire.model_loader.device_reader import DTYPES, upload_tensors
 from quire.model_loader.dummy import dummy_weights
 from quire.model_loader.gguf_reader import GGUFReader
+from quire.model_loader.mistral_reader import MistralReader
 from quire.model_loader.page_size import choose_block_size
 from quire.model_loader.safetensors_reader import FLOATS, SafetensorsReader, TensorInfo
 from quire.model_loader.sharded_state import MAX_BYTES, PATTERN, copy_description, load_state, save_state
@@ -58,9 +60,11 @@ class WeightReader(Protocol):
 
 
 READERS: dict[str, Callable[[str, Sequence[str]], WeightReader]] = {
-    "auto": SafetensorsReader, "safetensors": SafetensorsReader, "pt": TorchBinReader, "bitsandbytes": SafetensorsReader,
-}  # fmt: skip
-"""By `load_format`; a reader is made from a folder and file names to ignore. GGUF is known by the model, not by the setting."""
+    **dict.fromkeys(("auto", "hf", "safetensors", "fastsafetensors", "bitsandbytes", "mistral"), SafetensorsReader),
+    "pt": TorchBinReader,
+}
+"""By `load_format`; a reader is made from a folder and file names to ignore. GGUF and Mistral's own layout are known by the
+model, not by the setting."""
 FLOAT8_NAMES = ("fp8", "fp8_e4m3")
 """What kv_cache_dtype calls float8 e4m3."""
 GIB = 1 << 30
@@ -303,7 +307,10 @@ def open_weights(config: EngineConfig) -> WeightReader:
     if load_format not in READERS:
         allowed = ", ".join(("dummy", "sharded_state", *READERS))
         raise ConfigError(f"load_format={load_format!r} is not supported; allowed: {allowed}", setting="load_format")
-    return READERS[load_format](_weights_folder(config), config.load.ignore_patterns)
+    folder, ignored = _weights_folder(config), config.load.ignore_patterns
+    if config.model.hf_config.get("weights_layout") == LAYOUT:
+        return MistralReader(folder, ignored, config.model.hf_config)
+    return READERS[load_format](folder, ignored)
 
 
 def with_progress(reader: WeightReader) -> Iterator[tuple[str, Any]]:
@@ -358,6 +365,7 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
         ConfigError: lists missing and unexpected names, wrong shapes, or number types that are not plain floats.
     """
     model.follow_names(infos.keys())
+    _check_twice(model, infos)
     check_names(model.sources, model.spec, infos.keys())
     check_shapes(model.sources, model.spec, {name: info.shape for name, info in infos.items()})
     wrong: list[str] = []
@@ -387,6 +395,18 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
         )
 
 
+def _check_twice(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
+    found: dict[str, str] = {}
+    for name in infos:
+        canonical = canonical_name(name, model.sources, model.spec)
+        if canonical in model.sources and found.setdefault(canonical, name) != name:
+            raise ConfigError(
+                f"the checkpoint has {found[canonical]} (in {infos[found[canonical]].file}) and {name} (in {infos[name].file}), "
+                f"which are the same weight: remove one of the files, or name it in ignore_patterns",
+                setting="model",
+            )
+
+
 def _names_of(dtype: torch.dtype) -> str:
     """What safetensors calls a type."""
     return next(name for name, known in DTYPES.items() if known == dtype)
@@ -412,12 +432,13 @@ def _weights_folder(config: EngineConfig) -> str:
     model = config.model
     if os.path.isdir(os.path.expanduser(model.model)) or not _is_snapshot(model.path):
         return model.path
+    is_own_layout = model.hf_config.get("weights_layout") == LAYOUT
     return resolve_model_path(
         model.model,
         revision=model.revision,
         download_dir=config.load.download_dir,
         patterns=PICKLED_PATTERNS if config.load.load_format == "pt" else WEIGHT_PATTERNS,
-        ignore_patterns=config.load.ignore_patterns,
+        ignore_patterns=(*config.load.ignore_patterns, *(() if is_own_layout else (SECOND_COPY,))),
     )
 
 

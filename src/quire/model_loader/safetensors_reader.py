@@ -189,6 +189,14 @@ def _damaged(file: Path, why: str) -> ConfigError:
     return ConfigError(f"{file} is not a whole safetensors file ({why}); download it again", setting="model")
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands in its header twice")
+    return values
+
+
 def _read_header(file: Path) -> dict[str, TensorInfo]:
     try:
         with open(file, "rb") as stream:
@@ -196,7 +204,7 @@ def _read_header(file: Path) -> dict[str, TensorInfo]:
             size = file.stat().st_size
             if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
                 raise _damaged(file, f"header of {length} bytes in a file of {size}")
-            header = json.loads(stream.read(length))
+            header = json.loads(stream.read(length), object_pairs_hook=_unique)
             infos = {
                 name: TensorInfo(
                     file=file.name,
@@ -212,6 +220,10 @@ def _read_header(file: Path) -> dict[str, TensorInfo]:
         if isinstance(error, ConfigError):
             raise
         raise _damaged(file, repr(error)) from error
+    for name, info in infos.items():
+        if info.dtype in BYTES and math.prod(info.shape) * BYTES[info.dtype] != info.num_bytes:
+            why = f"{name} has {info.num_bytes} bytes for {info.dtype} {list(info.shape)}"
+            raise _damaged(file, why)
     end = max((info.offset + info.num_bytes for info in infos.values()), default=0)
     if end > size - 8 - length:
         raise _damaged(file, f"tensors end at byte {end + 8 + length} of {size}")

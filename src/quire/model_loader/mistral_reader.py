@@ -1,0 +1,45 @@
+"""Reads consolidated.safetensors under the names that the hub's checkpoints have, queries and keys in their order of rows."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.config.hf_config import HFConfig
+from quire.config.mistral_format import checkpoint_name
+from quire.model_loader.gguf_reader import heads_in_halves
+from quire.model_loader.safetensors_reader import SafetensorsReader, TensorInfo
+
+
+class MistralReader:
+    """A folder's weights in Mistral's own layout.
+
+    Args:
+        path: the folder.
+        ignore_patterns: file names (shell patterns) that are not read.
+        hf: the configuration that was made of params.json.
+
+    Raises:
+        ConfigError: as `SafetensorsReader`.
+    """
+
+    def __init__(self, path: str, ignore_patterns: Sequence[str], hf: HFConfig) -> None:
+        self._inner = SafetensorsReader(path, ignore_patterns)
+        self._heads = {
+            "q_proj": hf.num_attention_heads,
+            "k_proj": hf.get("num_key_value_heads", hf.num_attention_heads),
+        }
+        self.path: Path = self._inner.path
+        self.infos: dict[str, TensorInfo] = {checkpoint_name(name): info for name, info in self._inner.infos.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return self._inner.num_bytes
+
+    def stream(self) -> Iterator[tuple[str, Any]]:
+        """(name, tensor), in the order in which they lie on the disk."""
+        for stored, tensor in self._inner.stream():
+            name = checkpoint_name(stored)
+            module, _, suffix = name.rpartition(".")
+            heads = self._heads.get(module.rpartition(".")[2]) if suffix in ("weight", "bias") else None
+            yield name, tensor if heads is None else heads_in_halves(tensor[...], heads)
