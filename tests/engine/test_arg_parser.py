@@ -157,6 +157,13 @@ def test_help_on_a_group_shows_that_group(topic: str, capsys: pytest.CaptureFixt
     assert "--max-num-seqs" in text and "\nScheduler:" in text and "--max-model-len" not in text
 
 
+@pytest.mark.parametrize(
+    ("topic", "flag"), [("CacheConfig", "--block-size"), ("StructuredOutputsConfig", "--structured-outputs-config")]
+)
+def test_help_knows_the_names_of_vllms_groups(topic: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert flag in help_on(topic, capsys)
+
+
 @pytest.mark.parametrize("topic", ["max-model", "max_model_len", "--max-model-len", "tokens a request may have"])
 def test_help_on_a_word_shows_the_flags_that_speak_of_it(topic: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = help_on(topic, capsys)

@@ -99,7 +99,7 @@ def _folded(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _converted(action: argparse.Action, key: str, value: Any, path: str) -> Any:
-    if action.nargs in ("+", "*"):
+    if action.nargs in ("+", "*") or isinstance(action.default, list):
         return [_one(action, key, item, path) for item in (value if is_sequence(value) else [value])]
     return _one(action, key, value, path)
 
@@ -114,13 +114,14 @@ def _one(action: argparse.Action, key: str, value: Any, path: str) -> Any:
     if is_dict(value) or is_sequence(value):
         if action.type in (None, str, int, float):
             raise ConfigError(f"{path}: {key}={value!r} must be one value", setting=key)
-        return value
-    converted = value
+        value = json.dumps(value)
     try:
-        converted = action.type(str(value)) if callable(action.type) else str(value)
+        converted: Any = action.type(str(value)) if callable(action.type) else str(value)
     except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: {key}: {error}", setting=key) from error
     if action.choices is not None and converted not in action.choices:
-        allowed = ", ".join(map(str, action.choices))
-        raise ConfigError(f"{path}: {key}={value!r} is not one of {allowed}", setting=key)
+        allowed = list(map(str, action.choices))
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{path}: {key}={value!r} is not one of {', '.join(allowed)}{hint}", setting=key)
     return converted

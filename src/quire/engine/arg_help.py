@@ -5,6 +5,7 @@ Knows a parser's groups and texts. Knows nothing of what the flags mean.
 
 import argparse
 import difflib
+import re
 import textwrap
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +16,8 @@ SMALL = 30
 """A command with at most this many flags shows all of them."""
 WIDTH = 110
 _VLLM_TOPICS = {"listgroup": "", "page": "all"}
+_FRONTEND = ("Network", "Access", "Chat", "Answers and log")
+"""The groups of what vLLM calls `Frontend`."""
 
 
 class HelpAction(argparse.Action):
@@ -41,8 +44,9 @@ def help_text(parser: argparse.ArgumentParser, topic: str = "") -> str:
         return _page(parser, groups)
     if not topic:
         return _overview(parser, groups)
-    word = topic.casefold().replace("_", "-").strip("-")
-    found = {title: actions for title, actions in groups.items() if _is_called(title, word)}
+    word = re.sub("(?<=[a-z])(?=[A-Z])", "-", topic).casefold().replace("_", "-").strip("-")
+    wanted = _FRONTEND if word == "frontend" else [title for title in groups if _is_called(title, word)]
+    found = {title: groups[title] for title in wanted if title in groups}
     if not found:
         matches = [(title, [each for each in actions if _speaks_of(each, word)]) for title, actions in groups.items()]
         found = {title: actions for title, actions in matches if actions}
@@ -76,7 +80,7 @@ def _groups(parser: argparse.ArgumentParser) -> dict[str, list[argparse.Action]]
 def _is_called(title: str, word: str) -> bool:
     """`KV cache` answers to `kv cache`, `cache` and vLLM's `CacheConfig`."""
     name = title.casefold()
-    word = word.removesuffix("config") or word
+    word = word.removesuffix("config").strip("-") or word
     return bool(word) and (word == name or word.replace("-", " ") == name or word in name.split())
 
 

@@ -74,7 +74,7 @@ HELP = {
     "guided_decoding_backend": "older spelling of structured_outputs_config.backend",
     "allowed_local_media_path": "folder whose files requests may name",
     "enable_sleep_mode": "accepted for compatibility: an engine can always be put to sleep",
-    "load_format": "auto, safetensors, pt (pickled tensors), sharded_state (saved by Quire) or dummy (random weights)",
+    "load_format": "auto, safetensors, mistral, gguf, pt (pickled), sharded_state (saved by Quire) or dummy (random weights)",
     "download_dir": "where downloads are kept",
     "ignore_patterns": "file name patterns not to read",
     "model_loader_extra_config": "JSON object for the loader of load_format",
@@ -238,6 +238,9 @@ class ArgumentParser(argparse.ArgumentParser):
         raise ConfigError(message + self._hint(message))
 
     def _hint(self, message: str) -> str:
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice and (near := difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), n=1)):
+            return f" (did you mean {near[0]!r}?)"
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown is None:
             return f" (see `{self.prog} --help`)"

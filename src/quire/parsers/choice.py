@@ -4,6 +4,7 @@ Knows names, and marks in templates.
 """
 
 import dataclasses
+import difflib
 from collections.abc import Collection
 
 from quire.errors import ConfigError
@@ -97,8 +98,11 @@ def _named(name: str, known: Collection[str], setting: str) -> str | None:
     if name == AUTO:
         return None
     if name != NONE and name not in known:
-        allowed = ", ".join(sorted((AUTO, NONE, *HARMONY, *known)))
-        raise ConfigError(f"{setting}={name!r} is not known; allowed: {allowed}", setting=setting)
+        allowed = sorted((AUTO, NONE, *HARMONY, *known))
+        near = difflib.get_close_matches(name, allowed, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        message = f"{setting}={name!r} is not known{hint}; allowed: {', '.join(allowed)}"
+        raise ConfigError(message, setting=setting)
     return name
 
 

@@ -136,6 +136,10 @@ class ChatTemplate:
         self._compiled[source] = compiled
         return compiled
 
+    def content_format(self) -> ContentFormat:
+        """What the usual template gets contents as: text, or parts."""
+        return "openai" if self._compile(self.source())[1] else "string"
+
     def render(
         self,
         conversation: Sequence[dict[str, Any]],

@@ -1,5 +1,6 @@
 """`quire serve` and its neighbours refuse wrong settings in one line, before anything is loaded."""
 
+import json
 import socket
 
 import pytest
@@ -22,6 +23,9 @@ from quire.errors import ConfigError
         (["--allowed-origins", "[1]"], "JSON list of strings"),
         (["--disable-access-log-for-endpoints", "health"], "must begin with /"),
         (["--log-format", "xml"], "log-format"),
+        (["--metrics-names", "vlm"], "did you mean 'vllm'?"),
+        (["--tool-call-parser", "hermess"], "tool_call_parser='hermess' is not known (did you mean 'hermes'?)"),
+        (["--dtype", "floaty16"], "dtype='floaty16' is not valid"),
         (["--prot", "1"], "did you mean --port"),
     ],
     ids=str,
@@ -57,6 +61,68 @@ def test_what_vllms_server_has_and_this_one_has_not_is_refused_by_name(flag, cap
     assert main(["serve", flag]) == 2
     error = capsys.readouterr().err
     assert "is not available yet in Quire" in error and flag.split("=")[0].strip("-").replace("-", "_") in error
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tool-strict-level: paramter", "did you mean 'parameter'?"),
+        ("reasoning-effort-map: {low: 1}", "must be a JSON object of strings"),
+        ("tool-strict-levl: auto", "did you mean 'tool-strict-level'?"),
+        ("default-chat-template-kwargs: [1]", "must be a JSON object"),
+    ],
+)
+def test_a_file_of_flags_is_checked_like_flags(text, words, tmp_path, capsys):
+    (tmp_path / "flags.yaml").write_text(text)
+    assert main(["serve", "--config", str(tmp_path / "flags.yaml")]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_of_flags_holds_objects_and_lists(tmp_path):
+    (tmp_path / "flags.yaml").write_text(
+        "middleware: [a.b, c.d]\nallowed-origins: ['*']\ndefault-chat-template-kwargs: {a: {b: false}}\n"
+        "default-chat-template-kwargs.a.c: 1\nreasoning_effort_map: {minimal: low}\n"
+    )
+    args = build_parser("serve").parse_args(["--config", str(tmp_path / "flags.yaml")])
+    assert (args.middleware, args.allowed_origins) == (["a.b", "c.d"], [["*"]])
+    assert args.default_chat_template_kwargs == {"a": {"b": False, "c": 1}}
+    assert args.reasoning_effort_map == {"minimal": "low"}
+
+
+def test_help_knows_vllms_name_of_the_servers_flags(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help=Frontend"])
+    told = capsys.readouterr().out
+    assert "--port" in told and "--tool-call-parser" in told and "--max-num-seqs" not in told
+
+
+def test_a_benchmark_that_is_not_named_is_asked_for(capsys):
+    assert main(["bench"]) == 0
+    assert "throughput" in capsys.readouterr().out
+    assert main(["bench", "latncy"]) == 2
+    assert "did you mean 'latency'?" in capsys.readouterr().err
+
+
+def test_explain_tells_what_the_servers_flags_do(capsys):
+    flags = [
+        "--tool-call-parser",
+        "llama3_json",
+        "--api-key",
+        "secret",
+        "--port",
+        "9000",
+        "--strict",
+        "--disable-log-requests",
+    ]
+    assert main(["explain", "--json", *flags]) == 0
+    told = capsys.readouterr().out
+    server = json.loads(told[told.index("{") :])["server"]
+    assert server["tool_call_parser"] == {"value": "llama3_json", "why": "given"}
+    assert server["reasoning_parser"] == {"value": "qwen3", "why": "found in the chat template"}
+    assert server["chat_template_content_format"]["value"] == "string"
+    assert server["address"]["value"] == "http://127.0.0.1:9000" and server["strict"]["value"] is True
+    assert "secret" not in told
+    assert main(["explain", "--json", "--tool-call-parser", "nothing"]) == 2
 
 
 def test_a_port_in_use_is_one_line(capsys):

@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = f"{parser.description or ''}\n\nbenchmarks:\n{listed}"
     parser.usage = f"{parser.prog} BENCHMARK [options]"
-    parser.add_argument("benchmark", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help=argparse.SUPPRESS)
+    parser.add_argument("benchmark", nargs="?", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help=argparse.SUPPRESS)
+    parser.set_defaults(parser=parser)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -57,6 +58,9 @@ def build_parser(name: str) -> "ArgumentParser":
 def run(args: argparse.Namespace) -> int:
     """Run one benchmark with the arguments after its name."""
     name = args.benchmark
+    if name is None:
+        args.parser.print_help()
+        return 0
     parsed = build_parser(name).parse_args(args.arguments)
     result = _load(name).run_command(parsed)
     if not isinstance(result, dict):

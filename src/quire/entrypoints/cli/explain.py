@@ -7,6 +7,9 @@ import sys
 from typing import Any
 
 from quire.config import EngineConfig, HFConfig
+from quire.engine.arg_parser import ArgumentParser
+from quire.entrypoints.cli.foreign_server_flags import FOREIGN_SERVER_FLAGS
+from quire.entrypoints.openai.cli_args import add_server_arguments
 from quire.platforms.interface import Capabilities, Platform
 
 CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
@@ -15,8 +18,8 @@ _GIB = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model and every engine flag."""
-    from quire.engine.arg_utils import EngineArgs, UsageContext
+    """The model and every flag of a server."""
+    from quire.engine.arg_utils import AsyncEngineArgs, UsageContext
 
     parser.add_argument(
         "model_tag", nargs="?", metavar="MODEL", help="a local folder or a hub id; none: the demo model"
@@ -29,12 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=UsageContext.API_SERVER.value,
         help="whose defaults to show (default: server)",
     )
-    EngineArgs.add_cli_args(parser)
+    add_server_arguments(parser)
+    AsyncEngineArgs.add_cli_args(parser)
+    if isinstance(parser, ArgumentParser):
+        parser.accept_at_default(FOREIGN_SERVER_FLAGS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Resolve, choose, print."""
     from quire.engine.arg_utils import EngineArgs, UsageContext
+    from quire.entrypoints.cli.explain_server import explain_server
     from quire.entrypoints.cli.serve import take_model
     from quire.platforms import current_platform
 
@@ -42,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     config = EngineArgs.from_cli_args(args).create_engine_config(UsageContext(args.usage))
     platform = current_platform(config.device.device)
     report = build_report(config, platform)
+    if args.usage == UsageContext.API_SERVER.value:
+        report = {"server": explain_server(args, config), **report}
     if args.json:
         json.dump(report, sys.stdout, indent=2, default=str)
         print()
@@ -86,7 +95,8 @@ def _capabilities(capabilities: Capabilities) -> dict[str, Any]:
 
 def as_text(report: dict[str, Any]) -> str:
     """The report for a reader: one section after another, one line a fact."""
-    lines: list[str] = []
+    server = {name: _with_why(entry) for name, entry in report.get("server", {}).items()}
+    lines = _section("server", server) if server else []
     for part, settings in report["config"].items():
         lines += _section(f"config.{part}", {name: _with_why(entry) for name, entry in settings.items()})
     capabilities = {name: _with_why(entry) for name, entry in report["platform"]["capabilities"].items()}

@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.accept_at_default(FOREIGN_SERVER_FLAGS)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it."""
-    from quire.engine.arg_checks import check as check_args
-    from quire.engine.arg_utils import AsyncEngineArgs
-    from quire.entrypoints.openai.listen import ListenOptions, open_socket
+def listen_options(args: argparse.Namespace) -> "ListenOptions":
+    """Where and how to listen.
 
-    take_model(args)
-    set_up_log(args)
+    Raises:
+        ConfigError: TLS is half given.
+    """
+    from quire.entrypoints.openai.listen import ListenOptions
+
     options = ListenOptions(
         host=args.host,
         port=args.port,
@@ -63,6 +63,18 @@ def run(args: argparse.Namespace) -> int:
         ssl_refresh=args.enable_ssl_refresh,
     )
     _check_tls(options)
+    return options
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    from quire.engine.arg_checks import check as check_args
+    from quire.engine.arg_utils import AsyncEngineArgs
+    from quire.entrypoints.openai.listen import open_socket
+
+    take_model(args)
+    set_up_log(args)
+    options = listen_options(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)
     check_args(engine_args)
     keys = _api_keys(args)
