@@ -110,7 +110,11 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
-    """A step's figures, for metrics and logs."""
+    """A step's figures, for metrics and logs.
+
+    Attributes:
+        num_jumped_tokens: output tokens that no step had to draw.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -121,6 +125,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     prefix_cache_hits: int = 0
     num_batched_tokens: int = 0
     step_ms: float = 0.0
+    num_jumped_tokens: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -27,7 +27,12 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
     swaps = draw(st.booleans())
     max_step_tokens = draw(st.sampled_from([2, 7, 40]))
     return SchedulerHarness(
-        model=HashModel(windows=windows, vocab_size=50, eos_every=draw(st.sampled_from([0, 4, 12]))),
+        model=HashModel(
+            windows=windows,
+            vocab_size=50,
+            eos_every=draw(st.sampled_from([0, 4, 12])),
+            forced_every=draw(st.sampled_from([0, 1, 3])),
+        ),
         block_size=draw(st.sampled_from([1, 4, 5])),
         num_blocks=draw(st.sampled_from([20, 45, 300])),
         num_host_blocks=draw(st.sampled_from([3, 60])) if swaps else 0,

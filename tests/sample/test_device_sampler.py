@@ -64,7 +64,7 @@ def draw(sampler: DeviceSampler, logits_SV: torch.Tensor, rows: Any, positions: 
     sampled = sampler.sample(logits_SV.clone(), columns, rows_S, positions_S, wanted, out_S)
     host = {name: tensor.clone() for name, tensor in sampled.tensors.items()}
     output = sampler.finish(sampled, host, rows_S, out_S.numpy().copy())
-    sampler.append_tokens(rows_S, output.token_ids)
+    sampler.append_tokens(rows_S, output.token_ids, positions_S)
     return output
 
 

@@ -13,18 +13,20 @@ _PACKAGES = {"xgrammar": ("xgrammar", "xgrammar"), "guidance": ("llguidance", "s
 
 @dataclasses.dataclass(frozen=True)
 class StructuredOutputsConfig:
-    """What holds for all answers of a wanted form; the names are vLLM's.
+    """What holds for all answers of a wanted form; the names are vLLM's, but for the last.
 
     Attributes:
         backend: who makes the masks; `auto` is llguidance.
         disable_any_whitespace, disable_additional_properties: as if every request had said so.
         enable_in_reasoning: the form holds while a model thinks, too.
+        disable_jump_forward: tokens that a form leaves no choice about are drawn one a step, too.
     """
 
     backend: str = "auto"
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     enable_in_reasoning: bool = False
+    disable_jump_forward: bool = False
 
 
 def read_structured_outputs_config(

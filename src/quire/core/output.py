@@ -58,6 +58,8 @@ class SchedulerOutput(msgspec.Struct):
         finished_rows: rows to forget (finished, aborted or preempted) before anything else happens.
         block_copies: (from page, to page) within the device, all groups.
         swap_outs, swap_ins: (device page, host page) and (host page, device page).
+        known_tokens: (row, position, token ids): tokens of the row that nobody has to draw; they stand from this position on.
+            Draws of them in steps in flight are not wanted.
         extras: a plugin's typed additions, by name.
     """
 
@@ -72,6 +74,7 @@ class SchedulerOutput(msgspec.Struct):
     block_copies: list[tuple[int, int]] = []
     swap_outs: list[tuple[int, int]] = []
     swap_ins: list[tuple[int, int]] = []
+    known_tokens: list[tuple[int, int, list[int]]] = []
     extras: dict[str, Any] = {}
 
 
@@ -95,6 +98,8 @@ class ModelRunnerOutput(msgspec.Struct):
         token_ids: aligned with `rows`.
         logprobs: by row, for rows that asked for them.
         prompt_logprobs: by row, for the prompt positions computed in this step (first prompt token has none).
+        forced: by row, tokens that can only follow the sampled one, as draws would give them one after the other. Whether
+            they become `known_tokens` is the scheduler's to say.
         row_errors: rows whose computation failed, with a message; those requests alone are ended.
         pooled: by row, for pooling requests that are complete.
         step_ms: device time of the step in milliseconds, for the cost model; 0 if unknown.
@@ -106,6 +111,7 @@ class ModelRunnerOutput(msgspec.Struct):
     token_ids: IntArray
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, TokenLogprobs] = {}
+    forced: dict[int, list[int]] = {}
     row_errors: dict[int, str] = {}
     pooled: dict[int, Pooled] = {}
     step_ms: float = 0.0

@@ -33,6 +33,7 @@ class RunningBatch:
         prefill_end: tokens known when the row was given; up to here the row prefills.
         in_flight: steps that name the row and are not collected yet.
         accepts: whether tokens that arrive for the row are wanted.
+        num_unwanted: draws in flight of tokens that became known without them.
         is_special: whether the row's next token carries more news than itself.
         tail: the newest known tokens, by position modulo page size; `flush` moves them to the request.
         num_prefilling: rows with computed < prefill_end.
@@ -44,7 +45,7 @@ class RunningBatch:
         self.request_ids: npt.NDArray[np.object_] = np.empty(num_rows, dtype=object)
         self.computed, self.collected, self.known, self.length = (np.zeros(num_rows, np.int32) for _ in range(4))
         self.limit, self.capacity, self.prefill_end = (np.zeros(num_rows, np.int32) for _ in range(3))
-        self.in_flight: IntArray = np.zeros(num_rows, dtype=np.int32)
+        self.in_flight, self.num_unwanted = (np.zeros(num_rows, np.int32) for _ in range(2))
         self.accepts: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         self.is_special: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         self.tail: IntArray = np.zeros((num_rows, block_size), dtype=np.int32)
@@ -101,7 +102,7 @@ class RunningBatch:
         self.known[row] = self.length[row] = self.prefill_end[row] = num_tokens
         self.limit[row] = request.max_total - 1
         self.capacity[row] = len(request.block_ids[0]) * self._block_size
-        self.in_flight[row] = 0
+        self.in_flight[row] = self.num_unwanted[row] = 0
         self.accepts[row] = True
         self.is_special[row] = not request.has_reported or request.wants_logprobs
         self.stops.set(row, request)
@@ -151,6 +152,29 @@ class RunningBatch:
             token_ids = self.request(row).token_ids
             if known > len(token_ids):
                 token_ids += tail[len(token_ids) % self._block_size :]
+
+    def num_drawing(self, row: int) -> int:
+        """Tokens of the row that steps in flight will sample."""
+        return int(self.length[row] - self.known[row])
+
+    def jump(self, request: Request, token_ids: list[int]) -> None:
+        """Append tokens that need no draw, more than the row's steps in flight sample. They are computed like a prompt's."""
+        row = request.row
+        self.flush(request)
+        request.token_ids += token_ids
+        self.num_unwanted[row] += self.num_drawing(row)
+        self.known[row] += len(token_ids)
+        self.length[row] = self.known[row]
+        if request.status is RequestStatus.RUNNING and self.length[row] - self.computed[row] > 1:
+            request.num_computed_tokens = int(self.computed[row])
+            self.prefill_end[row] = self.length[row]
+            self.num_prefilling += 1
+
+    def take_wanted(self, rows: IntArray) -> BoolArray:
+        """Which rows' tokens have just been learned of; the others' draws have been awaited."""
+        wanted = self.num_unwanted[rows] == 0
+        self.num_unwanted[rows[~wanted]] -= 1
+        return wanted
 
     def append(self, rows: IntArray, token_ids: IntArray) -> tuple[IntArray, IntArray]:
         """Append one token to each row. Returns the new lengths, and the rows whose page was completed just before.

@@ -31,11 +31,11 @@ from quire.core.publication import PendingPages
 from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
-from quire.core.step_limit import StepLimit
+from quire.core.step_budget import StepBudget
 from quire.core.step_outputs import build_new_request, build_output, find_errors, keep_prompt_logprobs
-from quire.core.step_state import NO_ROWS, PendingDiff, StepInFlight, without_zeros
+from quire.core.step_state import PendingDiff, StepInFlight
 from quire.core.step_stats import StepStats
-from quire.core.stop import compute_finish
+from quire.core.stop import compute_finish, until_end
 from quire.core.timelines import Timelines
 from quire.errors import EngineError, RequestError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Pooled, SchedulerStats
@@ -93,7 +93,7 @@ class Scheduler:
         self._delay = AdmissionDelay(config.delay_factor, clock)
         self._timelines = Timelines(config.record_timelines, clock)
         self._hindrance = ""
-        self._limit = StepLimit(config.max_num_batched_tokens)
+        self._budget = StepBudget(config, self._batch, self.cost_model, self._timelines, self.kv.block_size)
         self._requests: dict[str, Request] = {}
         self._leaving: dict[int, Request] = {}
         self._flights: deque[StepInFlight] = deque()
@@ -185,7 +185,8 @@ class Scheduler:
         """Plan the next step. One without rows needs neither execution nor `update`; nothing in it is lost."""
         self._has_shortage = False
         self._dropped.clear()
-        rows, counts, budget = self._plan_running()
+        rows, counts, budget = self._budget.divide(has_waiting=len(self._queue) > 0)
+        rows, counts = self._ensure_pages(rows, counts)
         self._hindrance = "pages" if self._has_shortage else "tokens"
         if not self._has_shortage and budget > 0 and self._may_admit():
             self._pages.publish()
@@ -210,49 +211,6 @@ class Scheduler:
         head = self._queue.peek()
         self._hindrance = "delay"
         return head is not None and self._delay.may_admit(head.source.arrival_time, is_idle=not self._batch.num_active)
-
-    def _plan_running(self) -> tuple[IntArray, IntArray, int]:
-        """Rows that run already, their tokens, and what is left of the budget for prompts."""
-        batch, budget = self._batch, self._limit.tokens
-        rows = batch.order()
-        if len(rows) == 0:
-            return NO_ROWS, NO_ROWS, self._limit_prefill(budget, NO_ROWS, 0)
-        counts = np.minimum(batch.length[rows], batch.limit[rows]) - batch.computed[rows]
-        if batch.num_prefilling:
-            rows, counts, budget = self._divide_budget(rows, counts, budget)
-        else:
-            rows, counts = without_zeros(rows, counts)
-            rows, counts = rows[:budget], counts[:budget]
-            budget = self._limit_prefill(budget - len(rows), rows, 0) if len(self._queue) else 0
-        rows, counts = self._ensure_pages(rows, counts)
-        return rows, counts, budget
-
-    def _divide_budget(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray, int]:
-        """Decoding rows first, one token each; prompts share what is left, in order of rank."""
-        batch = self._batch
-        is_prefill = batch.computed[rows] < batch.prefill_end[rows]
-        decode_rows, decode_counts = without_zeros(rows[~is_prefill], counts[~is_prefill])
-        decode_rows, decode_counts = decode_rows[:budget], decode_counts[:budget]
-        rows, counts = rows[is_prefill], counts[is_prefill]
-        budget = self._limit_prefill(budget - len(decode_rows), decode_rows, int(batch.computed[rows[0]]))
-        if self._config.long_prefill_token_threshold > 0:
-            counts = np.minimum(counts, self._config.long_prefill_token_threshold)
-        before = np.cumsum(counts) - counts
-        counts = np.clip(budget - before, 0, counts).astype(np.int32)
-        if len(counts) and counts[-1] == 0:
-            self._timelines.stand(batch, rows[counts == 0].tolist(), "tokens")
-        rows, counts = without_zeros(rows, counts)
-        budget -= int(counts.sum())
-        return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
-
-    def _limit_prefill(self, budget: int, decode_rows: IntArray, context: int) -> int:
-        """The prompt tokens that may join these decoding rows: within the budget, and within `max_step_ms` if set."""
-        if self._config.max_step_ms <= 0 or not self._config.enable_chunked_prefill:
-            return budget
-        attended = float(self._batch.computed[decode_rows].sum(dtype=np.int64))
-        num_decodes = len(decode_rows)
-        within = self.cost_model.tokens_within(self._config.max_step_ms, num_decodes, num_decodes, attended, context)
-        return min(budget, max(within, self.kv.block_size))
 
     def _ensure_pages(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         """Pages for every row's tokens, taken from lower-ranked requests if need be; rows that got none are left out."""
@@ -356,7 +314,7 @@ class Scheduler:
         if self._config.enable_chunked_prefill:
             if self._config.long_prefill_token_threshold > 0:
                 count = min(count, self._config.long_prefill_token_threshold)
-        elif count < remaining and remaining <= self._limit.tokens:
+        elif count < remaining and remaining <= self._budget.limit.tokens:
             self._hindrance = "whole prompt"
             return 0
         if count < remaining and not may_be_partial:
@@ -426,7 +384,7 @@ class Scheduler:
             return step
         diff, self._diff = self._diff, PendingDiff()
         step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
-        step.swap_outs, step.swap_ins = diff.swap_outs, diff.swap_ins
+        step.swap_outs, step.swap_ins, step.known_tokens = diff.swap_outs, diff.swap_ins, diff.known_tokens
         prefill_rows: list[int] = []
         if batch.num_prefilling:
             prefill_end = batch.prefill_end[rows]
@@ -471,6 +429,9 @@ class Scheduler:
         if self._leaving or output.row_errors or output.pooled:
             wanted = batch.accepts[rows]
             rows, token_ids = rows[wanted], token_ids[wanted]
+        if batch.num_unwanted.any():
+            wanted = batch.take_wanted(rows)
+            rows, token_ids = rows[wanted], token_ids[wanted]
         if len(rows):
             self._append_tokens(rows, token_ids, output, outputs)
         if self._leaving:
@@ -483,8 +444,8 @@ class Scheduler:
         """End the requests whose computation failed; what the step wrote for them is never published. Those of a step that
         found no memory are computed again, in smaller steps, unless it was as small as can be."""
         if not output.lost:
-            self._limit.passed()
-        elif self._limit.lost(flight.step.total_num_tokens):
+            self._budget.limit.passed()
+        elif self._budget.limit.lost(flight.step.total_num_tokens):
             self._lose_rows(flight.step.rows)
             return
         for row, message in find_errors(flight, output).items():
@@ -537,6 +498,8 @@ class Scheduler:
             self._pages.add_rows(full_rows, batch.collected[full_rows])
         ends = batch.stops.check(rows, token_ids, lengths)
         is_news = ends | batch.is_special[rows]
+        if output.forced:
+            is_news |= np.isin(rows, list(output.forced))
         news = is_news.nonzero()[0]
         if not len(news):
             outputs.plain_ids = batch.request_ids[rows].tolist()
@@ -546,17 +509,34 @@ class Scheduler:
         outputs.plain_ids = batch.request_ids[rows[plain]].tolist()
         outputs.plain_tokens = token_ids[plain].tolist()
         for index in news.tolist():
-            row, token_id = int(rows[index]), int(token_ids[index])
+            row, token_id, is_end = int(rows[index]), int(token_ids[index]), bool(ends[index])
             request = batch.request(row)
             if not request.has_reported:
                 self._timelines.sampled_first(request)
             result = build_output(request, [token_id], output.logprobs.get(row))
             batch.is_special[row] = request.wants_logprobs
-            if ends[index]:
-                result.finish_reason, result.stop_reason = compute_finish(request, token_id, int(lengths[index]))
-                self.cost_model.observe_output_length(int(lengths[index]) - request.num_prompt_tokens)
+            if row in output.forced and not is_end:
+                is_end = self._jump(request, output.forced[row], result)
+            if is_end:
+                length = int(batch.known[row])
+                result.finish_reason, result.stop_reason = compute_finish(request, result.new_token_ids[-1], length)
+                self.cost_model.observe_output_length(length - request.num_prompt_tokens)
                 self._end(request, result.finish_reason)
             outputs.outputs.append(result)
+
+    def _jump(self, request: Request, forced: list[int], result: EngineCoreOutput) -> bool:
+        """Take tokens that nobody has to draw, if that saves a draw; whether the request ends with them."""
+        batch, row = self._batch, request.row
+        position, num_drawing = int(batch.known[row]), batch.num_drawing(row)
+        token_ids, is_end = until_end(request, forced, position)
+        if len(token_ids) <= num_drawing:
+            return False
+        batch.jump(request, token_ids)
+        result.new_token_ids += token_ids
+        self._diff.known_tokens.append((row, position, token_ids))
+        self._pages.add(row, int(batch.collected[row]))
+        self._stats.num_jumped_tokens += len(token_ids) - num_drawing
+        return is_end
 
     # Ends and releases.
 
@@ -603,6 +583,7 @@ class Scheduler:
         self._leaving.pop(row, None)
         self._diff.finished_rows.append(row)
         self._diff.new_blocks = [entry for entry in self._diff.new_blocks if entry[0] != row]
+        self._diff.known_tokens = [entry for entry in self._diff.known_tokens if entry[0] != row]
         if request.status is RequestStatus.ENDING:
             self.kv.free(request)
             request.status = RequestStatus.ENDED

@@ -16,6 +16,7 @@ class PendingDiff(msgspec.Struct):
     finished_rows: list[int] = []
     swap_outs: list[tuple[int, int]] = []
     swap_ins: list[tuple[int, int]] = []
+    known_tokens: list[tuple[int, int, list[int]]] = []
 
 
 class StepInFlight(msgspec.Struct):

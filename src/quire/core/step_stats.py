@@ -11,27 +11,27 @@ class StepStats:
     """Counts for one scheduler.
 
     Attributes:
-        num_preemptions: since the start.
+        num_preemptions, num_jumped_tokens: since the start.
     """
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
-        self.num_preemptions = 0
-        self._reported = (0, 0, 0)
+        self.num_preemptions = self.num_jumped_tokens = 0
+        self._reported = (0, 0, 0, 0)
 
     def since_start(self, num_running: int, num_waiting: int) -> SchedulerStats:
         """Counters since the scheduler was made."""
-        return self._build(num_running, num_waiting, (0, 0, 0))
+        return self._build(num_running, num_waiting, (0, 0, 0, 0))
 
     def of_step(self, num_running: int, num_waiting: int, num_batched_tokens: int, step_ms: float) -> SchedulerStats:
         """Counters since the last step's."""
         stats = self._build(num_running, num_waiting, self._reported)
-        self._reported = (self.num_preemptions, self._kv.num_queries, self._kv.num_hits)
+        self._reported = (self.num_preemptions, self._kv.num_queries, self._kv.num_hits, self.num_jumped_tokens)
         stats.num_batched_tokens = num_batched_tokens
         stats.step_ms = step_ms
         return stats
 
-    def _build(self, num_running: int, num_waiting: int, before: tuple[int, int, int]) -> SchedulerStats:
+    def _build(self, num_running: int, num_waiting: int, before: tuple[int, int, int, int]) -> SchedulerStats:
         kv = self._kv
         return SchedulerStats(
             num_running=num_running,
@@ -41,4 +41,5 @@ class StepStats:
             num_preemptions=self.num_preemptions - before[0],
             prefix_cache_queries=kv.num_queries - before[1],
             prefix_cache_hits=kv.num_hits - before[2],
+            num_jumped_tokens=self.num_jumped_tokens - before[3],
         )

@@ -54,6 +54,15 @@ class StopTable:
         return hits
 
 
+def until_end(request: Request, token_ids: list[int], length: int) -> tuple[list[int], bool]:
+    """What a request of `length` tokens gets of those that follow: all, or up to the one that ends it, and whether one does."""
+    for index, token_id in enumerate(token_ids, 1):
+        is_stop = token_id in request.eos_ids or token_id in request.stop_ids
+        if (is_stop and length + index >= request.min_total) or length + index >= request.max_total:
+            return token_ids[:index], True
+    return token_ids, False
+
+
 def compute_finish(request: Request, token_id: int, length: int) -> tuple[FinishReason, int | None]:
     """Why a request that ends with this token does: (reason, stop reason). A stopping token wins over a limit."""
     if length >= request.min_total:

@@ -30,6 +30,7 @@ class RowConstraints:
         grammar_ends: of a row with a grammar, in place of `early`: ids that end it, not drawn before `min_position` as long
             as the grammar leaves others.
         narrows_grammar: whether anything but its grammar forbids tokens to the row.
+        may_jump: whether the tokens that its grammar forces are what it draws, with nothing else to say against them.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class RowConstraints:
         self.single = _sorted_ids([words[0] for words in self._bad_words if len(words) == 1], vocab_size)
         self._sequences = [words for words in self._bad_words if len(words) > 1]
         self.narrows_grammar = bool(len(self.allowed) or self._bad_words or len(self.grammar_ends))
+        self.may_jump = grammar is not None and not len(self.allowed) and not self._bad_words
         self.output = output_token_ids
 
     @staticmethod

@@ -234,10 +234,17 @@ class DeviceSampler:
             output.logprobs.update(group.entries(*(host_tensors[f"{number}.{part}"] for part in range(3))))
         return output
 
-    def append_tokens(self, rows_S: IntArray, token_ids_S: IntArray) -> None:
-        """Tokens have arrived: rows that need them on the host take note."""
+    def append_tokens(self, rows_S: IntArray, token_ids_S: IntArray, positions_S: IntArray) -> dict[int, list[int]]:
+        """Tokens have arrived: rows that need them on the host take note. By row, the tokens that can only follow."""
         for index in np.flatnonzero(self._needs_tokens_R[rows_S]).tolist():
-            self.table.objects[int(rows_S[index])].append(int(token_ids_S[index]))
+            objects = self.table.objects[int(rows_S[index])]
+            number = int(positions_S[index]) - len(objects.prompt_token_ids)
+            objects.output_token_ids[number : number + 1] = [int(token_ids_S[index])]  # `put_tokens` may have been here
+        return self.table.find_forced(rows_S, positions_S)
+
+    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
+        """Tokens that nobody has to draw stand from this position on."""
+        self.table.put_tokens(row, position, token_ids)
 
     def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> PositionLogprobs:
         """Logprobs of a row's own prompt tokens; the number of alternatives is the row's `prompt_logprobs`. Waits for the

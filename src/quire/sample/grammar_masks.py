@@ -36,6 +36,10 @@ class GrammarSource(Protocol):
         """What `fill` wants to know of a new row with `structured_outputs`; does not wait."""
         ...
 
+    def forced(self, rows: Sequence[tuple[Any, Sequence[int]]]) -> dict[int, list[int]]:
+        """The tokens that follow such rows' outputs for certain, by index, of those where any do."""
+        ...
+
     def begin_fill(
         self, rows: Sequence[tuple[Any, Sequence[int]]], masks_NW: IntArray, alone: Collection[int] | None = None
     ) -> Filling:

@@ -32,12 +32,13 @@ LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed
 
 @dataclasses.dataclass(slots=True)
 class SamplerOutput:
-    """`token_ids` is aligned with the rows that were given; logprobs and errors are by row. A row with an error has a
-    token all the same, which means nothing."""
+    """`token_ids` is aligned with the rows that were given; logprobs, errors, and the tokens that can only follow are by row.
+    A row with an error has a token all the same, which means nothing."""
 
     token_ids: IntArray
     logprobs: dict[int, PositionLogprobs] = dataclasses.field(default_factory=dict)
     errors: dict[int, str] = dataclasses.field(default_factory=dict)
+    forced: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
 
 class Sampler:
@@ -85,6 +86,10 @@ class Sampler:
     def remove_row(self, row: int) -> None:
         """The row is free again; harmless if it has no sampling state."""
         self._rows.remove(row)
+
+    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
+        """Tokens that nobody has to draw stand from this position on."""
+        self._rows.put_tokens(row, position, token_ids)
 
     def sample(self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray) -> SamplerOutput:
         """Draw the next token of each row.
@@ -142,6 +147,7 @@ class Sampler:
             self._report_logprobs(raw_NV, rows_S[logprob_index], output.token_ids[logprob_index], output)
         if self._rows.objects:
             self._append_tokens(rows_S, output.token_ids)
+            output.forced = self._rows.find_forced(rows_S, positions_S)
         return output
 
     def _members(self, rows_S: IntArray, feature: int) -> npt.NDArray[np.intp]:

@@ -7,8 +7,10 @@ Legend: R rows.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.sample.constraints import RowConstraints
 from quire.sample.grammar_masks import GrammarSource
@@ -16,6 +18,7 @@ from quire.sample.logits_processor import LogitsProcessor, RowProcessor, adapt_c
 from quire.sample.penalties import SeenTokens
 from quire.sampling_params import GREEDY_BELOW, SamplingParams
 
+IntArray = npt.NDArray[np.int32]
 RANDOM = 1
 FILTER = 2
 LOGPROBS = 4
@@ -24,6 +27,8 @@ PENALTIES = 16
 PROCESSORS = 32
 ENGINE_PROCESSORS = 64
 FAILED = 128
+_ON_ITS_WAY = -1
+"""Stands for a token that was drawn and did not arrive yet."""
 EDITS = CONSTRAINTS | PENALTIES | PROCESSORS | ENGINE_PROCESSORS
 
 
@@ -38,6 +43,11 @@ class RowObjects:
     processors: list[RowProcessor] = dataclasses.field(default_factory=list)
     engine_processors: list[LogitsProcessor] = dataclasses.field(default_factory=list)
     failure: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are known."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def append(self, token: int) -> None:
         """Take note of a sampled token."""
@@ -67,6 +77,7 @@ class SamplingRows:
         self.min_p_R = np.zeros(max_rows, dtype=np.float32)
         self.num_logprobs_R = np.zeros(max_rows, dtype=np.int32)
         self.num_prompt_logprobs_R = np.zeros(max_rows, dtype=np.int32)
+        self.may_jump_R = np.zeros(max_rows, dtype=np.bool_)
         self.objects: dict[int, RowObjects] = {}
 
     def add(
@@ -91,6 +102,9 @@ class SamplingRows:
         if features & (EDITS | FAILED):
             self.objects[row] = objects
         self.features_R[row] = features
+        # Whoever asks for logprobs, penalties or code of his own gets every token drawn.
+        is_free = not features & ~(RANDOM | FILTER | CONSTRAINTS)
+        self.may_jump_R[row] = is_free and objects.constraints is not None and objects.constraints.may_jump
 
     def _at_most_vocabulary(self, count: int) -> int:
         return self.vocab_size if count < 0 else min(count, self.vocab_size)
@@ -123,9 +137,33 @@ class SamplingRows:
             features |= FAILED
         return features
 
+    def find_forced(self, rows_S: IntArray, positions_S: IntArray) -> dict[int, list[int]]:
+        """By row, the tokens that can only follow the one drawn at its position, if that is the last one known."""
+        members = np.flatnonzero(self.may_jump_R[rows_S]).tolist()
+        rows: list[int] = []
+        outputs: list[tuple[Any, list[int]]] = []
+        for index in members:
+            row = int(rows_S[index])
+            objects = self.objects[row]
+            if objects.constraints is not None and objects.num_tokens == int(positions_S[index]) + 1:
+                rows.append(row)
+                outputs.append((objects.constraints.grammar, objects.output_token_ids))
+        if not rows or self.grammars is None:
+            return {}
+        return {rows[index]: token_ids for index, token_ids in self.grammars.forced(outputs).items()}
+
+    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
+        """Tokens that nobody has to draw stand from this position on."""
+        objects = self.objects.get(row)
+        if objects is not None:
+            output, begin = objects.output_token_ids, position - len(objects.prompt_token_ids)
+            output += [_ON_ITS_WAY] * (begin - len(output))
+            output[begin:] = token_ids
+
     def remove(self, row: int) -> None:
         """The row is free again."""
         self.features_R[row] = 0
+        self.may_jump_R[row] = False
         self.inverse_temperature_R[row] = np.inf
         objects = self.objects.pop(row, None)
         if objects is not None:

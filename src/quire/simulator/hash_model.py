@@ -16,6 +16,7 @@ from collections import deque
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -64,12 +65,14 @@ class HashModel:
             entries form one KV group.
         vocab_size: the last id is the end of sequence; ordinary tokens are those below it.
         eos_every: about one token in this many is the end of sequence; 0 means never.
+        forced_every: about one token in this many says what follows it; 0 means never.
     """
 
     key: bytes = b"hash model"
     windows: tuple[int, ...] = (0,)
     vocab_size: int = 1000
     eos_every: int = 0
+    forced_every: int = 0
 
     @property
     def eos_token_id(self) -> int:
@@ -94,6 +97,18 @@ class HashModel:
         while token in banned:
             token = (token + 1) % self.vocab_size
         return token
+
+    def forced(self, token_ids: list[int], num_prompt_tokens: int, params: SamplingParams, seed: int) -> list[int]:
+        """Tokens that follow these for certain, maybe beyond the request's end: what `oracle` says, which knows all."""
+        chosen = mix(seed + mix(len(token_ids)))
+        if not self.forced_every or params.logprobs is not None or chosen % self.forced_every:
+            return []
+        endless = msgspec.structs.replace(params, max_tokens=None)
+        if not params.min_tokens:
+            endless = msgspec.structs.replace(endless, ignore_eos=True, stop_token_ids=None)
+        num_output = len(token_ids) - num_prompt_tokens
+        stream = self.oracle(token_ids[:num_prompt_tokens], endless, seed, num_output + 1 + (chosen >> 32) % 9)
+        return stream[num_output:]
 
     def oracle(self, prompt: list[int], params: SamplingParams, seed: int, n_tokens: int) -> list[int]:
         """The stream that a correct engine emits: at most `n_tokens` and `max_tokens`, up to and with a stopping token.
@@ -307,6 +322,8 @@ class HashExecutor(Executor):
         for source, target in step.block_copies:
             self._first[target] = self._first[source]
             self._second[target] = self._second[source]
+        for row, position, token_ids in step.known_tokens:
+            self._row(step, row).token_ids[position:] = token_ids
 
     def _add_row(self, step: SchedulerOutput, request: NewRequestData) -> None:
         if request.row in self._rows:
@@ -336,6 +353,7 @@ class HashExecutor(Executor):
             raise EngineError(f"step {step.step_id}: rows repeat, or its tokens do not add up")
         result = ModelRunnerOutput(step_id=step.step_id, rows=step.rows[:0], token_ids=step.rows[:0])
         result.logprobs, result.prompt_logprobs, result.row_errors, result.pooled = {}, {}, {}, {}
+        result.forced = {}
         written: dict[int, int] = {}
         attended: dict[int, list[int]] = {}
         for number, count in scheduled.items():
@@ -360,7 +378,7 @@ class HashExecutor(Executor):
             elif needs_sample:
                 rows.append(number)
                 tokens.append(self._sample(number, row, attended[number], result))
-        if self._random.random() < self._faults.lost_step_rate:
+        if self._faults.lost_step_rate and self._random.random() < self._faults.lost_step_rate:
             return self._lose(step, rows)
         result.rows = np.array(rows, dtype=np.int32)
         result.token_ids = np.array(tokens, dtype=np.int32)
@@ -460,6 +478,9 @@ class HashExecutor(Executor):
         row.token_ids.append(token)
         if params is not None and params.logprobs is not None:
             result.logprobs[number] = self._logprobs([token], params.logprobs)
+        forced = self.model.forced(row.token_ids, row.num_prompt_tokens, params, row.seed) if params is not None else []
+        if forced:
+            result.forced[number] = forced
         return token
 
     def _report_prompt_logprobs(self, number: int, row: _Row, start: int, end: int, result: ModelRunnerOutput) -> None:

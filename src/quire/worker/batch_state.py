@@ -66,6 +66,12 @@ class BatchState:
         if self.table_updates is not None:
             self.table_updates.append((group, row, start, pages))
 
+    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
+        """Tokens that nobody has to draw stand from this position on."""
+        end = position + len(token_ids)
+        self.token_ids_RL[row, position:end] = token_ids
+        self.num_tokens_R[row] = end
+
     def append_tokens(self, rows: IntArray, positions: IntArray, token_ids: IntArray) -> None:
         """Write the sampled tokens behind each row's last one; `positions` is where they stand."""
         self.token_ids_RL[rows, positions] = token_ids

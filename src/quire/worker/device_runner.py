@@ -123,7 +123,7 @@ class PendingStep:
                 for row, entry in sampled.logprobs.items()
             }
             output.row_errors = sampled.errors
-            self._sampler.append_tokens(rows_S, tokens_S)
+            output.forced = self._sampler.append_tokens(rows_S, tokens_S, self.batch.positions_S)
         output.prompt_logprobs = self.prompt_logprobs
         return output
 

@@ -24,6 +24,7 @@ class WorkerGrammars:
             config.structured_outputs,
         )
         self._enable_in_reasoning = config.structured_outputs.enable_in_reasoning
+        self._may_jump = not config.structured_outputs.disable_jump_forward
 
     def start(self, params: SamplingParams) -> RowGrammar:
         """A new row's grammar, being compiled if it was not seen before."""
@@ -31,6 +32,10 @@ class WorkerGrammars:
         constraint, ends = params.structured_outputs, params.eos_token_ids
         thinking = None if self._enable_in_reasoning else params.thinking
         return self._grammars.start(constraint, ends, self._load_vocabulary, thinking)
+
+    def forced(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]]) -> dict[int, list[int]]:
+        """As `Grammars.forced`; none where the operator wants every token drawn."""
+        return self._grammars.forced(rows) if self._may_jump else {}
 
     def begin_fill(
         self,

@@ -215,4 +215,6 @@ def _collect(step_id: int, batch: PreparedBatch, sampled: SamplerOutput) -> Mode
         }
     if sampled.errors:
         output.row_errors = sampled.errors
+    if sampled.forced:
+        output.forced = sampled.forced
     return output

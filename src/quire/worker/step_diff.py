@@ -21,6 +21,8 @@ class RowSampler(Protocol):
 
     def remove_row(self, row: int) -> None: ...
 
+    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None: ...
+
 
 def apply_diff(
     plan: SchedulerOutput,
@@ -45,6 +47,9 @@ def apply_diff(
         pages.swap_in(plan.swap_ins)
     if plan.block_copies:
         pages.copy(plan.block_copies)
+    for row, position, token_ids in plan.known_tokens:
+        state.put_tokens(row, position, token_ids)
+        sampler.put_tokens(row, position, token_ids)
 
 
 def _add_row(request: NewRequestData, state: BatchState, sampler: RowSampler, prompt_logprobs: PromptLogprobs) -> None:

@@ -1,0 +1,76 @@
+"""How a step's tokens are divided: one for each row that decodes, the others for prompts, in order of rank.
+
+Knows rows and lengths. Pages, and requests that wait, are the scheduler's business.
+"""
+
+import numpy as np
+
+from quire.config import SchedulerConfig
+from quire.core.cost_model import CostModel
+from quire.core.output import IntArray
+from quire.core.running import RunningBatch
+from quire.core.step_limit import StepLimit
+from quire.core.step_state import NO_ROWS, without_zeros
+from quire.core.timelines import Timelines
+
+
+class StepBudget:
+    """Divides each step's tokens.
+
+    Args:
+        config: budgets.
+        batch: who runs.
+        cost_model: predicts steps, for `max_step_ms`.
+        timelines: are told of prompts that get nothing.
+        block_size: tokens a page; prompts get as many in any step.
+
+    Attributes:
+        limit: the tokens that a step may have now.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, batch: RunningBatch, cost_model: CostModel, timelines: Timelines, block_size: int
+    ) -> None:
+        self._config, self._batch, self._cost_model = config, batch, cost_model
+        self._timelines, self._block_size = timelines, block_size
+        self.limit = StepLimit(config.max_num_batched_tokens)
+
+    def divide(self, *, has_waiting: bool) -> tuple[IntArray, IntArray, int]:
+        """Rows that run already, their tokens, and what is left of the budget for prompts that wait."""
+        batch, budget = self._batch, self.limit.tokens
+        rows = batch.order()
+        if len(rows) == 0:
+            return NO_ROWS, NO_ROWS, self._limit_prefill(budget, NO_ROWS, 0)
+        counts = np.minimum(batch.length[rows], batch.limit[rows]) - batch.computed[rows]
+        if batch.num_prefilling:
+            return self._divide_among_prompts(rows, counts, budget)
+        rows, counts = without_zeros(rows, counts)
+        rows, counts = rows[:budget], counts[:budget]
+        return rows, counts, self._limit_prefill(budget - len(rows), rows, 0) if has_waiting else 0
+
+    def _divide_among_prompts(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray, int]:
+        """Decoding rows first, one token each; prompts share what is left, in order of rank."""
+        batch = self._batch
+        is_prefill = batch.computed[rows] < batch.prefill_end[rows]
+        decode_rows, decode_counts = without_zeros(rows[~is_prefill], counts[~is_prefill])
+        decode_rows, decode_counts = decode_rows[:budget], decode_counts[:budget]
+        rows, counts = rows[is_prefill], counts[is_prefill]
+        budget = self._limit_prefill(budget - len(decode_rows), decode_rows, int(batch.computed[rows[0]]))
+        if self._config.long_prefill_token_threshold > 0:
+            counts = np.minimum(counts, self._config.long_prefill_token_threshold)
+        before = np.cumsum(counts) - counts
+        counts = np.clip(budget - before, 0, counts).astype(np.int32)
+        if len(counts) and counts[-1] == 0:
+            self._timelines.stand(batch, rows[counts == 0].tolist(), "tokens")
+        rows, counts = without_zeros(rows, counts)
+        budget -= int(counts.sum())
+        return np.concatenate([decode_rows, rows]), np.concatenate([decode_counts, counts]), budget
+
+    def _limit_prefill(self, budget: int, decode_rows: IntArray, context: int) -> int:
+        """The prompt tokens that may join these decoding rows: within the budget, and within `max_step_ms` if set."""
+        if self._config.max_step_ms <= 0 or not self._config.enable_chunked_prefill:
+            return budget
+        attended = float(self._batch.computed[decode_rows].sum(dtype=np.int64))
+        num_decodes = len(decode_rows)
+        within = self._cost_model.tokens_within(self._config.max_step_ms, num_decodes, num_decodes, attended, context)
+        return min(budget, max(within, self._block_size))
