@@ -13,6 +13,7 @@ from quire.errors import CapacityError, ConfigError, EngineDeadError, EngineErro
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.simulator.hash_model import HashExecutor, HashModel
+from quire.tokenizers.detokenizer import ByteDetokenizer
 
 MODEL = HashModel(vocab_size=512)
 CORES = ["inproc", "process"]
@@ -306,6 +307,39 @@ def test_a_full_queue_refuses_with_the_time_to_come_back_and_serves_the_rest(cor
         engine.shutdown()
 
     asyncio.run(main())
+
+
+def test_a_reader_that_fails_and_a_sequence_without_text_harm_no_other(engine, monkeypatch):
+    async def main():
+        failing = await engine.open_stream(
+            [5, 6], sampling(max_tokens=20, output_kind=RequestOutputKind.DELTA), "fails"
+        )
+        failing.push_to(lambda: 1 / 0)
+        stopping = engine.generate([5, 6], sampling(max_tokens=20, stop="never there"), "no-text")
+        with monkeypatch.context() as patch:
+            patch.setattr(ByteDetokenizer, "feed", lambda self, token_ids: 1 / 0)
+            assert (await collect(stopping))[-1].outputs[0].finish_reason == "error"
+        outputs = await collect(engine.generate([5, 6], sampling(max_tokens=20, seed=1), "r"))
+        assert outputs[-1].outputs[0].token_ids == oracle([5, 6], 20, 1)
+        failing.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_news_that_cannot_be_taken_in_end_every_request_with_an_error(core, model_folder, monkeypatch):
+    engine = AsyncLLM.from_engine_config(make_config(model_folder), core=core)
+
+    async def main():
+        waiting = [collect(engine.generate([5, 6], sampling(max_tokens=50), f"r{index}")) for index in range(3)]
+        monkeypatch.setattr(engine._outputs, "process", lambda outputs, now: 1 / 0)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineDeadError] * 3
+
+    try:
+        asyncio.run(main())
+    finally:
+        engine.shutdown()
 
 
 @pytest.mark.parametrize("core", CORES)

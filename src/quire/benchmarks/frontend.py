@@ -162,7 +162,7 @@ def measure_parts(num_streams: int) -> dict[str, float]:
         times.append(clock())
         for writer, new in zip(writers, news, strict=True):
             assert new is not None
-            writer.text(0, new[0])
+            writer.text(0, new)
         times.append(clock())
         for part, (start, end) in zip(PARTS, itertools.pairwise(times), strict=True):
             seconds[part] += end - start

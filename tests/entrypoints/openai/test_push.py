@@ -4,6 +4,8 @@ import asyncio
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.engine.builders import make_config, make_record, write_model_folder
 
 from quire.engine.input_processor import InputProcessor
@@ -12,6 +14,7 @@ from quire.engine.request_stream import RequestStream
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.entrypoints.openai.admission import AT_ONCE, INLINE_CHARACTERS, AdmissionGate, encode_text
 from quire.entrypoints.openai.completions import CompletionStream, prepare_completion
+from quire.entrypoints.openai.http_protocol import WriteBatch
 from quire.entrypoints.openai.protocol import CompletionRequest, StreamOptions
 from quire.entrypoints.openai.push import stream_answer
 from quire.entrypoints.openai.state import ServerSettings, ServerState
@@ -105,9 +108,9 @@ def state(tmp_path):
     return ServerState(ServerSettings(), HandFedEngine(write_model_folder(tmp_path / "hash")))
 
 
-async def begin(state):
-    """A running stream of which one token is out."""
-    connection = Connection()
+async def open_response(state):
+    """A stream's response, when one token has come."""
+    state.engine.outputs, connection = OutputProcessor(), Connection()
     body = CompletionRequest(prompt=[5, 6], max_tokens=200, ignore_eos=True, stream=True, stream_options=INCLUDE_USAGE)
     starting = asyncio.create_task(
         stream_answer(connection, CompletionStream(state, await prepare_completion(state, body, "id")))
@@ -115,7 +118,12 @@ async def begin(state):
     while not len(state.engine.outputs):
         await asyncio.sleep(0)
     state.engine.feed(67)
-    response = await starting
+    return connection, await starting
+
+
+async def begin(state):
+    """A running stream of which one token is out."""
+    connection, response = await open_response(state)
     answering = asyncio.create_task(response(connection.scope, connection.receive, connection.send))
     while connection.body.on_gone is None:
         await asyncio.sleep(0)
@@ -188,6 +196,115 @@ def test_a_dead_engine_is_told_of_after_what_came_before(state):
         *events, error = connection.events()
         assert "".join(event["choices"][0]["text"] for event in events) == text_of_tokens(state, 67, 68)
         assert error["error"]["message"] == "The engine is not running."
+
+    asyncio.run(main())
+
+
+def test_a_failure_of_the_parser_or_of_the_writer_ends_the_stream_with_an_error(state, monkeypatch):
+    async def main(breaks):
+        connection, answering = await begin(state)
+        with monkeypatch.context() as patch:
+            breaks(patch, connection)
+            state.engine.feed(68)
+        await answering
+        assert connection.events()[-1]["error"]["code"] == "internal_error"
+        assert state.engine.aborted[-1] == [state.engine.record.request_id]
+
+    def fail(*args):
+        raise ValueError("broken")
+
+    asyncio.run(main(lambda patch, connection: patch.setattr(CompletionStream, "write_text", fail)))
+    asyncio.run(main(lambda patch, connection: patch.setattr(connection.body, "write", fail)))
+
+
+ACTIONS = ("token", "token", "slow", "fast", "begin", "tick", "finish", "die", "go")
+
+
+@given(st.lists(st.sampled_from(ACTIONS), max_size=14))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_comes_in_whatever_order_a_stream_ends(state, actions):
+    """Before the response begins, between its beginning and its first look, while the client is slow: no wake-up is lost."""
+
+    async def main():
+        engine, fed, answering, death = state.engine, [67], None, False
+        connection, response = await open_response(state)
+        body, record = connection.body, engine.record
+
+        def is_over():
+            return record.is_finished or death or body.is_gone
+
+        for action in (*actions, "begin", "finish", "fast"):
+            if action == "token" and not is_over():
+                fed.append(68 + len(fed))
+                engine.feed(fed[-1])
+            elif action == "finish" and not is_over():
+                fed.append(68 + len(fed))
+                engine.feed(fed[-1], finish=FinishReason.LENGTH)
+            elif action == "die" and not is_over():
+                death = True
+                record.fail(EngineDeadError("gone"))
+                if record.notify is not None:
+                    record.notify()
+            elif action == "go" and not body.is_gone:
+                body.is_gone, body.is_writable = True, False
+                if body.on_gone is not None:
+                    body.on_gone()
+            elif action == "begin" and answering is None:
+                answering = asyncio.create_task(response(connection.scope, connection.receive, connection.send))
+            elif action in ("slow", "fast") and not body.is_gone:
+                body.is_writable = action == "fast"
+                if body.is_writable and body.on_writable is not None:
+                    body.on_writable()
+            elif action == "tick":
+                await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert answering.done()
+        if isinstance(answering.exception(), ClientGone):
+            assert body.is_gone
+            return
+        answering.result()
+        events = connection.events()
+        if death:
+            assert events.pop()["error"]["message"] == "The engine is not running."
+        else:
+            assert connection.usage() == (2, len(fed))
+        texts = [choice["text"] for event in events for choice in event["choices"]]
+        assert "".join(texts) == text_of_tokens(state, *fed)
+
+    asyncio.run(main())
+
+
+class Transport:
+    """A connection that breaks where it is told to."""
+
+    def __init__(self, fails=False, is_closing=False):
+        self.fails, self.closing, self.written, self.aborted = fails, is_closing, [], False
+
+    def write(self, data):
+        if self.fails:
+            raise RuntimeError("the handle is closed")
+        self.written.append(data)
+
+    def is_closing(self):
+        return self.closing
+
+    def abort(self):
+        self.aborted = True
+
+
+def test_a_connection_that_breaks_while_a_batch_is_sent_is_cut_and_the_others_get_theirs(caplog):
+    async def main():
+        batch, good, broken, gone = WriteBatch(), Transport(), Transport(fails=True), Transport(True, True)
+        for number in range(3):
+            for transport in (broken, gone, good):
+                batch.add(transport, b"x" * (1 << 4 * number))
+        await asyncio.sleep(0)
+        assert good.written == [b"1\r\nx\r\n", b"10\r\n" + b"x" * 16 + b"\r\n", b"100\r\n" + b"x" * 256 + b"\r\n"]
+        assert broken.aborted and not gone.aborted and not good.aborted
+        batch.add(good, b"y" * 5000)
+        batch.flush()
+        assert good.written[-1] == b"1388\r\n" + b"y" * 5000 + b"\r\n"
 
     asyncio.run(main())
 
