@@ -168,6 +168,31 @@ def check_models(report: "Report") -> None:
                     line(passed, f"{wrong} other tokens, logprobs off by {mean:.1e}, at most {worst:.1e}")
 
 
+def check_experts(report: "Report") -> None:
+    """Mixtures whose experts stay codes beside the same values in a plain checkpoint, both in float16, which rounds them least."""
+    from tests.oracles.quantized_models import WEIGHT_ONLY, store, store_mxfp4_experts
+
+    prompts, small = prompts_of(), {"num_experts": 8, "moe_intermediate_size": 128}
+    gpt_oss = {"head_dim": 64, "hidden_size": 192, "intermediate_size": 160, "num_local_experts": 8}
+    for name, architecture, sizes in (
+        ("mxfp4", "GptOssForCausalLM", gpt_oss),
+        *((name, "Qwen3MoeForCausalLM", small) for name in ("gptq 4 bits", "awq", "compressed nvfp4")),
+    ):
+        with tempfile.TemporaryDirectory() as folder, report.timed("experts", f"{architecture} {name}") as line:
+            plain, stored = make_tiny_model(architecture, Path(folder) / "plain", **sizes), Path(folder) / "stored"
+            store_mxfp4_experts(plain, stored) if name == "mxfp4" else store(plain, stored, WEIGHT_ONLY[name])
+            found = []
+            for path in (stored, stored / "worth"):
+                with engine(path, dtype="float16", max_num_batched_tokens=64) as llm:
+                    generate(llm, prompts)  # captures
+                    found.append(generate(llm, prompts, logprobs=0))
+            first = [abs(logprobs_of(ours)[0] - logprobs_of(theirs)[0]) for ours, theirs in zip(*found, strict=True)]
+            same = sum(ours[:1] == theirs[:1] for ours, theirs in zip(*map(tokens_of, found), strict=True))
+            mean = sum(first) / len(first)
+            passed = mean <= BFLOAT16_MEAN_TOLERANCE and same >= len(prompts) - 1
+            line(passed, f"{same} of {len(prompts)} first tokens equal, their logprobs off by {mean:.1e}")
+
+
 def check_steps(report: "Report") -> None:
     """Graphs against eager steps, asynchronous scheduling against synchronous, and no synchronisation in the loop."""
     prompts = prompts_of() * 3
@@ -246,6 +271,7 @@ def check_demo(report: "Report") -> None:
 SECTIONS = {
     "kernels": check_kernels,
     "models": check_models,
+    "experts": check_experts,
     "steps": check_steps,
     "invariance": check_invariance,
     "demo": check_demo,

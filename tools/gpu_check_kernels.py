@@ -17,8 +17,11 @@ from tests.kernels.triton.decode_batches import make_batch
 
 from quire.attention.interface import AttentionParams
 from quire.kernels import ops, registry
-from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.experts import ClampedSwiglu, ExpertScratch, ExpertWeights, Routing
 from quire.kernels.latent import HeadWeight
+from quire.kernels.packed import PackedWeight, dequantize
+from quire.kernels.triton.packed_experts import pack_expert_codes
+from quire.quantization.codes import E2M1
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}
 """Of ||ours - reference|| / ||reference||, by the type of the numbers."""
@@ -34,6 +37,8 @@ class Case:
     dtype: torch.dtype
     exact: bool = False
     """Results are integers, or the same to the bit."""
+    plain: list[Any] | None = None
+    """The reference's arguments, where those are in a kernel's own layout."""
 
 
 Draw = Callable[[random.Random, torch.dtype], Case]
@@ -41,7 +46,7 @@ _draws: dict[str, Draw] = {}
 
 
 def draw(op: str) -> Callable[[Draw], Draw]:
-    """A function that draws arguments for an operation."""
+    """A function that draws arguments for an operation; behind its name may follow what they are."""
 
     def register(function: Draw) -> Draw:
         _draws[op] = function
@@ -254,6 +259,46 @@ def _(rng: random.Random, dtype: torch.dtype) -> Case:
     return Case([x, ids, torch.rand(t, k), experts, "silu", torch.tensor([t]), out, scratch], (6,), dtype)
 
 
+def _codes(kind: str, n: int, k: int, group: int, dtype: torch.dtype) -> PackedWeight:
+    codes = torch.randint(0, 256, (n, k // 2)).to(torch.uint8)
+    if kind == "int8":
+        codes = torch.randint(-128, 128, (n, k)).to(torch.int8)
+    scale = (torch.rand(n, k // group) + 0.5) * k**-0.5 / (64 if kind == "int8" else 4)
+    zero = torch.randint(0, 16, scale.shape).float() if kind == "int4" else None
+    if kind == "int4":
+        scale = scale.half().float()
+    if kind == "mxfp4":
+        scale = torch.exp2(scale.log2().round())
+    table = None if kind in ("int4", "int8") else E2M1
+    return PackedWeight(n, k, dtype, codes, scale=scale, zero=zero, table=table)
+
+
+@draw("moe_experts, codes")
+def _(rng: random.Random, dtype: torch.dtype) -> Case:
+    dtype = torch.bfloat16 if dtype == torch.float32 else dtype
+    t, e, k, d, i = _rows(rng), 16, 4, rng.choice((64, 96, 256, 480)), rng.choice((96, 128, 288))
+    kind = rng.choice(("int4", "int8", "mxfp4", "nvfp4"))
+    is_gated, group = rng.random() < 0.7, 16 if kind == "nvfp4" else 32
+    ids = torch.stack([torch.randperm(e)[:k] for _ in range(t)]).int()
+    matrices = [
+        [_codes(kind, *shape, group, dtype) for _ in range(e)] for shape in ((2 * i if is_gated else i, d), (d, i))
+    ]
+    more = {"clamp": ClampedSwiglu(1.702, 7.0)} if is_gated and rng.random() < 0.5 else {}
+    if rng.random() < 0.5:
+        more |= {"gate_up_bias_E2I": _normal(e, matrices[0][0].out_features), "down_bias_ED": _normal(e, d)}
+    values = ExpertWeights(*(torch.stack([dequantize(weight) for weight in each]) for each in matrices), **more)
+    stacks = [pack_expert_codes(each, is_gated=is_gated and not n) for n, each in enumerate(matrices)]
+    shapes = (stack.shape_only() for stack in stacks if stack is not None)
+    experts = ExpertWeights(*shapes, gate_up_codes=stacks[0], down_codes=stacks[1], **more)
+    scratch = ExpertScratch(
+        capacity=t, num_experts=e, top_k=k, hidden=d, intermediate=i, dtype=dtype, device=torch.device("cpu")
+    )
+    x, out = _normal(t, d, dtype=dtype), _empty(t, d, dtype=dtype)
+    name = "silu" if is_gated else "relu2"
+    arguments = [x, ids, torch.rand(t, k), experts, name, torch.tensor([t]), out, scratch]
+    return Case(arguments, (6,), dtype, plain=[*arguments[:3], values, *arguments[4:]])
+
+
 def _attention(rng: random.Random, dtype: torch.dtype) -> Any:
     count = rng.randint(1, 7)
     seq_lens = [rng.choice((1, 9, 16, 40, 100, 333)) for _ in range(count)]
@@ -332,6 +377,8 @@ def _(rng: random.Random, dtype: torch.dtype) -> Case:
 def _moved(value: Any, device: str, dtype: torch.dtype | None) -> Any:
     """A copy on a device, floats of `dtype` as float32 for the reference."""
     if isinstance(value, torch.Tensor):
+        if value.is_meta:
+            return value
         return _cloned(
             value.detach(), device, torch.float32 if dtype is not None and value.dtype == dtype else value.dtype
         )
@@ -375,7 +422,8 @@ def check_kernels(rounds: int = 6, seed: int = 0) -> Iterator[tuple[str, bool, s
     from quire.platforms.cuda import CudaPlatform
 
     CudaPlatform().select_kernels()
-    for op, function in _draws.items():
+    for name, function in _draws.items():
+        op = name.partition(",")[0]
         reference = next(entry.function for entry in registry.implementations(op) if entry.platform == "any")
         for entry in registry.implementations(op):
             if entry.platform != "cuda":
@@ -385,8 +433,8 @@ def check_kernels(rounds: int = 6, seed: int = 0) -> Iterator[tuple[str, bool, s
             passed = True
             for number in range(rounds):
                 case = function(rng, DTYPES[number % len(DTYPES)])
-                expected = _moved(case.arguments, "cpu", None)
-                expected = [_moved(a, "cpu", None if case.exact else case.dtype) for a in case.arguments]
+                plain = case.arguments if case.plain is None else case.plain
+                expected = [_moved(a, "cpu", None if case.exact else case.dtype) for a in plain]
                 ours = [_moved(a, "cuda", None) for a in case.arguments]
                 reference(*expected)
                 entry.function(*ours)
@@ -394,5 +442,5 @@ def check_kernels(rounds: int = 6, seed: int = 0) -> Iterator[tuple[str, bool, s
                 limit = 0.0 if case.exact else TOLERANCES[case.dtype]
                 passed &= max(errors) <= limit
                 worst = max(worst, (max(errors), str(case.dtype).removeprefix("torch.")))
-            label = f"{op} ({entry.function.__module__.rpartition('.')[2]}.{entry.function.__qualname__})"
+            label = f"{name} ({entry.function.__module__.rpartition('.')[2]}.{entry.function.__qualname__})"
             yield label, passed, f"worst {worst[0]:.1e} {worst[1]}, {rounds} cases"

@@ -162,7 +162,7 @@ class QuantizedLinear(LinearMethod):
         self, experts: list[LinearWeight], *, is_gated: bool
     ) -> list[LinearWeight] | ExpertCodes | torch.Tensor:
         if self._experts != "stacked":
-            return [join.ready(weight) for weight in experts]
+            return [join.ready(experts.pop(0)) for _ in range(len(experts))]
         codes = [each for weight in experts if (each := join.codes([weight])) is not None]
         if len(codes) == len(experts):
             experts.clear()
