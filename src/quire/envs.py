@@ -127,7 +127,7 @@ VARIABLES: dict[str, Variable] = {
     ),
     "QUIRE_LOG_STATS_INTERVAL": Variable("float", 10.0, "Seconds between two lines of figures.", _parse_seconds),
     "QUIRE_API_KEY": _text(None, "The server's key, where --api-key is not given."),
-    "QUIRE_SERVER_DEV_MODE": _flag(False, "1 opens the operator's routes (sleep, cache reset, profile)."),
+    "QUIRE_SERVER_DEV_MODE": _flag(False, "1 opens /sleep, /wake_up, /is_sleeping, /server_info and /collective_rpc."),
     "QUIRE_PLUGINS": Variable(
         "list", None, "Comma-separated names of the plugins that may load; unset means all.", _parse_list
     ),

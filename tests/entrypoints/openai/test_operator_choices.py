@@ -108,6 +108,22 @@ async def test_tokens_are_written_as_ids_where_the_operator_wants_it(server):
             assert answer["choices"][0]["logprobs"]["tokens"] == [token]
 
 
+async def test_processors_get_vllms_extra_arguments_and_prompts_are_told(server):
+    async with server() as s:
+        answer = await s.chat(vllm_xargs={"a": [1]}, return_prompt_text=True)
+        assert s.engine.started[0][2].extra_args == {"a": [1]}
+        assert answer.json()["prompt_text"] == s.engine.started[0][1]["prompt"]
+        assert "prompt_text" not in (await s.chat()).json()
+        assert (await s.complete(vllm_xargs=5)).status_code == 400
+
+
+async def test_routes_into_the_engine_are_there_in_development_mode_only(server):
+    async with server() as s:
+        for path in ("/sleep", "/wake_up", "/collective_rpc"):
+            assert (await s.client.post(path)).status_code == 404
+        assert (await s.client.get("/server_info")).status_code == 404
+
+
 class Stamp:
     """An ASGI middleware that adds a header to answers."""
 
@@ -230,6 +246,32 @@ async def test_certificates_are_read_again_when_they_change(tmp_path, monkeypatc
     finally:
         task.cancel()
     assert read[0] == (tmp_path / "cert.pem").read_text()
+
+
+def test_an_engine_sleeps_wakes_and_calls_its_workers(monkeypatch):
+    monkeypatch.setenv("QUIRE_SERVER_DEV_MODE", "1")
+    server = DemoServer()
+    try:
+        ask, body = server.client, {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}
+        before = ask.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        assert ask.post("/sleep?level=3").status_code == ask.post("/sleep?level=x").status_code == 400
+        for level, tags in (("1", ""), ("2", "?tags=weights&tags=kv_cache")):
+            assert ask.post(f"/sleep?level={level}").status_code == 200
+            assert ask.get("/is_sleeping").json() == {"is_sleeping": True}
+            assert ask.post("/wake_up?tags=nothing").status_code == 400
+            assert ask.post(f"/wake_up{tags}").status_code == 200
+            assert ask.get("/is_sleeping").json() == {"is_sleeping": False}
+            after = ask.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+            assert after == before
+        assert ask.get("/server_info").json()["kernels"]
+        called = ask.post("/collective_rpc", json={"method": "explain"})
+        assert called.status_code == 200 and len(called.json()["results"]) == 1
+        assert ask.post("/collective_rpc", json={"method": "no_such_thing"}).status_code in (400, 500)
+        assert ask.post("/collective_rpc", json={}).status_code == 400
+        assert ask.get("/health").status_code == 200
+    finally:
+        server.popen.terminate()
+        assert server.close()[0] == 0
 
 
 def test_a_server_on_a_socket_follows_its_flags(tmp_path):

@@ -127,6 +127,8 @@ async def answer_chat(state: ServerState, job: ChatJob) -> ChatCompletionRespons
         response.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)
     if request.return_token_ids:
         response.prompt_token_ids = job.prompt.token_ids
+    if request.return_prompt_text:
+        response.prompt_text = job.prompt.text
     return response
 
 

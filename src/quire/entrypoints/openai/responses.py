@@ -130,6 +130,7 @@ class ChatCompletionResponse(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | Optional = UNSET
     prompt_token_ids: list[int] | Optional = UNSET
+    prompt_text: str | Optional | None = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

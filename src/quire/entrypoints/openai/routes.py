@@ -11,11 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire import envs
 from quire.config import PoolingConfig
 from quire.entrypoints.anthropic.messages import MessageStream, answer_message, count_tokens, prepare_message
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, prepare_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
+from quire.entrypoints.openai.dev_routes import DEV_ROUTES
 from quire.entrypoints.openai.embeddings import answer_embeddings
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.operations import OPERATIONS
@@ -185,4 +187,5 @@ WORK: dict[str, Handler] = {
 def build_routes() -> list[Route]:
     """The routes as Starlette's objects; FastAPI's own route class would validate what msgspec already has."""
     routes = [Route(path, handler, methods=["POST"]) for path, handler in WORK.items()]
-    return routes + [Route(path, handler, methods=list(methods)) for path, methods, handler in OPERATIONS]
+    others = (*OPERATIONS, *(DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ()))
+    return routes + [Route(path, handler, methods=list(methods)) for path, methods, handler in others]

@@ -86,6 +86,7 @@ def build_sampling_params(
     values["logprobs"] = logprobs
     values["logit_bias"] = _logit_bias(request.logit_bias)
     values["structured_outputs"] = read_constraint(request)
+    values["extra_args"] = request.vllm_xargs
     values["output_kind"] = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     return SamplingParams(**values)
 
