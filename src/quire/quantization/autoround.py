@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from quire.config.hf_config import HFConfig
 from quire.guards import is_dict, is_sequence
 from quire.quantization import awq, fp4, fp8, gptq
-from quire.quantization.scheme import Scheme, SchemeOf, matches, refused
+from quire.quantization.scheme import Scheme, SchemeOf, matches, refused, spellings
 
 PACKINGS = ("auto_round", "auto_gptq", "auto_awq", "gptqmodel", "llm_compressor", "fp8_static")
 PLAIN_BITS = 16
@@ -37,13 +37,17 @@ def parse(section: HFConfig) -> SchemeOf:
     def values_of(source: str) -> Mapping[str, object] | None:
         """What an override says, by its name in full or as a regular expression."""
         exact = [values for name, values in rules.items() if matches(name, source)]
-        found = exact or [values for name, values in rules.items() if _is_found(name, f"model.{source}")]
+        found = exact or [
+            values for name, values in rules.items() if any(_is_found(name, each) for each in spellings(source))
+        ]
         return found[0] if found and is_dict(found[0]) else None
 
     def scheme_of(source: str) -> Scheme | None:
         own = values_of(source)
-        is_outside = bool(prefixes) and not any(f"model.{source}.".startswith(f"{name}.") for name in prefixes)
-        if own is None and (source == "lm_head" or is_outside or any(_is_found(name, source) for name in excluded)):
+        is_inside = not prefixes or any(
+            f"{each}.".startswith(f"{name}.") for each in spellings(source) for name in prefixes
+        )
+        if own is None and (source == "lm_head" or not is_inside or any(_is_found(name, source) for name in excluded)):
             return None
         values = base | {name: value for name, value in (own or {}).items() if value is not None}
         return _scheme(packing, values)

@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization.codes import unpack_words, weight_of_words, words_axis
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused, spellings
 
 BITS = range(2, 9)
 INT32 = (torch.int32,)
@@ -40,9 +40,7 @@ def parse(section: HFConfig) -> SchemeOf:
         if source == "lm_head" and not section.get("lm_head", False):
             return None
         for pattern, values in rules.items():
-            if not any(
-                re.match(pattern.removeprefix("-:").removeprefix("+:"), name) for name in (source, f"model.{source}")
-            ):
+            if not any(re.match(pattern.removeprefix("-:").removeprefix("+:"), name) for name in spellings(source)):
                 continue
             if pattern.startswith("-:"):
                 return None

@@ -15,7 +15,7 @@ from quire.layers.linear import COLUMNS, ROWS, Axis, Decoded, Stored
 from quire.quantization import fp4, fp8
 from quire.quantization.codes import packed_weight
 from quire.quantization.join import dense
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, matches, refused, spellings
 
 ALGORITHMS = (
     "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A16_AWQ",
@@ -45,12 +45,11 @@ def parse(section: HFConfig) -> SchemeOf:
     excluded = [str(name) for name in values.get("exclude_modules") or values.get("ignore") or []]
 
     def scheme_of(source: str) -> Scheme | None:
-        names = (source, f"model.{source}")
         own = [scheme for name, scheme in by_name.items() if matches(name, source)]
         if own:
             return own[0]
         is_plain = is_within(excluded, source) or any(
-            fnmatch.fnmatchcase(name, pattern) for name in names for pattern in excluded
+            fnmatch.fnmatchcase(name, pattern) for name in spellings(source) for pattern in excluded
         )
         return None if source == "lm_head" or is_plain else default
 

@@ -14,7 +14,7 @@ from quire.kernels.packed import Int8Weight
 from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import awq, fp4, fp8
 from quire.quantization.codes import packed_weight
-from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, matches, refused
+from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, matches, refused, spellings
 
 TYPES = ("fp8_e4m3", "fp4", "int8", "uint8", "int4", "uint4")
 
@@ -37,7 +37,7 @@ def parse(section: HFConfig) -> SchemeOf:
     excluded = [str(name) for name in section.get("exclude") or []]
 
     def scheme_of(source: str) -> Scheme | None:
-        names = (source, f"model.{source}")
+        names = spellings(source)
         if any(_is_named(pattern, name) for pattern in excluded for name in names):
             return None
         own = [scheme for pattern, scheme in by_name if any(_is_named(pattern, name) for name in names)]

@@ -85,17 +85,26 @@ SchemeOf: TypeAlias = Callable[[str], Scheme | None]
 """How a checkpoint stores the matrix of this name (without the model's prefix); None: in a plain type."""
 
 
+def spellings(source: str) -> list[str]:
+    """A matrix's name with every prefix that checkpoints' descriptions may give it."""
+    return [prefix + source for prefix in ("", "model.", "model.language_model.", "language_model.model.")]
+
+
 def matches(pattern: str, source: str) -> bool:
     """Whether a module's name in a checkpoint's description means this matrix: `re:` and a regular expression, a name with or
     without a prefix, or its last parts."""
     if pattern.startswith("re:"):
-        return any(re.match(pattern[3:], name) for name in (source, f"model.{source}"))
+        return any(re.match(pattern[3:], name) for name in spellings(source))
     return pattern == source or pattern.endswith(f".{source}") or source.endswith(f".{pattern}")
 
 
 def is_within(names: Iterable[str], source: str) -> bool:
     """Whether a matrix stands in one of these modules: a name in full, or any of its parts."""
-    return any(f".{name.strip('.')}." in f".model.{source}." for name in names)
+    return any(
+        f".{name.strip('.')}." in f".{spelling}."
+        for name in names
+        for spelling in (spellings(source) if "." in name else (source,))
+    )
 
 
 def refused(name: str, value: object, allowed: str) -> ConfigError:
