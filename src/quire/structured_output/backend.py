@@ -30,17 +30,12 @@ class Backend(Protocol):
         """A row's matcher, at its beginning; takes microseconds."""
         ...
 
-    def advance(self, moves: Sequence[tuple[Any, int]]) -> list[bool]:
-        """Let each matcher take its token; whether its grammar allows it. A matcher that refused one is of no use any more."""
+    def take(self, matcher: Any, token_ids: list[int]) -> bool:
+        """Let a matcher take tokens; whether its grammar allows them. One that refused is of no use any more."""
         ...
 
-    def forced(self, matcher: Any) -> list[int]:
-        """The tokens that come next for certain, as masks would have them one after the other; none where the engine does not
-        know, or where masks leave a choice between ways to divide a text into tokens."""
-        ...
-
-    def known(self, matcher: Any) -> Any:
-        """Something hashable that stands for the matcher's next mask, where that is known before `fill`; else None."""
+    def take_all(self, moves: Sequence[tuple[Any, list[int]]]) -> None:
+        """Let each matcher take its tokens, which its grammar is known to allow."""
         ...
 
     def fill(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> None:
@@ -48,6 +43,19 @@ class Backend(Protocol):
         and lets other Python threads run meanwhile."""
         ...
 
-    def settle(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> dict[int, str]:
-        """The masks are there: what the engine learns from them, and by line why a matcher cannot go on."""
+    def why_stuck(self, matcher: Any) -> str | None:
+        """Why a matcher whose mask was made cannot go on, if so."""
+        ...
+
+    def is_forced(self, matcher: Any) -> bool:
+        """Whether the grammar leaves one text only, and the mask perhaps less than that, as the token before it has it."""
+        ...
+
+    def forced(self, matcher: Any) -> list[int]:
+        """The tokens that come next for certain, as masks would have them one after the other; none where the engine does not
+        know, or where masks leave a choice between ways to divide a text into tokens."""
+        ...
+
+    def room(self, matcher: Any, token_ids: list[int]) -> int:
+        """How many of these tokens it would take one after the other."""
         ...

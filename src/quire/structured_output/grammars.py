@@ -11,9 +11,9 @@ import collections
 import concurrent.futures
 import functools
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import msgspec
 
@@ -22,8 +22,11 @@ from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.backend import Backend, IntArray
 from quire.structured_output.filling import FillThread
-from quire.structured_output.rows import Filling, RowGrammar, result_of
+from quire.structured_output.json_states import read_rules
+from quire.structured_output.rows import Filling, RowGrammar, Rows, result_of
 from quire.structured_output.selection import choose_backend, find_backend
+from quire.structured_output.states import States
+from quire.structured_output.string_masks import StringMasks
 from quire.structured_output.trial import Trials
 from quire.structured_output.vocabulary import Vocabulary
 
@@ -43,11 +46,10 @@ class Grammars:
     def __init__(self, settings: StructuredOutputsConfig | None = None) -> None:
         self._settings = settings or StructuredOutputsConfig()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()  # held for seconds
         self._vocabulary: Vocabulary | None = None
-        self._backends: dict[tuple[str, tuple[int, ...]], Backend] = {}
-        self._kept: collections.OrderedDict[bytes, concurrent.futures.Future[tuple[Backend, Any]]] = (
-            collections.OrderedDict()
-        )
+        self._backends: dict[tuple[str, tuple[int, ...]], tuple[Backend, StringMasks, list[bytes]]] = {}
+        self._kept: collections.OrderedDict[bytes, concurrent.futures.Future[States]] = collections.OrderedDict()
         self._checked: collections.OrderedDict[bytes, RequestError | None] = collections.OrderedDict()
         self._trials: dict[tuple[str, tuple[int, ...]], Trials] = {}
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
@@ -95,7 +97,7 @@ class Grammars:
         name = choose_backend(self._settings.backend, params)
         _check_end(eos_token_ids)
         find_backend(name)
-        with self._lock:
+        with self._reading:
             trials = self._trials.get((name, eos_token_ids))
             if trials is None:
                 trials = Trials(name, eos_token_ids, self._read(load_vocabulary))
@@ -121,13 +123,13 @@ class Grammars:
         """A row's beginning. Does not wait: a grammar that `check` refuses is told of by `fill`."""
         return RowGrammar(self._compile(params, eos_token_ids, load_vocabulary), thinking)
 
-    def fill(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]], masks_NW: IntArray) -> dict[int, str]:
+    def fill(self, rows: Rows, masks_NW: IntArray) -> dict[int, str]:
         """`begin_fill`, and wait for it."""
         return self.begin_fill(rows, masks_NW).finish()
 
     def begin_fill(
         self,
-        rows: Sequence[tuple[RowGrammar, Sequence[int]]],
+        rows: Rows,
         masks_NW: IntArray,
         alone: Collection[int] | None = None,
     ) -> Filling:
@@ -138,62 +140,18 @@ class Grammars:
             masks_NW: gets one bit a token, the lowest of each word first; C-contiguous. Rows with the same mask share a line.
             alone: rows that share with nobody, because the caller is going to change their masks; None: no row shares.
         """
-        free, openings, errors = self._follow(rows)
-        return Filling(rows, alone, free, openings, errors, masks_NW, self._fill_thread)
+        return Filling(rows, alone, masks_NW, self._fill_thread)
 
-    def forced(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]]) -> dict[int, list[int]]:
+    def forced(self, rows: Rows) -> dict[int, list[int]]:
         """Take in what is new of rows' outputs, and say which tokens follow for certain, by index into the rows, of those
         where any do. What is wrong with a row is told by `begin_fill`."""
-        free, _, errors = self._follow(rows)
         found: dict[int, list[int]] = {}
-        for index, (row, _) in enumerate(rows):
-            if row.backend is None or row.refused is not None or index in free or index in errors:
-                continue
-            if token_ids := row.backend.forced(row.matcher):
-                found[index] = token_ids
-        return found
-
-    def _follow(
-        self, rows: Sequence[tuple[RowGrammar, Sequence[int]]]
-    ) -> tuple[set[int], list[tuple[int, int]], dict[int, str]]:
-        """Take in what is new of rows' outputs: which rows may say anything, the tokens that would begin to think, and what is
-        wrong, by row."""
-        errors: dict[int, str] = {}
-        moved: list[RowGrammar] = []
-        moves: dict[Backend, list[tuple[Any, int]]] = {}
-        free: set[int] = set()
-        openings: list[tuple[int, int]] = []
         for index, (row, output_token_ids) in enumerate(rows):
-            num_new = len(output_token_ids) - row.num_consumed
-            if row.is_following and num_new <= 1:
-                if num_new:
-                    assert row.backend is not None
-                    moves.setdefault(row.backend, []).append((row.matcher, output_token_ids[-1]))
-                    moved.append(row)
-                    row.num_consumed += 1
-                continue
-            try:
-                if not row.follow(output_token_ids):
-                    free.add(index)
-                elif (token_id := row.may_begin_to_think(output_token_ids)) is not None:
-                    openings.append((index, token_id))
-            except Exception as error:  # whatever a compilation raises ends its own rows alone
-                errors[index] = f"{type(error).__name__}: {error}"
-        self._advance(moved, moves)
-        return free, openings, errors
-
-    @staticmethod
-    def _advance(moved: list[RowGrammar], moves: dict[Backend, list[tuple[Any, int]]]) -> None:
-        """Let all rows take their newest token at once."""
-        rows_of: dict[Backend, list[RowGrammar]] = {}
-        for row in moved:
-            assert row.backend is not None
-            rows_of.setdefault(row.backend, []).append(row)
-        for backend, batch in moves.items():
-            allowed = backend.advance(batch)
-            if not all(allowed):
-                for row, (_, token_id), is_allowed in zip(rows_of[backend], batch, allowed, strict=True):
-                    row.refused = None if is_allowed else token_id
+            if row.follow(output_token_ids):
+                assert row.at is not None
+                if token_ids := row.at.states.forced(row.at):
+                    found[index] = token_ids
+        return found
 
     def _as_set(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         """A request's form with what the operator has set for all."""
@@ -231,7 +189,7 @@ class Grammars:
 
     def _compile(
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
-    ) -> concurrent.futures.Future[tuple[Backend, Any]]:
+    ) -> concurrent.futures.Future[States]:
         params, key = self._key(params, eos_token_ids)
         with self._lock:
             future = self._kept.get(key)
@@ -250,19 +208,29 @@ class Grammars:
         params: StructuredOutputsParams,
         eos_token_ids: tuple[int, ...],
         load_vocabulary: Callable[[], Vocabulary],
-    ) -> tuple[Backend, Any]:
+    ) -> States:
         """In a compiler's thread."""
         name = choose_backend(self._settings.backend, params)
-        backend = self._backend(name, eos_token_ids, load_vocabulary)
-        return backend, backend.compile(params)
+        backend, strings, tokens = self._backend(name, eos_token_ids, load_vocabulary)
+        form = backend.compile(params)
+        kind, value = params.constraint()
+        rules = None
+        if strings.is_usable and params.whitespace_pattern is None and kind in ("json", "json_object"):
+            schema = {"type": "object"} if kind == "json_object" else value
+            rules = read_rules(json.loads(schema) if isinstance(schema, str) else schema)
+        return States(backend, form, rules, strings, tokens, frozenset(eos_token_ids))
 
-    def _backend(self, name: str, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]) -> Backend:
+    def _backend(
+        self, name: str, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]
+    ) -> tuple[Backend, StringMasks, list[bytes]]:
         backend_class = find_backend(name)
         _check_end(eos_token_ids)
-        with self._lock:
+        with self._reading:
             key = (name, eos_token_ids)
             if key not in self._backends:
-                self._backends[key] = backend_class(self._read(load_vocabulary), eos_token_ids)
+                vocabulary = self._read(load_vocabulary)
+                strings = StringMasks(vocabulary, frozenset((*vocabulary.special_ids, *eos_token_ids)))
+                self._backends[key] = backend_class(vocabulary, eos_token_ids), strings, vocabulary.tokens
             return self._backends[key]
 
     def _read(self, load_vocabulary: Callable[[], Vocabulary]) -> Vocabulary:

@@ -1,6 +1,6 @@
 """Rows of a step, and where they stand in their grammars: what they have said is taken in, and their masks are begun.
 
-Knows tokens and lines of masks. What a matcher is stands in `backend`; who compiles, in `grammars`.
+Knows tokens and lines of masks. Where a row stands, and which masks are known there, is the business of `states`.
 """
 
 import concurrent.futures
@@ -15,6 +15,12 @@ from quire.errors import RequestError
 from quire.sampling_params import Thinking
 from quire.structured_output.backend import Backend, IntArray
 from quire.structured_output.filling import FillThread, Job
+from quire.structured_output.states import Position, States
+
+_MOST_PENDING = 256
+"""Tokens that a row's matcher may be behind, lest catching up take long some day."""
+Rows = Sequence[tuple["RowGrammar", Sequence[int]]]
+"""Rows, each with its whole output so far."""
 
 
 class RowGrammar:
@@ -22,22 +28,21 @@ class RowGrammar:
     meets later.
 
     Attributes:
-        backend, matcher: the engine, and its view of the row; None until the grammar is met.
+        at: its place; None until the grammar is met.
         num_consumed: tokens of the output that were looked at.
         refused: the token with which the output left the grammar.
+        error: what is wrong with the grammar itself.
     """
 
-    __slots__ = ("_compiled", "_thinking", "backend", "matcher", "num_consumed", "refused")
+    __slots__ = ("_compiled", "_thinking", "at", "error", "num_consumed", "refused")
 
-    def __init__(
-        self, compiled: "concurrent.futures.Future[tuple[Backend, Any]]", thinking: Thinking | None = None
-    ) -> None:
+    def __init__(self, compiled: "concurrent.futures.Future[States]", thinking: Thinking | None = None) -> None:
         self._compiled = compiled
         self._thinking = thinking
-        self.backend: Backend | None = None
-        self.matcher: Any = None
+        self.at: Position | None = None
         self.num_consumed = 0
         self.refused: int | None = None
+        self.error = ""
 
     def may_begin_to_think(self, output_token_ids: Sequence[int]) -> int | None:
         """The token that would begin it."""
@@ -59,103 +64,110 @@ class RowGrammar:
         return True
 
     def follow(self, output_token_ids: Sequence[int]) -> bool:
-        """Take in what is new of a row's whole output; whether the row has met its grammar, and does not think any more.
-
-        Raises:
-            RequestError: the grammar does not compile.
-        """
-        if self._thinks(output_token_ids):
+        """Take in what is new of a row's whole output; whether its grammar says what may come next: it has met it, does not think
+        any more, and nothing is wrong."""
+        if self.error or self._thinks(output_token_ids):
             return False
-        if self.backend is None:
-            self.backend, form = result_of(self._compiled)
-            self.matcher = self.backend.begin(form)
-        new = output_token_ids[self.num_consumed :]
-        self.num_consumed += len(new)
-        for token_id in new:
-            if self.refused is None and not self.backend.advance([(self.matcher, token_id)])[0]:
+        at = self.at
+        if at is None:
+            try:
+                at = self.at = Position(result_of(self._compiled))
+            except Exception as error:  # whatever a compilation raises ends its own rows alone
+                self.error = f"{type(error).__name__}: {error}"
+                return False
+        while self.refused is None and self.num_consumed < len(output_token_ids):
+            token_id = output_token_ids[self.num_consumed]
+            self.num_consumed += 1
+            if not at.states.take(at, token_id):
                 self.refused = token_id
-        return True
-
-    @property
-    def is_following(self) -> bool:
-        """Whether only tokens are to come, which its matcher takes."""
-        return self.matcher is not None and self._thinking is None and self.refused is None
+                self.error = f"the output left its grammar with token {token_id}"
+        return not self.error
 
 
 class Filling:
-    """Masks that are being made in other threads.
+    """Masks of rows; those that are not known are being made in other threads.
 
     Args:
         rows: all of them.
         alone: rows that share their mask with no other; None: nobody does, and row i has line i.
-        free: rows that may say anything.
-        openings: (row, token allowed besides).
-        errors: what is wrong already, by row.
 
     Attributes:
         line_N: the line of each row's mask.
         num_lines: lines that are used.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[tuple[RowGrammar, Sequence[int]]],
-        alone: Collection[int] | None,
-        free: set[int],
-        openings: list[tuple[int, int]],
-        errors: dict[int, str],
-        masks_NW: IntArray,
-        thread: FillThread,
-    ) -> None:
-        self._openings, self._errors, self._masks_NW = openings, errors, masks_NW
+    def __init__(self, rows: Rows, alone: Collection[int] | None, masks_NW: IntArray, thread: FillThread) -> None:
+        self._masks_NW = masks_NW
         self.line_N: list[int] = []
-        self.num_lines = 0
-        self._wanted: dict[Backend, list[tuple[Any, int]]] = {}
-        self._row_of: dict[int, int] = {}
-        shared: dict[Any, int] = {}
-        for index, (row, _) in enumerate(rows):
+        self._openings: list[tuple[int, int]] = []
+        self._errors: dict[int, str] = {}
+        self._unknown: list[tuple[int, Position]] = []
+        late: list[Position] = []
+        lines: dict[Any, int] = {}
+        num_lines = 0
+        for index, (row, output_token_ids) in enumerate(rows):
             key: Any = None
-            if index in free:
-                key = "free"
-            elif row.refused is not None:
-                errors[index] = f"the output left its grammar with token {row.refused}"
-            elif row.backend is not None and index not in errors:
-                key = row.backend.known(row.matcher)
-            if key is not None and alone is not None and index not in alone:
-                line = shared.setdefault(key, self.num_lines)
-                if line < self.num_lines:
-                    self.line_N.append(line)
-                    continue
-            self._begin_line(row, index, index in free, index in errors)
-        self._jobs: list[Job] = [
-            thread.begin(functools.partial(backend.fill, wanted, masks_NW)) for backend, wanted in self._wanted.items()
-        ]
+            mask_W: Any = -1
+            if row.follow(output_token_ids):
+                at = row.at
+                assert at is not None
+                mask_W = at.states.mask(at)
+                key = (id(at.node), at.used) if mask_W is None else id(mask_W)
+                if not output_token_ids and (token_id := row.may_begin_to_think(output_token_ids)) is not None:
+                    self._openings.append((index, token_id))
+                    key = -1 - index
+                if len(at.pending) > _MOST_PENDING:
+                    late.append(at)
+            elif row.error:
+                self._errors[index] = row.error
+                key = -1 - index
+            if alone is None or index in alone:
+                key = -1 - index
+            line = lines.setdefault(key, num_lines)
+            self.line_N.append(line)
+            if line == num_lines:
+                num_lines += 1
+                if mask_W is None:
+                    assert row.at is not None
+                    self._unknown.append((line, row.at))
+                else:
+                    masks_NW[line] = mask_W
+        self.num_lines = num_lines
+        self._jobs: list[Job] = []
+        if self._unknown or late:
+            self._jobs.append(thread.begin(functools.partial(self._make, late)))
 
-    def _begin_line(self, row: RowGrammar, index: int, is_free: bool, is_wrong: bool) -> None:
-        """A line of its own for a row, or for the first of several that share it."""
-        line = self.num_lines
-        self.num_lines += 1
-        self.line_N.append(line)
-        if is_free or is_wrong or row.backend is None:
-            self._masks_NW[line] = -1
-        else:
-            self._wanted.setdefault(row.backend, []).append((row.matcher, line))
-            self._row_of[line] = index
+    def _make(self, late: list[Position]) -> None:
+        """In the other thread."""
+        moves: dict[Backend, list[tuple[Any, list[int]]]] = {}
+        wanted: dict[Backend, list[tuple[Any, int]]] = {}
+        for line, at in (*self._unknown, *((-1, at) for at in late)):
+            backend = at.states.backend
+            matcher, token_ids = at.states.give_pending(at)
+            if token_ids:
+                moves.setdefault(backend, []).append((matcher, token_ids))
+            if line >= 0:
+                wanted.setdefault(backend, []).append((matcher, line))
+        for backend, batch in moves.items():
+            backend.take_all(batch)
+        for backend, batch in wanted.items():
+            backend.fill(batch, self._masks_NW)
 
     def finish(self) -> dict[int, str]:
         """Wait until they are made: what is wrong, by row. Such a row's line means nothing, and is nobody else's."""
         for job in self._jobs:
             job.finish()
-        for backend, wanted in self._wanted.items():
-            for line, why in backend.settle(wanted, self._masks_NW).items():
-                self._errors[self._row_of[line]] = f"the grammar cannot be followed further: {why}"
+        for line, at in self._unknown:
+            if why := at.states.learn(at, self._masks_NW[line]):
+                stuck = f"the grammar cannot be followed further: {why}"
+                self._errors |= {index: stuck for index, other in enumerate(self.line_N) if other == line}
         for index, token_id in self._openings:
             self._masks_NW.view(np.uint32)[self.line_N[index], token_id >> 5] |= np.uint32(1 << (token_id & 31))
         return self._errors
 
 
-def result_of(compiled: "concurrent.futures.Future[tuple[Backend, Any]]") -> tuple[Backend, Any]:
-    """A form and its engine, once it is compiled.
+def result_of(compiled: "concurrent.futures.Future[States]") -> States:
+    """A form's states, once it is compiled.
 
     Raises:
         RequestError: it does not compile, or not in time.

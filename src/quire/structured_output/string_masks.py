@@ -9,20 +9,26 @@ Legend: V vocabulary, W words of 32 tokens.
 """
 
 import collections
+import hashlib
 import re
-from typing import Any
+import weakref
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.guards import is_dict, is_sequence
 from quire.structured_output.backend import IntArray
 from quire.structured_output.vocabulary import Vocabulary
 
 UNBOUNDED = 1 << 30
+LEAVES = 255
 _MOST_KEPT = 512
 """Masks; 10 MB for a vocabulary of 150,000."""
+_MOST_BASES = 32
+_PLAIN_ASCII = re.compile(rb'[^"\\\x00-\x1f\x7f-\xff]+')
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f\x7f]+')
+_SPACES = re.compile(rb"[ \t\n\r]+")
+_BETWEEN = re.compile(rb"[ \t\n\r,:\[\]{}]+")
+_EXIT = re.compile(rb'[^"\\\x00-\x1f\x7f]*("[ \t\n\r,:\[\]{}]*"?)')
 _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 
 
@@ -30,83 +36,88 @@ class StringMasks:
     """What strings mean for each token of a vocabulary.
 
     Attributes:
-        is_usable: whether the vocabulary has the tokens by which a string's inside is recognised, and one for each byte.
-        rest: the vocabulary less its tokens of several plain characters, which need no engine: the same ids, empty ones.
-        byte_ids: the token of each byte.
-        probe, quote, key_end: tokens of a plain character, of a string's end, and of a key's end.
+        is_usable: whether the vocabulary has the tokens by which a string's inside is recognised.
+        probe: a token of one plain character.
+        longest, longest_token: characters that a token may have in a string, and bytes that it may have at all.
+        spaces, exits: tokens that outside of strings, or out of a free string, lead where another one leads.
     """
 
     def __init__(self, vocabulary: Vocabulary, special_ids: frozenset[int]) -> None:
-        tokens = vocabulary.tokens
-        chars_V = np.zeros(len(tokens), dtype=np.int32)
-        stays_V = np.zeros(len(tokens), dtype=np.bool_)
-        is_plain_V = np.zeros(len(tokens), dtype=np.bool_)
-        for token_id, token in enumerate(tokens):
-            if token and token_id not in special_ids:
-                chars_V[token_id], stays_V[token_id], is_plain_V[token_id] = _read(token)
-        self._chars, self._stays = chars_V.tolist(), stays_V.tolist()
-        self._longest = int(chars_V.max(initial=0))
-        self._words = -(-len(tokens) // 32)
+        tokens = [b"" if index in special_ids else token for index, token in enumerate(vocabulary.tokens)]
+        read = [(len(token), True, True) if _PLAIN_ASCII.fullmatch(token) else _read(token) for token in tokens]
+        chars, stays, is_plain = (list(column) for column in zip(*read, strict=True))
+        self._chars: list[int] = chars
+        self._chars_V = np.array(chars, dtype=np.int32)
+        self._stays_V = np.array(stays, dtype=np.bool_)
+        self.longest = max(chars)
+        self.longest_token = max(map(len, tokens))
         # One line a length: tokens of at most so many characters, and the plain ones among them.
-        lengths = range(self._longest + 1)
-        self._short = [self._pack(chars_V <= length) for length in lengths]
-        self._short_plain = [self._pack((chars_V <= length) & is_plain_V) for length in lengths]
+        lengths = range(self.longest + 1)
+        self._short = [self._pack(self._chars_V <= length) for length in lengths]
+        is_plain_V = np.array(is_plain, dtype=np.bool_)
+        self._short_plain = [self._pack((self._chars_V <= length) & is_plain_V) for length in lengths]
         self._plain_W = self._short_plain[-1]
-        self._one_W = self._short_plain[min(1, self._longest)]
-        by_bytes = {
-            token: token_id for token_id, token in reversed(list(enumerate(tokens))) if token_id not in special_ids
-        }
-        needed = [b'"', b'":', b"a", *(bytes([byte]) for byte in range(256))]
+        by_bytes = {token: token_id for token_id, token in reversed(list(enumerate(tokens)))}
+        needed = (b"a", b'"', b'":')
         self.is_usable = all(token in by_bytes for token in needed)
-        self.quote, self.key_end, self.probe, *self.byte_ids = (by_bytes.get(token, 0) for token in needed)
-        kept = [
-            token if len(token) == 1 or not is_plain or chars == 1 else b""
-            for token, is_plain, chars in zip(tokens, is_plain_V.tolist(), self._chars, strict=True)
-        ]
-        self.rest = Vocabulary(kept, vocabulary.special_ids, vocabulary.encode)
-        self._bases: dict[bytes, bytes] = {}
+        self.probe, self._quote, self._key_end = (by_bytes.get(token, 0) for token in needed)
+        self.spaces = _find_aliases(tokens, _BETWEEN, 0)
+        self.exits = _find_aliases(tokens, _EXIT, 1)
+        self._bases: dict[bytes, tuple[bytes, bytes]] = {}
+        self._alive: weakref.WeakValueDictionary[bytes, IntArray] = weakref.WeakValueDictionary()
         self._kept: collections.OrderedDict[tuple[bytes, int], IntArray] = collections.OrderedDict()
 
-    def _pack(self, chosen_V: npt.NDArray[np.bool_]) -> IntArray:
-        bits = np.zeros(self._words * 32, dtype=np.bool_)
+    @staticmethod
+    def _pack(chosen_V: npt.NDArray[np.bool_]) -> IntArray:
+        bits = np.zeros(-(-len(chosen_V) // 32) * 32, dtype=np.bool_)
         bits[: len(chosen_V)] = chosen_V
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def may_be_inside(self, mask_W: IntArray) -> bool:
-        """A first look: whether a string value might end or go on here."""
-        return _bit(mask_W, self.quote) and _bit(mask_W, self.probe) and not _bit(mask_W, self.key_end)
+    @property
+    def num_kept(self) -> int:
+        """Different masks that somebody keeps."""
+        return len(self._alive)
+
+    def keep(self, mask_W: IntArray) -> IntArray:
+        """A copy of a mask, the same for all who keep an equal one. Nobody may change it."""
+        digest = hashlib.blake2b(mask_W.tobytes(), digest_size=16).digest()
+        found = self._alive.get(digest)
+        if found is None:
+            found = self._alive[digest] = mask_W.copy()
+        return found
+
+    def may_be_inside(self, mask_W: IntArray, *, is_key: bool) -> bool:
+        """A first look: whether a string (a key) might end or go on here."""
+        if not has_token(mask_W, self._quote) or not has_token(mask_W, self.probe):
+            return False
+        return is_key or not has_token(mask_W, self._key_end)
 
     def is_inside(self, mask_W: IntArray, left: int) -> bool:
-        """Whether a mask that passed the first look is that of the inside of a string value with room for `left` characters. (A
-        key's end may be followed by a colon; of some given texts only some characters are left.)"""
-        return left > 0 and np.array_equal(mask_W & self._plain_W, self._short_plain[min(left, self._longest)])
+        """Whether a mask that passed the first look is that of the inside of a free string with room for `left` characters. (Of
+        some given texts only some characters are left.)"""
+        return left > 0 and np.array_equal(mask_W & self._plain_W, self._short_plain[min(left, self.longest)])
 
-    def is_inside_rest(self, mask_W: IntArray) -> bool:
-        """As `is_inside`, of a mask for `rest` and room for at least one character."""
-        return np.array_equal(mask_W & self._one_W, self._one_W)
-
-    def begin(self, mask_W: IntArray) -> bytes:
-        """What of such a mask holds for the whole string."""
+    def begin(self, mask_W: IntArray) -> tuple[bytes, bytes]:
+        """What of such a mask holds for the whole string; and by token the characters that it adds to it, LEAVES if it may not,
+        or does more than that."""
         base = (mask_W | self._plain_W).tobytes()
-        if len(self._bases) > _MOST_KEPT:
+        if len(self._bases) > _MOST_BASES:
             self._bases.clear()
-        return self._bases.setdefault(base, base)
+        found = self._bases.get(base)
+        if found is None:
+            is_allowed_V = np.unpackbits(np.frombuffer(base, np.uint8), count=len(self._chars), bitorder="little") > 0
+            is_step_V = self._stays_V & is_allowed_V & (self._chars_V < LEAVES)
+            found = base, np.where(is_step_V, self._chars_V, LEAVES).astype(np.uint8).tobytes()
+            self._bases[base] = found
+        return found
 
-    def left_after(self, token_id: int, left: int) -> int | None:
-        """Characters left after a token, None if the string's inside was left with it."""
-        return left - self._chars[token_id] if self._stays[token_id] else None
-
-    def can_tell(self, left: int) -> bool:
-        """Whether room for at least `left` characters is all that there is to know."""
-        return left >= self._longest
-
-    def key(self, base: bytes, left: int) -> tuple[bytes, int]:
-        """What stands for `mask(base, left)`."""
-        return base, min(left, self._longest)
+    def num_chars(self, token_id: int) -> int:
+        """Characters of a token up to the string's end."""
+        return self._chars[token_id]
 
     def mask(self, base: bytes, left: int) -> IntArray:
         """The mask with room for `left` characters."""
-        key = self.key(base, left)
+        key = base, min(left, self.longest)
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = np.frombuffer(base, dtype=np.int32) & self._short[key[1]]
@@ -117,8 +128,37 @@ class StringMasks:
         return found
 
 
-def _bit(mask_W: IntArray, token_id: int) -> bool:
+def _find_aliases(tokens: list[bytes], form: re.Pattern[bytes], group: int) -> dict[int, int]:
+    """Of tokens that match, and are the same but for what is before a group and for space: the first one."""
+    first: dict[bytes, int] = {}
+    aliases: dict[int, int] = {}
+    for token_id, token in enumerate(tokens):
+        if match := form.fullmatch(token):
+            aliases[token_id] = first.setdefault(_SPACES.sub(b" ", match.group(group)), token_id)
+    return aliases
+
+
+def has_token(mask_W: IntArray, token_id: int) -> bool:
+    """Whether a mask leaves a token."""
     return bool(int(mask_W[token_id >> 5]) >> (token_id & 31) & 1)
+
+
+def split_text(text: bytes) -> tuple[int, bytes]:
+    """The whole characters of a string's content, and what there is of the next one."""
+    chars = at = 0
+    while at < len(text):
+        if run := _PLAIN.match(text, at):
+            whole = _whole(run.group())
+            chars += sum(byte & 0xC0 != 0x80 for byte in whole)
+            at += len(whole)
+            if at < run.end():
+                break
+        elif escape := _ESCAPE.match(text, at):
+            chars += 1
+            at = escape.end()
+        else:
+            break
+    return chars, text[at:]
 
 
 def _read(token: bytes) -> tuple[int, bool, bool]:
@@ -129,7 +169,7 @@ def _read(token: bytes) -> tuple[int, bool, bool]:
         if run := _PLAIN.match(token, at):
             text = run.group()
             chars += sum(byte & 0xC0 != 0x80 for byte in text)
-            if not _is_whole(text):
+            if len(_whole(text)) < len(text):
                 return chars, False, False
             at = run.end()
         elif escape := _ESCAPE.match(token, at):
@@ -140,67 +180,10 @@ def _read(token: bytes) -> tuple[int, bool, bool]:
     return chars, True, _PLAIN.fullmatch(token) is not None
 
 
-def _is_whole(text: bytes) -> bool:
+def _whole(text: bytes) -> bytes:
+    """Text up to a character that is only begun."""
     try:
         text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-# fmt: off
-_HARMLESS = frozenset((
-    "type", "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly",
-    "writeOnly", "enum", "const", "required", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum",
-    "exclusiveMaximum", "multipleOf", "minProperties", "maxProperties", "minLength", "maxLength", "$ref",
-))
-# fmt: on
-_NARROW_FORMATS = frozenset(("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"))
-"""Formats whose texts are never taken for any text: they have no space, no Umlaut."""
-
-
-def longest_bound(schema: Any) -> int | None:
-    """The largest `maxLength` in a schema, 0 without any; None where a string's inside may depend on more than its length, or
-    its end on more than its place (`pattern`, alternatives that begin alike)."""
-    return _longest_bound(schema, schema)
-
-
-def _longest_bound(schema: Any, root: Any) -> int | None:
-    if isinstance(schema, bool):
-        return 0
-    if not is_dict(schema):
-        return None
-    parts: list[Any] = []
-    for name, value in schema.items():
-        if name in ("properties", "$defs", "definitions") and is_dict(value):
-            parts += value.values()
-        elif name in ("items", "additionalProperties"):
-            parts.append(value)
-        elif name == "prefixItems" and is_sequence(value):
-            parts += value
-        elif name in ("anyOf", "oneOf", "allOf") and is_sequence(value):
-            if len(value) > 1 and (name == "allOf" or "type" in schema or not _begin_apart(value, root)):
-                return None
-            parts += value
-        elif name not in _HARMLESS and not (name == "format" and value in _NARROW_FORMATS):
-            return None
-    most = schema.get("maxLength", 0)
-    bounds = [most if isinstance(most, int) else None, *(_longest_bound(part, root) for part in parts)]
-    return None if None in bounds else max(bound for bound in bounds if bound is not None)
-
-
-def _begin_apart(parts: Any, root: Any) -> bool:
-    """Whether the first character of an answer says which of the alternatives it follows."""
-    kinds: list[Any] = []
-    for part in parts:
-        place: Any = part.get("$ref") if is_dict(part) else None
-        target: Any = part
-        if isinstance(place, str):
-            target = root
-            for step in place.removeprefix("#/").split("/"):
-                target = target.get(step) if is_dict(target) else None
-        kind: Any = target.get("type") if is_dict(target) else None
-        if not isinstance(kind, str):
-            return False
-        kinds.append("number" if kind == "integer" else kind)
-    return len(set(kinds)) == len(kinds)
+    except UnicodeDecodeError as error:
+        return text[: error.start]
+    return text

@@ -92,20 +92,17 @@ class XGrammarBackend:
         """As `Backend.begin`."""
         return xgrammar.GrammarMatcher(form)
 
-    def advance(self, moves: Sequence[tuple[Any, int]]) -> list[bool]:
-        """As `Backend.advance`."""
-        return [
-            token_id in self._eos if matcher.is_terminated() else bool(matcher.accept_token(token_id))
-            for matcher, token_id in moves
-        ]
+    def take(self, matcher: Any, token_ids: list[int]) -> bool:
+        """As `Backend.take`."""
+        return all(
+            token_id in self._eos if matcher.is_terminated() else matcher.accept_token(token_id)
+            for token_id in token_ids
+        )
 
-    def forced(self, matcher: Any) -> list[int]:
-        """As `Backend.forced`: none, because this engine's masks allow every division of a text that is certain."""
-        return []
-
-    def known(self, matcher: Any) -> None:
-        """As `Backend.known`: never."""
-        return
+    def take_all(self, moves: Sequence[tuple[Any, list[int]]]) -> None:
+        """As `Backend.take_all`."""
+        for matcher, token_ids in moves:
+            self.take(matcher, token_ids)
 
     def fill(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> None:
         """As `Backend.fill`."""
@@ -119,9 +116,25 @@ class XGrammarBackend:
             matchers, indices = zip(*running, strict=True)
             self._batch.batch_fill_next_token_bitmask(list(matchers), masks_NW, list(indices))
 
-    def settle(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> dict[int, str]:
-        """As `Backend.settle`: this engine knows no way to go wrong here."""
-        return {}
+    def why_stuck(self, matcher: Any) -> None:
+        """As `Backend.why_stuck`: this engine knows no way to go wrong here."""
+        return
+
+    def is_forced(self, matcher: Any) -> bool:
+        """As `Backend.is_forced`: its masks have all that the grammar leaves."""
+        return False
+
+    def forced(self, matcher: Any) -> list[int]:
+        """As `Backend.forced`: none, because this engine's masks allow every division of a text that is certain."""
+        return []
+
+    def room(self, matcher: Any, token_ids: list[int]) -> int:
+        """As `Backend.room`."""
+        count = next((count for count, token_id in enumerate(token_ids) if not matcher.accept_token(token_id)), None)
+        taken = len(token_ids) if count is None else count
+        if taken:
+            matcher.rollback(taken)
+        return taken
 
 
 def _prepared(schema: Any) -> Any:
