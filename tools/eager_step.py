@@ -148,8 +148,9 @@ def main() -> int:
     given = EngineArgs(model=args.model, device="cuda", load_format="dummy", skip_tokenizer_init=True)
     config = dataclasses.replace(given, **settings).create_engine_config()
     runner = record_kernels.imagine_runner(config, memory, lambda launch_all: None)
-    shape = runner._graphs.mixed_shape(args.tokens, args.requests, args.requests, args.tokens // args.requests, True)
-    shape = dataclasses.replace(shape, is_graph=False)
+    longest = args.tokens // args.requests
+    shape = runner._graphs.mixed_shape(args.tokens, args.requests, args.requests, longest, True)
+    shape = dataclasses.replace(shape, is_graph=False, max_query_len=longest, decodes=longest == 1)
 
     def step() -> None:
         runner._compute(shape)

@@ -1,16 +1,21 @@
 """The Triton backend: what it serves, how a step is divided, and its pages."""
 
 import dataclasses
+from typing import ClassVar
 
 import pytest
 import torch
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 from tests.kernels.triton.decode_batches import Batch, make_batch
+from tests.worker.test_device_runner import make_engine
+from tests.worker.test_end_to_end import greedy_requests, make_prompts, run
 
 from quire.attention.interface import AttentionRequest
+from quire.attention.reference import ReferenceBackend
 from quire.attention.triton import TritonBackend
+from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config.kv_spec import KVCacheSpec, KVKind
-from quire.kernels.triton import decode_attention
+from quire.kernels.triton import decode_attention, paged_attention
 
 LATENT = {"kind": "mla", "num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "latent": 512}
 REQUEST = AttentionRequest(num_heads=4, num_kv_heads=2, head_dim=64, kv_dtype=torch.bfloat16, block_size=16)
@@ -98,3 +103,37 @@ def test_pages_may_be_fp8():
     pages = TritonBackend().allocate(spec, 5, torch.device("cpu"))
     assert pages.shape == (2, 5, 2, 16, 64)
     assert pages.dtype == torch.float8_e4m3fn
+
+
+def test_a_step_without_decoding_launches_no_decode_kernel(monkeypatch):
+    asked = []
+    monkeypatch.setattr(paged_attention, "decode_attention", lambda *step: asked.append(step))
+    batch = make_batch([20, 3], [4, 2])
+    prepared = batch.prepared()
+    metadata = dataclasses.replace(batch.metadata, decodes=False)
+    out_TC = batch.new_out()
+    TritonBackend().forward(prepared.qkv_TC, prepared.kv_cache, metadata, batch.params, out_TC)
+    torch.testing.assert_close(out_TC, prepared.expected(), atol=1e-4, rtol=1e-4)
+    assert asked == []
+
+
+class Watching(ReferenceBackend):
+    """Notes what steps are said to hold, and what they hold."""
+
+    name = "watching"
+    seen: ClassVar[list[tuple[bool, bool]]] = []
+
+    def begin_step(self, metadata):
+        lengths = metadata.query_start[: int(metadata.shape[1]) + 1].diff()
+        self.seen.append((metadata.decodes, bool((lengths == 1).any())))
+
+
+def test_a_runner_says_of_eager_steps_whether_requests_decode(monkeypatch, tmp_path):
+    Watching.seen.clear()
+    path = make_tiny_model("LlamaForCausalLM", tmp_path)
+    backend = f"{__name__}:Watching"
+    engine = make_engine(monkeypatch, path, enforce_eager=True, max_num_batched_tokens=16, attention_backend=backend)
+    Watching.seen.clear()
+    run(engine, greedy_requests(make_prompts((5, 20))))
+    assert {(True, True), (False, False)} <= set(Watching.seen)
+    assert all(decodes or not holds for decodes, holds in Watching.seen)

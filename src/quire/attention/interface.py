@@ -31,6 +31,7 @@ class AttentionMetadata:
             as graphs they are the graph's sizes, and a step may have less (max_seq_len is then the longest a request may
             ever be): kernels that run there read `shape`, `query_start` and `seq_lens` on the device, where requests
             beyond the step's own have query_start equal to num_tokens and seq_lens 0, and slots beyond its tokens are -1.
+        decodes: whether a request may compute a single token.
     """
 
     block_size: int
@@ -45,6 +46,7 @@ class AttentionMetadata:
     num_requests: int = 0
     max_query_len: int = 0
     max_seq_len: int = 0
+    decodes: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

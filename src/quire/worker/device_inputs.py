@@ -55,7 +55,7 @@ class DeviceInputs:
         self._next = 0
         state.table_updates = []
         self.token_types: torch.Tensor | None = None
-        self._steps: dict[tuple[int, int, int, int, bool], StepInputs] = {}
+        self._steps: dict[tuple[int, int, int, int, bool, bool], StepInputs] = {}
         self._longest = state.row_length
 
     def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
@@ -129,19 +129,28 @@ class DeviceInputs:
         self._next = (self._next + 1) % NUM_PACKETS
 
     def step(
-        self, num_tokens: int, num_requests: int, num_logits: int, max_query_len: int, is_narrow: bool = False
+        self,
+        num_tokens: int,
+        num_requests: int,
+        num_logits: int,
+        max_query_len: int,
+        is_narrow: bool = False,
+        decodes: bool = True,
     ) -> StepInputs:
         """What a model reads, with these bounds; kept, since making it costs more than a small kernel.
 
         Args:
             is_narrow: nobody wants the hidden states of tokens that need no logits.
+            decodes: a request may compute a single token.
         """
-        key = (num_tokens, num_requests, num_logits, max_query_len, is_narrow)
+        key = (num_tokens, num_requests, num_logits, max_query_len, is_narrow, decodes)
         step = self._steps.get(key)
         if step is None:
             if len(self._steps) >= MAX_KEPT_STEPS:  # eager steps come in every size
                 self._steps.clear()
             step = self._steps[key] = self._build(*key[:4])
+            for metadata in step.attention:
+                metadata.decodes = decodes
             if is_narrow:
                 step.sampled = self._build_sampled(num_logits)
         return step

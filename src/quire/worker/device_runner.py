@@ -397,13 +397,14 @@ class DeviceRunner(Runner):
             max_query_len,
             is_plain,
             is_narrow=not self._prompt_logprobs.is_wanted,
+            decodes=bool((plan.num_scheduled_tokens == 1).any()),
         )
 
     def _compute(self, shape: StepShape) -> None:
         """Submit everything that a step of this shape consists of."""
         buffers = self._inputs.buffers
         step = self._inputs.step(
-            shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len, shape.is_narrow
+            shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len, shape.is_narrow, shape.decodes
         )
         ops.unpack_step(buffers, shape.num_tokens, shape.num_requests)
         for described in (step, step.sampled):

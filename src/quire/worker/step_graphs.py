@@ -37,6 +37,7 @@ class StepShape:
         samples: the step ends with plain sampling (temperature and greedy rows only).
         is_graph: whether it may be captured.
         is_narrow: nobody wants the hidden states of tokens that need no logits.
+        decodes: a request may compute a single token; always so in what may be captured.
     """
 
     num_tokens: int
@@ -46,6 +47,7 @@ class StepShape:
     samples: bool
     is_graph: bool
     is_narrow: bool = False
+    decodes: bool = True
 
 
 class StepGraphs:
@@ -90,7 +92,14 @@ class StepGraphs:
         return StepShape(size, size, logits, 1, samples and logits > 0, self._is_enabled)
 
     def mixed_shape(
-        self, tokens: int, requests: int, num_logits: int, max_query_len: int, samples: bool, is_narrow: bool = True
+        self,
+        tokens: int,
+        requests: int,
+        num_logits: int,
+        max_query_len: int,
+        samples: bool,
+        is_narrow: bool = True,
+        decodes: bool = True,
     ) -> StepShape:
         """Of any other step."""
         is_narrow &= self._has_logits
@@ -103,7 +112,7 @@ class StepGraphs:
         rows = self._decode_sizes
         bound = rows[bisect.bisect_left(rows, requests)]
         logits = rows[bisect.bisect_left(rows, num_logits)] if num_logits and self._has_logits else 0
-        return StepShape(size, bound, logits, max_query_len, samples and num_logits > 0, False, is_narrow)
+        return StepShape(size, bound, logits, max_query_len, samples and num_logits > 0, False, is_narrow, decodes)
 
     def run(self, shape: StepShape) -> None:
         """Submit a step whose inputs are on the device."""

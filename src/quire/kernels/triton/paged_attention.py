@@ -28,6 +28,7 @@ def paged_attention(
     if params.deterministic:
         prefill_attention(qkv_TC, kv_cache, metadata, params, out_TNH, 1)
         return
-    decode_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
+    if metadata.decodes:
+        decode_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
     if metadata.max_query_len != 1:
         prefill_attention(qkv_TC, kv_cache, metadata, params, out_TNH, 2)
