@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,9 +13,10 @@ from quire.engine.input_processor import InputProcessor
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_stream import RequestStream
 from quire.engine.tokenizer_source import TokenizerSource
+from quire.entrypoints.openai import sse
 from quire.entrypoints.openai.admission import AT_ONCE, INLINE_CHARACTERS, AdmissionGate, encode_text
 from quire.entrypoints.openai.completions import CompletionStream, prepare_completion
-from quire.entrypoints.openai.http_protocol import WriteBatch
+from quire.entrypoints.openai.http_protocol import DirectBody, WriteBatch
 from quire.entrypoints.openai.protocol import CompletionRequest, StreamOptions
 from quire.entrypoints.openai.push import stream_answer
 from quire.entrypoints.openai.state import ServerSettings, ServerState
@@ -213,7 +215,7 @@ def test_a_failure_of_the_parser_or_of_the_writer_ends_the_stream_with_an_error(
     def fail(*args):
         raise ValueError("broken")
 
-    asyncio.run(main(lambda patch, connection: patch.setattr(CompletionStream, "write_text", fail)))
+    asyncio.run(main(lambda patch, connection: patch.setattr(sse, "_encode", fail)))
     asyncio.run(main(lambda patch, connection: patch.setattr(connection.body, "write", fail)))
 
 
@@ -293,17 +295,25 @@ class Transport:
         self.aborted = True
 
 
+class Cycle:
+    """What uvicorn knows of an answer."""
+
+    def __init__(self, transport):
+        self.transport, self.flow, self.chunked_encoding = transport, SimpleNamespace(write_paused=False), True
+
+
 def test_a_connection_that_breaks_while_a_batch_is_sent_is_cut_and_the_others_get_theirs(caplog):
     async def main():
         batch, good, broken, gone = WriteBatch(), Transport(), Transport(fails=True), Transport(True, True)
+        bodies = [DirectBody(Cycle(transport), batch) for transport in (broken, gone, good)]
         for number in range(3):
-            for transport in (broken, gone, good):
-                batch.add(transport, b"x" * (1 << 4 * number))
+            for body in bodies:
+                body.write(b"x" * (1 << 4 * number))
         await asyncio.sleep(0)
         assert good.written == [b"1\r\nx\r\n", b"10\r\n" + b"x" * 16 + b"\r\n", b"100\r\n" + b"x" * 256 + b"\r\n"]
         assert broken.aborted and not gone.aborted and not good.aborted
-        batch.add(good, b"y" * 5000)
-        batch.flush()
+        bodies[-1].write(b"y" * 5000)
+        bodies[0].close()
         assert good.written[-1] == b"1388\r\n" + b"y" * 5000 + b"\r\n"
 
     asyncio.run(main())

@@ -5,6 +5,7 @@ Several prompts give choices numbered prompt by prompt: choice `i * n + j` is th
 
 import asyncio
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -219,6 +220,7 @@ class CompletionStream:
         self._state = state
         self._job = job
         self._writer: ChunkWriter = completion_chunk_writer(job.public_id, job.created, job.model, include_usage)
+        self.write_text = functools.partial(self._writer.text, 0)
         details, timed = state.settings.enable_prompt_tokens_details, wants_timing(state, job.request)
         self._counts = [
             TokenCount(len(prompt.token_ids), details=details, times=[] if timed else None) for prompt in job.prompts
@@ -242,10 +244,6 @@ class CompletionStream:
             MergedStream(streams).close()
             raise
         return streams[0] if len(streams) == 1 else MergedStream(streams)
-
-    def write_text(self, text: str) -> bytes:
-        """New text of the only choice."""
-        return self._writer.text(0, text) if text else b""
 
     async def end(self, error: Exception | None) -> bytes:
         """The usage, where it was asked for."""

@@ -27,17 +27,15 @@ class WriteBatch:
     the kernel does for it stay in the processor's caches (a sixth less time for both than taking turns)."""
 
     def __init__(self) -> None:
-        self._chunks: list[tuple[asyncio.WriteTransport, bytes]] = []
+        self.chunks: list[tuple[asyncio.WriteTransport, bytes]] = []
 
-    def add(self, transport: asyncio.WriteTransport, data: bytes) -> None:
-        """Send some bytes, at least one, as a chunk."""
-        if not self._chunks:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._chunks.append((transport, data))
+    def begin(self) -> None:
+        """The turn's first chunk is about to be added."""
+        asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
         """Send what there is. A connection that fails is closed, and harms no other."""
-        chunks, self._chunks = self._chunks, []
+        chunks, self.chunks = self.chunks, []
         for transport, data in chunks:
             size = len(data)
             head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
@@ -85,7 +83,10 @@ class DirectBody:
 
     def write(self, data: bytes) -> None:
         """Send some bytes, at least one."""
-        self._batch.add(self._transport, data)
+        batch = self._batch
+        if not batch.chunks:
+            batch.begin()
+        batch.chunks.append((self._transport, data))
 
 
 def direct_body(scope: Mapping[str, Any]) -> DirectBody | None:

@@ -32,7 +32,7 @@ logger = init_logger(__name__)
 OPEN_PATHS = ("/health", "/live")
 """Reached without a key: a load balancer or a supervisor has none."""
 
-TRACE_NAMES = ("traceparent", "tracestate")
+TRACE_NAMES = (b"traceparent", b"tracestate")
 """Headers in which a client names the trace that its request belongs to."""
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -96,7 +96,7 @@ class RequestContext:
                 complete = True
             await send(message)
 
-        caller = {name: value.decode("latin-1") for name in TRACE_NAMES if (value := _header(scope, name.encode()))}
+        caller = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in TRACE_NAMES}
         token = TRACE_HEADERS.set(caller) if caller else None
         try:
             await self._run(scope, receive, send_with_id)

@@ -38,7 +38,7 @@ class AnswerStream(Protocol):
         ...
 
     def write_text(self, text: str) -> bytes:
-        """The events of new text, maybe none, of the only choice, after a first `write`. Its tokens come with a later output."""
+        """The events of new text of the only choice, after a first `write`. Its tokens come with a later output."""
         ...
 
     async def end(self, error: Exception | None) -> bytes:
@@ -90,6 +90,7 @@ class PushedStream(Response):
         self._body = body
         self._failure: Exception | None = None
         self._ended = asyncio.get_running_loop().create_future()
+        self._is_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope, receive
@@ -127,11 +128,12 @@ class PushedStream(Response):
     def _push(self) -> None:
         """There are news, or there is room: write what has come, if the client has room for it."""
         body = self._body
-        if not body.is_writable or self._ended.done():
+        if not body.is_writable or self._is_ended:
             return
         try:
             text = self._source.take_text() if self._takes_text else None
-            if data := self._take() if text is None else self._answer.write_text(text):
+            data = self._take() if text is None else text and self._answer.write_text(text)
+            if data:
                 body.write(data)
         except Exception as error:
             self._failure = error
@@ -139,7 +141,8 @@ class PushedStream(Response):
 
     def _end(self) -> None:
         """There will be nothing more to push: all is there, or nobody reads."""
-        if not self._ended.done():
+        if not self._is_ended:
+            self._is_ended = True
             self._ended.set_result(None)
 
     def _take(self) -> bytes:
