@@ -10,9 +10,8 @@ from tests.structured_output.test_generation import make_device_engine, make_eng
 from tests.worker.tiny_engine import TinyEngine, make_request
 
 from quire import LLM, SamplingParams
-from quire.config import StructuredOutputsConfig
-from quire.config.structured import read_structured_outputs_config
-from quire.request import FinishReason
+from quire.metrics.engine_metrics import EngineMetrics
+from quire.request import EngineCoreOutputs, FinishReason
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.tokenizers.loader import get_tokenizer
 
@@ -28,7 +27,7 @@ RECORD = {
     "additionalProperties": False,
 }
 FORM = StructuredOutputsParams(json=RECORD, disable_any_whitespace=True)
-DRAWN: dict[str, Any] = {"structured_outputs_config": {"disable_jump_forward": True}}
+DRAWN, JUMPING = ({"structured_outputs_config": {"disable_jump_forward": is_off}} for is_off in (True, False))
 
 
 def requests(**params: Any) -> list[Any]:
@@ -66,7 +65,7 @@ def test_the_same_tokens_come_in_fewer_steps(llama: Path) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_device_with_steps_in_flight_jumps_too(llama: Path, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = make_engine(llama, **DRAWN).generate(requests())
-    engine = make_device_engine(monkeypatch, llama, depth=depth)
+    engine = make_device_engine(monkeypatch, llama, depth=depth, **JUMPING)
     assert engine.generate(requests()) == expected
     assert engine.scheduler.stats().num_jumped_tokens > 20
     assert_pages_are_free(engine)
@@ -89,7 +88,7 @@ def test_preempted_rows_and_small_chunks_change_nothing(
         "max_num_batched_tokens": 30,
     }
     expected = make_engine(llama, **DRAWN).generate(requests(structured_outputs=FORM))
-    tight = make_device_engine(monkeypatch, llama, **settings) if device else make_engine(llama, **settings)
+    tight = make_device_engine(monkeypatch, llama, **settings, **JUMPING) if device else make_engine(llama, **settings)
     assert tight.generate(requests(structured_outputs=FORM)) == expected
     stats = tight.scheduler.stats()
     assert stats.num_preemptions > 0 and stats.num_jumped_tokens > 0
@@ -101,7 +100,7 @@ def test_a_row_that_thought_jumps_in_its_form(llama: Path, device: bool, monkeyp
     (end,) = get_tokenizer(str(llama)).encode("z")
     params: dict[str, Any] = {"structured_outputs": FORM, "thinking": Thinking([end]), "logit_bias": {end: 4.0}}
     expected = make_engine(llama, **DRAWN).generate(requests(**params))
-    engine = make_device_engine(monkeypatch, llama) if device else make_engine(llama)
+    engine = make_device_engine(monkeypatch, llama, **JUMPING) if device else make_engine(llama)
     assert engine.generate(requests(**params)) == expected
     assert engine.scheduler.stats().num_jumped_tokens > 0
 
@@ -148,7 +147,24 @@ def test_text_stop_strings_and_usage_are_right(llama: Path) -> None:
     assert answers[1][2].outputs[0].text.endswith("measurement")
 
 
-def test_the_setting_is_read() -> None:
-    assert read_structured_outputs_config({"disable_jump_forward": True}) == StructuredOutputsConfig(
-        disable_jump_forward=True
-    )
+@pytest.mark.parametrize(("is_off", "jumps"), [(None, False), (True, False), (False, True)])
+def test_a_device_beside_the_host_jumps_where_it_is_asked_to(
+    llama: Path, is_off: bool | None, jumps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {} if is_off is None else {"structured_outputs_config": {"disable_jump_forward": is_off}}
+    engine = make_device_engine(monkeypatch, llama, **settings)
+    engine.generate(requests()[1:2])
+    assert (engine.scheduler.stats().num_jumped_tokens > 0) is jumps
+
+
+def test_jumped_tokens_are_counted(llama: Path) -> None:
+    engine, metrics = make_engine(llama), EngineMetrics("m", 100)
+    taken: list[EngineCoreOutputs] = []
+    update = engine.scheduler.update
+    engine.scheduler.update = lambda *args: taken.append(update(*args)) or taken[-1]  # type: ignore[method-assign]
+    tokens = engine.generate(requests()[1:2])["r1"]
+    for outputs in taken:
+        if outputs.stats is not None:
+            metrics.record_step(outputs.stats)
+    assert metrics.jumped_tokens == engine.scheduler.stats().num_jumped_tokens == len(tokens) - metrics.num_steps
+    assert engine.scheduler.inspection.state()["generation_tokens_total"] == len(tokens)

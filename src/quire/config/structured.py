@@ -19,14 +19,15 @@ class StructuredOutputsConfig:
         backend: who makes the masks; `auto` is llguidance.
         disable_any_whitespace, disable_additional_properties: as if every request had said so.
         enable_in_reasoning: the form holds while a model thinks, too.
-        disable_jump_forward: tokens that a form leaves no choice about are drawn one a step, too.
+        disable_jump_forward: tokens that a form leaves no choice about are drawn one a step, too; None: where a device works
+            beside the host.
     """
 
     backend: str = "auto"
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     enable_in_reasoning: bool = False
-    disable_jump_forward: bool = False
+    disable_jump_forward: bool | None = None
 
 
 def read_structured_outputs_config(

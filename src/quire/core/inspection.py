@@ -82,7 +82,7 @@ def build_state(
         "prefix_hits": stats.prefix_cache_hits,
         "preemptions": stats.num_preemptions,
         "prompt_tokens_total": timelines.num_prompt_tokens,
-        "generation_tokens_total": timelines.num_sampled,
+        "generation_tokens_total": timelines.num_sampled + stats.num_jumped_tokens,
         "tokens_per_second": _tokens_per_second(timelines, now),
         "step": steps[-1] if steps else None,
         "steps": steps,

@@ -123,6 +123,7 @@ class EngineMetrics:
         self.num_waiting = 0
         self.kv_cache_usage = 0.0
         self.num_preemptions = 0
+        self.jumped_tokens = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self.prompt_tokens = 0
@@ -155,6 +156,7 @@ class EngineMetrics:
         if stats.num_total_blocks:
             self.kv_cache_usage = 1.0 - stats.num_free_blocks / stats.num_total_blocks
         self.num_preemptions += stats.num_preemptions
+        self.jumped_tokens += stats.num_jumped_tokens
         self.prefix_cache_queries += stats.prefix_cache_queries
         self.prefix_cache_hits += stats.prefix_cache_hits
         if stats.num_batched_tokens:

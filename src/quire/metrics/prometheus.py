@@ -34,6 +34,7 @@ _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that reached their first token."),
     ("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens of finished sequences that the prefix cache gave."),
     ("generation_tokens", "generation_tokens", "Tokens generated."),
+    ("jumped_tokens", "jumped_tokens", "Generated tokens that no step drew, because a form left no choice."),
     ("num_preemptions", "num_preemptions", "Times that a running sequence gave up its pages."),
     ("prefix_cache_queries", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_cache_hits", "Tokens found in the prefix cache."),

@@ -181,7 +181,7 @@ class DeviceRunner(Runner):
             self._device,
             config.model.logprobs_mode,
             processors,
-            WorkerGrammars(config),
+            WorkerGrammars(config, jumps=False),
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None

@@ -13,9 +13,13 @@ from quire.tokenizers.loader import get_tokenizer
 
 
 class WorkerGrammars:
-    """What a sampler takes as `GrammarSource`."""
+    """What a sampler takes as `GrammarSource`.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        jumps: whether tokens that are certain are said to be, unless the operator has decided it.
+    """
+
+    def __init__(self, config: EngineConfig, *, jumps: bool) -> None:
         self._model = config.model
         self._grammars = shared_grammars(
             config.model.tokenizer_path,
@@ -24,7 +28,8 @@ class WorkerGrammars:
             config.structured_outputs,
         )
         self._enable_in_reasoning = config.structured_outputs.enable_in_reasoning
-        self._may_jump = not config.structured_outputs.disable_jump_forward
+        is_off = config.structured_outputs.disable_jump_forward
+        self._jumps = jumps if is_off is None else not is_off
 
     def start(self, params: SamplingParams) -> RowGrammar:
         """A new row's grammar, being compiled if it was not seen before."""
@@ -34,8 +39,8 @@ class WorkerGrammars:
         return self._grammars.start(constraint, ends, self._load_vocabulary, thinking)
 
     def forced(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]]) -> dict[int, list[int]]:
-        """As `Grammars.forced`; none where the operator wants every token drawn."""
-        return self._grammars.forced(rows) if self._may_jump else {}
+        """As `Grammars.forced`; none where every token is to be drawn."""
+        return self._grammars.forced(rows) if self._jumps else {}
 
     def begin_fill(
         self,

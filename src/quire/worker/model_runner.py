@@ -63,7 +63,7 @@ class ModelRunner(Runner):
             self._device,
             config.model.logprobs_mode,
             processors,
-            WorkerGrammars(config),
+            WorkerGrammars(config, jumps=True),
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None
