@@ -124,6 +124,13 @@ async def test_routes_into_the_engine_are_there_in_development_mode_only(server)
         assert (await s.client.get("/server_info")).status_code == 404
 
 
+async def test_pages_of_the_document_are_there_unless_they_are_turned_off(server):
+    for docs, status in ((True, 200), (False, 404)):
+        async with server(docs=docs) as s:
+            for path in ("/docs", "/redoc", "/openapi.json"):
+                assert (await s.client.get(path)).status_code == status
+
+
 class Stamp:
     """An ASGI middleware that adds a header to answers."""
 

@@ -31,7 +31,7 @@ METRICS_PORT = ("host", "port")
 """Of its other groups, the flags that do."""
 ONLINE = {
     "console", "disable_access_log_for_endpoints", "disable_fastapi_docs", "disable_uvicorn_access_log",
-    "enable_request_id_headers", "shutdown_timeout", "uvicorn_log_level",
+    "enable_force_include_usage", "enable_request_id_headers", "shutdown_timeout", "uvicorn_log_level",
 }  # fmt: skip
 """Of those groups, the flags that do not."""
 
@@ -83,6 +83,9 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, answer, write."""
+    from quire.entrypoints.cli.serve import set_up_log
+
+    set_up_log(args)
     if args.max_inflight is not None and args.max_inflight < 1:
         raise ConfigError(f"max_inflight={args.max_inflight} must be at least 1.", setting="max_inflight")
     if not batch_file.is_url(args.input_file):
