@@ -261,7 +261,11 @@ def _drawn_rotation(architecture: str, draw: random.Random, values: dict[str, An
     share = draw.choice(shares) if is_partial else 1.0
 
     def scheme() -> dict[str, Any]:
-        rotation = _drawn_scheme(draw, int(size * share) // 2, SCHEMES_OF.get(architecture, SCHEMES))
+        rotation = _drawn_scheme(
+            draw,
+            int(size * share) // 2,
+            next((each for name, each in SCHEMES_OF.items() if architecture.startswith(name)), SCHEMES),
+        )
         return rotation | ({"partial_rotary_factor": share} if is_partial else {})
 
     if architecture.startswith(BY_KIND):
@@ -304,7 +308,7 @@ def _drawn_scheme(draw: random.Random, pairs: int, kinds: tuple[str, ...]) -> di
 
 
 SCHEMES = ("default", "default", "linear", "dynamic", "llama3", "yarn", "longrope")
-SCHEMES_OF = {"Phi3ForCausalLM": ("default", "longrope"), "PhimoeForCausalLM": ("longrope",)}
+SCHEMES_OF = {"Phi3": ("default", "longrope"), "Phimo": ("longrope",), "NomicB": SCHEMES}
 WHOLE_ROTATION = ("SolarOpen", "Mellum", "Mistral4")
 """Families whose modules cannot rotate a part of a head, whatever their sources mention."""
 SHORTEST = 5
@@ -440,7 +444,6 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "JambaForCausalLM": _jamba,
     "Dots1ForCausalLM": lambda draw, values: {"sliding_window": draw.choice(WINDOWS)},
     "HYV3ForCausalLM": lambda draw, values: {"num_shared_experts": draw.choice((1, 2))},
-    "AfmoeForCausalLM": lambda draw, values: {"attention_bias": False},
     "OPTForCausalLM": _opt,
     "GraniteSWAForCausalLM": _granite_swa,
     "GraniteMoeSWAForCausalLM": _granite_swa,

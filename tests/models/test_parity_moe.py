@@ -156,6 +156,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "AfmoeForCausalLM",
         KINDS | {"head_dim": 16, "sliding_window": 9, "global_attn_every_n_layers": 3, "route_scale": 1.5, "mup_enabled": True},
     ),
+    "afmoe: biases but the gate's": ("AfmoeForCausalLM", KINDS | {"head_dim": 16, "attention_bias": True}),
     "cohere2 moe": (
         "Cohere2MoeForCausalLM",
         COHERE | {"num_shared_experts": 2, "mlp_layer_types": ["dense", "sparse", "sparse"]},

@@ -43,6 +43,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "FalconH1ForCausalLM",
         {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "tie_word_embeddings": True},
     ),
+    "falcon h1: biases inside and outside of multipliers": (
+        "FalconH1ForCausalLM",
+        {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "projectors_bias": True},
+    ),
     "nemotron h": ("NemotronHForCausalLM", {}),
     "zamba2: two blocks for three layers": ("Zamba2ForCausalLM", {}),
     "zamba2: one block, groups, rotated": (

@@ -122,6 +122,8 @@ class Assembler:
             return
         if suffix not in tensors:
             tensors[suffix] = self._buffer(shape, dtype, unfinished)
+            if source.module.unbiased and suffix == "bias":
+                tensors[suffix].zero_()
         tensors[suffix][at : at + piece.shape[0]].copy_(piece)
 
     def _decode(self, source: Source, tensor: Sliceable, unfinished: _Unfinished) -> None:
@@ -160,6 +162,8 @@ class Assembler:
     def _finish(self, module: Module, unfinished: _Unfinished) -> Weight:
         tensors = unfinished.tensors
         bias = tensors.pop("bias", None)
+        if bias is not None and module.bias_scale != 1.0:
+            bias = bias * module.bias_scale
         if module.kind == "experts":
             return self._finish_experts(module, unfinished)
         if unfinished.parts:

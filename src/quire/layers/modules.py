@@ -51,6 +51,8 @@ class Module:
         interleaved: the one source has the parts two by two, a row of one and a row of the other in turn.
         is_row: a vector that is stored as a matrix of one row.
         normalized: each row is divided by its length.
+        unbiased: how the names of sources end that have no bias, though the module has one.
+        bias_scale: multiplies the checkpoint's bias.
         is_conv: a table that is stored as [rows, 1, columns], a convolution of each channel by itself.
         stacked: the name of the one tensor [experts, rows, columns] that may stand in the sources' place.
     """
@@ -73,6 +75,8 @@ class Module:
     is_row: bool = False
     deals: tuple[Deal, ...] = ()
     normalized: bool = False
+    unbiased: tuple[str, ...] = ()
+    bias_scale: float = 1.0
     is_conv: bool = False
 
     @property
@@ -201,6 +205,8 @@ class LayerScope:
             transposed,
             plain=plain,
             deals=deals,
+            unbiased=self.spec.weights.unbiased,
+            bias_scale=self.spec.weights.bias_scales.get(name, 1.0),
         )
 
     def norm(self, name: str, norm: Norm, size: int, heads: int = 0) -> Module:

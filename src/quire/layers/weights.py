@@ -219,7 +219,7 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
         if stored is PLAIN:
             tensor = plain if columns else VECTOR
             yield source(name=prefix + name + ("" if is_bare else ".weight"), suffix="weight", stored=tensor)
-        if module.bias:
+        if module.bias and not name.endswith(module.unbiased):
             yield source(name=f"{prefix}{name}.bias", suffix="bias", stored=VECTOR, columns=None)
 
 

@@ -74,7 +74,7 @@ def mpt(hf: HFConfig) -> DecoderSpec:
     options, heads, hidden = hf.get("attn_config", HFConfig({})), hf.n_heads, hf.d_model
     if "MptForCausalLM" in hf.get("architectures", ()):
         hf = HFConfig(hf.to_dict() | {"expansion_ratio": None, "logit_scale": None})
-        options = HFConfig(options.to_dict() | {"alibi": True, "alibi_bias_max": 8})
+        options = HFConfig({name: options.get(name) for name in ("clip_qkv", "softmax_scale")})
     if options.get("qk_ln", False) or options.get("prefix_lm", False):
         raise ConfigError(
             "qk_ln and prefix_lm of attn_config in config.json are not supported for MPT", setting="model"

@@ -3,7 +3,6 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.errors import ConfigError
 from quire.models.bamba import BAMBA_NAMES
 from quire.models.llama import llama
 from quire.models.mamba import mamba2_of
@@ -17,8 +16,6 @@ def falcon_h1(hf: HFConfig) -> DecoderSpec:
     spec, groups = llama(hf), hf.get("mamba_n_groups", 1)
     (attention, *_) = spec.attentions()
     before, gate = float(hf.get("attention_in_multiplier", 1.0)), float((hf.get("mlp_multipliers") or (1.0, 1.0))[0])
-    if (before != 1.0 and attention.qkv_bias) or (gate != 1.0 and hf.get("mlp_bias", False)):
-        raise ConfigError("Falcon-H1 with biases behind multiplied inputs is not known", setting="model")
     attention = dataclasses.replace(
         attention,
         scale=attention.head_dim**-0.5 * before**2 * float(hf.get("key_multiplier", 1.0)),
@@ -33,8 +30,8 @@ def falcon_h1(hf: HFConfig) -> DecoderSpec:
         scales=tuple(float(hf.get("ssm_in_multiplier", 1.0)) * m for m in hf.get("ssm_multipliers") or (1.0,) * 5),
         out_scale=float(hf.get("ssm_out_multiplier", 1.0)),
     )
-    if mamba.bias and hf.get("ssm_in_multiplier", 1.0) != 1.0:
-        raise ConfigError("Falcon-H1 with mamba_proj_bias and ssm_in_multiplier is not known", setting="model")
+    # These stand outside of the multipliers that are applied to outputs here, and to inputs by the model.
+    biases = {"qkv": 1 / before, "out": 1 / before, "down": gate, "ssm_in": 1 / float(hf.get("ssm_in_multiplier", 1.0))}
     _, down = hf.get("mlp_multipliers") or (1.0, 1.0)
     return dataclasses.replace(
         spec,
@@ -44,5 +41,5 @@ def falcon_h1(hf: HFConfig) -> DecoderSpec:
         ),
         embedding_scale=float(hf.get("embedding_multiplier", 1.0)),
         logits_scale=float(hf.get("lm_head_multiplier", 1.0)),
-        weights=BAMBA_NAMES,
+        weights=dataclasses.replace(BAMBA_NAMES, bias_scales=biases),
     )

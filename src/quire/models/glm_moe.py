@@ -10,13 +10,16 @@ from quire.models.qwen import window_of_layers
 from quire.models.registry import register
 from quire.models.spec import SANDWICH, DecoderSpec, RMSNorm
 
-AFMOE_NAMES = EXPERT_NAMES.but(
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.gate_proj"),
-    after_mixer="post_attention_layernorm",
-    before_mlp="pre_mlp_layernorm",
-    after_mlp="post_mlp_layernorm",
-    router="mlp.router.gate",
-    router_bias="mlp.expert_bias",
+AFMOE_NAMES = dataclasses.replace(
+    EXPERT_NAMES.but(
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.gate_proj"),
+        after_mixer="post_attention_layernorm",
+        before_mlp="pre_mlp_layernorm",
+        after_mlp="post_mlp_layernorm",
+        router="mlp.router.gate",
+        router_bias="mlp.expert_bias",
+    ),
+    unbiased=("gate_proj",),
 )
 
 

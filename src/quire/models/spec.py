@@ -339,6 +339,9 @@ class WeightNames:
             place of one an expert, some of them or, where `modules` has no such name, all of them.
         interleaved: modules of which a source with two parts (gate and up) has them row by row in turn.
         row_vectors: vectors that are stored as a matrix of one row.
+        unbiased: sources that have no bias where their module has one.
+        bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
+            spec multiplies in the model only some of the terms.
     """
 
     modules: Mapping[str, str | tuple[str, ...]]
@@ -350,6 +353,8 @@ class WeightNames:
     stacked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     interleaved: tuple[str, ...] = ()
     row_vectors: tuple[str, ...] = ()
+    unbiased: tuple[str, ...] = ()
+    bias_scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:
         """A copy with some modules named otherwise, and those in `drop` left out."""

@@ -8,6 +8,7 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
+from quire.models.llama import head_dim_of
 from quire.models.registry import register
 from quire.models.rope import Rope, RopeScaling
 from quire.models.spec import (
@@ -149,7 +150,7 @@ def _rotary(hf: HFConfig, rope: Rope, mlp: GatedMLP, weights: WeightNames, biase
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
         layers=hf.num_hidden_layers,
-        mixer=Attention(heads, heads, hf.hidden_size // heads, rope, causal=False, qkv_bias=biases, out_bias=biases),
+        mixer=Attention(heads, heads, head_dim_of(hf), rope, causal=False, qkv_bias=biases, out_bias=biases),
         mlp=mlp,
         norm=norm,
         weights=weights,
@@ -183,8 +184,10 @@ def nomic_bert(hf: HFConfig) -> DecoderSpec:
             setting="model",
         )
     hf = HFConfig({**values, **{new: values[old] for old, new in NOMIC_KEYS.items() if old in values}})
-    rope = Rope.from_hf(hf, hf.hidden_size // hf.num_attention_heads, theta=1000.0)
-    return _rotary(hf, rope, GatedMLP(hf.intermediate_size, act="silu"), NOMIC_NAMES, biases=False)
+    rope = Rope.from_hf(hf, head_dim_of(hf), theta=1000.0)
+    return _rotary(
+        hf, rope, GatedMLP(hf.intermediate_size, act=hf.get("hidden_act", "silu")), NOMIC_NAMES, biases=False
+    )
 
 
 @register("NewModel", "GteNewModel", "GteModel")
