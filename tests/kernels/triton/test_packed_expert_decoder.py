@@ -94,6 +94,7 @@ def mixture(tmp_path_factory):
 def test_gpt_oss_keeps_its_blocks(platform, gpt_oss):
     loaded, plain = load(platform, gpt_oss), load(platform, gpt_oss / "worth")
     assert is_kept(loaded) and experts_of(plain).gate_up_codes is None
+    assert loaded.model.linear_method.notes() == []  # nothing was made plain on the way
     (tokens, logprobs), (expected, expected_logprobs) = greedy(loaded), greedy(plain)
     assert tokens == expected
     torch.testing.assert_close(logprobs, expected_logprobs, rtol=0, atol=1e-2)
@@ -120,7 +121,7 @@ ALSO_KEPT = ("gptq 4 bits", "awq", "compressed 4 bits", "compressed mxfp4", "com
 def test_formats_whose_codes_fit_stay_codes(platform, mixture, tmp_path, name):
     store(mixture, tmp_path, (WEIGHT_ONLY | FLOAT8 | ROUNDING)[name])
     loaded, plain = load(platform, tmp_path), load(platform, tmp_path / "worth")
-    assert is_kept(loaded)
+    assert is_kept(loaded) and loaded.model.linear_method.notes() == []
     x_TD, outs = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).half(), []
     for model in (loaded.model, plain.model):
         outs.append(torch.empty_like(x_TD))
@@ -159,7 +160,7 @@ def test_experts_that_turn_out_not_to_fit_become_plain_one_by_one(platform, mixt
     assert experts_of(loaded).gate_up_E2ID.shape == (4, 128, 64)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.exhaustive), "int4"])
 def test_a_plain_mixtures_experts_are_rounded(platform, mixture, kind, caplog):
     with caplog.at_level("WARNING", logger="quire"):
         loaded = load(platform, mixture, quantization=kind)

@@ -46,7 +46,7 @@ class PackedConfig:
     """Blocks of `packed_experts_kernel`.
 
     Attributes:
-        block_t: rows of a program.
+        block_t: pairs of a program.
         splits: programs may share a block's tiles.
         scales_codes: scales are applied to codes rather than to sums.
     """
@@ -66,7 +66,7 @@ INVARIANT = SOME[32]
 
 
 def choose(mean: float) -> PackedConfig:
-    """The way to compute so many pairs of an expert: a block takes twice as many where they are few."""
+    """The way to compute experts that have so many pairs in the mean: few ones fit into one block, also twice as many."""
     if mean <= 8:
         return FEW[8 if mean <= 4 else 16]
     return SOME[32] if mean <= 24 else SOME[64] if mean <= 96 else MANY
@@ -221,9 +221,11 @@ def launch_packed_experts(
     bias: torch.Tensor | None = None,
     clamp: ClampedSwiglu | None = None,
 ) -> None:
-    """As `moe_grouped.launch_grouped`, for what `stack` made."""
+    """As `moe_grouped.launch_grouped`, for what `pack_expert_codes` made."""
     layout, words = cast(Tiles, weight.layout), cast(torch.Tensor, weight.packed)
     num_experts, blocks, tiles = words.shape[:3]
+    if config == FEW[8] and words.shape[4] < 32:  # so little of eight rows is no asynchronous copy
+        config = FEW[16]
     block_t = config.block_t
     tile_bytes = 2 * (BLOCK_ROWS * words.shape[4] + layout.columns * block_t) + 4 * BLOCK_ROWS
     places = blocks * (rows // block_t + min(num_experts, rows))
