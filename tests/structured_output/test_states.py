@@ -64,7 +64,8 @@ texts = st.one_of(
         st.integers(0, 9),
     ),
     st.just({"enum": ["ab", "abcdef", "é"]}),
-    st.just({"type": "integer"}),
+    st.sampled_from([{"type": "integer", "minimum": 7, "maximum": 120}, {"type": "number"}, {"type": "boolean"}]),
+    st.sampled_from([{"enum": [1, 12, "ab", None]}, {"const": "name"}, {"type": "string", "format": "date"}]),
     st.just({"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}, {"type": "object"}]}),
 )  # fmt: skip
 names = st.sampled_from(["name", "a", "ab", "é", 'q"'])
@@ -72,14 +73,29 @@ schemas = st.recursive(
     texts,
     lambda inner: st.one_of(
         st.builds(
-            lambda properties, is_open: (
-                {"type": "object", "properties": properties, "required": list(properties)}
-                | ({} if is_open else {"additionalProperties": False})
-            ),
-            st.dictionaries(names, inner, min_size=1, max_size=3),
-            st.booleans(),
+            lambda properties, wanted, others: {
+                "type": "object",
+                "properties": properties,
+                "required": [name for name in properties if name in wanted],
+                "additionalProperties": others,
+            },
+            st.dictionaries(names, inner, max_size=3),
+            st.sets(names),
+            st.one_of(st.booleans(), inner),
         ),
-        st.builds(lambda items: {"type": "array", "items": items, "maxItems": 3}, inner),
+        st.builds(
+            lambda items, first, least, more: {
+                "type": "array",
+                "items": items,
+                "prefixItems": first,
+                "minItems": least,
+                "maxItems": least + more,
+            },
+            inner,
+            st.lists(inner, max_size=2),
+            st.sampled_from([0, 1, 40]),
+            st.integers(1, 3),
+        ),
     ),
     max_leaves=5,
 )
@@ -144,6 +160,18 @@ def test_masks_are_those_of_the_engine(schema: dict[str, Any], seed: int, is_tig
 )
 def test_masks_of_any_form_are_those_of_the_engine(form: dict[str, Any]) -> None:
     walk(StructuredOutputsParams(**form), list(range(20)))
+
+
+def test_what_is_learnt_near_a_string_s_end_is_not_all_there_is() -> None:
+    string = {"type": "string", "minLength": 3, "maxLength": 5}
+    params = StructuredOutputsParams(json={"type": "array", "items": string, "maxItems": 1})
+    masks_NW = np.zeros((1, -(-len(TOKENS) // 32)), dtype=np.int32)
+    for text in (b'["abab', b'["aba'):
+        row = GRAMMARS.start(params, [EOS], lambda: VOCABULARY)
+        for end in range(len(text) + 1):
+            assert GRAMMARS.fill([(row, list(text[:end]))], masks_NW) == {}
+    assert has_token(masks_NW[0], TOKENS.index(b'ab"'))
+    walk(params, list(range(30)))
 
 
 def test_masks_that_were_made_once_serve_all_rows() -> None:

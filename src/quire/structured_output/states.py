@@ -39,7 +39,8 @@ class Text:
 
     __slots__ = ("base", "frontier", "goes_on", "least", "mask", "steps")
 
-    def __init__(self, strings: StringMasks, mask_W: IntArray, least: int, frontier: int, goes_on: bool) -> None:
+    def learn(self, strings: StringMasks, mask_W: IntArray, least: int, frontier: int, goes_on: bool) -> None:
+        """What a mask says, the earlier in the string the better: it may have no room for everything that the string allows."""
         self.base, self.steps = strings.begin(mask_W)
         self.mask = strings.mask(self.base, UNBOUNDED)
         self.least, self.frontier, self.goes_on = least, frontier, goes_on
@@ -334,10 +335,7 @@ class States:
         more, rest = split_text(state.lexeme[1:])
         place, used = self._place(state), at.used + more
         known = self._texts.get(place)
-        if rest or len(self._texts) > _MOST_TEXTS:
-            return
-        if known is not None:
-            known.least = min(known.least, used)
+        if rest or len(self._texts) > _MOST_TEXTS or (known is not None and known.least <= used):
             return
         left, goes_on = UNBOUNDED, False
         if rules.longest and not is_key:
@@ -347,6 +345,7 @@ class States:
             left = UNBOUNDED if left == most > rules.longest else left
         frontier = min(used + left - (strings.longest if goes_on else 0), UNBOUNDED)
         if frontier > used and strings.is_inside(mask_W, left):
-            text = self._texts[place] = Text(strings, mask_W, used, frontier, goes_on)
+            text = self._texts.setdefault(place, Text())
+            text.learn(strings, mask_W, used, frontier, goes_on)
             if not more:
                 self._set_text(at.node, text, True)
