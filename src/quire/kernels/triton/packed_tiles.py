@@ -103,7 +103,9 @@ def add_tiles(
                 x = tl.load(x_rows + column[:, None], mask=is_there, other=0.0)
                 w = decode(words, both, KIND, scale * PER_SCALE + inner, IS_HALF, ASSEMBLY)
                 if SCALES_CODES:
-                    w = scaled(w, scale_of(both, scale % SHARE, SHARE), both.dtype.primitive_bitwidth // SHARE, ASSEMBLY)
+                    w = scaled(
+                        w, scale_of(both, scale % SHARE, SHARE), both.dtype.primitive_bitwidth // SHARE, ASSEMBLY
+                    )
                 dots = tl.dot(w, x, dots)
             sums_NT = dots if SCALES_CODES else sums_NT + dots * scale_of(both, scale % SHARE, SHARE)[:, None]
     return sums_NT
