@@ -208,9 +208,10 @@ def test_bounds_of_heads_are_the_operators():
 )
 def test_choices_that_cannot_be_are_one_line(flags, words, capsys, monkeypatch):
     monkeypatch.setenv("QUIRE_LOGGING_CONFIG_PATH", "")
-    assert main(["serve", "--port", "0", *flags]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("quire: error: ") and error.count("\n") == 1 and words in error
+    for more in ([], ["--api-server-count", "2"]):
+        assert main(["serve", "--port", "0", *flags, *more]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("quire: error: ") and error.count("\n") == 1 and words in error
 
 
 LOOP = "{% for m in messages %}{% for p in m.content if p is not string %}Q: {{ p.text }}\n{% endfor %}{% endfor %}A:"

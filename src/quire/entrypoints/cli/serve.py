@@ -80,6 +80,11 @@ def run(args: argparse.Namespace) -> int:
     keys = _api_keys(args)
     if args.api_server_count > 1:
         from quire.entrypoints.cli.frontends import serve_frontends
+        from quire.entrypoints.openai.middleware import named_middleware
+
+        server_settings(args)  # what is wrong is said here, once
+        for path in args.middleware:
+            named_middleware(path)
 
         def announce_all(config: "EngineConfig", options: "ListenOptions", seconds: float) -> None:
             _announce(config.model, options, bool(keys), seconds)
