@@ -167,6 +167,7 @@ def test_steps_of_a_runner_are_served_eagerly_and_replayed(libraries, monkeypatc
         ("flash", {}, (8, 0), "compute capability 8.0: its pages need 9.0, 10 or 11"),
         ("flash", {}, (12, 0), "compute capability 12.0"),
         ("flash", {"head_dim": 192}, (10, 0), "heads of 192 on compute capability 10: up to 128, or 256"),
+        ("flash", {"head_dim": 72}, (9, 0), "heads of 72: multiples of 16"),
         ("flash", {"kv_dtype": torch.float8_e4m3fn}, (9, 0), "pages of float8_e4m3fn: our own kernels only"),
         ("flash", {"kv_dtype": torch.float32}, (9, 0), "pages of float32"),
         ("flash", {"deterministic": True}, (9, 0), "--deterministic"),

@@ -51,6 +51,8 @@ class FlashBackend(LibraryBackend):
             return f"compute capability {major}.{capability[1]}: its pages need 9.0, 10 or 11"
         if major > 9 and request.head_dim > 128 and request.head_dim != 256:
             return f"heads of {request.head_dim} on compute capability {major}: up to 128, or 256"
+        if request.head_dim % 16:
+            return f"heads of {request.head_dim}: multiples of 16"
         return None
 
     def attend_pages(
