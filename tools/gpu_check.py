@@ -169,7 +169,7 @@ def check_models(report: "Report") -> None:
 
 
 def check_experts(report: "Report") -> None:
-    """Mixtures whose experts stay codes beside the same values in a plain checkpoint, both in float16, which rounds them least."""
+    """Mixtures whose experts stay codes beside the same values in a plain checkpoint, both in float16."""
     from tests.oracles.quantized_models import WEIGHT_ONLY, store, store_mxfp4_experts
 
     prompts, small = prompts_of(), {"num_experts": 8, "moe_intermediate_size": 128}
