@@ -6,6 +6,7 @@ import random
 import pytest
 
 from quire.parsers.formats import REASONING, TOOLS
+from quire.parsers.pieces import Piece
 from quire.parsers.stream import AnswerParser, parse_answer
 
 TOOL_LIST = [
@@ -135,9 +136,11 @@ def joined(pieces):
 
 
 def parse(parts, **formats):
+    """As a stream does: most parts are passed on unread where they are plain."""
     parser, pieces = AnswerParser(**formats), []
-    for part in parts:
-        pieces += parser.push(part)
+    for number, part in enumerate(parts):
+        kind = parser.pass_plain(part) if number % 4 else None
+        pieces += parser.push(part) if kind is None else [Piece(kind, part)]
     return joined([*pieces, *parser.finish()])
 
 
@@ -209,6 +212,23 @@ def test_reasoning_is_read_wherever_the_text_is_cut(name):
         answer = f"{text}{opened}So: it is.\nYes.{closed}"
         for parts in cuts(answer):
             assert parse(parts, reasoning=fmt, in_reasoning=inside) == ("Why?  Because.", "So: it is.\nYes.", [])
+
+
+def test_plain_text_is_passed_on_unread():
+    parser = AnswerParser(REASONING["qwen3"], TOOLS["hermes"])
+    assert parser.pass_plain("Why") is None  # before it is known whether it thinks
+    parser.push("<think>Why")
+    assert parser.pass_plain("? Because") == "reasoning"
+    assert parser.pass_plain(" so ") is None and parser.pass_plain(" <b") is None and parser.pass_plain("") is None
+    parser.push("</think>\n")
+    assert parser.pass_plain("So") is None  # white space before it would belong to the format
+    parser.push("So")
+    assert parser.pass_plain(" it is") == "content"
+    parser.push("<tool_call>")
+    assert parser.pass_plain("text") is None
+    harmony = AnswerParser(is_harmony=True)
+    harmony.push("<|channel|>final<|message|>An")
+    assert harmony.pass_plain(" answer") == "content"
 
 
 def test_an_answer_without_reasoning_is_content():

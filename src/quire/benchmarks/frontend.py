@@ -29,6 +29,8 @@ from quire.simulator.steady import FIRST_TOKEN, NUM_MARKS, open_clock
 
 PARTS = ("core: encode", "wire: decode", "keep tokens", "make text", "make chunk")
 STEPS = 300
+COMPLETIONS = "/v1/completions"
+OTHERS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +72,17 @@ def _cpu_us(pid: int) -> float:
     return total
 
 
-def _requests(count: int, input_len: int, output_len: int) -> list[bytes]:
-    draw = np.random.default_rng(0).integers(FIRST_TOKEN, FIRST_TOKEN + NUM_MARKS, (count, input_len)).tolist()
-    fixed = {"max_tokens": output_len, "ignore_eos": True, "temperature": 0, "stream": True}
-    return [request_bytes("/v1/completions", {"prompt": prompt, **fixed}) for prompt in draw]
+def _requests(count: int, input_len: int, output_len: int, path: str = COMPLETIONS) -> list[bytes]:
+    """Requests with prompts of `input_len` tokens: ids for completions, text for others (here a token a character)."""
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    fixed = {"model": "steady", limit: output_len, "temperature": 0, "stream": True}
+    if path == COMPLETIONS:
+        draw = np.random.default_rng(0).integers(FIRST_TOKEN, FIRST_TOKEN + NUM_MARKS, (count, input_len)).tolist()
+        return [request_bytes(path, {"prompt": prompt, "ignore_eos": True, **fixed}) for prompt in draw]
+    texts = [f"{number} ".ljust(input_len, "x") for number in range(count)]
+    if path == "/v1/responses":
+        return [request_bytes(path, {"input": text, "store": False, **fixed}) for text in texts]
+    return [request_bytes(path, {"messages": [{"role": "user", "content": text}], **fixed}) for text in texts]
 
 
 def measure_server(args: argparse.Namespace) -> dict[str, Any]:
@@ -84,9 +93,9 @@ def measure_server(args: argparse.Namespace) -> dict[str, Any]:
         clock = open_clock(f"{name}/clock", create=True)
         with _server(folder, {"step_ms": args.step_ms, "clock_file": f"{name}/clock"}) as (port, frontend, core):
 
-            def run(output_len: int, gap_s: float = 0.0) -> tuple[LoadResult, float, float]:
+            def run(output_len: int, gap_s: float = 0.0, path: str = COMPLETIONS) -> tuple[LoadResult, float, float]:
                 before = _cpu_us(frontend), _cpu_us(core)
-                requests = _requests(args.streams, args.input_len, output_len)
+                requests = _requests(args.streams, args.input_len, output_len, path)
                 gaps = (
                     np.random.default_rng(1).exponential(gap_s, args.streams).tolist()
                     if gap_s
@@ -101,9 +110,15 @@ def measure_server(args: argparse.Namespace) -> dict[str, Any]:
             short, short_us, _ = run(2)
             long, long_us, core_us = run(args.output_len)
             spread, _, _ = run(args.output_len, 2 * args.output_len * args.step_ms / 1e3 / args.streams)
+            others: dict[str, float] = {}
+            for path in OTHERS:
+                (_, few_us, _), (_, many_us, _) = run(2, path=path), run(args.output_len // 2, path=path)
+                others[path] = (many_us - few_us) / args.streams / (args.output_len // 2 - 2)
     more = long.tokens - short.tokens
     return {
         "token_us": (long_us - short_us) / more,
+        "tokens_per_read": long.tokens / len(long.added),
+        "other_token_us": others,
         "request_us": short_us / args.streams,
         "core_token_us": core_us / long.tokens,
         "core_step_ms": core_us / args.output_len / 1e3,
@@ -178,10 +193,12 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     rest = whole["token_us"] - sum(parts[part] for part in PARTS[1:])
     rows = [(part, value) for part, value in parts.items()]
     rows += [("connection (the rest)", rest), ("frontend, all of it", whole["token_us"])]
+    rows += [(f"all of it, {path}", value) for path, value in whole["other_token_us"].items()]
     common.print_table(f"Processor time of a streamed token, µs ({args.streams} streams)", rows)
     figures = [
         ("a request, from its bytes to its end, with 2 tokens: frontend, µs", whole["request_us"]),
         ("core process: a step, ms", whole["core_step_ms"]),
+        ("tokens in what a client reads at once", whole["tokens_per_read"]),
         ("output tokens/s", whole["output_tokens_per_second"]),
         ("of what the device gives", whole["output_tokens_per_second"] / whole["device_tokens_per_second"]),
     ]
