@@ -21,13 +21,12 @@ class Lark:
 
     def __init__(self, special: Mapping[str, int]) -> None:
         self.special = special
-        self._rules: list[str] = []
+        self._rules: dict[tuple[str, str], str] = {}
         self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
 
     def rule(self, body: str) -> str:
         """A rule of its own."""
-        self._rules.append(f"r{len(self._rules)}: {body}")
-        return f"r{len(self._rules) - 1}"
+        return self._defined("r", f": {body}")
 
     def text(self, text: str) -> str:
         """Exactly this text."""
@@ -61,14 +60,13 @@ class Lark:
         return self._terminal(_slashes(pattern), f" & {without}", _quoted(marker))
 
     def up_to_any(self, markers: Iterable[str], before: str = _ANY) -> str:
-        """Text up to and with the first of some markers. `before`: what the text looks like, which may contain none."""
+        """Text up to and with the first of some markers. `before`: what stands before it, as a regular expression."""
         ways: list[str] = []
         for marker in dict.fromkeys(markers):
             if self._special.match(marker):
                 ways.append(f"{self._terminal(before)} {self.text(marker)}")
             else:
-                self._rules.append(f"r{len(self._rules)}[lazy]: /{before}/ {_quoted(marker)}")
-                ways.append(f"r{len(self._rules) - 1}")
+                ways.append(self._defined("r", f"[lazy]: /{before}/ {_quoted(marker)}"))
         return f"({' | '.join(ways)})"
 
     def anything(self) -> str:
@@ -80,13 +78,16 @@ class Lark:
         return self._terminal(_slashes(pattern))
 
     def _terminal(self, pattern: str, also: str = "", after: str = "") -> str:
-        self._rules.append(f"T{len(self._rules)}: (/{pattern}/{also}) {after}")
-        return f"T{len(self._rules) - 1}"
+        return self._defined("T", f": (/{pattern}/{also}) {after}")
+
+    def _defined(self, kind: str, definition: str) -> str:
+        """The name of a rule or terminal; what is asked for twice is there once."""
+        return self._rules.setdefault((kind, definition), f"{kind}{len(self._rules)}")
 
     def write(self, start: str) -> str:
         """The whole grammar. `space` is a few characters of white space, or none."""
         head = ["%llguidance {}", "start: " + start, "space: SPACE?", r"SPACE: /[ \t\r\n]{1,8}/"]
-        return "\n".join([*head, *self._rules])
+        return "\n".join([*head, *(name + definition for (_, definition), name in self._rules.items())])
 
 
 def escaped(text: str) -> str:
