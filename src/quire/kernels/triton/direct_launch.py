@@ -95,26 +95,25 @@ def _add_site(kernel: Any, num_args: int, names: tuple[str, ...]) -> _Site:
     return sites.setdefault(names, _Site(kernel, num_args, names))
 
 
-def make_run(
+def make_launch(
     stock_run: Callable[..., Any],
     specialize: Specialize,
     get_device: Callable[[], int],
     get_stream: Callable[[int], int],
-) -> Callable[..., Any]:
-    """What takes the place of `JITFunction.run`, and calls it for what is not known yet."""
+) -> Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """What launches in place of `JITFunction.run`, and calls it for what is not known yet."""
     runtime = knobs.runtime
 
-    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        """Launch on this thread's device and stream."""
+    def launch(kernel: Any, grid: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """On this thread's device and stream."""
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
         if (
-            warmup
-            or type(grid) is not tuple
+            type(grid) is not tuple
             or kernel.pre_run_hooks
             or (enter is not None and getattr(enter, "calls", True))
             or (leave is not None and getattr(leave, "calls", True))
         ):
-            return stock_run(kernel, *args, grid=grid, warmup=warmup, **named)
+            return stock_run(kernel, *args, grid=grid, warmup=False, **named)
         names = tuple(named)
         try:
             site = kernel._quire_sites[names]
@@ -142,7 +141,7 @@ def make_run(
         launcher.submit(grid[0], y, z, get_stream(device), function, values)
         return compiled
 
-    return run
+    return launch
 
 
 _SAME = (
@@ -154,7 +153,7 @@ _SAME = (
 
 
 def why_unfit(specialize: Specialize) -> str | None:
-    """What in this Triton is not as `run` takes it to be; None if nothing is."""
+    """What in this Triton is not as `launch` takes it to be; None if nothing is."""
     parameters = inspect.signature(JITFunction.run).parameters
     kinds = [parameter.kind.name for parameter in parameters.values()]
     if list(parameters)[2:4] != ["grid", "warmup"] or kinds[1] != "VAR_POSITIONAL" or kinds[-1] != "VAR_KEYWORD":
@@ -197,9 +196,20 @@ def install(get_device: Callable[[], int], get_stream: Callable[[int], int]) -> 
     if why is not None:
         logger.info("Kernels are launched by Triton %s itself, which costs the host more: %s", _version(), why)
         return False
-    JITFunction.run = make_run(stock_run, specialize, get_device, get_stream)
-    # Triton's own makes a function for each launch, which hands on what it was given.
-    JITFunction.__getitem__ = lambda kernel, grid: functools.partial(kernel.run, grid=grid, warmup=False)
+    launch = make_launch(stock_run, specialize, get_device, get_stream)
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        if warmup:
+            return stock_run(kernel, *args, grid=grid, warmup=True, **named)
+        return launch(kernel, grid, args, named)
+
+    def on_grid(kernel: Any, grid: Any) -> Callable[..., Any]:
+        """`kernel[grid]`. Whoever has put something in the place of `run` is asked."""
+        if JITFunction.run is not run:
+            return functools.partial(kernel.run, grid=grid, warmup=False)
+        return lambda *args, **named: launch(kernel, grid, args, named)
+
+    JITFunction.run, JITFunction.__getitem__ = run, on_grid
     return True
 
 
