@@ -259,3 +259,12 @@ def test_prompt_logprobs_have_the_rows_own_number_of_alternatives() -> None:
 def test_an_unknown_logprobs_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="logprobs_mode='odd' must be one of raw_logprobs"):
         make_device_sampler("odd")
+
+
+def test_tokens_without_a_draw_may_be_known_before_drawn_ones_arrive() -> None:
+    sampler = make_device_sampler()
+    sampler.add_row(0, SamplingParams(temperature=0.0, bad_words_token_ids=[[7, 8, 9]]), [1], [], 0)
+    sampler.put_tokens(0, 2, [8, 9])
+    for token, position in ((7, 1), (8, 2)):
+        sampler.append_tokens(np.array([0], np.int32), np.array([token], np.int32), np.array([position], np.int32))
+        assert sampler.table.objects[0].output_token_ids == [7, 8, 9]

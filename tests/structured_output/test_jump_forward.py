@@ -1,5 +1,6 @@
 """Tokens that a form leaves no choice about are not drawn: the answers stay what they were, in fewer steps."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from tests.structured_output.test_generation import make_device_engine, make_eng
 from tests.worker.tiny_engine import TinyEngine, make_request
 
 from quire import LLM, SamplingParams
+from quire.engine.arg_utils import EngineArgs
+from quire.engine.async_llm import AsyncLLM
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.request import EngineCoreOutputs, FinishReason
 from quire.sampling_params import StructuredOutputsParams, Thinking
@@ -168,3 +171,24 @@ def test_jumped_tokens_are_counted(llama: Path) -> None:
             metrics.record_step(outputs.stats)
     assert metrics.jumped_tokens == engine.scheduler.stats().num_jumped_tokens == len(tokens) - metrics.num_steps
     assert engine.scheduler.inspection.state()["generation_tokens_total"] == len(tokens)
+
+
+def test_what_is_streamed_is_always_the_beginning_of_the_answer(llama: Path) -> None:
+    async def run() -> list[tuple[str, list[int]]]:
+        args = EngineArgs(model=str(llama), dtype="float32", max_model_len=128, kv_cache_memory_bytes=8 << 20)
+        engine = AsyncLLM(args.create_engine_config())
+        try:
+            params = SamplingParams(temperature=1.0, seed=1, max_tokens=90, structured_outputs=FORM)
+            return [
+                (output.outputs[0].text, list(output.outputs[0].token_ids))
+                async for output in engine.generate("hello", params, "r")
+            ]
+        finally:
+            engine.shutdown()
+
+    seen = asyncio.run(run())
+    text, token_ids = seen[-1]
+    jsonschema.validate(json.loads(text), RECORD)
+    assert len(seen) < len(token_ids)
+    for part, ids in seen:
+        assert text.startswith(part) and token_ids[: len(ids)] == ids

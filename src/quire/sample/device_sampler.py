@@ -236,10 +236,12 @@ class DeviceSampler:
 
     def append_tokens(self, rows_S: IntArray, token_ids_S: IntArray, positions_S: IntArray) -> dict[int, list[int]]:
         """Tokens have arrived: rows that need them on the host take note. By row, the tokens that can only follow."""
-        for index in np.flatnonzero(self._needs_tokens_R[rows_S]).tolist():
-            objects = self.table.objects[int(rows_S[index])]
-            number = int(positions_S[index]) - len(objects.prompt_token_ids)
-            objects.output_token_ids[number : number + 1] = [int(token_ids_S[index])]  # `put_tokens` may have been here
+        members = np.flatnonzero(self._needs_tokens_R[rows_S])
+        columns = (rows_S[members].tolist(), token_ids_S[members].tolist(), positions_S[members].tolist())
+        for row, token_id, position in zip(*columns, strict=True):
+            objects = self.table.objects[row]
+            number = position - len(objects.prompt_token_ids)
+            objects.output_token_ids[number : number + 1] = (token_id,)  # `put_tokens` may have been here
         return self.table.find_forced(rows_S, positions_S)
 
     def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:

@@ -30,7 +30,13 @@ class Filling(Protocol):
 
 
 class GrammarSource(Protocol):
-    """Who compiles grammars and follows rows through them."""
+    """Who compiles grammars and follows rows through them.
+
+    Attributes:
+        jumps: whether tokens that are certain are to be asked for (`forced`).
+    """
+
+    jumps: bool
 
     def start(self, params: SamplingParams) -> Any:
         """What `fill` wants to know of a new row with `structured_outputs`; does not wait."""

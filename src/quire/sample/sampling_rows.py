@@ -103,7 +103,7 @@ class SamplingRows:
             self.objects[row] = objects
         self.features_R[row] = features
         # Whoever asks for logprobs, penalties or code of his own gets every token drawn.
-        is_free = not features & ~(RANDOM | FILTER | CONSTRAINTS)
+        is_free = self.grammars is not None and self.grammars.jumps and not features & ~(RANDOM | FILTER | CONSTRAINTS)
         self.may_jump_R[row] = is_free and objects.constraints is not None and objects.constraints.may_jump
 
     def _at_most_vocabulary(self, count: int) -> int:

@@ -16,7 +16,7 @@ class WorkerGrammars:
     """What a sampler takes as `GrammarSource`.
 
     Args:
-        jumps: whether tokens that are certain are said to be, unless the operator has decided it.
+        jumps: whether tokens that are certain are to be asked for, unless the operator has decided it.
     """
 
     def __init__(self, config: EngineConfig, *, jumps: bool) -> None:
@@ -29,7 +29,7 @@ class WorkerGrammars:
         )
         self._enable_in_reasoning = config.structured_outputs.enable_in_reasoning
         is_off = config.structured_outputs.disable_jump_forward
-        self._jumps = jumps if is_off is None else not is_off
+        self.jumps = jumps if is_off is None else not is_off
 
     def start(self, params: SamplingParams) -> RowGrammar:
         """A new row's grammar, being compiled if it was not seen before."""
@@ -39,8 +39,8 @@ class WorkerGrammars:
         return self._grammars.start(constraint, ends, self._load_vocabulary, thinking)
 
     def forced(self, rows: Sequence[tuple[RowGrammar, Sequence[int]]]) -> dict[int, list[int]]:
-        """As `Grammars.forced`; none where every token is to be drawn."""
-        return self._grammars.forced(rows) if self._jumps else {}
+        """As `Grammars.forced`."""
+        return self._grammars.forced(rows)
 
     def begin_fill(
         self,
