@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.oracles import quantized_models
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.quantized_models import FLOAT8, ROUNDING, WEIGHT_ONLY, store
+from tests.oracles.quantized_variants import VARIANTS
 
 from quire import LLM, SamplingParams
 from quire.benchmarks.tiny_models import make_tiny_model
@@ -214,30 +215,39 @@ def test_ranks_have_their_rows_and_columns(llama, tmp_path, name, monkeypatch):
         torch.testing.assert_close(weights["layers.1.gate_up"], torch.cat(parts), atol=1e-6, rtol=1e-6)
 
 
+CUT_ANYHOW = {
+    name: form for name, form in (WEIGHT_ONLY | FLOAT8).items() if name not in ("modelopt nvfp4", "modelopt fp8")
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name",
     [
-        (
-            "gptq 4 bits",
-            r"down_proj\.qzeros cannot be split so\. Its columns are stored in groups of 32: 0 to 48 of 96",
-        ),
-        ("bitsandbytes nf4", r"down_proj.* values are stored row by row: columns 0 to 48"),
+        pytest.param(name, marks=() if name in ("gptq 4 bits", "bitsandbytes nf4") else pytest.mark.exhaustive)
+        for name in [*CUT_ANYHOW, "hqq 4 bits", "hqq 3 bits", "gptq 3 bits"]
     ],
 )
-def test_a_split_through_a_group_is_refused_with_numbers(llama, tmp_path, name, message):
+def test_a_matrix_that_cannot_be_read_in_parts_is_read_whole(llama, tmp_path, name):
+    """Columns 0 to 48 of 96 end within a group."""
     ops.select("any")
-    store(llama, tmp_path, WEIGHT_ONLY[name])
-    with pytest.raises(ConfigError, match=message) as caught:
-        assemble(tmp_path, ParallelPlan(2, 0))
-    assert caught.value.setting == "tensor_parallel_size"
+    worth = store(llama, tmp_path, (CUT_ANYHOW | VARIANTS)[name])
+    for rank in range(2):
+        weights = assemble(tmp_path, ParallelPlan(2, rank))
+        down = worth["model.layers.1.mlp.down_proj.weight"][:, rank * 48 : rank * 48 + 48]
+        torch.testing.assert_close(weights["layers.1.down"], down, atol=1e-6, rtol=1e-6)
+        parts = [worth[f"model.layers.1.mlp.{part}_proj.weight"].chunk(2)[rank] for part in ("gate", "up")]
+        torch.testing.assert_close(weights["layers.1.gate_up"], torch.cat(parts), atol=1e-6, rtol=1e-6)
 
 
-def test_columns_in_the_order_of_activations_are_not_split(llama, tmp_path):
+@pytest.mark.parametrize("name", ["gptq 4 bits, act order", "compressed 4 bits, act order"])
+def test_columns_in_the_order_of_activations_are_split_as_values(llama, tmp_path, name):
     ops.select("any")
     path = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", intermediate_size=128)
-    store(path, tmp_path / "stored", WEIGHT_ONLY["gptq 4 bits, act order"])
-    with pytest.raises(ConfigError, match="columns in the order of their activations cannot be split over ranks"):
-        assemble(tmp_path / "stored", ParallelPlan(2, 1))
+    worth = store(path, tmp_path / "stored", WEIGHT_ONLY[name])
+    for rank in range(2):
+        down = worth["model.layers.1.mlp.down_proj.weight"].chunk(2, dim=1)[rank]
+        weights = assemble(tmp_path / "stored", ParallelPlan(2, rank))
+        torch.testing.assert_close(weights["layers.1.down"], down, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -86,7 +86,7 @@ class Assembler:
             if not source.is_decoded:
                 continue
             for block in source.blocks:
-                matrix = _Matrix(source.source, block.at, source.part_shape(block), set())
+                matrix = _Matrix(source.source, block.at, source.shape_to_decode(block), set())
                 unfinished.matrices.setdefault((source.source, block.at), matrix).missing.add(source.suffix)
 
     def missing(self) -> list[str]:
@@ -136,6 +136,8 @@ class Assembler:
                 continue
             del unfinished.matrices[source.source, block.at]
             part = self._method.decode(matrix.source, matrix.tensors, matrix.shape, self._dtype)
+            if source.is_whole:
+                part = self._method.cut(part, *source.part_of(block))
             if source.module.kind != "linear" and not (source.module.kind == "experts" and unfinished.keeps_experts):
                 self._place(source, self._method.dense(part, self._dtype), block.at, unfinished)
             else:

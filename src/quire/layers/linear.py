@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 import torch
 
 from quire.config.hf_config import HFConfig
-from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.kernels.packed import ExpertCodes
@@ -30,48 +29,36 @@ class Axis:
         of: `rows` or `columns` of the matrix; `values`, row by row; `none`: always as long as `entries`.
         per: so many of them ...
         entries: ... take so many entries of this dimension.
+        is_stream: entries are one stream of bits: the last of them may stand for fewer.
     """
 
     of: Literal["rows", "columns", "values", "none"]
     per: int = 1
     entries: int = 1
+    is_stream: bool = False
 
     def length(self, shape: tuple[int, int]) -> int:
         """Entries for a matrix of some shape."""
         size = {"rows": shape[0], "columns": shape[1], "values": shape[0] * shape[1], "none": 1}[self.of]
-        return -(-size // self.per) * self.entries
+        return -(-size * self.entries // self.per) if self.is_stream else -(-size // self.per) * self.entries
 
-    def part(self, rows: slice, columns: slice, shape: tuple[int, int], name: str) -> slice:
-        """The entries of a part of a matrix of some shape.
-
-        Raises:
-            ConfigError: the part begins or ends within what one entry stands for.
-        """
+    def part(self, rows: slice, columns: slice, shape: tuple[int, int]) -> slice | None:
+        """The entries of a part of a matrix of some shape; None where it begins or ends within what one entry stands for."""
         if self.of == "none":
             return slice(0, self.entries)
         size, part = (shape[0], rows) if self.of == "rows" else (shape[1], columns)
         if self.of == "values":
             if columns != slice(0, shape[1]):
-                raise _badly_cut(name, f"values are stored row by row: columns {columns.start} to {columns.stop}")
+                return None
             size, part = shape[0] * shape[1], slice(rows.start * shape[1], rows.stop * shape[1])
         if self.per >= size:
             return slice(0, self.entries)
         if part.step is not None:
-            if self.per > 1 or self.entries > 1:
-                raise _badly_cut(name, f"{self.of} are stored in groups of {self.per}, not one by one: some of them")
-            return part
+            return part if self.per == self.entries == 1 else None
         if part.start % self.per or (part.stop % self.per and part.stop != size):
-            raise _badly_cut(
-                name, f"{self.of} are stored in groups of {self.per}: {part.start} to {part.stop} of {size}"
-            )
-        return slice(part.start // self.per * self.entries, -(-part.stop // self.per) * self.entries)
-
-
-def _badly_cut(name: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"{name} cannot be split so. Its {why} cannot be read by themselves; use another tensor_parallel_size",
-        setting="tensor_parallel_size",
-    )
+            return None
+        last = self.length(shape) if part.stop == size else part.stop // self.per * self.entries
+        return slice(part.start // self.per * self.entries, last)
 
 
 ROWS, COLUMNS = Axis("rows"), Axis("columns")
@@ -85,11 +72,13 @@ class Stored:
         axes: its dimensions (more of length 1 may follow); () is one number, None any shape, read whole.
         dtypes: it must be of one of these types; None: of any plain floating-point one.
         optional: a checkpoint may lack it.
+        cuts: along what a part of the matrix needs only a part of it.
     """
 
     axes: tuple[Axis, ...] | None = (ROWS, COLUMNS)
     dtypes: tuple[torch.dtype, ...] | None = None
     optional: bool = False
+    cuts: tuple[Literal["rows", "columns"], ...] = ("rows", "columns")
 
 
 PLAIN: Mapping[str, Stored] = {"weight": Stored()}
@@ -207,6 +196,10 @@ class LinearMethod(Products):
 
     def dense(self, part: Decoded, dtype: torch.dtype) -> torch.Tensor:
         """What `decode` gave as a plain matrix [N, K]."""
+        raise ValueError(f"{self.name} has no stored form")
+
+    def cut(self, part: Decoded, rows: slice, columns: slice) -> Decoded:
+        """Rows and columns of what `decode` gave for a whole matrix."""
         raise ValueError(f"{self.name} has no stored form")
 
     def join(self, parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:

@@ -44,6 +44,7 @@ class Source:
         columns: this rank's columns; None for vectors.
         is_decoded: it is one of the tensors of a matrix in a format of its own, rather than values of the module.
         is_stack: it holds several experts' matrices or vectors, as its first dimension says.
+        is_whole: all of its matrix is read, and cut when it has been decoded.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Source:
     columns: slice | None
     is_decoded: bool = False
     is_stack: bool = False
+    is_whole: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,18 +77,36 @@ class Source:
         piece of one."""
         if not self.stored.axes:
             return ()
-        rows, each, first = block.rows, self._each, ()
-        if self.is_stack:
-            expert = rows.start // each[0]
-            first, shift = (slice(expert, expert + 1),), expert * each[0]
-            rows = slice(rows.start - shift, rows.stop - shift, rows.step)
-        columns = slice(0, each[1]) if self.columns is None else self.columns
-        return (*first, *(axis.part(rows, columns, each, self.name) for axis in self.stored.axes))
+        each = self._each
+        expert = block.rows.start // each[0]
+        first = (slice(expert, expert + 1),) if self.is_stack else ()
+        if self.is_whole:
+            return (*first, *(slice(0, axis.length(each)) for axis in self.stored.axes))
+        parts = [axis.part(*self.part_of(block), each) for axis in self.stored.axes]
+        assert all(part is not None for part in parts), f"{self.name} cannot be cut so"
+        return (*first, *(part for part in parts if part is not None))
 
-    def part_shape(self, block: Block) -> tuple[int, int]:
-        """Rows and columns of a block of a matrix."""
-        assert self.columns is not None
-        return len(range(self.rows)[block.rows]), self.columns.stop - self.columns.start
+    def can_cut(self, block: Block) -> bool:
+        """Whether a block's values need only a part of the tensor, or all of it for all of the matrix."""
+        (rows, columns), each = self.part_of(block), self._each
+        is_cut = {"rows": rows != slice(0, each[0]), "columns": columns != slice(0, each[1])}
+        if any(is_cut[of] for of in ("rows", "columns") if of not in self.stored.cuts):
+            return False
+        return all(axis.part(rows, columns, each) is not None for axis in self.stored.axes or ())
+
+    def part_of(self, block: Block) -> tuple[slice, slice]:
+        """A block's rows and columns in its matrix."""
+        rows, each = block.rows, self._each
+        if self.is_stack:
+            shift = rows.start // each[0] * each[0]
+            rows = slice(rows.start - shift, rows.stop - shift, rows.step)
+        return rows, slice(0, each[1]) if self.columns is None else self.columns
+
+    def shape_to_decode(self, block: Block) -> tuple[int, int]:
+        """Rows and columns of a block of a matrix, or of the matrix where it is read whole."""
+        rows, columns = self.part_of(block)
+        each = self._each
+        return each if self.is_whole else (len(range(each[0])[rows]), columns.stop - columns.start)
 
 
 def sources_of(
@@ -213,9 +233,15 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
             Source, module=module, source=name, rows=rows, blocks=blocks, columns=columns, is_stack=is_stack
         )
         stored = method.stored(name) if is_formatted else PLAIN
-        for suffix, tensor in stored.items() if stored is not PLAIN else ():
-            full_name = prefix + name + (suffix if is_stack else f".{suffix}")
-            yield source(name=full_name, suffix=suffix, stored=tensor, is_decoded=True)
+        decoded = [
+            source(
+                name=prefix + name + (suffix if is_stack else f".{suffix}"), suffix=suffix, stored=tensor, is_decoded=True
+            )
+            for suffix, tensor in stored.items()
+            if stored is not PLAIN
+        ]
+        is_whole = not all(each.can_cut(block) for each in decoded for block in blocks)
+        yield from (dataclasses.replace(each, is_whole=is_whole) for each in decoded)
         if stored is PLAIN:
             tensor = plain if columns else VECTOR
             yield source(name=prefix + name + ("" if is_bare else ".weight"), suffix="weight", stored=tensor)

@@ -62,8 +62,8 @@ def gemm(
         return found.unflatten(1, (-1, 8))[:, :, list(ORDER)].flatten(1) if is_ordered else found
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        zeros_NG = unpack(tensors[zeros]).T if zeros in tensors else None
-        return packed_weight(unpack(tensors[codes]).T, tensors[scales].T, zeros_NG, 4, dtype, size)
+        zeros_NG = unpack(tensors[zeros]).T[: shape[0]] if zeros in tensors else None
+        return packed_weight(unpack(tensors[codes]).T[: shape[0]], tensors[scales].T, zeros_NG, 4, dtype, size)
 
     eights, groups = Axis("rows", 8), Axis("columns", size)
     tensors = {

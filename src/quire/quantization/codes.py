@@ -36,7 +36,7 @@ def unpack_words(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
 def words_axis(of: Literal["rows", "columns"], bits: int) -> Axis:
     """The dimension of words along a matrix's rows or columns."""
     common = math.gcd(bits, 32)
-    return Axis(of, 32 // common, bits // common)
+    return Axis(of, 32 // common, bits // common, is_stream=True)
 
 
 def weight_of_words(

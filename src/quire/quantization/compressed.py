@@ -175,7 +175,7 @@ def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
     if kind != "int" or bits not in BITS or not isinstance(bits, int):
         raise refused("weights", (kind, bits), "type int with num_bits 2 to 8")
     groups, symmetric = _groups(weights), bool(weights.get("symmetric", True))
-    size = WHOLE if groups is None else groups.per
+    size, is_ordered = WHOLE if groups is None else groups.per, weights.get("actorder") == "group"
     int32, int64 = (torch.int32,), (torch.int64, torch.int32)
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
@@ -190,7 +190,7 @@ def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
         "weight_packed": Stored((ROWS, words_axis("columns", bits)), int32),
         "weight_scale": _scales(groups),
         "weight_shape": Stored(None, int64, optional=True),
-        "weight_g_idx": Stored((COLUMNS,), int32, optional=True),
+        "weight_g_idx": Stored((COLUMNS,), int32, optional=True, cuts=("rows",) if is_ordered else ("rows", "columns")),
     }
     if not symmetric:
         if groups is None:

@@ -59,7 +59,7 @@ def scheme(values: Mapping[str, object]) -> Scheme:
         raise refused("group_size", group, "a number of columns, or -1 for all")
     size = WHOLE if group < 0 else group
     offset = 1 if version == "gptq" else 0
-    # With act order a rank's columns belong to any groups: it needs all scales, and cannot have some of the columns.
+    is_ordered = bool(values.get("desc_act", False))  # columns belong to any groups
     groups = Axis("columns", size)
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
@@ -74,7 +74,7 @@ def scheme(values: Mapping[str, object]) -> Scheme:
         "qweight": Stored((words_axis("columns", bits), ROWS), INT32),
         "qzeros": Stored((groups, words_axis("rows", bits)), INT32),
         "scales": Stored((groups, ROWS)),
-        "g_idx": Stored((COLUMNS,), INT32, optional=True),
+        "g_idx": Stored((COLUMNS,), INT32, optional=True, cuts=("rows",) if is_ordered else ("rows", "columns")),
         "bias": Stored((ROWS,), optional=True),
     }
     form = Form("packed", 4 if bits <= 4 else 8, size, True, fits_tiles=not values.get("desc_act", False))

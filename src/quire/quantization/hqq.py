@@ -1,6 +1,6 @@
 """HQQ checkpoints as Transformers writes them: codes in rows of a group each, a half or a quarter of all rows in the same bits.
 
-So a matrix cannot be read in parts. Metadata stand beside the codes, and in config.json for all matrices or by their place in a
+So no matrix is read in parts. Metadata stand beside the codes, and in config.json for all matrices or by their place in a
 layer (`self_attn.q_proj`). Scales that are codes themselves are refused.
 """
 
@@ -65,9 +65,8 @@ def _scheme(facts: HFConfig) -> Scheme:
         codes = unpack(codes.view(torch.int32 if bits == 3 else torch.uint8), bits)[:stored_rows]
         if codes.shape != (stored_rows, stored_columns) or scale.numel() != count // width:
             raise ConfigError(
-                f"its codes are {list(codes.shape)} for {rows} by {columns} values in groups of {width}: HQQ's rows cannot be "
-                f"split over ranks, nor matrices that the model has as several",
-                setting="tensor_parallel_size",
+                f"its codes are {list(codes.shape)} for {rows} by {columns} values in groups of {width}",
+                setting="model",
             )
         if axis == 1 and columns % width == 0:
             scale_NG, zero_NG = (values.reshape(rows, columns // width) for values in (scale, zero))
@@ -75,7 +74,7 @@ def _scheme(facts: HFConfig) -> Scheme:
         along = (-1, 1) if axis == 1 else (1, -1)
         return ((codes.float() - zero.reshape(along)) * scale.reshape(along)).reshape(shape).to(dtype)
 
-    tensors = {"W_q": Stored(None, CODE_TYPES), "scale": Stored(None), "zero": Stored(None)}
+    tensors = {"W_q": Stored(None, CODE_TYPES, cuts=()), "scale": Stored(None), "zero": Stored(None)}
     tensors |= {name: Stored(None, FACT_TYPES, optional=True) for name in FACTS}
     form = Form("packed", 4 if bits <= 4 else 8, group or WHOLE, True, False) if axis == 1 else Form("dense")
     return Scheme(f"int{bits} (HQQ), groups of {group or 'all columns'}", tensors, decode, form)

@@ -31,6 +31,38 @@ def dense(part: Decoded, dtype: torch.dtype) -> torch.Tensor:
     raise TypeError(f"a part of a matrix is {type(part).__name__}")
 
 
+def cut(part: Decoded, rows: slice, columns: slice) -> Decoded:
+    """Rows and columns of a matrix: of packed codes in finer groups where that is needed, and plain where their order or too
+    small a group forbids it."""
+    if isinstance(part, torch.Tensor):
+        return part[rows, columns].contiguous()
+    is_all = columns == slice(0, part.in_features)
+    if not isinstance(part, PackedWeight):
+        assert isinstance(part, Fp8Weight | Int8Weight) and part.data is not None
+        data = part.data[rows, columns].contiguous()
+        return dataclasses.replace(part, **_sizes(data), data=data, scale=part.scale[rows].contiguous())
+    codes, scale_NG = part.plain()
+    groups, first, last = scale_NG.shape[1], columns.start, columns.stop
+    size = last - first if groups == 1 else math.gcd(part.in_features // groups, first, last)
+    if not is_all and (part.perm is not None or (groups > 1 and size % 8) or first % 2 or last % 2):
+        return dense(part, part.dtype)[rows, columns].contiguous()
+
+    def numbers(values_NG: torch.Tensor | None) -> torch.Tensor | None:
+        if values_NG is None or is_all or groups == 1:
+            return None if values_NG is None else values_NG[rows].contiguous()
+        fine_NG = values_NG[rows].repeat_interleave(part.in_features // groups // size, 1)
+        return fine_NG[:, first // size : last // size].contiguous()
+
+    a_byte = 2 if code_bits(codes) == 4 else 1
+    data = codes[rows, first // a_byte : last // a_byte].contiguous()
+    sizes = _sizes(data) | {"in_features": last - first}
+    return dataclasses.replace(part, **sizes, data=data, scale=numbers(scale_NG), zero=numbers(part.zero))
+
+
+def _sizes(data: torch.Tensor) -> dict[str, int]:
+    return {"out_features": data.shape[0], "in_features": data.shape[1]}
+
+
 def join(parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
     """One weight of the parts; plain (a `LinearWeight` itself), and packed already, where they do not fit together."""
     bias = None if bias_N is None else bias_N.float()

@@ -125,6 +125,14 @@ class QuantizedLinear(LinearMethod):
             self._note(plain, "of experts or embeddings", "their kernels take nothing else")
         return plain
 
+    def cut(self, part: Decoded, rows: slice, columns: slice) -> Decoded:
+        piece = join.cut(part, rows, columns)
+        if isinstance(piece, torch.Tensor) and not isinstance(part, torch.Tensor):
+            self._note(
+                piece, "of which ranks have some columns", "the order of these, or their groups, cannot be cut so"
+            )
+        return piece
+
     def join(self, parts: Sequence[Decoded], bias_N: torch.Tensor | None, dtype: torch.dtype) -> LinearWeight:
         weight = join.join(parts, bias_N, dtype)
         if type(weight) is LinearWeight and not all(isinstance(part, torch.Tensor) for part in parts):
