@@ -128,7 +128,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from quire.kernels.triton import packed_dot, packed_gemv, packed_int8, packed_tiles
+from quire.kernels.triton import packed_dot, packed_experts, packed_gemv, packed_int8, packed_tiles
 
 def compiled(kernel, warps, types, **constants):
     types = {"x_ptr": "*bf16", "scale_ptr": "*fp16", "zero_ptr": "*fp16", "w_ptr": "*u8", "out_ptr": "*bf16"} | types
@@ -157,8 +157,8 @@ for bits, codes, group, table, rows in ((4, "*u8", 128, False, 1), (4, "*u8", 32
             BLOCK_K=packed_dot.block_k_of(group, 4096), SPLIT=split, STAGES=3, **given,
         )
         assert dot.metadata.shared <= 227 * 1024 and "mma" in dot.asm["ptx"]
-for kind, columns in ((0, 128), (1, 128), (2, 64), (3, 64)):
-    given = dict(GROUP=32, COLUMNS=columns, WORDS=32, KIND=kind, ASSEMBLY=True, PDL=True, K=4096)
+for kind, columns, share in ((0, 128, 1), (1, 128, 4), (2, 64, 2), (3, 64, 2)):
+    given = dict(GROUP=32, COLUMNS=columns, WORDS=32, SHARE=share, KIND=kind, ASSEMBLY=True, PDL=True, K=4096)
     types = {"w_ptr": "*i16", "scale_ptr": "*i32"}
     expand = compiled(packed_tiles.expand_kernel, 4, types, **given)
     tiles = compiled(
@@ -167,6 +167,17 @@ for kind, columns in ((0, 128), (1, 128), (2, 64), (3, 64)):
     )
     assert tiles.metadata.shared * packed_tiles.PROGRAMS[16] <= 227 * 1024
     assert "wgmma" in tiles.asm["ptx"], "numbers go to the tensor cores from registers"
+shape = dict(WIDTH=2880, K=2944, GROUP=32, COLUMNS=128, WORDS=32, SHARE=4, CODES=1, ROW_DIVISOR=4, ACTIVATION=-1, SCALED=False)
+shape |= dict(KIND=0, WEIGHTED=False, CLAMPED=True, ALPHA=1.702, LIMIT=7.0, BLOCK_E=32, ASSEMBLY=True, PDL=True)
+for config in (packed_experts.FEW[8], packed_experts.SOME[64], packed_experts.MANY):
+    experts = compiled(
+        packed_experts.packed_experts_kernel, config.num_warps,
+        {"w_ptr": "*i16", "scale_ptr": "*i32", "counts_ptr": "*i32", "lists_ptr": "*i32"}, BLOCK_T=config.block_t,
+        SCALES_CODES=config.scales_codes, MOST=8 if config.splits else 1, STAGES=config.stages, **shape,
+    )
+    assert experts.metadata.shared <= 227 * 1024 // 2
+    assert ("wgmma" if config.block_t > 8 else "mma.sync") in experts.asm["ptx"]
+    assert "cp.async" in experts.asm["ptx"], "tiles come while others are multiplied"
 whole = compiled(
     packed_int8._int8_dot, 4, {"x_ptr": "*i8", "w_ptr": "*i8"}, K=4096, HAS_BIAS=True,
     BLOCK_T=128, BLOCK_N=64, BLOCK_K=128, STAGES=3, PDL=True

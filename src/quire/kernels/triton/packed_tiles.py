@@ -241,10 +241,9 @@ def expand_kernel(
         gdc_wait()
     out = out_ptr + (block * BLOCK + row).to(tl.int64)[:, None] * K + tile * COLUMNS + word[None, :]
     for part in tl.static_range(PARTS):
-        scale: tl.constexpr = part // PER_SCALE
-        both = _scales(scale_ptr, tile, scale, n, ROWS, GROUP, COLUMNS, SHARE)
+        both = _scales(scale_ptr, tile, part // PER_SCALE, n, ROWS, GROUP, COLUMNS, SHARE)
         value = decode(words, both, KIND, part, IS_HALF, ASSEMBLY).to(tl.float32)
-        value *= scale_of(both, scale % SHARE, SHARE)[:, None]
+        value *= scale_of(both, part // PER_SCALE % SHARE, SHARE)[:, None]
         tl.store(out + part * WORDS, value.to(out_ptr.dtype.element_ty))
 
 
