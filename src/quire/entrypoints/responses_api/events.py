@@ -38,13 +38,16 @@ class EventWriter:
     Args:
         response: gets an item when it is complete.
         call_id: the id of a call, from its function's name and its index.
+
+    Attributes:
+        kind: of the pieces that go into the open item; None where none is open.
     """
 
     def __init__(self, response: ResponseObject, call_id: Callable[[str, int], str]) -> None:
         self._response = response
         self._call_id = call_id
         self._number = 0
-        self._kind: str | None = None
+        self.kind: str | None = None
         self._item: OutputItem
         self._head = b""
         self._texts: list[str] = []
@@ -59,18 +62,16 @@ class EventWriter:
         if piece.kind == "call":
             return [*self.close("completed"), *self._open("arguments", piece)]
         events: list[bytes] = []
-        if piece.kind != self._kind:
+        if piece.kind != self.kind:
             events = [*self.close("completed"), *self._open(piece.kind, piece)]
-        self._texts.append(piece.text)
-        self._logprobs += logprobs
-        events.append(self._delta(piece.text, logprobs))
+        events.append(self.write_delta(piece.text, logprobs))
         return events
 
     def close(self, status: str) -> list[bytes]:
         """End the open item, if there is one."""
-        if self._kind is None:
+        if self.kind is None:
             return []
-        text, item, name = "".join(self._texts), self._item, f"response.{_NAMES[self._kind]}.done"
+        text, item, name = "".join(self._texts), self._item, f"response.{_NAMES[self.kind]}.done"
         item.status = status
         match item:
             case FunctionCallItem():
@@ -85,7 +86,7 @@ class EventWriter:
                 events = [done, self._part("done", item.content[0])]
         events.append(self._event("response.output_item.done", output_index=self._index, item=item))
         self._response.output.append(item)
-        self._kind, self._texts, self._logprobs = None, [], []
+        self.kind, self._texts, self._logprobs = None, [], []
         return events
 
     def write_nothing(self) -> list[bytes]:
@@ -101,7 +102,7 @@ class EventWriter:
             self._item, part = ReasoningItem(new_id("reasoning")), ReasoningText()
         else:
             self._item, part = MessageItem(new_id("message")), OutputText()
-        self._kind = kind
+        self.kind = kind
         place: dict[str, Any] = {"item_id": self._item.id, "output_index": self._index}
         name = f"response.{_NAMES[kind]}.delta"
         fields = _encode({"type": name, **place} | ({"content_index": 0} if part is not None else {}))
@@ -114,12 +115,14 @@ class EventWriter:
         """Of the open item."""
         return len(self._response.output)
 
-    def _delta(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
-        """The common event: only its text is encoded."""
-        told = b',"logprobs":' + (_encode(logprobs) if logprobs else b"[]") if self._kind == "content" else b""
+    def write_delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        """More text of the open item: the common event, of which only the text is encoded."""
+        self._texts.append(text)
+        self._logprobs += logprobs
+        told = b',"logprobs":' + (_encode(logprobs) if logprobs else b"[]") if self.kind == "content" else b""
         tail = b',"sequence_number":%d}\n\n' % self._number
         self._number += 1
-        return self._head + b',"delta":' + _encode(text) + told + tail
+        return b"".join((self._head, b',"delta":', _encode(text), told, tail))
 
     def _of_item(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._item.id, output_index=self._index, **fields)

@@ -81,7 +81,8 @@ class ResponseStream:
     def write_text(self, text: str) -> bytes:
         """The events of new text."""
         reader, writer = self._job.reader, self._job.writer
-        kind = reader.plain_kind(text)
+        if (kind := reader.plain_kind(text)) is not None and kind == writer.kind:
+            return writer.write_delta(text)
         pieces = reader.read_text(text) if kind is None else [Piece(kind, text)]
         return b"".join([event for piece in pieces for event in writer.write(piece)])
 
