@@ -35,5 +35,8 @@ class AttentionConfig:
 
 _BACKEND_NAMES = {
     **{name: name for name in ("triton", "flash", "flashinfer", "cpu", "reference")},
-    **{"auto": None, "triton_attn": "triton", "flash_attn": "flash", "cpu_attn": "cpu"},
+    "auto": None,
+    "triton_attn": "triton",
+    "flash_attn": "flash",
+    "cpu_attn": "cpu",
 }
