@@ -190,7 +190,16 @@ CHECKS: dict[str, Check] = {
     "allowed_local_media_path": text(),
     "enable_sleep_mode": flag(),
     "load_format": one_of(
-        "auto", "hf", "safetensors", "fastsafetensors", "pt", "mistral", "gguf", "bitsandbytes", "sharded_state", "dummy"
+        "auto",
+        "hf",
+        "safetensors",
+        "fastsafetensors",
+        "pt",
+        "mistral",
+        "gguf",
+        "bitsandbytes",
+        "sharded_state",
+        "dummy",
     ),
     "download_dir": text(optional=True),
     "ignore_patterns": strings("a file name pattern, a list of them, or None"),
