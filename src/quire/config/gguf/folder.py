@@ -17,7 +17,7 @@ from quire.config.gguf.model_config import build_config
 from quire.config.gguf.tokenizer import build_tokenizer
 from quire.errors import ConfigError
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised when what is written changes, so that folders of earlier versions are not used."""
 NO_TOKENIZER = "no_tokenizer.txt"
 """Why a file's tokenizer could not be written."""
