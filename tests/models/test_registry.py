@@ -5,6 +5,7 @@ import pytest
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.models import registry
+from quire.models.defaults import DEFAULTS, completed
 from quire.models.registry import ModelRegistry
 
 
@@ -51,3 +52,20 @@ def test_a_second_registration_is_refused_unless_it_overrides():
         ModelRegistry.register_model("LlamaForCausalLM", spec_of_nothing, owner="acme")
     ModelRegistry.register_model("LlamaForCausalLM", spec_of_nothing, owner="acme", override=True)
     assert ModelRegistry.resolve("LlamaForCausalLM").owner == "acme"
+
+
+@pytest.mark.parametrize("architecture", DEFAULTS)
+def test_what_a_config_leaves_out_is_what_its_class_has(architecture):
+    transformers = pytest.importorskip("transformers")
+    whole = getattr(transformers, architecture).config_class().to_dict()
+    left_out = {*DEFAULTS[architecture], *(("rope_parameters",) if "rope_theta" in DEFAULTS[architecture] else ())}
+    short = {name: value for name, value in whole.items() if name not in left_out}
+    entry = ModelRegistry.resolve(architecture)
+    assert len(short) < len(whole)
+    assert entry.make_spec(HFConfig(short)) == entry.make_spec(HFConfig(whole))
+
+
+def test_values_of_a_config_stand_also_where_they_are_null():
+    config = completed("MistralForCausalLM", HFConfig({"sliding_window": None, "rope_scaling": {"type": "linear"}}))
+    assert config.get("sliding_window") is None
+    assert completed("GptOssForCausalLM", HFConfig({"rope_theta": 5.0})).to_dict().keys() & {"rope_parameters"} == set()

@@ -13,6 +13,7 @@ from typing import cast
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.interface import CausalLM
+from quire.models.defaults import completed
 from quire.models.spec import DecoderSpec
 
 SpecFunction = Callable[[HFConfig], DecoderSpec]
@@ -59,7 +60,7 @@ class Entry:
 
     def make_spec(self, hf: HFConfig) -> DecoderSpec:
         """The spec of a checkpoint with this config.json."""
-        return cast(SpecFunction, self.load())(hf)
+        return cast(SpecFunction, self.load())(completed(self.architecture, hf))
 
 
 _entries: dict[str, Entry] = {}

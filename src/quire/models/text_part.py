@@ -20,6 +20,12 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 """By the `model_type` of `text_config`."""
+SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+LEFT_OUT = {
+    "llama": SIZES | {"intermediate_size": 11008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
+    "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
+}
+"""What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
 PREFIXES = ("model.language_model.", "language_model.model.")
 OTHER_PARTS = ("*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*", "*visual.*")
 
@@ -41,7 +47,8 @@ def text_part(hf: HFConfig) -> DecoderSpec:
             setting="model",
         )
     above = {key: hf.get(key) for key in ("tie_word_embeddings",) if key in hf and key not in text}
-    spec = ModelRegistry.resolve(architecture).make_spec(HFConfig(above | text.to_dict()))
+    text = HFConfig(LEFT_OUT.get(text.get("model_type", "llama"), {}) | above | text.to_dict())
+    spec = ModelRegistry.resolve(architecture).make_spec(text)
     weights = dataclasses.replace(
         spec.weights, prefixes=PREFIXES, ignored=(*spec.weights.ignored, *OTHER_PARTS)
     )  # fmt: skip
