@@ -192,3 +192,12 @@ def test_what_is_streamed_is_always_the_beginning_of_the_answer(llama: Path) -> 
     assert len(seen) < len(token_ids)
     for part, ids in seen:
         assert text.startswith(part) and token_ids[: len(ids)] == ids
+
+
+@pytest.mark.exhaustive
+def test_the_gpu_s_kernels_compute_jumps(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    expected = make_engine(llama, **DRAWN).generate(requests(max_tokens=8)[1:2])
+    engine = make_device_engine(monkeypatch, llama, kernels="cuda", **JUMPING)
+    assert engine.generate(requests(max_tokens=8)[1:2]) == expected
+    assert engine.scheduler.stats().num_jumped_tokens > 0
