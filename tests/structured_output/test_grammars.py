@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from quire.config import StructuredOutputsConfig, limits
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams, Thinking
+from quire.structured_output import rows
 from quire.structured_output.grammars import Grammars, RowGrammar
 from quire.structured_output.vocabulary import Vocabulary
 
@@ -207,7 +208,19 @@ def test_options_close_objects_and_forbid_whitespace() -> None:
         ({"structural_tag": {"format": {"type": "any_text"}}}, "structural_tag", "quire[xgrammar]"),
         ({"structural_tag": {"structures": [{"begin": "a", "end": "b"}], "triggers": ["x"]}}, "structural_tag", "no trigger"),
         ({"structural_tag": {"structures": [5], "triggers": ["x"]}}, "structural_tag", "begin"),
-        ({"choice": ["\ud800"]}, "structured_outputs", "surrogates"),
+        ({"choice": ["\ud800"]}, "choice", "surrogates"),
+        ({"json": {"$ref": "#"}}, "json", "no text"),
+        ({"json": {"$ref": "#/$defs/nope"}}, "json", "nope"),
+        ({"json": {"type": "string", "minLength": 5, "maxLength": 2}}, "json", "minLength (5)"),
+        ({"json": {"type": "array", "minItems": 5, "maxItems": 2}}, "json", "minItems (5)"),
+        ({"json": {"type": "object", "properties": {"a": False}, "required": ["a"]}}, "json", "'a'"),
+        ({"json": {"type": "string", "maxLength": 10**30}}, "json", "ints"),
+        ({"json": {"type": "string", "maxLength": "5"}}, "json", "maxLength"),
+        ({"json": {"type": "string", "format": "nonsense"}}, "json", "nonsense"),
+        ({"json": {"additionalProperties": 5}}, "json", "object or boolean"),
+        ({"json": {"enum": []}}, "json", "empty"),
+        ({"json": False}, "json", "not"),
+        ({"regex": r"(a)\1"}, "regex", "backreferences"),
         ({"json": {"const": "x" * (limits.MAX_GRAMMAR_BYTES + 1)}}, "structured_outputs", "bytes"),
     ],
 )  # fmt: skip
@@ -215,6 +228,32 @@ def test_a_wrong_form_is_refused_with_its_field(fields: dict[str, Any], param: s
     with pytest.raises(RequestError) as caught:
         start(**fields)
     assert caught.value.param == param and words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "begin"),
+    [
+        ({"json": True}, "[["),
+        ({"json": {"type": "string", "maxLength": 100_000}}, '"abc'),
+        ({"json": {"type": "string", "minLength": 100_000}}, '"abc'),
+        ({"json": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 100_000}}, '"abc'),
+        ({"json": {"type": "array", "items": {}, "minItems": 10**9}}, "[1,2"),
+        ({"json": {"enum": [f"value {number}" for number in range(2000)]}}, '"value 19'),
+        ({"json": {"additionalProperties": {"type": "integer"}}}, '{"a":1,"b":2'),
+        ({"json": {"type": "string", "pattern": "^[\\u00e9a]+$"}}, '"aa'),
+        ({"json": {"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "null"}]}}, "[[[null,["),
+        ({"regex": "((a{1,100}){1,100}){1,100}"}, "aaaa"),
+        ({"regex": "(a|aa)+(a*)*b"}, "aaab"),
+        ({"regex": ".*a.{40}"}, "aaab"),
+        ({"choice": ["\x00", "\x7f"]}, "\x00"),
+    ],
+)  # fmt: skip
+def test_dear_forms_can_be_followed(fields: dict[str, Any], begin: str) -> None:
+    row, output = start(**fields), []
+    for byte in begin.encode():
+        assert byte in allowed_after(row, output)
+        output.append(byte)
+    assert allowed_after(row, output)
 
 
 def test_a_row_that_leaves_its_grammar_is_told_and_harms_no_other() -> None:
@@ -271,6 +310,13 @@ def test_a_grammar_is_compiled_once_for_all_who_ask_at_the_same_time() -> None:
     assert len(grammars._kept) == 1
 
 
+def test_what_the_first_request_waits_for_can_be_done_before() -> None:
+    grammars = Grammars()
+    assert list(grammars.prepare([EOS], lambda: VOCABULARY)) == [None]
+    grammars.check(StructuredOutputsParams(regex="a"), [EOS], lambda: pytest.fail("read again"))
+    assert list(Grammars().prepare([], lambda: pytest.fail("no request can use it"))) == []
+
+
 def test_a_model_without_an_end_is_refused() -> None:
     with pytest.raises(RequestError, match="end-of-sequence"):
         GRAMMARS.check(StructuredOutputsParams(regex="a"), [], lambda: VOCABULARY)
@@ -278,6 +324,7 @@ def test_a_model_without_an_end_is_refused() -> None:
 
 def test_a_slow_compilation_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_GRAMMAR_SECONDS", 0.01)
+    monkeypatch.setattr(rows, "_READING_S", 0.0)
     waiting = threading.Event()
     grammars = Grammars()
 

@@ -13,7 +13,8 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,7 +25,7 @@ from quire.structured_output.backend import Backend, IntArray
 from quire.structured_output.filling import FillThread
 from quire.structured_output.json_states import read_rules
 from quire.structured_output.rows import Filling, RowGrammar, Rows, result_of
-from quire.structured_output.selection import choose_backend, find_backend
+from quire.structured_output.selection import choose_backend, find_backend, is_installed
 from quire.structured_output.states import States
 from quire.structured_output.string_masks import StringMasks
 from quire.structured_output.trial import Trials
@@ -174,12 +175,14 @@ class Grammars:
             RequestError: it is too large, or no JSON.
         """
         params = self._as_set(params)
+        schema: Any = params.json
+        if isinstance(schema, bool):  # is one, too
+            params = msgspec.structs.replace(params, json=json.dumps(schema))
         try:
             encoded = msgspec.msgpack.encode((params, list(eos_token_ids)))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise RequestError(
-                f"structured_outputs cannot be written as JSON: {error}", param="structured_outputs"
-            ) from None
+            kind, _ = params.constraint()
+            raise RequestError(f"structured_outputs.{kind} cannot be written as JSON: {error}", param=kind) from None
         if len(encoded) > limits.MAX_GRAMMAR_BYTES:
             raise RequestError(
                 f"structured_outputs has {len(encoded)} bytes; at most {limits.MAX_GRAMMAR_BYTES} are allowed",
@@ -232,6 +235,16 @@ class Grammars:
                 strings = StringMasks(vocabulary, frozenset((*vocabulary.special_ids, *eos_token_ids)))
                 self._backends[key] = backend_class(vocabulary, eos_token_ids), strings, vocabulary.tokens
             return self._backends[key]
+
+    def prepare(self, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]) -> Iterator[None]:
+        """Do in parts, one a turn, what the first request would wait for; nothing where the engine is not installed."""
+        name = "guidance" if self._settings.backend == "auto" else self._settings.backend
+        if not eos_token_ids or not is_installed(name):
+            return
+        with self._reading:
+            self._read(load_vocabulary)
+        yield
+        self._backend(name, tuple(eos_token_ids), load_vocabulary)
 
     def _read(self, load_vocabulary: Callable[[], Vocabulary]) -> Vocabulary:
         """With the lock held."""

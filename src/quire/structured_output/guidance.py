@@ -38,12 +38,17 @@ class GuidanceBackend:
     def compile(self, params: StructuredOutputsParams) -> LLMatcher:
         """As `Backend.compile`."""
         matcher = llguidance.LLMatcher(self._tokenizer, write_grammar(params), log_level=0, limits=self._limits)
-        if matcher.is_error():
+        error = matcher.get_error() if matcher.is_error() else self._try(matcher.deep_copy())
+        if error:
             kind, _ = params.constraint()
-            raise RequestError(
-                f"structured_outputs.{kind} cannot be used: {_first_lines(matcher.get_error())}", param=kind
-            )
+            raise RequestError(f"structured_outputs.{kind} cannot be used: {_first_lines(error)}", param=kind)
         return matcher
+
+    @staticmethod
+    def _try(matcher: LLMatcher) -> str:
+        """What is wrong with a grammar of which no text can begin (a reference to itself), "" if nothing is."""
+        matcher.compute_bitmask()
+        return f"no text satisfies it ({matcher.get_error()})" if matcher.is_error() else ""
 
     def begin(self, form: LLMatcher) -> LLMatcher:
         """As `Backend.begin`."""

@@ -19,6 +19,8 @@ from quire.structured_output.states import Position, States
 
 _MOST_PENDING = 256
 """Tokens that a row's matcher may be behind, lest catching up take long some day."""
+_READING_S = 120.0
+"""How long the vocabulary may take, which the first grammar waits for."""
 Rows = Sequence[tuple["RowGrammar", Sequence[int]]]
 """Rows, each with its whole output so far."""
 
@@ -173,7 +175,7 @@ def result_of(compiled: "concurrent.futures.Future[States]") -> States:
         RequestError: it does not compile, or not in time.
     """
     try:
-        return compiled.result(limits.MAX_GRAMMAR_SECONDS)
+        return compiled.result(limits.MAX_GRAMMAR_SECONDS + _READING_S)
     except concurrent.futures.TimeoutError:
         raise RequestError(
             f"the grammar takes longer than {limits.MAX_GRAMMAR_SECONDS} s to compile; use a smaller one",

@@ -26,7 +26,12 @@ def choose_backend(name: str, params: StructuredOutputsParams) -> str:
     if name != "auto":
         return name
     has_format = kind == "structural_tag" and '"format"' in (value if isinstance(value, str) else json.dumps(value))
-    return "xgrammar" if has_format and importlib.util.find_spec("xgrammar") else "guidance"
+    return "xgrammar" if has_format and is_installed("xgrammar") else "guidance"
+
+
+def is_installed(name: str) -> bool:
+    """Whether a backend's package is."""
+    return importlib.util.find_spec(BACKENDS[name][2]) is not None
 
 
 def find_backend(name: str) -> Callable[[Vocabulary, tuple[int, ...]], Backend]:

@@ -27,7 +27,7 @@ _MOST_BASES = 32
 _PLAIN_ASCII = re.compile(rb'[^"\\\x00-\x1f\x7f-\xff]+')
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f\x7f]+')
 _SPACES = re.compile(rb"[ \t\n\r]+")
-_BETWEEN = re.compile(rb"[ \t\n\r,:\[\]{}]+")
+_BETWEEN = b" \t\n\r,:[]{}"
 _EXIT = re.compile(rb'[^"\\\x00-\x1f\x7f]*("[ \t\n\r,:\[\]{}]*"?)')
 _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 
@@ -61,8 +61,7 @@ class StringMasks:
         needed = (b"a", b'"', b'":')
         self.is_usable = all(token in by_bytes for token in needed)
         self.probe, self._quote, self._key_end = (by_bytes.get(token, 0) for token in needed)
-        self.spaces = _find_aliases(tokens, _BETWEEN, 0)
-        self.exits = _find_aliases(tokens, _EXIT, 1)
+        self.spaces, self.exits = _find_aliases(tokens)
         self._bases: dict[bytes, tuple[bytes, bytes]] = {}
         self._alive: weakref.WeakValueDictionary[bytes, IntArray] = weakref.WeakValueDictionary()
         self._kept: collections.OrderedDict[tuple[bytes, int], IntArray] = collections.OrderedDict()
@@ -128,14 +127,18 @@ class StringMasks:
         return found
 
 
-def _find_aliases(tokens: list[bytes], form: re.Pattern[bytes], group: int) -> dict[int, int]:
-    """Of tokens that match, and are the same but for what is before a group and for space: the first one."""
+def _find_aliases(tokens: list[bytes]) -> tuple[dict[int, int], dict[int, int]]:
+    """Of tokens that are the same but for the kind of space in them, and perhaps for the rest of a string before them, the
+    first one: outside of strings, and out of one."""
     first: dict[bytes, int] = {}
-    aliases: dict[int, int] = {}
+    spaces: dict[int, int] = {}
+    exits: dict[int, int] = {}
     for token_id, token in enumerate(tokens):
-        if match := form.fullmatch(token):
-            aliases[token_id] = first.setdefault(_SPACES.sub(b" ", match.group(group)), token_id)
-    return aliases
+        if not token.strip(_BETWEEN):
+            spaces[token_id] = first.setdefault(_SPACES.sub(b" ", token), token_id)
+        elif b'"' in token and (match := _EXIT.fullmatch(token)):
+            exits[token_id] = first.setdefault(_SPACES.sub(b" ", match.group(1)), token_id)
+    return spaces, exits
 
 
 def has_token(mask_W: IntArray, token_id: int) -> bool:

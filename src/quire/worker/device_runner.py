@@ -175,13 +175,14 @@ class DeviceRunner(Runner):
         self._pooler = make_pooler(config, self._model, self._device, self._max_tokens)
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
+        self._grammars = WorkerGrammars(config, jumps=False)
         self._sampler = DeviceSampler(
             self._max_rows,
             config.model.vocab_size,
             self._device,
             config.model.logprobs_mode,
             processors,
-            WorkerGrammars(config, jumps=False),
+            self._grammars,
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None
@@ -441,8 +442,10 @@ class DeviceRunner(Runner):
         self._hidden.clear()
 
     def idle(self) -> bool:
-        """Nothing is running: capture a graph; whether there is more to do."""
-        return self._pages is not None and self._graphs.capture_next()
+        """Nothing is running: capture a graph, or else read the vocabulary for grammars; whether there is more to do."""
+        if self._pages is None:
+            return False
+        return self._graphs.capture_next() or (self._pooler is None and self._grammars.prepare())
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""
