@@ -235,7 +235,10 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
         stored = method.stored(name) if is_formatted else PLAIN
         decoded = [
             source(
-                name=prefix + name + (suffix if is_stack else f".{suffix}"), suffix=suffix, stored=tensor, is_decoded=True
+                name=prefix + name + (suffix if is_stack else f".{suffix}"),
+                suffix=suffix,
+                stored=tensor,
+                is_decoded=True,
             )
             for suffix, tensor in stored.items()
             if stored is not PLAIN
