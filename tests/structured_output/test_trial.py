@@ -87,3 +87,13 @@ def test_children_end_with_their_grammars() -> None:
     while child._process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert child._process.poll() is not None
+
+
+def test_what_is_known_needs_no_thread(grammars: Grammars) -> None:
+    params = StructuredOutputsParams(regex="a")
+    assert not grammars.is_known(params, [EOS], shared=False)
+    check(grammars, regex="a")
+    assert grammars.is_known(params, [EOS], shared=False)
+    assert not grammars.is_known(params, [EOS], shared=True)
+    grammars.check(params, [EOS], lambda: VOCABULARY)
+    assert grammars.is_known(params, [EOS], shared=True)

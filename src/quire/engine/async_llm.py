@@ -185,7 +185,7 @@ class AsyncLLM:
         if not isinstance(prompt, TokenizedPrompt):
             prompt = await self._tokenize(prompt, special)
         constraint: StructuredOutputsParams | None = getattr(sampling_params, "structured_outputs", None)
-        if constraint is not None:
+        if constraint is not None and not self.input_processor.knows_grammar(constraint):
             await asyncio.to_thread(self.input_processor.check_grammar, constraint)
         priority, tenant = options.get("priority", 0), options.get("tenant", "")
         processed = self.input_processor.process(

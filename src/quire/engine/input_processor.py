@@ -21,7 +21,7 @@ from quire.inputs import PromptType
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
-from quire.structured_output.grammars import shared_grammars
+from quire.structured_output.grammars import Grammars, shared_grammars
 from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
 from quire.tokenizers.interface import Tokenizer
 
@@ -323,6 +323,19 @@ class InputProcessor:
             params.skip_reading_prefix_cache = True
         return params
 
+    def _grammars(self) -> Grammars:
+        model = self._model
+        return shared_grammars(model.tokenizer_path, model.tokenizer_mode, model.vocab_size, self._structured_outputs)
+
+    def knows_grammar(self, constraint: StructuredOutputsParams) -> bool:
+        """Whether `check_grammar` does not have to wait.
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
+        ends = self._eos_token_ids
+        return ends is not None and self._grammars().is_known(constraint, ends, shared=self._allow_functions)
+
     def check_grammar(self, constraint: StructuredOutputsParams) -> None:
         """Wait until a request's grammar is compiled: milliseconds, or seconds with the first one of a large vocabulary.
 
@@ -334,11 +347,7 @@ class InputProcessor:
             raise RequestError(
                 f"structured_outputs need a tokenizer, but {self._source.why_absent}", param="structured_outputs"
             )
-        model = self._model
-        grammars = shared_grammars(
-            model.tokenizer_path, model.tokenizer_mode, model.vocab_size, self._structured_outputs
-        )
-        eos = self._eos(tokenizer)
+        model, grammars, eos = self._model, self._grammars(), self._eos(tokenizer)
 
         def load() -> Vocabulary:
             return read_vocabulary(tokenizer, model.vocab_size)

@@ -196,10 +196,12 @@ class Sampler:
             masks_NW = np.zeros((len(followed), -(-logits_SV.shape[1] // 32)), dtype=np.int32)
             masks = GrammarMasks(self._rows.grammars, followed, masks_NW)
             wrong = masks.finish()
+            forbidden = [
+                torch.from_numpy(~unpack_mask(mask_W, logits_SV.shape[1])).to(logits_SV.device)
+                for mask_W in masks_NW[: masks.num_lines]
+            ]
             for index, line in zip(masks.index_N, masks.line_N, strict=True):
-                mask_W = masks.masks_NW[line]
-                forbidden = torch.from_numpy(~unpack_mask(mask_W, logits_SV.shape[1]))
-                logits_SV[index].masked_fill_(forbidden.to(logits_SV.device), float("-inf"))
+                logits_SV[index].masked_fill_(forbidden[line], float("-inf"))
             errors.update((int(rows_S[index]), message) for index, message in wrong.items())
 
     def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:

@@ -89,6 +89,17 @@ class Grammars:
         if error is not None:
             raise RequestError(str(error), param=error.param)
 
+    def is_known(self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], *, shared: bool) -> bool:
+        """Whether `check` with `apart` answers at once; `shared`: and whether it is compiled here, too.
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
+        _, key = self._key(params, eos_token_ids)
+        with self._lock:
+            future = self._kept.get(key)
+            return key in self._checked and (not shared or (future is not None and future.done()))
+
     def _try(
         self,
         params: StructuredOutputsParams,
