@@ -69,3 +69,20 @@ def test_values_of_a_config_stand_also_where_they_are_null():
     config = completed("MistralForCausalLM", HFConfig({"sliding_window": None, "rope_scaling": {"type": "linear"}}))
     assert config.get("sliding_window") is None
     assert completed("GptOssForCausalLM", HFConfig({"rope_theta": 5.0})).to_dict().keys() & {"rope_parameters"} == set()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "given", "meant"),
+    [
+        ("GemmaForCausalLM", {"hidden_act": "gelu"}, "gelu_pytorch_tanh"),
+        ("GemmaForCausalLM", {"hidden_act": "silu"}, "silu"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "gelu"}, "gelu"),
+        ("Gemma2ForCausalLM", {"hidden_activation": None}, "gelu_pytorch_tanh"),
+    ],
+)
+def test_gelu_means_its_tanh_form_in_the_first_gemma_alone(architecture, given, meant):
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, architecture).config_class().to_dict()
+    assert {mlp.act for mlp in ModelRegistry.resolve(architecture).make_spec(HFConfig(config | given)).mlps()} == {
+        meant
+    }

@@ -19,8 +19,8 @@ SANDWICH_NAMES = LLAMA_NAMES.but(
 @register("GemmaForCausalLM")
 def gemma(hf: HFConfig) -> DecoderSpec:
     """Gemma 1; its first configs say "gelu" and mean its tanh form."""
-    act = hf.get("hidden_activation") or hf.get("hidden_act", "gelu")
-    act = "gelu_pytorch_tanh" if act == "gelu" else act
+    first = hf.get("hidden_act", "gelu")
+    act = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)
     return DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
