@@ -21,22 +21,24 @@ class Terminal:
 
     def wait_for(self, text: str, seconds: float = 60.0) -> None:
         """Until the screen shows a text after the last one that was waited for."""
-        until = time.monotonic() + seconds
-        while (found := self.screen.find(text, self._seen)) < 0:
-            assert time.monotonic() < until, f"{text!r} never came:\n{self.screen}"
-            if select.select([self._fd], [], [], 1.0)[0]:
-                self.screen += os.read(self._fd, 65536).decode("utf-8", "replace")
-        self._seen = found + len(text)
+        assert self._reads(text, seconds), f"{text!r} never came:\n{self.screen}"
+        self._seen = self.screen.find(text, self._seen) + len(text)
 
     def interrupt(self, until_shown: str) -> None:
         """Ctrl-C, again each second until the screen shows a text: one that arrives just before a read is not noticed."""
-        for _ in range(60):
+        self.type("\x03")
+        while not self._reads(until_shown, 1.0):
             self.type("\x03")
-            try:
-                return self.wait_for(until_shown, 1.0)
-            except AssertionError:
-                continue
         self.wait_for(until_shown)
+
+    def _reads(self, text: str, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while self.screen.find(text, self._seen) < 0:
+            if time.monotonic() >= until:
+                return False
+            if select.select([self._fd], [], [], 0.2)[0]:
+                self.screen += os.read(self._fd, 65536).decode("utf-8", "replace")
+        return True
 
     def exit_code(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
