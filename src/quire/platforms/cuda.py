@@ -339,7 +339,9 @@ class CudaPlatform(Platform):
 
     def attention_backends(self) -> list[str]:
         libraries = ("flash:FlashBackend", "flashinfer:FlashInferBackend")
-        return [f"quire.attention.{path}" for path in (*libraries, "triton:TritonBackend", "reference:ReferenceBackend")]
+        return [
+            f"quire.attention.{path}" for path in (*libraries, "triton:TritonBackend", "reference:ReferenceBackend")
+        ]
 
     def runner_class(self) -> str:
         return "quire.worker.device_runner:DeviceRunner"
