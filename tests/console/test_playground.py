@@ -47,7 +47,7 @@ def test_stop_ends_the_answer_here_and_in_the_engine(page, demo):
     change(page, "Max tokens", "1900")
     page.get_by_label("Go on after the end token").check()
     say(page, COUNT)
-    page.wait_for_function("document.querySelector('.turn.assistant .prose')?.textContent.startsWith('1, 2')")
+    until(page, "document.querySelector('.turn.assistant .prose')?.textContent.startsWith('1, 2')")
     page.get_by_role("button", name="Stop").click()
     turn = answer(page)
     assert "stopped" in turn.locator(".stats").inner_text()
