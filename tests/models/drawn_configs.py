@@ -334,7 +334,10 @@ def _delta(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _falcon(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
-    return {"num_kv_heads": values["num_key_value_heads"]}
+    """Transformers rounds Falcon's slopes to bfloat16, which is exact for powers of two alone."""
+    heads = values["num_attention_heads"]
+    is_exact = heads & (heads - 1) == 0
+    return {"num_kv_heads": values["num_key_value_heads"], **({} if is_exact else {"alibi": False})}
 
 
 def _mpt(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
