@@ -204,6 +204,7 @@ def use_log_config(path: str) -> None:
     Raises:
         ConfigError: it is none.
     """
+    _read_logging_config(path)  # refused before anything has changed
     set_variable("QUIRE_LOGGING_CONFIG_PATH", path)
     logging.getLogger(ROOT_LOGGER).handlers.clear()
     _configure.cache_clear()
