@@ -19,7 +19,16 @@ TIE = 1e-4
 """Tokens whose logprobs are closer than this may change places."""
 DRAWS = 20
 NEW_TOKENS = 8
-NO_MODEL = (StrictDataclassError, RuntimeError, TypeError, ValueError, KeyError, AttributeError, NameError, ZeroDivisionError)
+NO_MODEL = (
+    StrictDataclassError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    NameError,
+    ZeroDivisionError,
+)
 """What Transformers raises for a draw that it can make no model of, or run none."""
 SAMPLE = (
     ("LlamaForCausalLM", 3), ("Gemma2ForCausalLM", 1), ("DeepseekV3ForCausalLM", 0), ("GptOssForCausalLM", 1),
