@@ -105,8 +105,6 @@ class PendingStep:
                 if self._output is None:
                     self._output = self._fetch()
                     self._runner.begin_late_masks()
-                if self._output.lost:
-                    self._runner.release_unused()
         return self._output
 
     def _fetch(self) -> ModelRunnerOutput:
@@ -289,12 +287,8 @@ class DeviceRunner(Runner):
                 raise
             self._late = None
             lost = lost_output(plan.step_id, error)
-        self.release_unused()
+        self._runtime.release_unused()  # what the allocator keeps may be in pieces that fit nothing
         return lost
-
-    def release_unused(self) -> None:
-        """Give back what the device's allocator keeps; it may be in pieces that fit nothing."""
-        self._runtime.release_unused()
 
     def _generate(self, plan: SchedulerOutput) -> "PendingStep":
         """Submit a step of requests that get tokens."""
@@ -349,6 +343,8 @@ class DeviceRunner(Runner):
             if self._communicator.size > 1:
                 raise
             late.step.lose(error)
+        if late.step.is_taken_in:
+            self._runtime.release_unused()
         if count:
             slot.tokens_S[:count].copy_(self._out_S[:count], non_blocking=True)
         slot.end.record()
