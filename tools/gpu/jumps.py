@@ -1,6 +1,6 @@
 """Whether computing certain tokens of a form together pays: tokens a second with `disable_jump_forward` true and false.
 
-    python tools/gpu/jumps.py --model MODEL [--rows 1,64,256] [--compact]
+    python tools/gpu/jumps.py --model MODEL [--load-format dummy] [--rows 1,64,256] [--compact]
 
 A model of random weights does: what it says in a form is the grammar's doing. Figures in $OUT/jumps.json.
 """
@@ -63,13 +63,14 @@ def measure(llm: LLM, rows: int, tokens: int, is_compact: bool) -> dict[str, Any
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
+    parser.add_argument("--load-format", default="auto")
     parser.add_argument("--rows", default="1,64,256")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--compact", action="store_true", help="no whitespace between JSON's parts")
     args = parser.parse_args()
     figures: list[dict[str, Any]] = []
     for is_off in (True, False):
-        settings: dict[str, Any] = {"model": args.model} if args.model else {}
+        settings: dict[str, Any] = {"model": args.model, "load_format": args.load_format} if args.model else {}
         llm = LLM(structured_outputs_config={"disable_jump_forward": is_off}, disable_log_stats=False, **settings)
         for rows in map(int, args.rows.split(",")):
             figure = {"rows": rows, "jumps": not is_off, **measure(llm, rows, args.tokens, args.compact)}
