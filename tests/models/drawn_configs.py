@@ -42,7 +42,7 @@ FIELDS: dict[str, Draw] = {
          "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "norm_topk_prob", "mup_enabled", "rope_interleave",
          "use_expert_bias", "mamba_rms_norm", "mamba_norm_before_gate", "use_mem_rope", "use_shared_attention_adapter",
          "attn_temperature_tuning", "use_sliding_window", "use_post_norm", "block_auto_adjust_ff_dim", "norm_bias",
-         "attention_softmax_in_fp32"),
+         "attention_softmax_in_fp32", "apply_residual_connection_post_layernorm"),
         _FLAG,
     ),
     **dict.fromkeys(

@@ -97,6 +97,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom": ("BloomForCausalLM", {"n_layer": 3, "n_head": 4, **TIED}),
     "bloom: 6 heads": ("BloomForCausalLM", {"n_layer": 3, "n_head": 6, "hidden_size": 72}),
+    "bloom: residuals of what the norms give": (
+        "BloomForCausalLM",
+        {"n_layer": 3, "apply_residual_connection_post_layernorm": True},
+    ),
     "mpt": ("MptForCausalLM", MPT),
     "mpt: 6 heads, clipped": (
         "MptForCausalLM",

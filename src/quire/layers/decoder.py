@@ -382,10 +382,13 @@ class Decoder(CausalLM):
     def _read_residual(self, layer: DecoderLayer, place: str, views: TokenViews, has_delta: bool) -> torch.Tensor:
         """Add the last half's output to the residual, and give what the next half reads."""
         weight, scale = layer.norms.get(place), self.spec.residual_scale
-        if has_delta and (weight is None or scale != 1.0):
+        on_residual = self.spec.placement.on_residual
+        if has_delta and (weight is None or on_residual or scale != 1.0):
             ops.add(views.delta_TD, views.residual_TD, scale)
             has_delta = False
-        if weight is None:
+        if weight is not None and on_residual:
+            self._apply_norm(self.spec.norm, weight, views.residual_TD, views.residual_TD, None)
+        if weight is None or on_residual:
             return views.residual_TD
         if has_delta:
             self._apply_norm(self.spec.norm, weight, views.delta_TD, views.normed_TD, views.residual_TD)

@@ -6,7 +6,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.gpt2 import GPT2_NAMES
 from quire.models.llama import llama
-from quire.models.patterns import alibi_slopes, defaults, layer_norm_of, renamed
+from quire.models.patterns import alibi_slopes, defaults, layer_norm_of, renamed, residual_placement
 from quire.models.registry import register
 from quire.models.spec import (
     MLP,
@@ -49,10 +49,6 @@ MPT_NAMES = dataclasses.replace(
 @register("BloomForCausalLM")
 def bloom(hf: HFConfig) -> DecoderSpec:
     """BLOOM and BLOOMZ."""
-    if hf.get("apply_residual_connection_post_layernorm", False):
-        raise ConfigError(
-            "apply_residual_connection_post_layernorm=true of config.json is not supported for Bloom", setting="model"
-        )
     hf = renamed(hf, hidden_size="n_embed", num_attention_heads="n_head", num_hidden_layers="n_layer")
     heads, hidden = hf.num_attention_heads, hf.hidden_size
     hf = defaults(
@@ -64,6 +60,7 @@ def bloom(hf: HFConfig) -> DecoderSpec:
         mlp=MLP(4 * hidden, act="gelu_tanh", bias=True),
         norm=layer_norm_of(hf),
         embedding_norm=layer_norm_of(hf),
+        placement=residual_placement(hf),
         weights=BLOOM_NAMES,
     )
 

@@ -5,7 +5,7 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES, interleaved, llama
-from quire.models.patterns import defaults, renamed
+from quire.models.patterns import defaults, renamed, residual_placement
 from quire.models.registry import register
 from quire.models.spec import SANDWICH, DecoderSpec, RMSNorm, WeightNames
 
@@ -64,4 +64,5 @@ def chatglm(hf: HFConfig) -> DecoderSpec:
     theta = 10000.0 * hf.get("rope_ratio", 1.0)
     spec = glm(defaults(hf, rope_theta=theta, mlp_bias=False, tie_word_embeddings=False))
     spec = spec.with_attention(out_bias=bool(hf.get("mlp_bias", False)))
-    return dataclasses.replace(spec, weights=CHATGLM_NAMES, norm=RMSNorm(hf.get("layernorm_epsilon", 1e-5)))
+    norm = RMSNorm(hf.get("layernorm_epsilon", 1e-5))
+    return dataclasses.replace(spec, weights=CHATGLM_NAMES, norm=norm, placement=residual_placement(hf))

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from quire.config.hf_config import HFConfig
-from quire.models.spec import Attention, DecoderSpec, LayerNorm
+from quire.models.spec import PRE, RESIDUAL_PRE, Attention, DecoderSpec, LayerNorm, Placement
 
 
 def defaults(hf: HFConfig, **values: Any) -> HFConfig:
@@ -61,6 +61,11 @@ def alibi_slopes(heads: int, most: float = 8.0, skip_first: bool = False) -> tup
         return tuple(series(heads))
     larger = series(2 * power)
     return tuple((larger[1::2] + larger[::2])[:heads] if skip_first else series(power) + larger[::2][: heads - power])
+
+
+def residual_placement(hf: HFConfig) -> Placement:
+    """Norms before halves; BLOOM's kin may go on with what a norm gave rather than with what it read."""
+    return RESIDUAL_PRE if hf.get("apply_residual_connection_post_layernorm", False) else PRE
 
 
 def layer_norm_of(hf: HFConfig, bias: bool = True) -> LayerNorm:

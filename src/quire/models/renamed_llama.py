@@ -7,7 +7,7 @@ import math
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES, llama
-from quire.models.patterns import alibi_slopes, defaults, renamed
+from quire.models.patterns import alibi_slopes, defaults, renamed, residual_placement
 from quire.models.registry import register
 from quire.models.spec import Attention, DecoderSpec, GatedMLP, WeightNames
 
@@ -137,4 +137,4 @@ def telechat2(hf: HFConfig) -> DecoderSpec:
     )  # fmt: skip
     spec = llama(hf).with_attention(out_bias=True)
     mlp = GatedMLP(hf.intermediate_size, act="silu", down_bias=True)
-    return dataclasses.replace(spec, mlp=mlp, weights=TELECHAT2_NAMES)
+    return dataclasses.replace(spec, mlp=mlp, placement=residual_placement(hf), weights=TELECHAT2_NAMES)

@@ -287,9 +287,9 @@ FeedForward: TypeAlias = GatedMLP | MLP | MoE
 class Placement:
     """Where a layer has norms, and whether its two halves read the same input.
 
-    `before_*` norms the half's input, `after_*` its output before that joins the residual (or, `on_residual`, the residual
-    with that output in it). `parallel`: both halves read the residual as it was before the layer; without `before_mlp` they
-    share the first norm.
+    `before_*` norms the half's input, `after_*` its output before that joins the residual; `on_residual`: either norms the
+    residual itself, with all that has joined it. `parallel`: both halves read the residual as it was before the layer; without
+    `before_mlp` they share the first norm.
     """
 
     before_mixer: bool = True
@@ -301,6 +301,7 @@ class Placement:
 
 
 PRE = Placement()
+RESIDUAL_PRE = Placement(on_residual=True)
 POST = Placement(before_mixer=False, after_mixer=True, before_mlp=False, after_mlp=True)
 RESIDUAL_POST = Placement(before_mixer=False, after_mixer=True, before_mlp=False, after_mlp=True, on_residual=True)
 SANDWICH = Placement(after_mixer=True, after_mlp=True)
