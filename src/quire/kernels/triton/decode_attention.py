@@ -471,12 +471,13 @@ def _launch(
         return
     k, h = params.num_kv_heads, params.head_dim
     group = params.num_heads // k
-    group_pad, head_pad = next_power_of_2(group), max(16, next_power_of_2(h))
+    is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
+    # A product on the matrix units goes over at least 16 values, and float8 is read in pairs.
+    group_pad, head_pad = next_power_of_2(group), max(32 if is_fp8 else 16, next_power_of_2(h))
     has_norm = q_norm_H is not None and k_norm_H is not None
     shape = shape or choose_shape(h, group, kv_cache.dtype.itemsize)
     programs = num_processors() * shape.programs
     parts_acc, parts_softmax = _parts(qkv_TC.device, programs * 2 * group, h)
-    is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
     _decode_attention[(programs,)](
         qkv_TC,
         kv_cache,
