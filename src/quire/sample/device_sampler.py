@@ -87,7 +87,7 @@ class DeviceSampler:
         self._seen = SeenTable(device)
         self._edits = EditTable(device)
         self._allowed = AllowedTable(vocab_size, device)
-        self._masks = MaskTable(vocab_size, device)
+        self._masks = MaskTable(max_rows, vocab_size, device)
         # One line a figure: slots of the three tables (-1 for none), then the bits of three penalties.
         self._figures_FR = np.full((6, max_rows), -1, dtype=np.int32)
         self._seen_slot_R, self._edit_slot_R, self._allowed_slot_R = self._figures_FR[:3]
@@ -178,6 +178,24 @@ class DeviceSampler:
         masks = GrammarMasks(self.table.grammars, followed, masks_NW)
         numbers_S[members] = masks.line_N
         return masks
+
+    def is_masked_alone(self, wanted: int, rows_S: IntArray) -> bool:
+        """Whether the masks of `begin_masks`, and then `ops.gumbel_argmax`, are all that these rows need."""
+        if wanted & ~(features.RANDOM | features.CONSTRAINTS | NEEDS_TOKENS) or not wanted & features.CONSTRAINTS:
+            return False
+        is_other_S = (self.table.features_R[rows_S] & features.CONSTRAINTS > 0) & ~self._has_grammar_R[rows_S]
+        return not is_other_S.any() and bool((self._figures_FR[1:3, rows_S] < 0).all())
+
+    def upload_masks(self, masks: GrammarMasks, rows_S: IntArray) -> DeviceSampled:
+        """Before a draw by `compute_masked`: the rows' masks go to the device."""
+        wrong = masks.finish()
+        self._masks.upload(masks.num_lines)
+        return DeviceSampled([], {int(rows_S[index]): message for index, message in wrong.items()})
+
+    def compute_masked(self, logits_SV: torch.Tensor, columns: SampleColumns, out_S: torch.Tensor) -> None:
+        """The draw of rows that are masked alone, and of rows that have no mask; it may be captured."""
+        ops.keep_allowed(logits_SV, self._masks.numbers_R[: len(logits_SV)], self._masks.masks_RW)
+        self._draw(logits_SV, columns, features.RANDOM, out_S)
 
     def sample(
         self,
@@ -300,8 +318,8 @@ class DeviceSampler:
         if masks is not None:
             wrong = masks.finish()
             errors.update((int(rows_S[index]), message) for index, message in wrong.items())
-            masks_NW, numbers_S = self._masks.upload(masks.num_lines, len(rows_S))
-            ops.keep_allowed(logits_SV, numbers_S, masks_NW)
+            self._masks.upload(masks.num_lines)
+            ops.keep_allowed(logits_SV, self._masks.numbers_R[: len(rows_S)], self._masks.masks_RW)
         is_constrained_S = (self.table.features_R[rows_S] & features.CONSTRAINTS) > 0
         for index in np.flatnonzero(is_constrained_S & ~self._has_grammar_R[rows_S]).tolist():
             row, position = int(rows_S[index]), int(positions_S[index])

@@ -192,31 +192,33 @@ def _aligned(count: int) -> int:
 class MaskTable:
     """One step's masks, made on the host and read by the device as `ops.keep_allowed` takes them: one copy a step.
 
-    The memory of both sides stays: a step's masks are written only once the device has drawn all earlier steps' tokens.
+    The memory of both sides stays where it is, for a captured draw: first the number of each batch row's mask, then masks. A
+    step's masks are written only once the device has drawn all earlier steps' tokens.
+
+    Attributes:
+        numbers_R, masks_RW: on the device.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._device = device
-        self._words = -(-vocab_size // 32)
-        self._host = self._on_device = torch.empty(0, dtype=torch.int32)
-        self._array = self._host.numpy()
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._max_rows, self._words, self._device = max_rows, -(-vocab_size // 32), device
+        self._begin = _aligned(max_rows)
+        self._host: torch.Tensor | None = None
 
     def reserve(self, num_masks: int, batch: int) -> tuple[IntArray, IntArray]:
         """Room for masks [num_masks, W] and for the number of each batch row's mask [batch], -1 for none."""
-        begin = _aligned(batch)
-        size = begin + num_masks * self._words
-        if size > len(self._host):
-            room = _room(size, FIRST_SLOTS * self._words)
-            self._host = torch.zeros(room, dtype=torch.int32, pin_memory=self._device.type != "cpu")
-            self._on_device = torch.zeros(room, dtype=torch.int32, device=self._device)
+        if self._host is None:  # few engines ever see a grammar
+            size = self._begin + self._max_rows * self._words
+            self._host = torch.zeros(size, dtype=torch.int32, pin_memory=self._device.type != "cpu")
             self._array = self._host.numpy()
-        numbers_S = self._array[:batch]
-        numbers_S.fill(-1)
-        return self._array[begin:size].reshape(num_masks, self._words), numbers_S
+            self._on_device = torch.zeros(size, dtype=torch.int32, device=self._device)
+            self.numbers_R = self._on_device[: self._max_rows]
+            self.masks_RW = self._on_device[self._begin :].view(self._max_rows, self._words)
+        self._array[: self._begin].fill(-1)
+        end = self._begin + num_masks * self._words
+        return self._array[self._begin : end].reshape(num_masks, self._words), self._array[:batch]
 
-    def upload(self, num_masks: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first masks and all numbers on the device, in order with its work."""
-        begin = _aligned(batch)
-        size = begin + num_masks * self._words
+    def upload(self, num_masks: int) -> None:
+        """The first masks and all numbers go to the device, in order with its work."""
+        assert self._host is not None
+        size = self._begin + num_masks * self._words
         self._on_device[:size].copy_(self._host[:size], non_blocking=True)
-        return self._on_device[begin:size].view(num_masks, self._words), self._on_device[:batch]

@@ -352,6 +352,11 @@ class DeviceRunner(Runner):
     def _draw(self, late: _LateDraw, count: int) -> None:
         """Submit the draw of `count` tokens that the step's graph leaves out."""
         batch, columns = late.step.batch, self._inputs.buffers.columns
+        if late.masks is not None and self._sampler.is_masked_alone(late.wanted, batch.rows_S):
+            sampled = self._sampler.upload_masks(late.masks, batch.rows_S)
+            self._graphs.run(self._graphs.masked_draw(late.shape.num_logits))
+            late.step.set_sampled(sampled)
+            return
         logits_SV, out_S = self._logits[late.shape.num_logits][:count], self._out_S[:count]
         sampled = self._sampler.sample(
             logits_SV, columns, batch.rows_S, batch.positions_S, late.wanted, out_S, late.masks
@@ -399,7 +404,12 @@ class DeviceRunner(Runner):
 
     def _compute(self, shape: StepShape) -> None:
         """Submit everything that a step of this shape consists of."""
-        buffers = self._inputs.buffers
+        buffers, columns = self._inputs.buffers, self._inputs.buffers.columns
+        count, out_S = shape.num_logits, self._out_S[: shape.num_logits]
+        if not shape.num_tokens:
+            self._sampler.compute_masked(self._logits[count], columns, out_S)
+            ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
+            return
         step = self._inputs.step(
             shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len, shape.is_narrow, shape.decodes
         )
@@ -414,8 +424,6 @@ class DeviceRunner(Runner):
             return
         logits_SV = self._logits[shape.num_logits] = self._model.compute_logits(step)
         if shape.samples:
-            count, columns = shape.num_logits, buffers.columns
-            out_S = self._out_S[:count]
             ops.gumbel_argmax(
                 logits_SV,
                 columns.inverse_temperature_S[:count],

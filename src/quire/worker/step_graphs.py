@@ -32,6 +32,7 @@ class StepShape:
     """Bounds that a step runs with.
 
     Attributes:
+        num_tokens: 0 for the draw of an earlier step's rows.
         num_logits: 0 where nothing is sampled.
         max_query_len: 1 for steps in which every request computes one token.
         samples: the step ends with plain sampling (temperature and greedy rows only).
@@ -90,6 +91,10 @@ class StepGraphs:
         size = self._decode_sizes[bisect.bisect_left(self._decode_sizes, requests)]
         logits = size if self._has_logits else 0
         return StepShape(size, size, logits, 1, samples and logits > 0, self._is_enabled)
+
+    def masked_draw(self, num_logits: int) -> StepShape:
+        """Of the draw alone, by masks, after a step with this many logits."""
+        return StepShape(0, 0, num_logits, 0, True, self._is_enabled)
 
     def mixed_shape(
         self,
