@@ -150,6 +150,40 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True):
     start: int | None = None
 
 
+class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """What ends an output that goes round in circles: its last tokens are one pattern, `min_count` times in a row.
+
+    Attributes:
+        max_pattern_size: tokens of the longest pattern that is looked for; 0 looks for none.
+        min_pattern_size: of the shortest; 0 means 1.
+        min_count: repetitions that end it, 2 or more.
+
+    Raises:
+        RequestError: a value of the wrong type or out of range.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        most = limits.MAX_PATTERN_SIZE
+        for name, low in (("max_pattern_size", 0), ("min_pattern_size", 0), ("min_count", 2 * self.is_on)):
+            high = limits.MAX_TOKENS if name == "min_count" else most
+            setattr(
+                self, name, checks.whole(name, getattr(self, name), low, high, f"a whole number from {low} to {high}")
+            )
+        if self.min_pattern_size > self.max_pattern_size:
+            checks.refuse(
+                "min_pattern_size", self.min_pattern_size, f"at most max_pattern_size={self.max_pattern_size}"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it looks for anything."""
+        return self.max_pattern_size != 0
+
+
 class SamplingParams(
     msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True, kw_only=True
 ):
@@ -165,6 +199,10 @@ class SamplingParams(
         stop: strings that end the output; they need `detokenize`. stop_token_ids: further ids that end it.
         max_tokens: None means up to the model's length. min_tokens: no end before that many.
         logprobs, prompt_logprobs: alternatives a position; 0 for the token's own alone, -1 for the whole vocabulary.
+        logprob_token_ids: tokens whose logprobs are told at every position, in place of the likeliest ones.
+        thinking_token_budget: tokens that a model may reason with; then the end of the reasoning is forced. Needs a model whose
+            reasoning is marked.
+        repetition_detection: ends an output that repeats itself, with finish reason `repetition`.
         truncate_prompt_tokens: keep that many tokens at the prompt's end; -1 for as many as fit.
 
     Raises:
@@ -187,6 +225,7 @@ class SamplingParams(
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -201,6 +240,8 @@ class SamplingParams(
     logits_processors: list[Callable[..., Any]] | None = None
     extra_args: dict[str, Any] | None = None
     skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     # Filled by the input processor and the server, never by users.
     thinking: Thinking | None = None
@@ -262,6 +303,9 @@ class SamplingParams(
             self.logprobs = checks.whole("logprobs", self.logprobs, -1, _INT32_MAX, allowed)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = checks.whole("prompt_logprobs", self.prompt_logprobs, -1, _INT32_MAX, allowed)
+        if self.logprob_token_ids is not None:
+            given = checks.token_ids("logprob_token_ids", self.logprob_token_ids, limits.MAX_LOGPROB_TOKEN_IDS)
+            self.logprob_token_ids = list(dict.fromkeys(given)) or None
 
     def _check_lists(self) -> None:
         if self.stop is not None:
@@ -300,6 +344,14 @@ class SamplingParams(
         structured: Any = self.structured_outputs
         if structured is not None and not isinstance(structured, StructuredOutputsParams):
             checks.refuse("structured_outputs", structured, "StructuredOutputsParams, or None")
+        repetition: Any = self.repetition_detection
+        if is_dict(repetition):
+            self.repetition_detection = _repetition(repetition)
+        elif repetition is not None and not isinstance(repetition, RepetitionDetectionParams):
+            checks.refuse("repetition_detection", repetition, "RepetitionDetectionParams, or None")
+        if self.thinking_token_budget is not None:
+            name, allowed = "thinking_token_budget", f"a whole number from 0 to {limits.MAX_TOKENS}, or null"
+            self.thinking_token_budget = checks.whole(name, self.thinking_token_budget, 0, limits.MAX_TOKENS, allowed)
         if self.extra_args is not None:
             _check_extra_args(self.extra_args)
         if self.skip_reading_prefix_cache is not None:
@@ -353,6 +405,11 @@ class SamplingParams(
         self.eos_token_ids = ids
 
     @property
+    def num_alternatives(self) -> int | None:
+        """Logprobs a position beside the token's own (-1: the whole vocabulary); None where none is wanted."""
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
+
+    @property
     def sampling_type(self) -> SamplingType:
         """Greedy, random, or random with the user's seed."""
         if self.temperature < GREEDY_BELOW:
@@ -364,6 +421,8 @@ _MUTABLE = (
     "stop",
     "stop_token_ids",
     "structured_outputs",
+    "logprob_token_ids",
+    "repetition_detection",
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
@@ -372,6 +431,13 @@ _MUTABLE = (
     "eos_token_ids",
     "bad_words_token_ids",
 )
+
+
+def _repetition(given: dict[Any, Any]) -> RepetitionDetectionParams:
+    allowed = RepetitionDetectionParams.__struct_fields__
+    if unknown := [key for key in given if key not in allowed]:
+        checks.refuse("repetition_detection", unknown[0], f"an object with {', '.join(allowed)}")
+    return RepetitionDetectionParams(**given)
 
 
 def _check_extra_args(extra: Any) -> None:

@@ -17,7 +17,7 @@ from quire.kernels.step_buffers import SampleColumns
 from quire.sample.device_sampler import DeviceSampler
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.sampler import SamplerOutput
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import SamplingParams, Thinking
 
 ROWS = 16
 
@@ -80,6 +80,7 @@ def random_params(rng: random.Random) -> dict[str, Any]:
         "logit_bias": lambda: {rng.randrange(VOCAB + 9): rng.uniform(-20, 20) for _ in range(4)},
         "allowed_token_ids": lambda: rng.sample(range(VOCAB), 20),
         "logprobs": lambda: rng.choice([0, 1, 5, 20, 70, -1]),
+        "logprob_token_ids": lambda: rng.sample(range(VOCAB), rng.choice([1, 3, 80])),
     }
     for name, value in maybe.items():
         if rng.random() < 0.3:
@@ -90,6 +91,9 @@ def random_params(rng: random.Random) -> dict[str, Any]:
             params["bad_words_token_ids"] += [[rng.randrange(5), rng.randrange(VOCAB)], [1, 2, 3]]
     if rng.random() < 0.3:
         params |= {"min_tokens": rng.randrange(8), "eos_token_ids": [7], "stop_token_ids": [11, 12]}
+    if rng.random() < 0.3:
+        start = rng.choice([None, rng.randrange(5)])
+        params |= {"thinking": Thinking([rng.randrange(5)], start), "thinking_token_budget": rng.randrange(8)}
     return params
 
 

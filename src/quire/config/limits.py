@@ -31,6 +31,10 @@ MAX_ALLOWED_TOKEN_IDS = 1 << 20
 """Entries of `allowed_token_ids`: no vocabulary is larger."""
 MAX_LOGPROB_COST = 1 << 26
 """tokens * n * logprobs of one request: the number of entries that it may make the engine return."""
+MAX_LOGPROB_TOKEN_IDS = 128
+"""Entries of `logprob_token_ids`."""
+MAX_PATTERN_SIZE = 4096
+"""Tokens of a pattern that `repetition_detection` looks for: each of its requests compares as many at every token."""
 MAX_EXTRA_ARGS = 256
 """Entries of `extra_args`."""
 MAX_CACHE_SALT_CHARS = 1024

@@ -8,6 +8,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from quire.core.output import TokenLogprobs
+from quire.core.repetition import RepetitionWatch
 from quire.request import EngineRequest
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ class Request:
         max_total: tokens, prompt included, at which it ends.
         min_total: tokens, prompt included, before which nothing but `max_total` ends it.
         eos_ids, stop_ids: what ends it; the second are reported as its stop reason.
+        repetition: looks for an output that repeats itself, where that ends it.
         rank: position in the order of precedence; lower is served first and gives way last.
         block_ids: page ids by KV group, in order of position; 0 where pages are behind the window.
         num_released: by KV group, how many leading pages were given back already.
         host_block_ids: host pages of a swapped request, for the device pages that they restore.
         hashes: names of its full pages, as far as they are computed; num_published of them are findable.
         was_lost: a step of it was lost, so that nothing since the last whole page can be trusted.
+        tells_more: each of its tokens is more than itself: it has logprobs, or may be one repetition too many.
         scheduled_at: when it got a row for the first time, in seconds; 0 before.
         timeline: what happened to it, where that is kept.
     """
@@ -72,6 +75,7 @@ class Request:
         "publishes",
         "rank",
         "reads_cache",
+        "repetition",
         "request_id",
         "root_hash",
         "row",
@@ -79,9 +83,9 @@ class Request:
         "source",
         "status",
         "stop_ids",
+        "tells_more",
         "timeline",
         "token_ids",
-        "wants_logprobs",
         "wants_prompt_logprobs",
         "was_lost",
     )
@@ -99,8 +103,10 @@ class Request:
         self.min_total = self.num_prompt_tokens + (params.min_tokens if params else 0)
         self.eos_ids = frozenset(params.eos_token_ids) if params and not params.ignore_eos else frozenset[int]()
         self.stop_ids = frozenset(params.stop_token_ids or ()) if params else frozenset[int]()
+        watched = params.repetition_detection if params else None
+        self.repetition = RepetitionWatch(watched, resumed) if watched is not None and watched.is_on else None
         self.wants_prompt_logprobs = params is not None and params.prompt_logprobs is not None
-        self.wants_logprobs = params is not None and params.logprobs is not None
+        self.tells_more = params is not None and (params.logprobs is not None or self.repetition is not None)
         skips = params is not None and params.skip_reading_prefix_cache
         if source.pooling_params is not None:  # its frontend knows whether all tokens have to be computed
             skips = source.pooling_params.skip_reading_prefix_cache is not False
@@ -127,6 +133,14 @@ class Request:
     def is_swapped(self) -> bool:
         """Whether its computed tokens wait in host memory."""
         return bool(self.host_block_ids)
+
+    def repeats(self, token_ids: list[int], length: int) -> bool:
+        """Take note of tokens that brought it to this length: whether its output ends with them, because it repeats itself."""
+        watch = self.repetition
+        if watch is None:
+            return False
+        found = [watch.add(token_id) for token_id in token_ids]
+        return any(found) and length >= self.min_total
 
     @property
     def is_pooling(self) -> bool:

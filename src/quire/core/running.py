@@ -104,7 +104,7 @@ class RunningBatch:
         self.capacity[row] = len(request.block_ids[0]) * self._block_size
         self.in_flight[row] = self.num_unwanted[row] = 0
         self.accepts[row] = True
-        self.is_special[row] = not request.has_reported or request.wants_logprobs
+        self.is_special[row] = not request.has_reported or request.tells_more
         self.stops.set(row, request)
         self.num_prefilling += 1
         insort(self._ranked, (request.rank, row))

@@ -514,11 +514,11 @@ class Scheduler:
             if not request.has_reported:
                 self._timelines.sampled_first(request)
             result = build_output(request, [token_id], output.logprobs.get(row))
-            batch.is_special[row] = request.wants_logprobs
+            batch.is_special[row] = request.tells_more
             if row in output.forced and not is_end:
                 is_end = self._jump(request, output.forced[row], result)
-            if is_end:
-                length = int(batch.known[row])
+            length = int(batch.known[row])
+            if is_end or request.repeats(result.new_token_ids, length):
                 result.finish_reason, result.stop_reason = compute_finish(request, result.new_token_ids[-1], length)
                 self.cost_model.observe_output_length(length - request.num_prompt_tokens)
                 self._end(request, result.finish_reason)

@@ -63,11 +63,13 @@ def until_end(request: Request, token_ids: list[int], length: int) -> tuple[list
     return token_ids, False
 
 
-def compute_finish(request: Request, token_id: int, length: int) -> tuple[FinishReason, int | None]:
+def compute_finish(request: Request, token_id: int, length: int) -> tuple[FinishReason, int | str | None]:
     """Why a request that ends with this token does: (reason, stop reason). A stopping token wins over a limit."""
     if length >= request.min_total:
         if token_id in request.eos_ids:
             return FinishReason.STOP, None
         if token_id in request.stop_ids:
             return FinishReason.STOP, token_id
+    if length < request.max_total:
+        return FinishReason.REPETITION, "repetition_detected"
     return FinishReason.LENGTH, None

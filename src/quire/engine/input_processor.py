@@ -18,6 +18,8 @@ from quire.config import EngineConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.inputs import PromptType
+from quire.parsers.choice import AUTO, NONE, choose_formats
+from quire.parsers.thinking import check_budget, find_prompt_thinking
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
@@ -242,6 +244,8 @@ class InputProcessor:
         tokenizer = self._source.get()
         token_ids = self._fit_prompt(prompt.token_ids, params)
         params = self._complete_params(params, len(token_ids), tokenizer, is_beam)
+        if params.thinking_token_budget is not None:
+            self._limit_thinking(params, token_ids, tokenizer)
         seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         engine_requests = [
             EngineRequest(
@@ -306,6 +310,9 @@ class InputProcessor:
         if tokenizer is None:
             params.detokenize = False
         self._check_stops(params, tokenizer)
+        if params.logprob_token_ids is not None:
+            self._check_ids(params.logprob_token_ids, "logprob_token_ids")
+            params.logprobs = 0  # the named ones come beside the token's own
         if not is_beam:
             self._check_logprobs(params, prompt_len)
         self._check_token_choices(params)
@@ -322,6 +329,21 @@ class InputProcessor:
         if params.prompt_logprobs is not None and params.skip_reading_prefix_cache is None:
             params.skip_reading_prefix_cache = True
         return params
+
+    def _limit_thinking(self, params: SamplingParams, prompt_ids: list[int], tokenizer: Tokenizer | None) -> None:
+        """Find where a request with a budget for its thoughts thinks, unless the server has: its prompt tells."""
+        if params.structured_outputs is not None and self._structured_outputs.enable_in_reasoning:
+            raise RequestError(
+                "thinking_token_budget cannot be kept: the engine's enable_in_reasoning lets structured_outputs decide what "
+                "stands in the reasoning",
+                param="thinking_token_budget",
+            )
+        if params.thinking is None:
+            template = None if tokenizer is None else tokenizer.chat_template
+            formats = choose_formats(AUTO, NONE, template)
+            check_budget(formats, tokenizer)
+            assert tokenizer is not None
+            params.thinking = find_prompt_thinking(formats, prompt_ids, tokenizer)
 
     def _grammars(self) -> Grammars:
         model = self._model
@@ -387,7 +409,8 @@ class InputProcessor:
             if count > limit:
                 what = f"{asked} (the whole vocabulary, {count})" if asked == -1 else str(asked)
                 raise RequestError(f"{name} is {what}, but max_logprobs is {limit}", param=name)
-            cost += positions * (count + 1)
+            named = len(params.logprob_token_ids or ()) if name == "logprobs" else 0
+            cost += positions * (count + named + 1)
             if cost > limits.MAX_LOGPROB_COST:
                 raise RequestError(
                     f"{name}={asked} for {positions} tokens is {cost} logprobs in all; at most "

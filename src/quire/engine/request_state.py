@@ -26,15 +26,21 @@ PromptPositions = FlatLogprobs | list[LogprobsOnePosition | None]
 
 
 def build_position(
-    token_ids: Sequence[int], values: Sequence[float], rank: int, tokenizer: Tokenizer | None
+    token_ids: Sequence[int],
+    values: Sequence[float],
+    rank: int,
+    tokenizer: Tokenizer | None,
+    *,
+    are_named: bool = False,
 ) -> LogprobsOnePosition:
-    """One position's logprobs: the token itself first, with its rank; then the best ones, ranked 1, 2, …"""
+    """One position's logprobs: the token itself first, with its rank; then the best ones, ranked 1, 2, …, or those that were
+    named, whose ranks nobody knows."""
     decode = tokenizer.decode_token if tokenizer is not None else None
     position: LogprobsOnePosition = {}
     for index, token_id in enumerate(token_ids):
         if token_id not in position:
             text = decode(token_id) if decode is not None else None
-            position[token_id] = Logprob(values[index], index or rank, text)
+            position[token_id] = Logprob(values[index], (None if are_named else index) if index else rank, text)
     return position
 
 
@@ -124,8 +130,9 @@ class SequenceState:
         if self.logprobs is None or output.logprob_token_ids is None:
             return
         columns = (output.logprob_token_ids, output.logprob_values or [], output.logprob_ranks or [])
+        are_named = self.params.logprob_token_ids is not None
         for token_ids, values, rank in zip(*columns, strict=True):
-            self.logprobs.append(build_position(token_ids, values, rank, self._tokenizer))
+            self.logprobs.append(build_position(token_ids, values, rank, self._tokenizer, are_named=are_named))
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + values[0]
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:

@@ -76,7 +76,7 @@ REQUEST_BOUNDS = (
 STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICE_BOUNDS = (1, 2, 5, 10, 20)
-FINISH_REASONS: tuple[str, ...] = ("stop", "length", "abort", "error")
+FINISH_REASONS: tuple[str, ...] = ("stop", "length", "abort", "error", "repetition")
 
 
 @dataclasses.dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""Which tokens a row may not draw, and which it should draw more: allowed ids, bad words, min_tokens, logit bias; and the
-row's grammar, if it has one, which `grammar_masks` asks.
+"""Which tokens a row may not draw, and which it should draw more: allowed ids, bad words, min_tokens, logit bias; the
+end of its reasoning, once its budget is spent; and the row's grammar, if it has one, which `grammar_masks` asks.
 
 Knows token ids and positions. Knows nothing of probabilities.
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.sample.thinking import ThinkingLimit
 from quire.sampling_params import SamplingParams
 
 NOTHING_LEFT = "allowed_token_ids, bad_words, min_tokens and the grammar together forbid every token"
@@ -29,8 +30,8 @@ class RowConstraints:
     Attributes:
         grammar_ends: of a row with a grammar, in place of `early`: ids that end it, not drawn before `min_position` as long
             as the grammar leaves others.
-        narrows_grammar: whether anything but its grammar forbids tokens to the row.
         may_jump: whether the tokens that its grammar forces are what it draws, with nothing else to say against them.
+        thinking: how long it may think, where that is limited.
     """
 
     def __init__(
@@ -53,9 +54,13 @@ class RowConstraints:
         self._bad_words = [words for words in params.bad_words_token_ids if words]
         self.single = _sorted_ids([words[0] for words in self._bad_words if len(words) == 1], vocab_size)
         self._sequences = [words for words in self._bad_words if len(words) > 1]
-        self.narrows_grammar = bool(len(self.allowed) or self._bad_words or len(self.grammar_ends))
+        self._narrows_grammar = bool(len(self.allowed) or self._bad_words or len(self.grammar_ends))
         self.may_jump = grammar is not None and not len(self.allowed) and not self._bad_words
         self.output = output_token_ids
+        self.thinking: ThinkingLimit | None = None
+        if params.thinking is not None and params.thinking_token_budget is not None:
+            budget = params.thinking_token_budget
+            self.thinking = ThinkingLimit(params.thinking, budget, num_prompt_tokens, output_token_ids)
 
     @staticmethod
     def are_needed(params: SamplingParams) -> bool:
@@ -65,18 +70,29 @@ class RowConstraints:
             or params.allowed_token_ids
             or params.bad_words_token_ids
             or params.structured_outputs is not None
+            or (params.thinking is not None and params.thinking_token_budget is not None)
             or (params.min_tokens and (params.eos_token_ids or params.stop_token_ids))
         )
 
     @property
+    def narrows_grammar(self) -> bool:
+        """Whether anything but its grammar forbids tokens to the row."""
+        return self._narrows_grammar or (self.thinking is not None and not self.thinking.is_over)
+
+    @property
     def needs_output(self) -> bool:
-        """Whether the output list is read."""
+        """Whether the output list is read at every position."""
         return bool(self._sequences) or self.grammar is not None
 
     def end_at(self, position: int) -> bool:
         """Whether nothing is left to do from this position on."""
         others = len(self.bias_ids) or len(self.allowed) or self._bad_words or self.grammar is not None
-        return position >= self.min_position and not others
+        may_end = position >= self.min_position and not others
+        return may_end and (self.thinking is None or self.thinking.is_over)
+
+    def forced(self, position: int) -> int | None:
+        """The only token that the row may draw at this position, whatever else is said of it; None where it has a choice."""
+        return None if self.thinking is None else self.thinking.forced(position)
 
     def banned(self, position: int) -> list[np.ndarray]:
         """Ids that may not be drawn at this position, in parts."""
@@ -122,6 +138,12 @@ def apply_constraints(logits_SV: torch.Tensor, rows: list[tuple[int, int, RowCon
     if banned:
         flat[torch.from_numpy(np.concatenate(banned)).to(device)] = float("-inf")
     return [index for index in limited if logits_SV[index].amax().item() == float("-inf")]
+
+
+def force_token(logits_V: torch.Tensor, token_id: int) -> None:
+    """Leave a row this token alone, with whatever was forbidden before."""
+    logits_V.fill_(float("-inf"))
+    logits_V[token_id] = 0.0
 
 
 def _keep_only(logits_V: torch.Tensor, ids: torch.Tensor) -> None:

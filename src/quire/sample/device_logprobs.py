@@ -13,7 +13,8 @@ import torch
 
 from quire.kernels import ops
 from quire.sample.device_tables import to_device
-from quire.sample.logprobs import PositionLogprobs
+from quire.sample.logprobs import PositionLogprobs, gather_named, pick_rows
+from quire.sample.sampling_rows import SamplingRows
 
 IntArray = npt.NDArray[np.int32]
 MOST_BY_KERNEL = 64
@@ -43,26 +44,37 @@ class LogprobGroup:
         self, values_NK: torch.Tensor, ids_NK: torch.Tensor, ranks_N: torch.Tensor
     ) -> dict[int, PositionLogprobs]:
         """Each row's logprobs."""
-        values, ids, ranks = values_NK.tolist(), ids_NK.tolist(), ranks_N.tolist()
-        return {
-            row: PositionLogprobs([ids[number][: count + 1]], [values[number][: count + 1]], [ranks[number]])
-            for number, (row, count) in enumerate(zip(self.rows_N.tolist(), self.counts_N.tolist(), strict=True))
-        }
+        return pick_rows(self.rows_N, self.counts_N, values_NK, ids_NK, ranks_N)
 
 
 def compute_groups(
-    logits_SV: torch.Tensor, index_N: IntArray, rows_N: IntArray, counts_N: IntArray, token_ids_N: torch.Tensor, *,
+    logits_SV: torch.Tensor, index_N: IntArray, rows_N: IntArray, table: SamplingRows, token_ids_N: torch.Tensor, *,
     normalize: bool,
 ) -> list[LogprobGroup]:  # fmt: skip
     """Enqueue the work; nothing is waited for.
 
     Args:
         index_N: where each row's logits are among those given.
+        table: what the rows want.
         token_ids_N: drawn tokens, on the device.
     """
     groups: list[LogprobGroup] = []
-    few = counts_N <= MOST_BY_KERNEL
-    kinds = [(few, _compute_few), *((counts_N == count, _compute_many) for count in np.unique(counts_N[~few]))]
+    counts_N = table.num_logprobs_R[rows_N]
+    is_named_N = table.is_named(rows_N)
+    few, many = ~is_named_N & (counts_N <= MOST_BY_KERNEL), ~is_named_N & (counts_N > MOST_BY_KERNEL)
+
+    def compute_named(
+        logits_SV: torch.Tensor, index_N: torch.Tensor, token_ids_N: torch.Tensor, count: int, normalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        del count
+        named_NK = to_device(table.named_table(rows_N[is_named_N]), logits_SV.device)
+        return gather_named(logits_SV.index_select(0, index_N), token_ids_N, named_NK, normalize=normalize)
+
+    kinds = [
+        (few, _compute_few),
+        (is_named_N, compute_named),
+        *((many & (counts_N == count), _compute_many) for count in np.unique(counts_N[many])),
+    ]
     for is_member_N, compute in kinds:
         members = np.flatnonzero(is_member_N)
         if len(members):

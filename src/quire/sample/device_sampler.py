@@ -1,9 +1,9 @@
 """The sampler of a device that works beside the host: it enqueues work and never waits for it.
 
 What rows draw is what `Sampler` would draw, in the same order of steps: raw logprobs; allowed ids, logit bias, bad words,
-min_tokens; custom processors; penalties; temperature; min-p, top-k, top-p; Gumbel-max. Earlier tokens are counted where
-they were drawn. Only rows with a grammar, code of the user's, or bad words of several tokens, need their tokens on the host
-first.
+min_tokens, the end of reasoning; custom processors; penalties; temperature; min-p, top-k, top-p; Gumbel-max. Earlier tokens
+are counted where they were drawn. Only rows with a grammar, code of the user's, or bad words of several tokens, need their
+tokens on the host first; and rows whose reasoning may have to end, where it may.
 Knows rows and logits. Knows nothing of requests, pages or steps.
 
 Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in all, F figures a row.
@@ -18,7 +18,7 @@ import torch
 from quire.kernels import ops
 from quire.kernels.step_buffers import SampleColumns
 from quire.sample import sampling_rows as features
-from quire.sample.constraints import NOTHING_LEFT, RowConstraints
+from quire.sample.constraints import NOTHING_LEFT, RowConstraints, force_token
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.device_logprobs import LogprobGroup, compute_groups
 from quire.sample.device_tables import AllowedTable, EditTable, MaskTable, SeenTable, to_device
@@ -92,7 +92,8 @@ class DeviceSampler:
         self._figures_FR = np.full((6, max_rows), -1, dtype=np.int32)
         self._seen_slot_R, self._edit_slot_R, self._allowed_slot_R = self._figures_FR[:3]
         self._penalties_3R = self._figures_FR[3:].view(np.float32)
-        self._needs_tokens_R = np.zeros(max_rows, dtype=np.bool_)
+        self._keeps_tokens_R = np.zeros(max_rows, dtype=np.bool_)
+        self._needs_tokens_from_R = np.full(max_rows, FOR_EVER, dtype=np.int32)
         self._has_grammar_R = np.zeros(max_rows, dtype=np.bool_)
 
     def add_row(
@@ -112,7 +113,9 @@ class DeviceSampler:
         if constraints is not None:
             self._add_constraints(row, constraints)
         needs = objects.processors or objects.engine_processors or (constraints and constraints.needs_output)
-        self._needs_tokens_R[row] = bool(needs)
+        limit = None if constraints is None else constraints.thinking
+        self._keeps_tokens_R[row] = bool(needs) or limit is not None
+        self._needs_tokens_from_R[row] = 0 if needs else FOR_EVER if limit is None else min(limit.deadline, FOR_EVER)
         self._has_grammar_R[row] = constraints is not None and constraints.grammar is not None
 
     def _add_constraints(self, row: int, constraints: RowConstraints) -> None:
@@ -133,11 +136,16 @@ class DeviceSampler:
     def remove_row(self, row: int) -> None:
         """The row is free again; harmless if it has no sampling state."""
         self.table.remove(row)
-        self._needs_tokens_R[row] = self._has_grammar_R[row] = False
+        self._has_grammar_R[row] = False
+        self._forget_tokens(row)
         self._free_constraints(row)
         if self._seen_slot_R[row] >= 0:
             self._seen.give(int(self._seen_slot_R[row]))
             self._seen_slot_R[row] = -1
+
+    def _forget_tokens(self, row: int) -> None:
+        self._keeps_tokens_R[row] = False
+        self._needs_tokens_from_R[row] = FOR_EVER
 
     def _free_constraints(self, row: int) -> None:
         for slot_R, table in ((self._edit_slot_R, self._edits), (self._allowed_slot_R, self._allowed)):
@@ -145,12 +153,15 @@ class DeviceSampler:
                 table.give(int(slot_R[row]))
                 slot_R[row] = -1
 
-    def wanted(self, rows_S: IntArray) -> int:
-        """The feature bits of a batch."""
+    def wanted(self, rows_S: IntArray, positions_S: IntArray | None = None) -> int:
+        """The feature bits of a batch whose new tokens will stand there."""
         if not len(rows_S):
             return 0
         wanted = int(np.bitwise_or.reduce(self.table.features_R[rows_S]))
-        return wanted | NEEDS_TOKENS if self._needs_tokens_R[rows_S].any() else wanted
+        if wanted <= features.RANDOM:
+            return wanted
+        needs = self._needs_tokens_from_R[rows_S] <= (0 if positions_S is None else positions_S)
+        return wanted | NEEDS_TOKENS if needs.any() else wanted
 
     def is_plain(self, wanted: int) -> bool:
         """Whether `ops.gumbel_argmax` is all that a batch with these features needs."""
@@ -254,7 +265,7 @@ class DeviceSampler:
 
     def append_tokens(self, rows_S: IntArray, token_ids_S: IntArray, positions_S: IntArray) -> dict[int, list[int]]:
         """Tokens have arrived: rows that need them on the host take note. By row, the tokens that can only follow."""
-        members = np.flatnonzero(self._needs_tokens_R[rows_S])
+        members = np.flatnonzero(self._keeps_tokens_R[rows_S])
         columns = (rows_S[members].tolist(), token_ids_S[members].tolist(), positions_S[members].tolist())
         for row, token_id, position in zip(*columns, strict=True):
             objects = self.table.objects[row]
@@ -315,20 +326,24 @@ class DeviceSampler:
     ) -> None:
         """A row with a grammar has in its mask whatever else is forbidden to it."""
         hidden: list[np.ndarray] = []
+        forced: list[tuple[int, int]] = []
         if masks is not None:
             wrong = masks.finish()
             errors.update((int(rows_S[index]), message) for index, message in wrong.items())
             self._masks.upload(masks.num_lines)
             ops.keep_allowed(logits_SV, self._masks.numbers_R[: len(rows_S)], self._masks.masks_RW)
         is_constrained_S = (self.table.features_R[rows_S] & features.CONSTRAINTS) > 0
-        for index in np.flatnonzero(is_constrained_S & ~self._has_grammar_R[rows_S]).tolist():
+        for index in np.flatnonzero(is_constrained_S).tolist():
             row, position = int(rows_S[index]), int(positions_S[index])
             constraints = self.table.objects[row].constraints
             assert constraints is not None
+            if constraints.thinking is not None and (token_id := constraints.forced(position)) is not None:
+                forced.append((index, token_id))
+            if self._has_grammar_R[row]:
+                continue
             if constraints.end_at(position):
                 # Its edits in flight have nothing left to do either: every one of them ends at this position.
-                self.table.end_constraints(row)
-                self._free_constraints(row)
+                self._end_constraints(row, constraints)
                 continue
             if self._forbids_everything(constraints, position):
                 errors[row] = NOTHING_LEFT
@@ -341,6 +356,17 @@ class DeviceSampler:
             ops.edit_logits(logits_SV, figures_FS[1], position_S, edits.ids_XE, edits.values_XE, edits.until_XE)
         if hidden:
             logits_SV.view(-1).index_fill_(0, to_device(np.concatenate(hidden), self._device), float("-inf"))
+        for index, token_id in forced:
+            force_token(logits_SV[index], token_id)
+
+    def _end_constraints(self, row: int, constraints: RowConstraints) -> None:
+        self.table.end_constraints(row)
+        self._free_constraints(row)
+        objects = self.table.objects.get(row)
+        if constraints.thinking is not None and (
+            objects is None or not (objects.processors or objects.engine_processors)
+        ):
+            self._forget_tokens(row)
 
     def _forbids_everything(self, constraints: RowConstraints, position: int) -> bool:
         allowed = constraints.allowed
@@ -381,7 +407,6 @@ class DeviceSampler:
         out_S: torch.Tensor,
     ) -> list[LogprobGroup]:
         rows_N = rows_S[members]
-        counts_N = self.table.num_logprobs_R[rows_N]
         token_ids_N = out_S.index_select(0, where_N)
         chosen, index_N = raw_NV, np.arange(len(members), dtype=np.int32)
         if self._is_processed:
@@ -393,4 +418,4 @@ class DeviceSampler:
             chosen *= torch.where(torch.isinf(inverse_N), 1.0, inverse_N)[:, None]
         elif chosen is None:
             chosen, index_N = logits_SV, members.astype(np.int32)
-        return compute_groups(chosen, index_N, rows_N, counts_N, token_ids_N, normalize=self._normalize)
+        return compute_groups(chosen, index_N, rows_N, self.table, token_ids_N, normalize=self._normalize)

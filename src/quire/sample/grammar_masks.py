@@ -99,7 +99,11 @@ def unpack_mask(mask_W: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:
 
 def _forbid(mask_W: IntArray, position: int, constraints: RowConstraints) -> None:
     """Take from a mask what the row's other constraints forbid. The end of sequence is kept from a row with `min_tokens`
-    only while the grammar leaves something else: a text that is complete ends."""
+    only while the grammar leaves something else: a text that is complete ends. A token that is forced is all that is left."""
+    if (token_id := constraints.forced(position)) is not None:
+        mask_W[:] = 0
+        _set_bits(mask_W, np.array([token_id], dtype=np.int64))
+        return
     if len(constraints.allowed):
         allowed_W = np.zeros_like(mask_W)
         _set_bits(allowed_W, constraints.allowed)

@@ -1,7 +1,8 @@
 """The sampler: from a step's logits to one token a row, with logprobs for those who asked.
 
-Order, as users of vLLM know it: raw logprobs; allowed ids, bad words, min_tokens, logit bias; custom processors;
-penalties; temperature; min-p, top-k, top-p; Gumbel-max. What a row draws depends on its logits, seed and position alone.
+Order, as users of vLLM know it: raw logprobs; allowed ids, bad words, min_tokens, logit bias, the end of reasoning; custom
+processors; penalties; temperature; min-p, top-k, top-p; Gumbel-max. What a row draws depends on its logits, seed and position
+alone.
 Knows rows and logits. Knows nothing of requests, pages or steps.
 
 Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in all.
@@ -16,12 +17,12 @@ import torch
 
 from quire.kernels import ops
 from quire.sample import sampling_rows as features
-from quire.sample.constraints import NOTHING_LEFT, apply_constraints
+from quire.sample.constraints import NOTHING_LEFT, apply_constraints, force_token
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.filters import FilterRows, compute_thresholds, hide_below
 from quire.sample.grammar_masks import GrammarMasks, GrammarSource, unpack_mask
 from quire.sample.logits_processor import LogitsProcessor
-from quire.sample.logprobs import PositionLogprobs, compute_logprobs
+from quire.sample.logprobs import PositionLogprobs, compute_logprobs, gather_named, pick_rows
 from quire.sample.penalties import apply_penalties
 from quire.sample.sampling_rows import SamplingRows
 from quire.sampling_params import SamplingParams
@@ -203,6 +204,9 @@ class Sampler:
             for index, line in zip(masks.index_N, masks.line_N, strict=True):
                 logits_SV[index].masked_fill_(forbidden[line], float("-inf"))
             errors.update((int(rows_S[index]), message) for index, message in wrong.items())
+        for index, position, constraints in constrained:
+            if (token_id := constraints.forced(position)) is not None:
+                force_token(logits_SV[index], token_id)
 
     def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:
         """Hide what min-p, top-k and top-p drop."""
@@ -232,8 +236,16 @@ class Sampler:
     def _report_logprobs(
         self, logits_NV: torch.Tensor, rows_N: IntArray, token_ids_N: IntArray, output: SamplerOutput
     ) -> None:
-        """Rows that want equally many alternatives are computed together."""
+        """Rows that want equally many alternatives are computed together; so are those that name them."""
         counts_N = self._rows.num_logprobs_R[rows_N]
+        is_named_N = self._rows.is_named(rows_N)
+        if is_named_N.any():
+            members = np.flatnonzero(is_named_N)
+            tokens_N, named_NK = torch.from_numpy(token_ids_N[members]), self._rows.named_table(rows_N[members])
+            found = gather_named(logits_NV[members], tokens_N, torch.from_numpy(named_NK), normalize=self._normalize)
+            output.logprobs.update(pick_rows(rows_N[members], counts_N[members], *found))
+            rest = np.flatnonzero(~is_named_N)
+            logits_NV, rows_N, token_ids_N, counts_N = logits_NV[rest], rows_N[rest], token_ids_N[rest], counts_N[rest]
         for count, members in _groups(counts_N):
             chosen_NV = logits_NV if len(members) == len(rows_N) else logits_NV[torch.from_numpy(members)]
             result = compute_logprobs(chosen_NV, token_ids_N[members], count, normalize=self._normalize)

@@ -78,6 +78,8 @@ class SamplingRows:
         self.num_logprobs_R = np.zeros(max_rows, dtype=np.int32)
         self.num_prompt_logprobs_R = np.zeros(max_rows, dtype=np.int32)
         self.may_jump_R = np.zeros(max_rows, dtype=np.bool_)
+        self.named: dict[int, IntArray] = {}
+        """Tokens that a row wants logprobs of, in place of the likeliest ones."""
         self.objects: dict[int, RowObjects] = {}
 
     def add(
@@ -96,6 +98,10 @@ class SamplingRows:
         if params.logprobs is not None:
             features |= LOGPROBS
             self.num_logprobs_R[row] = self._at_most_vocabulary(params.logprobs)
+        if params.logprob_token_ids is not None:
+            features |= LOGPROBS
+            self.named[row] = np.array(params.logprob_token_ids, dtype=np.int32)
+            self.num_logprobs_R[row] = len(self.named[row])
         self.num_prompt_logprobs_R[row] = self._at_most_vocabulary(params.prompt_logprobs or 0)
         objects = RowObjects(list(prompt_token_ids), list(output_token_ids))
         features |= self._add_objects(row, params, objects)
@@ -105,6 +111,20 @@ class SamplingRows:
         # Whoever asks for logprobs, penalties or code of his own gets every token drawn.
         is_free = self.grammars is not None and self.grammars.jumps and not features & ~(RANDOM | FILTER | CONSTRAINTS)
         self.may_jump_R[row] = is_free and objects.constraints is not None and objects.constraints.may_jump
+
+    def is_named(self, rows_N: IntArray) -> npt.NDArray[np.bool_]:
+        """Which rows name the tokens that they want logprobs of."""
+        if not self.named:
+            return np.zeros(len(rows_N), dtype=np.bool_)
+        return np.array([row in self.named for row in rows_N.tolist()], dtype=np.bool_)
+
+    def named_table(self, rows_N: IntArray) -> IntArray:
+        """[N, K]: those tokens; token 0 fills shorter lists."""
+        named = [self.named[row] for row in rows_N.tolist()]
+        table_NK = np.zeros((len(named), max(map(len, named))), dtype=np.int32)
+        for line, ids in zip(table_NK, named, strict=True):
+            line[: len(ids)] = ids
+        return table_NK
 
     def _at_most_vocabulary(self, count: int) -> int:
         return self.vocab_size if count < 0 else min(count, self.vocab_size)
@@ -164,6 +184,7 @@ class SamplingRows:
         """The row is free again."""
         self.features_R[row] = 0
         self.may_jump_R[row] = False
+        self.named.pop(row, None)
         self.inverse_temperature_R[row] = np.inf
         objects = self.objects.pop(row, None)
         if objects is not None:

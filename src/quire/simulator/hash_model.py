@@ -478,6 +478,9 @@ class HashExecutor(Executor):
         row.token_ids.append(token)
         if params is not None and params.logprobs is not None:
             result.logprobs[number] = self._logprobs([token], params.logprobs)
+            for token_id in params.logprob_token_ids or ():
+                result.logprobs[number].token_ids[0].append(token_id)
+                result.logprobs[number].logprobs[0].append(-0.6931 * (1 + (token_id - token) % self.model.vocab_size))
         forced = self.model.forced(row.token_ids, row.num_prompt_tokens, params, row.seed) if params is not None else []
         if forced:
             result.forced[number] = forced

@@ -294,7 +294,7 @@ class DeviceRunner(Runner):
         """Submit a step of requests that get tokens."""
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
-        wanted = self._sampler.wanted(batch.rows_S)
+        wanted = self._sampler.wanted(batch.rows_S, batch.positions_S)
         slot = self._begin_slot()
         self._inputs.upload(batch)
         shape = self._shape_of(plan, batch, self._sampler.is_plain(wanted))

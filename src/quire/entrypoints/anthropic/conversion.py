@@ -209,7 +209,7 @@ def _set_tool_choice(chat: ChatCompletionRequest, choice: Fields | None) -> None
 
 
 def _set_thinking(chat: ChatCompletionRequest, thinking: Fields | None) -> None:
-    """Templates know two names of the switch. A budget is not enforced: templates have no word for it."""
+    """Templates know two names of the switch. The budget is `messages.prepare_message`'s to set: not every model can keep one."""
     if thinking is None:
         return
     kind = string_field(thinking, "type", "thinking")

@@ -3,6 +3,7 @@
 Preparation, prompts and parsers are those of chat completions; the protocol's own forms are in `conversion.py` and `blocks.py`.
 """
 
+import contextlib
 import dataclasses
 
 from quire.engine.request_stream import OutputStream
@@ -28,10 +29,13 @@ from quire.entrypoints.openai.generation import (
     start_generation,
 )
 from quire.entrypoints.openai.prompts import chat_prompt
+from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
+from quire.errors import RequestError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece
+from quire.parsers.thinking import check_budget
 from quire.sampling_params import SamplingParams
 
 
@@ -48,11 +52,28 @@ class MessageJob:
     fills_context: bool
 
 
+def _limit_thinking(state: ServerState, request: MessagesRequest, chat: ChatCompletionRequest) -> None:
+    """Have `thinking.budget_tokens` kept, by models whose reasoning can be limited; to others it is a hint, and passed over."""
+    thinking = request.thinking or {}
+    budget = thinking.get("budget_tokens")
+    if budget is None or thinking.get("type") != "enabled":
+        return
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
+        raise bad_request(
+            f"thinking.budget_tokens: {budget!r:.60} is not a whole number from 0.", "thinking.budget_tokens"
+        )
+    with contextlib.suppress(RequestError):
+        check_budget(state.formats, state.engine.get_tokenizer())
+        chat.thinking_token_budget = budget
+
+
 async def prepare_message(state: ServerState, request: MessagesRequest, public_id: str) -> MessageJob:
     """Check a request and tokenize its prompt. Raises what the client must be told."""
     if request.max_tokens < 1:
         raise bad_request(f"max_tokens: {request.max_tokens} is out of range; at least 1.", "max_tokens")
-    job = await prepare_chat(state, to_chat_request(request), public_id)
+    chat = to_chat_request(request)
+    _limit_thinking(state, request, chat)
+    job = await prepare_chat(state, chat, public_id)
     assert isinstance(job.params, SamplingParams)
     room = state.engine.config.model.max_model_len - len(job.prompt.token_ids)
     job.params.max_tokens = min(request.max_tokens, room)

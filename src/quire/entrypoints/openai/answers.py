@@ -16,9 +16,7 @@ from quire.outputs import CompletionOutput
 from quire.parsers.choice import AnswerFormats, begins_inside
 from quire.parsers.pieces import Answer, Kind, Piece
 from quire.parsers.stream import AnswerParser
-
-PROMPT_END = 24
-"""Tokens of a prompt's end that are looked at: a template's opening of an answer is shorter."""
+from quire.parsers.thinking import PROMPT_END
 
 
 class _Tokenizer(Protocol):

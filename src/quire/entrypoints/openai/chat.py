@@ -40,7 +40,7 @@ from quire.entrypoints.openai.sampling import (
 from quire.entrypoints.openai.sse import DONE, ChunkWriter, chat_chunk_writer, error_event
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
-from quire.entrypoints.openai.structured import constrain_answer
+from quire.entrypoints.openai.structured import constrain_answer, limit_thinking
 from quire.entrypoints.openai.tool_choice import read_tool_choice
 from quire.entrypoints.openai.unsupported import refuse_unsupported_chat
 from quire.outputs import CompletionOutput, RequestOutput
@@ -81,8 +81,9 @@ async def prepare_chat(
     )
     params: SamplingParams | BeamSearchParams
     if request.use_beam_search:
-        if logprobs is not None:
-            raise bad_request("logprobs: not available with use_beam_search.", "logprobs", "not_supported")
+        for field in ("logprobs", "logprob_token_ids"):
+            if getattr(request, field):
+                raise bad_request(f"{field}: not available with use_beam_search.", field, "not_supported")
         params = build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
     else:
         params = build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
@@ -92,6 +93,7 @@ async def prepare_chat(
     if reader is not None and reader.keeps_special_tokens and isinstance(params, SamplingParams):
         params.skip_special_tokens = False
     constrain_answer(params, reader, tokenizer)
+    limit_thinking(params, state.formats, reader, tokenizer)
     last = normalize_messages(request.messages)[-1]
     continues = not _adds_generation_prompt(request) and last["role"] == "assistant"
     role = "assistant" if continues else state.settings.response_role
@@ -161,10 +163,10 @@ def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
 
 
 def _logprobs(request: ChatCompletionRequest, choice: CompletionOutput) -> ChatLogprobs | None:
-    if not request.logprobs or choice.logprobs is None:
+    if choice.logprobs is None:
         return None
-    as_ids = bool(request.return_tokens_as_token_ids)
-    return chat_logprobs(choice.token_ids, choice.logprobs, request.top_logprobs or 0, as_ids)
+    as_ids, named = bool(request.return_tokens_as_token_ids), request.logprob_token_ids
+    return chat_logprobs(choice.token_ids, choice.logprobs, named or request.top_logprobs or 0, as_ids)
 
 
 class ChatStream:
@@ -178,7 +180,7 @@ class ChatStream:
         self._count = token_count(state, job)
         self._readers = [PieceReader(job.reader) for _ in range(_num_choices(job))]
         self._opened = False
-        self.takes_text = not (self._continuous or job.request.logprobs or job.request.return_token_ids)
+        self.takes_text = not (self._continuous or _tells_tokens(job.request))
 
     async def open(self) -> OutputStream:
         """Queue the request."""
@@ -252,8 +254,12 @@ def _num_choices(job: ChatJob) -> int:
 def _deltas(job: ChatJob, choice: CompletionOutput, reader: PieceReader) -> list[dict[str, Any]]:
     """What a step's text adds to the message. A step whose tokens are wanted too has at least one delta."""
     deltas = [reader.delta(piece) for piece in reader.read(choice)]
-    tells_tokens = choice.token_ids and (job.request.logprobs or job.request.return_token_ids)
-    return deltas or ([{"content": ""}] if tells_tokens else [])
+    return deltas or ([{"content": ""}] if choice.token_ids and _tells_tokens(job.request) else [])
+
+
+def _tells_tokens(request: ChatCompletionRequest) -> bool:
+    """Whether chunks tell of their tokens."""
+    return bool(request.logprobs or request.logprob_token_ids or request.return_token_ids)
 
 
 def _rich_chunks(

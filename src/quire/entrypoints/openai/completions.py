@@ -22,7 +22,7 @@ from quire.entrypoints.openai.generation import (
     wants_usage,
 )
 from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs_json
-from quire.entrypoints.openai.prompts import Prompt, completion_prompts
+from quire.entrypoints.openai.prompts import Prompt, completion_prompts, require_tokenizer
 from quire.entrypoints.openai.protocol import CompletionRequest
 from quire.entrypoints.openai.request_defaults import apply_defaults
 from quire.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
@@ -38,6 +38,7 @@ from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
 from quire.entrypoints.openai.unsupported import refuse_unsupported_completion
 from quire.outputs import CompletionOutput, RequestOutput
+from quire.parsers.thinking import find_prompt_thinking
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -79,8 +80,19 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
         max_tokens = resolve_max_tokens(
             1 if prompt_only else asked, len(prompt.token_ids), config.max_model_len, None, "max_tokens", "prompt"
         )
-        params.append(_params(request, max_tokens, generated, choices, config.default_sampling))
+        each = _params(request, max_tokens, generated, choices, config.default_sampling)
+        if isinstance(each, SamplingParams) and each.thinking_token_budget is not None:
+            _limit_thinking(state, each, prompt)
+        params.append(each)
     return CompletionJob(request, prompts, params, choices, prompt_only, f"cmpl-{public_id}", model, int(time.time()))
+
+
+def _limit_thinking(state: ServerState, params: SamplingParams, prompt: Prompt) -> None:
+    """Tell an answer with a budget for its thoughts where it thinks, by what the prompt shows."""
+    tokenizer = require_tokenizer(state.engine.get_tokenizer(), "thinking_token_budget")
+    params.thinking = find_prompt_thinking(state.formats, prompt.token_ids, tokenizer)
+    if params.thinking is None:
+        params.thinking_token_budget = None
 
 
 def _choice_counts(request: CompletionRequest) -> tuple[int, int]:
@@ -99,7 +111,7 @@ def _params(
     request: CompletionRequest, max_tokens: int, generated: int, choices: int, defaults: dict[str, Any]
 ) -> SamplingParams | BeamSearchParams:
     if request.use_beam_search:
-        for field in ("logprobs", "echo"):
+        for field in ("logprobs", "echo", "logprob_token_ids"):
             if getattr(request, field):
                 raise bad_request(f"{field}: not available with use_beam_search.", field, "not_supported")
         return build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
@@ -197,7 +209,7 @@ def _shown(job: CompletionJob, prompt: Prompt, output: RequestOutput, choice: Co
     request = job.request
     echoed = (prompt.text or "") if request.echo else ""
     text = echoed if job.prompt_only else echoed + choice.text
-    if request.logprobs is None:
+    if (top := _top(request)) is None:
         return _Shown(text)
     token_ids: list[int] = []
     positions: list[Any] = []
@@ -208,7 +220,12 @@ def _shown(job: CompletionJob, prompt: Prompt, output: RequestOutput, choice: Co
         token_ids.extend(choice.token_ids)
         positions.extend(choice.logprobs)
     as_ids = bool(request.return_tokens_as_token_ids)
-    return _Shown(text, completion_logprobs(token_ids, positions, request.logprobs, as_ids))
+    return _Shown(text, completion_logprobs(token_ids, positions, top, as_ids))
+
+
+def _top(request: CompletionRequest) -> int | list[int] | None:
+    """Which logprobs are shown at a position: so many, or those of named tokens; None for none."""
+    return request.logprob_token_ids or request.logprobs
 
 
 class CompletionStream:
@@ -228,7 +245,7 @@ class CompletionStream:
         self._offsets: dict[int, int] = {}
         self._prompt_index: dict[str, int] = {}
         request = job.request
-        rich = self._continuous or request.logprobs is not None or request.echo
+        rich = self._continuous or _top(request) is not None or request.echo
         self.takes_text = not (rich or request.return_token_ids or request.prompt_logprobs is not None)
 
     async def open(self) -> OutputStream:
@@ -302,10 +319,10 @@ class CompletionStream:
         if self._job.prompt_only:
             return _Shown("")
         request = self._job.request
-        if request.logprobs is None or choice.logprobs is None:
+        if (top := _top(request)) is None or choice.logprobs is None:
             return _Shown(choice.text)
         as_ids = bool(request.return_tokens_as_token_ids)
-        lists = completion_logprobs(choice.token_ids, choice.logprobs, request.logprobs, as_ids, offset)
+        lists = completion_logprobs(choice.token_ids, choice.logprobs, top, as_ids, offset)
         return _Shown(choice.text, lists)
 
     def _total(self) -> TokenCount:

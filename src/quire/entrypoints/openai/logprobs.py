@@ -25,17 +25,20 @@ def token_text(token_id: int, entry: Logprob, as_ids: bool) -> str:
     return entry.decoded_token
 
 
-def top_entries(position: LogprobsOnePosition, count: int) -> list[tuple[int, Logprob]]:
-    """The `count` likeliest entries of a position, best first; all of them when `count` is -1.
+def top_entries(position: LogprobsOnePosition, top: int | Sequence[int]) -> list[tuple[int, Logprob]]:
+    """The `top` likeliest entries of a position, best first (all of them when `top` is -1), or those of named tokens.
 
     The sampled token is in a position whether or not it is among the likeliest, so that entries are ranked again here.
     """
+    if not isinstance(top, int):
+        return [(token_id, position[token_id]) for token_id in dict.fromkeys(top) if token_id in position]
+    count = top
     ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
     return ranked if count < 0 else ranked[:count]
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], positions: Iterable[LogprobsOnePosition], top: int, as_ids: bool
+    token_ids: Sequence[int], positions: Iterable[LogprobsOnePosition], top: int | Sequence[int], as_ids: bool
 ) -> ChatLogprobs:
     """Logprobs of chat tokens."""
     content: list[TokenLogprob] = []
@@ -54,7 +57,7 @@ def _chat_token(token_id: int, entry: Logprob, as_ids: bool) -> tuple[str, float
 def completion_logprobs(
     token_ids: Sequence[int],
     positions: Iterable[LogprobsOnePosition | None],
-    top: int,
+    top: int | Sequence[int],
     as_ids: bool,
     start_offset: int = 0,
 ) -> CompletionLogprobs:

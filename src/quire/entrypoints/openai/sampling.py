@@ -35,6 +35,9 @@ _SAME_NAME = (
     "prompt_logprobs",
     "allowed_token_ids",
     "bad_words",
+    "logprob_token_ids",
+    "thinking_token_budget",
+    "repetition_detection",
 )
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 

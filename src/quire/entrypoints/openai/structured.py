@@ -11,6 +11,8 @@ from quire.entrypoints.openai.calls import calls_or_answer
 from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
 from quire.guards import is_dict
+from quire.parsers.choice import AnswerFormats
+from quire.parsers.thinking import build_thinking, check_budget
 from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, Thinking
 
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
@@ -88,16 +90,33 @@ def find_thinking(reader: AnswerReader, tokenizer: _Tokenizer) -> Thinking | Non
     if reader.formats.is_harmony:
         return Thinking(tokenizer.encode(_HARMONY_ANSWER, add_special_tokens=False))
     reasoning = reader.formats.reasoning
-    if reasoning is None or reader.in_reasoning is False:
+    if reasoning is None:
         return None
-    end = tokenizer.encode(reasoning.end[0], add_special_tokens=False)
-    if reader.in_reasoning or reasoning.implied:
-        return Thinking(end)
     variables = reader.request.chat_template_kwargs or {}
-    if variables.get("enable_thinking") is False or variables.get("thinking") is False:
+    is_off = variables.get("enable_thinking") is False or variables.get("thinking") is False
+    if is_off and not (reader.in_reasoning or reasoning.implied):
         return None
-    start = tokenizer.encode(reasoning.start[0], add_special_tokens=False)
-    return Thinking(end, start[0]) if len(start) == 1 else None
+    return build_thinking(reasoning, reader.in_reasoning, tokenizer)
+
+
+def limit_thinking(
+    params: SamplingParams | BeamSearchParams,
+    formats: AnswerFormats,
+    reader: AnswerReader | None,
+    tokenizer: "_Tokenizer | None",
+) -> None:
+    """Tell a chat answer with a budget for its thoughts where it thinks. One that does not think needs no budget.
+
+    Raises:
+        RequestError: the model's reasoning cannot be limited.
+    """
+    if isinstance(params, BeamSearchParams) or params.thinking_token_budget is None:
+        return
+    check_budget(formats, tokenizer)
+    if params.thinking is None and reader is not None and tokenizer is not None:
+        params.thinking = find_thinking(reader, tokenizer)
+    if params.thinking is None:
+        params.thinking_token_budget = None
 
 
 def _of_format(given: ResponseFormat) -> dict[str, Any] | None:

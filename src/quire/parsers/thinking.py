@@ -1,0 +1,71 @@
+"""Where an answer is still thinking, as token ids: for what is asked of the answer alone, and for budgets of thoughts.
+
+Knows formats and tokenizers. Whether a request thinks at all is its reader's business.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from quire.errors import RequestError
+from quire.parsers.choice import AnswerFormats, begins_inside
+from quire.parsers.formats import Reasoning
+from quire.sampling_params import Thinking
+
+PROMPT_END = 24
+"""Tokens of a prompt's end that are looked at: a template's opening of an answer is shorter."""
+
+
+class _Tokenizer(Protocol):
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class _Decoder(_Tokenizer, Protocol):
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str: ...
+
+
+def build_thinking(reasoning: Reasoning, inside: bool | None, tokenizer: _Tokenizer) -> Thinking | None:
+    """Where an answer thinks that begins inside its reasoning, or outside, or (None) as the format says; None where it does
+    not, or where its beginning is no token of its own."""
+    if inside is False:
+        return None
+    end = tokenizer.encode(reasoning.end[0], add_special_tokens=False)
+    if inside or reasoning.implied:
+        return Thinking(end)
+    start = tokenizer.encode(reasoning.start[0], add_special_tokens=False)
+    return Thinking(end, start[0]) if len(start) == 1 else None
+
+
+def check_budget(formats: AnswerFormats, tokenizer: _Tokenizer | None) -> Reasoning:
+    """The reasoning that a `thinking_token_budget` limits.
+
+    Raises:
+        RequestError: the model has none, or none that can be told by its tokens.
+    """
+    why = ""
+    if tokenizer is None:
+        why = "there is no tokenizer"
+    elif formats.is_harmony:
+        why = "this model's reasoning is a channel, not a part between markers; use reasoning_effort"
+    elif formats.reasoning is None:
+        why = "no reasoning format is known for this model (--reasoning-parser)"
+    elif len(tokenizer.encode(formats.reasoning.start[0], add_special_tokens=False)) != 1:
+        why = f"{formats.reasoning.start[0]!r} is not one token of this model"
+    if why or formats.reasoning is None:
+        raise RequestError(f"thinking_token_budget cannot be kept: {why}", param="thinking_token_budget")
+    return formats.reasoning
+
+
+def find_prompt_thinking(formats: AnswerFormats, prompt_ids: Sequence[int], tokenizer: _Decoder) -> Thinking | None:
+    """Where the answer to a prompt thinks, told by the prompt alone.
+
+    Raises:
+        RequestError: as `check_budget`.
+    """
+    reasoning = check_budget(formats, tokenizer)
+    (start,) = tokenizer.encode(reasoning.start[0], add_special_tokens=False)
+    end = tokenizer.encode(reasoning.end[0], add_special_tokens=False)
+    last = next((token_id for token_id in reversed(prompt_ids) if token_id in (start, end[0])), None)
+    if last == start:
+        return Thinking(end)
+    inside = begins_inside(tokenizer.decode(list(prompt_ids[-PROMPT_END:]), skip_special_tokens=False), reasoning)
+    return build_thinking(reasoning, inside, tokenizer)

@@ -1,0 +1,118 @@
+"""A row's reasoning ends where its budget is spent, on both samplers, and nowhere else is anything forced."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.sample.helpers import VOCAB, make_sampler, random_logits
+from tests.sample.test_device_sampler import draw as draw_on_device
+from tests.sample.test_device_sampler import make_device_sampler
+
+from quire.sampling_params import SamplingParams, Thinking
+
+LENGTH = 14
+PROMPT = [5, 6, 7]
+TOKENS = range(3)
+"""Few tokens, so that markers come by chance, too, whole and in part."""
+
+
+def generate(kind: str, params: dict[str, Any], seed: int, output: list[int], length: int = LENGTH) -> list[int]:
+    """What a row says that has said `output` already."""
+    device, host = make_device_sampler(), make_sampler()
+    (device if kind == "device" else host).add_row(
+        2, SamplingParams(allowed_token_ids=[*TOKENS, 90], max_tokens=99, **params), PROMPT, output, seed
+    )
+    said = list(output)
+    while len(said) < length:
+        logits = random_logits(1, seed=seed * 1000 + len(said))
+        logits[0, 90] = -50.0
+        position = len(PROMPT) + len(said)
+        if kind == "device":
+            token_ids = draw_on_device(device, logits, [2], [position]).token_ids
+        else:
+            token_ids = host.sample(logits, np.array([2], np.int32), np.array([position], np.int32)).token_ids
+        said.append(int(token_ids[0]))
+    return said
+
+
+def thinking_ends(said: list[int], thinking: Thinking) -> int | None:
+    """How many tokens were said when the reasoning was over; None: it is not."""
+    if thinking.start is not None and said[0] != thinking.start:
+        return 0
+    first = thinking.start is not None
+    ends = (n for n in range(first + 1, len(said) + 1) if said[max(0, n - len(thinking.end)) : n] == thinking.end)
+    return next(ends, None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    end=st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3),
+    start=st.none() | st.just(90) | st.sampled_from(TOKENS),
+    budget=st.integers(0, 9),
+    seed=st.integers(0, 40),
+    temperature=st.sampled_from([0.0, 1.0]),
+    kind=st.sampled_from(["host", "device"]),
+)
+def test_the_reasoning_ends_by_its_budget_and_nothing_else_changes(
+    end: list[int], start: int | None, budget: int, seed: int, temperature: float, kind: str
+) -> None:
+    assume(start not in end)
+    thinking = Thinking(end, start)
+    free = {"temperature": temperature}
+    before = [] if start != 90 else [90]
+    unlimited = generate(kind, free, seed, before)
+    said = generate(kind, {**free, "thinking": thinking, "thinking_token_budget": budget}, seed, before)
+    allowed = budget + (start is not None)
+    over = thinking_ends(unlimited, thinking)
+    if over is not None and over <= allowed:
+        assert said == unlimited
+        return
+    assert said[:allowed] == unlimited[:allowed]
+    ended = thinking_ends(said, thinking)
+    assert ended is not None and allowed < ended <= allowed + len(end)
+    # The answer is drawn freely, from where the marker stands.
+    assert said[ended:] == generate(kind, free, seed, said[:ended])[ended:]
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_a_row_that_comes_back_goes_on_with_what_is_left_of_its_budget(kind: str) -> None:
+    params = {"thinking": Thinking([90]), "thinking_token_budget": 6, "temperature": 1.0, "logprobs": 0}
+    whole = generate(kind, params, 3, [])
+    assert whole.index(90) == 6
+    for already in range(1, LENGTH):
+        assert generate(kind, params, 3, whole[:already]) == whole
+
+
+def test_the_marker_is_counted_and_its_logprob_is_the_models() -> None:
+    sampler = make_sampler()
+    thinking: dict[str, Any] = {"thinking": Thinking([90]), "thinking_token_budget": 0}
+    params = SamplingParams(temperature=0.0, logprobs=0, presence_penalty=2.0, frequency_penalty=2.0, **thinking)
+    sampler.add_row(0, params, PROMPT, [], 0)
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 90] = 3.0
+    rows = np.array([0], np.int32)
+    first = sampler.sample(logits.clone(), rows, np.array([3], np.int32))
+    expected = float(torch.log_softmax(logits, -1)[0, 90])
+    assert first.token_ids.tolist() == [90] and first.logprobs[0].logprobs[0] == [pytest.approx(expected)]
+    second = sampler.sample(logits.clone(), rows, np.array([4], np.int32))
+    assert second.token_ids[0] != 90, "the penalty knows the forced token"
+
+
+def test_a_row_waits_for_its_tokens_only_where_its_reasoning_may_have_to_end() -> None:
+    sampler = make_device_sampler()
+    params = SamplingParams(temperature=0.0, thinking=Thinking([90]), thinking_token_budget=4, max_tokens=50)
+    sampler.add_row(0, params, PROMPT, [], 0)
+    rows = np.array([0], np.int32)
+
+    def waits(position: int) -> bool:
+        return sampler.needs_tokens(sampler.wanted(rows, np.array([position], np.int32)))
+
+    assert [position for position in range(3, 12) if waits(position)] == [7, 8, 9, 10, 11]
+    for position in range(3, 8):
+        draw_on_device(sampler, random_logits(1, seed=position), [0], [position])
+    assert sampler.table.objects[0].output_token_ids[-1] == 90
+    draw_on_device(sampler, random_logits(1), [0], [8])
+    assert sampler.is_plain(sampler.wanted(rows, np.array([9], np.int32))), "it is an ordinary row again"
