@@ -11,12 +11,19 @@ from tests.sample.helpers import VOCAB, make_sampler, random_logits
 from tests.sample.test_device_sampler import draw as draw_on_device
 from tests.sample.test_device_sampler import make_device_sampler
 
+from quire.kernels import ops
 from quire.sampling_params import SamplingParams, Thinking
 
 LENGTH = 14
 PROMPT = [5, 6, 7]
 TOKENS = range(3)
 """Few tokens, so that markers come by chance, too, whole and in part."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def references() -> None:
+    """Both samplers draw with the same kernels, whatever other tests have chosen."""
+    ops.select("reference")
 
 
 def generate(kind: str, params: dict[str, Any], seed: int, output: list[int], length: int = LENGTH) -> list[int]:
