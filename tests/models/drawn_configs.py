@@ -150,6 +150,12 @@ def class_of(architecture: str) -> Any:
     return getattr(transformers, architecture)
 
 
+def fields_of(architecture: str) -> set[str]:
+    """Fields of its config class, and further names for them."""
+    config_class = class_of(architecture).config_class
+    return {field.name for field in dataclasses.fields(config_class)} | {*getattr(config_class, "attribute_map", {})}
+
+
 def _source(architecture: str) -> str:
     return inspect.getsource(sys.modules[class_of(architecture).__module__])
 

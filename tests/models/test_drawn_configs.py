@@ -93,11 +93,17 @@ def check(architecture: str, seed: int, folder: Path) -> bool:
         "max_num_seqs": draw.choice((2, 4, 8)),
         "max_num_batched_tokens": draw.choice((16, 23, 48, 64)),
     }
-    prompts = make_prompts(draw, oracle.config.vocab_size)
+    assert_equal(oracle, path, turns=3, draw=draw, **settings)
+    return True
+
+
+def assert_equal(oracle: Any, path: Path, turns: int, draw: random.Random | None = None, **settings: Any) -> None:
+    """The checkpoint gives the oracle's tokens and logprobs, also in further turns that begin with what came before."""
+    prompts = make_prompts(draw or random.Random(1), oracle.config.vocab_size)
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
     settings |= {"max_model_len": 200, "num_gpu_blocks_override": 200, "skip_tokenizer_init": True, "dtype": "float32"}
     with LLM(str(path), **settings) as llm:
-        for turn in range(3):
+        for turn in range(turns):
             outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
             assert_close(oracle, prompts, outputs)
             if turn == 0:
@@ -106,7 +112,6 @@ def check(architecture: str, seed: int, folder: Path) -> bool:
                 prompts = [
                     [*ids, *output.outputs[0].token_ids, 7, 9] for ids, output in zip(prompts, outputs, strict=True)
                 ]
-    return True
 
 
 @pytest.mark.parametrize(("architecture", "seed"), SAMPLE)

@@ -193,7 +193,7 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
             scale = logits_std / math.sqrt(hidden)  # type: ignore[arg-type]
         elif parameter.dim() >= 2:
             is_transposed = kind.startswith("GPT2") and ".c_" in name
-            scale = 1.0 / math.sqrt(parameter.shape[0 if is_transposed else -1])
+            scale = 1.0 / math.sqrt(max(parameter.shape[0 if is_transposed else -1], 1))
         else:
             scale = 0.2
         is_around_zero = kind.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) and not name.endswith("attn.norm.weight")

@@ -6,11 +6,11 @@ from typing import cast
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.models.llama import LLAMA_NAMES
+from quire.models.llama import LLAMA_NAMES, temperature_of
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
 from quire.models.registry import register
 from quire.models.rope import Rope
-from quire.models.spec import MLA, DecoderSpec, GatedMLP, RMSNorm, Temperature, WeightNames
+from quire.models.spec import MLA, DecoderSpec, GatedMLP, RMSNorm, WeightNames
 
 _LATENT = {
     "q": "self_attn.q_proj",
@@ -91,10 +91,7 @@ def mistral4(hf: HFConfig) -> DecoderSpec:
         raise ConfigError(
             f"n_group={hf.n_group} in a {hf.architectures[0]}: experts in groups are not known of it", setting="model"
         )
-    rope = hf.rope_parameters
-    beta, length = rope.get("llama_4_scaling_beta", 0.0), rope.get("original_max_position_embeddings")
-    temperature = Temperature(float(beta), int(length)) if beta and length else None
-    mixer = dataclasses.replace(cast(MLA, dense.mixer), temperature=temperature)
+    mixer = dataclasses.replace(cast(MLA, dense.mixer), temperature=temperature_of(hf))
     routing = dataclasses.replace(mixture.routing, renormalize=bool(hf.get("norm_topk_prob", True)))
     dense, mixture = dataclasses.replace(dense, mixer=mixer), dataclasses.replace(mixture, routing=routing)
     return with_deepseek_mixtures(hf, dense, mixture, _mixture_names())

@@ -27,7 +27,7 @@ def granite_swa(hf: HFConfig) -> DecoderSpec:
     hf = defaults(hf, layer_types=types, sliding_window=128, tie_word_embeddings=True)
     spec = full_where_not_sliding(granite(hf).with_attention(sinks=True), hf)
     mixers = list(spec.attentions())
-    for layer, theta in enumerate(hf.get("layer_rope_theta") or ()):
+    for layer, theta in zip(range(spec.layers), hf.get("layer_rope_theta") or (), strict=False):
         rope = mixers[layer].rope
         turned = None if rope is None or not theta else dataclasses.replace(rope, theta=float(theta))
         mixers[layer] = dataclasses.replace(mixers[layer], rope=turned)

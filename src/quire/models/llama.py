@@ -76,10 +76,14 @@ def cwm(hf: HFConfig) -> DecoderSpec:
 @register("Ministral3ForCausalLM")
 def ministral3(hf: HFConfig) -> DecoderSpec:
     """Ministral 3: queries grow with each multiple of the original context."""
+    return llama(hf).with_attention(temperature=temperature_of(hf))
+
+
+def temperature_of(hf: HFConfig) -> Temperature | None:
+    """How queries grow beyond the original context, as Mistral's configs tell it beside their rotation."""
     rope = hf.get("rope_parameters", hf.get("rope_scaling", HFConfig({})))
     beta, length = rope.get("llama_4_scaling_beta", 0.0), rope.get("original_max_position_embeddings")
-    temperature = Temperature(float(beta), int(length)) if beta and length else None
-    return llama(hf).with_attention(temperature=temperature)
+    return Temperature(float(beta), int(length)) if beta and length else None
 
 
 @register("SmolLM3ForCausalLM")
@@ -110,7 +114,7 @@ def ernie4_5(hf: HFConfig) -> DecoderSpec:
 @register("SeedOssForCausalLM")
 def seed_oss(hf: HFConfig) -> DecoderSpec:
     """Seed-OSS: biases on q, k and v, and a setting of its own for the output's."""
-    spec = llama(defaults(hf, attention_bias=True, head_dim=128))
+    spec = llama(defaults(hf, attention_bias=True))
     return spec.with_attention(out_bias=bool(hf.get("attention_out_bias", False)))
 
 

@@ -84,8 +84,10 @@ def hy_v3(hf: HFConfig) -> DecoderSpec:
         router="mlp.router.gate",
         router_bias="mlp.expert_bias",
     )
-    dense = llama(hf).with_attention(qk_norm=RMSNorm(hf.rms_norm_eps))
-    return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), names)
+    dense, mixture = llama(hf).with_attention(qk_norm=RMSNorm(hf.rms_norm_eps)), deepseek_mixture(hf)
+    if hf.n_shared_experts == 0:  # Transformers' class then gives the shared one the dense layers' width
+        mixture = dataclasses.replace(mixture, shared=dense.mlps()[0])
+    return with_deepseek_mixtures(hf, dense, mixture, names)
 
 
 @register("MellumForCausalLM")

@@ -59,8 +59,19 @@ class Entry:
             ) from error
 
     def make_spec(self, hf: HFConfig) -> DecoderSpec:
-        """The spec of a checkpoint with this config.json."""
-        return cast(SpecFunction, self.load())(completed(self.architecture, hf))
+        """The spec of a checkpoint with this config.json.
+
+        Raises:
+            ConfigError: no layer looks at other tokens.
+        """
+        spec = cast(SpecFunction, self.load())(completed(self.architecture, hf))
+        if not any(spec.mixers_of(layer) for layer in range(spec.layers)):
+            raise ConfigError(
+                f"config.json of {self.architecture} has {spec.layers} layers, none of which is attention or a recurrent one: "
+                "its num_hidden_layers, layer_types, layers_block_type, hybrid_override_pattern or block_configs must name one",
+                setting="model",
+            )
+        return spec
 
 
 _entries: dict[str, Entry] = {}

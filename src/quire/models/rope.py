@@ -108,6 +108,7 @@ def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:
     original = parameters.get("original_max_position_embeddings") or hf.get(
         "original_max_position_embeddings", stretched
     )
+    original = stretched if kind == "dynamic" else original  # it begins to stretch beyond the config's length
     plain = {
         name: float(parameters[name])
         for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
