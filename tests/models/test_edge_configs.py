@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 from tests.models.drawn_configs import class_of, draw_config, fields_of
 from tests.models.test_drawn_configs import NO_MODEL, architectures, assert_equal, make_oracle
+from transformers.activations import ACT2CLS
 
+from quire import LLM
 from quire.benchmarks.tiny_models import make_tiny_model, tiny_values
 from quire.config import HFConfig
 from quire.errors import ConfigError
+from quire.kernels.xielu import XIELU
+from quire.layers.activation import KERNEL_KINDS
 from quire.models.registry import ModelRegistry
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -148,6 +152,27 @@ def test_every_config_at_the_edge_gives_transformers_tokens_and_logprobs(archite
     for number, (label, case) in enumerate(cases(architecture).items()):
         if (architecture, label) not in UNLIKE:
             check(architecture, *case, tmp_path / str(number))
+
+
+@pytest.mark.parametrize("activation", sorted({*KERNEL_KINDS} & {*ACT2CLS} - {XIELU}))
+@pytest.mark.parametrize(
+    ("architecture", "field"),
+    [
+        ("LlamaForCausalLM", "hidden_act"),
+        ("OPTForCausalLM", "activation_function"),
+        ("Qwen3MoeForCausalLM", "hidden_act"),
+    ],
+)
+def test_activations_by_any_of_their_names_give_transformers_results(architecture, field, activation, tmp_path):
+    assert check(architecture, {field: activation, "num_hidden_layers": 1}, None, tmp_path)
+
+
+def test_an_activation_that_is_not_known_is_refused_with_those_that_are(tmp_path):
+    make_tiny_model("LlamaForCausalLM", tmp_path, tokenizer=False, hidden_act="laplace")
+    with pytest.raises(
+        ConfigError, match=r"activation 'laplace' of config\.json is not known; known: silu, .*quick_gelu"
+    ):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
 
 
 NULLS = ("LlamaForCausalLM", "Gemma3ForCausalLM", "SeedOssForCausalLM", "Qwen3MoeForCausalLM", "MambaForCausalLM")

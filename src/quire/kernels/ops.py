@@ -197,12 +197,12 @@ def add(x_TD: torch.Tensor, out_TD: torch.Tensor, scale: float = 1.0) -> None:
 
 
 def gated_activation(x_T2I: torch.Tensor, kind: str, out_TI: torch.Tensor) -> None:
-    """out = act(x[:, :I]) * x[:, I:]; kind is `silu`, `gelu`, `gelu_tanh` or `relu`."""
+    """out = act(x[:, :I]) * x[:, I:]; kind is a name in `reference.elementwise.ACTIVATIONS`."""
     _chosen["gated_activation"](x_T2I, kind, out_TI)
 
 
 def activation(x_TI: torch.Tensor, kind: str) -> None:
-    """x = act(x), in place; kinds as above, and `relu2`."""
+    """x = act(x), in place; kinds as above."""
     _chosen["activation"](x_TI, kind)
 
 

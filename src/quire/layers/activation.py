@@ -17,6 +17,20 @@ KERNEL_KINDS = {
     "relu2": "relu2",
     "relu_squared": "relu2",
     "xielu": "xielu",
+    **{
+        name: name
+        for name in (
+            "quick_gelu",
+            "gelu_10",
+            "relu6",
+            "leaky_relu",
+            "sigmoid",
+            "tanh",
+            "mish",
+            "hardswish",
+            "linear",
+        )
+    },
 }
 
 

@@ -28,7 +28,7 @@ def test_activations_equal_the_reference(shape, kind):
 
 def test_activations_of_extreme_values_are_finite():
     extremes = torch.tensor([[-1e30, -1e4, -100.0, -0.0, 0.0, 1e-30, 100.0, 1e4, 1e18]], device=DEVICE)
-    for kind in ("silu", "gelu", "gelu_tanh", "relu"):
+    for kind in (kind for kind in activations.KINDS if kind != "relu2"):
         actual, expected = extremes.clone(), extremes.clone()
         activations.activation(actual, kind)
         reference.activation(expected, kind)

@@ -12,7 +12,10 @@ from quire.kernels.cpu.binding import address, cpu_kernel, float_address, pack_p
 from quire.kernels.cpu.library import DTYPES
 from quire.kernels.ops import LinearWeight, Rope
 
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}
+ACTIVATIONS = {
+    "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "quick_gelu": 5, "gelu_10": 6, "relu6": 7, "leaky_relu": 8,
+    "sigmoid": 9, "tanh": 10, "mish": 11, "hardswish": 12, "linear": 13,
+}  # fmt: skip
 MAX_HEAD_DIM = 1024
 
 

@@ -11,6 +11,15 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "relu": torch.relu,
     "relu2": lambda x: torch.relu(x).square(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "gelu_10": lambda x: torch.nn.functional.gelu(x).clamp(-10.0, 10.0),
+    "relu6": torch.nn.functional.relu6,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "mish": torch.nn.functional.mish,
+    "hardswish": torch.nn.functional.hardswish,
+    "linear": lambda x: x,
 }
 
 

@@ -15,7 +15,10 @@ from quire.kernels.triton.launch import (
     tl,
 )
 
-KINDS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+KINDS = (
+    "silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "gelu_10", "relu6", "leaky_relu", "sigmoid", "tanh", "mish",
+    "hardswish", "linear",
+)  # fmt: skip
 BLOCK = 1024
 """Values a program handles: eight a thread, which is one vector of 16 bit types. Larger blocks gain nothing (H200)."""
 WARPS = 4
@@ -27,23 +30,6 @@ def _sigmoid(x):
 
 
 @triton.jit
-def activate(x, KIND: tl.constexpr):
-    """The activation of float32 values; KIND is an index into KINDS."""
-    if KIND == 0:
-        y = x * _sigmoid(x)
-    elif KIND == 1:
-        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif KIND == 2:
-        # x / 2 * (1 + tanh(z)) is x * sigmoid(2 z). A cube beyond the range is infinite, which the sigmoid takes.
-        y = x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    else:
-        y = tl.maximum(x, 0.0)
-        if KIND == 4:
-            y = y * y
-    return y
-
-
-@triton.jit
 def _tanh(x):
     """Accurate to a few units in the last place also near zero, where the quotient would cancel."""
     size = tl.abs(x)
@@ -51,6 +37,44 @@ def _tanh(x):
     near = x * (1.0 + square * (-0.33333333 + square * (0.13333333 - square * 0.053968254)))
     far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * size))
     return tl.where(size < 0.25, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """The activation of float32 values; KIND is an index into KINDS."""
+    if KIND == 0:
+        y = x * _sigmoid(x)
+    elif KIND == 1 or KIND == 6:
+        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        if KIND == 6:
+            y = tl.minimum(y, 10.0)
+    elif KIND == 2:
+        # x / 2 * (1 + tanh(z)) is x * sigmoid(2 z). A cube beyond the range is infinite, which the sigmoid takes.
+        y = x * _sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif KIND == 5:
+        y = x * _sigmoid(1.702 * x)
+    elif KIND == 8:
+        y = tl.maximum(x, 0.01 * x)
+    elif KIND == 9:
+        y = _sigmoid(x)
+    elif KIND == 10:
+        y = _tanh(x)
+    elif KIND == 11:
+        # tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), which is 1 long before e is infinite.
+        e = tl.exp(tl.minimum(x, 20.0))
+        n = e * (e + 2.0)
+        y = x * (n / (n + 2.0))
+    elif KIND == 12:
+        y = x * (tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0)
+    elif KIND == 13:
+        y = x
+    else:
+        y = tl.maximum(x, 0.0)
+        if KIND == 4:
+            y = y * y
+        elif KIND == 7:
+            y = tl.minimum(y, 6.0)
+    return y
 
 
 @triton.jit

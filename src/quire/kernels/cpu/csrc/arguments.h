@@ -7,7 +7,9 @@
 namespace quire {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
-enum Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };
+enum Activation : int32_t {
+    kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kQuickGelu, kGelu10, kRelu6, kLeakyRelu, kLogistic, kTanh, kMish, kHardSwish, kLinear
+};
 
 struct PackArguments {  // rows: panels of 16 output features
     const void* source;

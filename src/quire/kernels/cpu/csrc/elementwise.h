@@ -93,13 +93,53 @@ inline void add(const void* arguments, int64_t rows, Team& team) {
 template <int kind>
 QUIRE_INLINE vf activate(vf x) {
     if (kind == kSilu) return x / (1.0f + exponential(-x));
-    if (kind == kGelu) return 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
+    if (kind == kQuickGelu) return x / (1.0f + exponential(-1.702f * x));
+    if (kind == kLogistic) return 1.0f / (1.0f + exponential(-x));
+    if (kind == kGelu || kind == kGelu10) {
+        vf result = 0.5f * x * (1.0f + error_function(x * 0.70710678118654752f));
+        return kind == kGelu ? result : min(result, set1(10.0f));
+    }
     if (kind == kGeluTanh) {
         vf inner = 0.79788456080286536f * fma(0.044715f * x * x, x, x);
         return 0.5f * x * (1.0f + hyperbolic_tangent(inner));
     }
+    if (kind == kTanh) return hyperbolic_tangent(x);
+    if (kind == kMish) {  // tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), which is 1 long before e is infinite
+        vf e = exponential(min(x, set1(20.0f))), n = e * (e + 2.0f);
+        return x * (n / (n + 2.0f));
+    }
+    if (kind == kHardSwish) return x * (min(max(x + 3.0f, zero()), set1(6.0f)) / 6.0f);
+    if (kind == kLeakyRelu) return max(x, 0.01f * x);
+    if (kind == kLinear) return x;
     vf positive = max(x, zero());
+    if (kind == kRelu6) return min(positive, set1(6.0f));
     return kind == kRelu2 ? positive * positive : positive;
+}
+
+template <int kind>
+struct Kind {
+    static constexpr int value = kind;
+};
+
+// body(Kind<kind>()): what is done with an activation, compiled for each.
+template <class Body>
+void with_kind(int32_t kind, Body body) {
+    switch (kind) {
+        case kSilu: return body(Kind<kSilu>());
+        case kGelu: return body(Kind<kGelu>());
+        case kGeluTanh: return body(Kind<kGeluTanh>());
+        case kRelu: return body(Kind<kRelu>());
+        case kRelu2: return body(Kind<kRelu2>());
+        case kQuickGelu: return body(Kind<kQuickGelu>());
+        case kGelu10: return body(Kind<kGelu10>());
+        case kRelu6: return body(Kind<kRelu6>());
+        case kLeakyRelu: return body(Kind<kLeakyRelu>());
+        case kLogistic: return body(Kind<kLogistic>());
+        case kTanh: return body(Kind<kTanh>());
+        case kMish: return body(Kind<kMish>());
+        case kHardSwish: return body(Kind<kHardSwish>());
+        case kLinear: return body(Kind<kLinear>());
+    }
 }
 
 template <int kind>
@@ -116,13 +156,7 @@ void activation_of(const ActivationArguments& args, int64_t rows, Team& team) {
 
 inline void activation(const void* arguments, int64_t rows, Team& team) {
     const auto& args = *static_cast<const ActivationArguments*>(arguments);
-    switch (args.kind) {
-        case kSilu: return activation_of<kSilu>(args, rows, team);
-        case kGelu: return activation_of<kGelu>(args, rows, team);
-        case kGeluTanh: return activation_of<kGeluTanh>(args, rows, team);
-        case kRelu: return activation_of<kRelu>(args, rows, team);
-        case kRelu2: return activation_of<kRelu2>(args, rows, team);
-    }
+    with_kind(args.kind, [&](auto kind) { activation_of<kind.value>(args, rows, team); });
 }
 
 inline void xielu(const void* arguments, int64_t rows, Team& team) {

@@ -272,13 +272,7 @@ inline void activate_pair(const ExpertsArguments& args, float* gate, const float
         });
         return;
     }
-    switch (args.kind) {
-        case kSilu: return activate_block<kSilu>(gate, up, begin, end);
-        case kGelu: return activate_block<kGelu>(gate, up, begin, end);
-        case kGeluTanh: return activate_block<kGeluTanh>(gate, up, begin, end);
-        case kRelu: return activate_block<kRelu>(gate, up, begin, end);
-        case kRelu2: return activate_block<kRelu2>(gate, up, begin, end);
-    }
+    with_kind(args.kind, [&](auto kind) { activate_block<kind.value>(gate, up, begin, end); });
 }
 
 // Active experts × blocks of panels, taken by whoever is free. body(expert, first panel, panels).
