@@ -145,7 +145,7 @@ class FakeAsyncLLM:
         if self.failure is not None:
             raise self.failure
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.resets += 1
         return True
 

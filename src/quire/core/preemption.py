@@ -35,6 +35,13 @@ class PageSaver:
             request.prompt_logprobs = None
         return swap_outs
 
+    def drop_saved(self, request: Request) -> None:
+        """Forget what host memory keeps of a request: it is computed anew."""
+        if request.is_swapped:
+            self._kv.free(request)
+            request.num_computed_tokens = request.num_published = 0
+            request.publishes, request.prompt_logprobs = True, None
+
     def saved_tables(self, request: Request) -> list[list[int]]:
         """The shape of the tables that `restore` will make: 1 where a device page will be taken, 0 for null pages."""
         return [[int(block != NO_HOST_BLOCK) for block in table] for table in request.host_block_ids]

@@ -32,7 +32,7 @@ from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
 from quire.core.step_budget import StepBudget
-from quire.core.step_outputs import build_new_request, build_output, find_errors, keep_prompt_logprobs
+from quire.core.step_outputs import build_error, build_new_request, build_output, find_errors, keep_prompt_logprobs
 from quire.core.step_state import PendingDiff, StepInFlight
 from quire.core.step_stats import StepStats
 from quire.core.stop import compute_finish, until_end
@@ -169,9 +169,14 @@ class Scheduler:
                 outputs.append(EngineCoreOutput(request_id=request_id, finish_reason=FinishReason.ABORT))
         return outputs
 
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, for example because the weights have changed. Running requests keep their pages, but
-        these will not be found by others."""
+    def reset_prefix_cache(self, *, drop_running: bool = False) -> None:
+        """Forget all cached prefixes, for example because the weights have changed. Running requests keep their pages, which
+        others will not find, or (`drop_running`, with no step in flight) are computed anew."""
+        for request in list(self._requests.values()) if drop_running else ():
+            if request.status is RequestStatus.RUNNING:
+                request.was_lost = True  # nothing of it is kept
+                self._preempt(request)
+            self._saver.drop_saved(request)
         self._groups.drop_references()
         self._enqueue(*self._followers.leave_all())
         self.kv.reset_prefix_cache()
@@ -252,8 +257,7 @@ class Scheduler:
         while True:
             grown = self.kv.grow(request, num_tokens)
             if grown is not None:
-                for group, blocks in enumerate(grown):
-                    self._diff.new_blocks.append((row, group, blocks))
+                self._diff.new_blocks += [(row, group, blocks) for group, blocks in enumerate(grown)]
                 self._batch.capacity[row] = len(request.block_ids[0]) * self.kv.block_size
                 return True
             self._has_shortage = True
@@ -452,9 +456,7 @@ class Scheduler:
             if self._batch.accepts[row]:
                 request = self._batch.request(row)
                 self._end(request, FinishReason.ERROR)
-                outputs.outputs.append(
-                    EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
-                )
+                outputs.outputs.append(build_error(request, message))
 
     def _lose_rows(self, rows: IntArray) -> None:
         """Have these computed again from what was known before; what later steps in flight say of them is not wanted."""
@@ -582,8 +584,7 @@ class Scheduler:
         self._batch.remove(request)
         self._leaving.pop(row, None)
         self._diff.finished_rows.append(row)
-        self._diff.new_blocks = [entry for entry in self._diff.new_blocks if entry[0] != row]
-        self._diff.known_tokens = [entry for entry in self._diff.known_tokens if entry[0] != row]
+        self._diff.forget(row)
         if request.status is RequestStatus.ENDING:
             self.kv.free(request)
             request.status = RequestStatus.ENDED

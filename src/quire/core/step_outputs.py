@@ -6,7 +6,7 @@ Knows the fields of the messages; takes no decisions.
 from quire.core.output import ModelRunnerOutput, NewRequestData, TokenLogprobs
 from quire.core.request_state import Request
 from quire.core.step_state import StepInFlight
-from quire.request import EngineCoreOutput
+from quire.request import EngineCoreOutput, FinishReason
 
 
 def build_new_request(request: Request) -> NewRequestData:
@@ -54,6 +54,11 @@ def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs
             output.prompt_logprob_values = kept.logprobs
             output.prompt_logprob_ranks = kept.ranks
     return output
+
+
+def build_error(request: Request, message: str) -> EngineCoreOutput:
+    """The last news of a request whose computation failed."""
+    return EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
 
 
 def keep_prompt_logprobs(request: Request, part: TokenLogprobs) -> None:

@@ -18,6 +18,11 @@ class PendingDiff(msgspec.Struct):
     swap_ins: list[tuple[int, int]] = []
     known_tokens: list[tuple[int, int, list[int]]] = []
 
+    def forget(self, row: int) -> None:
+        """The row has no owner any more: what was to be told of it is of no use."""
+        self.new_blocks = [entry for entry in self.new_blocks if entry[0] != row]
+        self.known_tokens = [entry for entry in self.known_tokens if entry[0] != row]
+
 
 class StepInFlight(msgspec.Struct):
     """A step that was scheduled and is not collected yet. `began`: when it was planned, in seconds."""

@@ -13,11 +13,12 @@ from typing import Any, TypedDict, Unpack
 
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from quire.engine.async_control import AsyncControl
 from quire.engine.beam_search import BeamSearch
 from quire.engine.core_channel import CoreChannel, open_channel
 from quire.engine.guests import CALL_BITS, GuestChannel, Seat, first_serial
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
-from quire.engine.llm_engine import add_special_tokens, check_lora, check_profile_started, make_record, profile_files
+from quire.engine.llm_engine import add_special_tokens, check_lora, make_record, supported_tasks
 from quire.engine.messages import (
     AbortRequests,
     AddRequests,
@@ -67,7 +68,7 @@ class RequestOptions(TypedDict, total=False):
     tokenization_kwargs: dict[str, Any] | None
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncControl):
     """Generates for many readers at once, on one event loop at a time.
 
     Args:
@@ -470,6 +471,9 @@ class AsyncLLM:
 
     # --- utilities ---
 
+    def _abort_all(self) -> None:
+        self._abort([record.request_id for record in self._outputs.records])
+
     async def _call(self, utility: Utility, *args: Any) -> Any:
         self._check_alive()
         self._use_running_loop()
@@ -479,65 +483,6 @@ class AsyncLLM:
         self._send_added()
         self._channel.send(UtilityCall(self._num_calls, utility, list(args)))
         return await future
-
-    async def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix."""
-        return bool(await self._call(Utility.RESET_PREFIX_CACHE))
-
-    async def sleep(self, level: int = 1) -> None:
-        """Give memory back until `wake_up`; unfinished requests are aborted."""
-        self._abort([record.request_id for record in self._outputs.records])
-        await self._call(Utility.SLEEP, level)
-
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`."""
-        await self._call(Utility.WAKE_UP, tags)
-
-    async def is_sleeping(self) -> bool:
-        """Whether the engine sleeps."""
-        return bool(await self._call(Utility.IS_SLEEPING))
-
-    async def explain(self) -> dict[str, Any]:
-        """What was chosen and why."""
-        return await self._call(Utility.EXPLAIN)
-
-    async def inspect(self) -> dict[str, Any]:
-        """The scheduler's state, its last steps, live and finished requests."""
-        return await self._call(Utility.INSPECT)
-
-    async def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """What happened to a request of this id, or of one whose id holds it; None where it is not remembered."""
-        return await self._call(Utility.TIMELINE, request_id)
-
-    async def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> None:
-        """Profile the workers' steps from now on, as `profiler_config` says; `overrides` replaces fields of it.
-
-        Raises:
-            RequestError: profiles are off, or one is being taken.
-        """
-        check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", [prefix, overrides]))
-
-    async def stop_profile(self) -> list[str]:
-        """End the profile; the files that were written.
-
-        Raises:
-            RequestError: none is being taken.
-        """
-        return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
-
-    async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a worker's method on every worker.
-
-        Raises:
-            TimeoutError: no answer within `timeout` seconds.
-        """
-        return await asyncio.wait_for(self._call(Utility.COLLECTIVE_RPC, method, list(args), kwargs), timeout)
 
     async def is_tracing_enabled(self) -> bool:
         """Whether a span is written for each request."""
@@ -551,6 +496,10 @@ class AsyncLLM:
         """As `do_log_stats`."""
         if self._stats_logger is not None:
             self._stats_logger.tick()
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: `generate`, or what it pools."""
+        return supported_tasks(self.config)
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, None where the engine works on token ids alone."""

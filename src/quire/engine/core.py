@@ -15,6 +15,7 @@ from quire.core.kv_planner import plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.scheduler import Scheduler
 from quire.engine.collector import CollectorPause
+from quire.engine.pausing import Pause, PauseState, check_mode, is_named
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
@@ -25,6 +26,7 @@ from quire.timeline import STARTUP
 logger = init_logger(__name__)
 
 _SLEEPING_PARTS = ("weights", "kv_cache")
+_WAKING_PARTS = (*_SLEEPING_PARTS, "scheduling")
 
 _MEMORY_TRIES = 5
 """Sizes of the cache that are tried while something else takes the device's memory: the last is two thirds of the first."""
@@ -60,6 +62,7 @@ class EngineCore:
         self._in_flight: deque[SchedulerOutput] = deque()
         self._news: list[EngineCoreOutput] = []
         self._asleep: set[str] = set()
+        self._pause = Pause()
         self._unfinished: set[str] = set()
         self._num_empty_plans = 0
         self._lost_some = False  # requests were aborted, and no step has told the figures since
@@ -126,10 +129,16 @@ class EngineCore:
                 if self._asleep:
                     raise CapacityError("the engine sleeps; wake it up first (wake_up)")
                 self._executor.check_request(request)
-                self._scheduler.add_request(request)
-                self._unfinished.add(request.request_id)
+                self._enter(request)
             except QuireError as error:
                 self._refuse(request.request_id, error)
+
+    def _enter(self, request: EngineRequest) -> None:
+        if self._pause.holds_new:
+            self._pause.hold(request)
+        else:
+            self._scheduler.add_request(request)
+            self._unfinished.add(request.request_id)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
         refusal: Refusal | None = None
@@ -145,13 +154,38 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Forget requests; whoever asks knows already, so no output tells of it. Unknown ids are ignored."""
+        request_ids = list(request_ids)
+        self._pause.forget(request_ids)
         for output in self._scheduler.abort(request_ids):
             self._unfinished.discard(output.request_id)
             self._lost_some = True
 
+    def abort_named(self, given: list[str]) -> int:
+        """End the requests that a server's clients call so, whichever frontend they came from, which is told; how many."""
+        found = [core_id for core_id in self._all_ids() if any(is_named(core_id, name) for name in given)]
+        self._abort_and_tell(found)
+        return len(found)
+
+    def _all_ids(self) -> list[str]:
+        return [*sorted(self._unfinished), *self._pause.held_ids]
+
+    def _abort_and_tell(self, request_ids: list[str]) -> None:
+        held = self._pause.forget(request_ids)
+        self._news += [EngineCoreOutput(request_id, finish_reason=FinishReason.ABORT) for request_id in held]
+        self._news += self._scheduler.abort(request_ids)
+        self._unfinished.difference_update(request_ids)
+        self._lost_some |= bool(request_ids)
+
     def has_work(self) -> bool:
         """Whether `step` would have anything to do."""
-        return bool(self._news or self._in_flight or self._lost_some) or self._scheduler.has_unfinished()
+        waits = bool(self._news or self._in_flight or self._lost_some)
+        return (
+            waits or self._pause.state is PauseState.DRAINING or (self._schedules and self._scheduler.has_unfinished())
+        )
+
+    @property
+    def _schedules(self) -> bool:
+        return not self._asleep and self._pause.state is not PauseState.PAUSED
 
     def step(self) -> EngineCoreOutputs:
         """Start what may be started, take in the oldest finished step; returns its news.
@@ -159,12 +193,34 @@ class EngineCore:
         Raises:
             EngineError: the executor failed. The core is of no use after that.
         """
-        if not self._asleep:
+        if self._news:  # older than what another step would tell
+            return self.take_news()
+        if self._schedules:
             self._start_steps()
         if not self._in_flight:
+            self._end_draining()
             return self._with_news(EngineCoreOutputs(stats=self._gauges() if self._lost_some else None))
         self._scheduler.catch_up()  # The device works: the host has time.
         return self._with_news(self._take_in())
+
+    def _end_draining(self) -> None:
+        """The pause begins that waits for what runs, if that has ended; what was held may come in, and stands still."""
+        pause = self._pause
+        if pause.state is PauseState.DRAINING and not self._in_flight and not self._scheduler.has_unfinished():
+            self._begin_pause(pause.clears_cache)
+
+    def _begin_pause(self, clear_cache: bool) -> None:
+        self._pause.state = PauseState.PAUSED
+        if clear_cache:
+            self._scheduler.reset_prefix_cache(drop_running=True)
+        self._enter_held()
+
+    def _enter_held(self) -> None:
+        for request in self._pause.take_held():
+            try:
+                self._enter(request)
+            except QuireError as error:
+                self._refuse(request.request_id, error)
 
     def idle(self) -> bool:
         """Use a moment without work to prepare for later; true where another one could be used. See `Executor.idle`."""
@@ -213,6 +269,10 @@ class EngineCore:
             num_free_blocks=now.num_free_blocks,
         )
 
+    def take_news(self) -> EngineCoreOutputs:
+        """What is to be told without another step."""
+        return self._with_news(EngineCoreOutputs())
+
     def _with_news(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
         if self._news:
             outputs.outputs = [*self._news, *outputs.outputs]
@@ -221,15 +281,67 @@ class EngineCore:
 
     # --- utilities ---
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix."""
-        self._scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget every cached prefix; running requests may be made to compute theirs again."""
+        if reset_running_requests:
+            self._drain()
+        self._scheduler.reset_prefix_cache(drop_running=reset_running_requests)
         return True
 
-    def sleep(self, level: int = 1) -> None:
-        """Give memory back until `wake_up`: level 1 the pages, level 2 the weights too. Unfinished requests are aborted."""
-        if level not in (1, 2):
-            raise RequestError(f"level is {level}; it may be 1 (drop pages) or 2 (drop weights too)", param="level")
+    def pause(self, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Schedule nothing until `resume`; new requests wait. What runs is aborted, or goes on first (`wait`: see
+        `pause_state`), or stands still (`keep`). With `clear_cache` cached prefixes are forgotten then, and what stands still is
+        computed anew."""
+        check_mode(mode)
+        pause = self._pause
+        if mode == "wait" and pause.state is not PauseState.PAUSED:
+            pause.state, pause.clears_cache = PauseState.DRAINING, clear_cache
+            self._end_draining()
+            return
+        self._drain()
+        if mode == "abort":
+            self._abort_and_tell(self._all_ids())
+        self._begin_pause(clear_cache)
+
+    def resume(self) -> None:
+        """Schedule again."""
+        self._pause.state = PauseState.RUNNING
+        self._enter_held()
+
+    def pause_state(self) -> str:
+        """`running`, `draining` or `paused`."""
+        return self._pause.state.value
+
+    def is_standing_still(self) -> bool:
+        """Whether requests are unfinished that no step goes on with."""
+        return not self._schedules and self._scheduler.has_unfinished()
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: level 0 none (a pause), level 1 the pages, level 2 the weights too. Unfinished
+        requests are aborted, or (`keep`) stand still and are computed anew; `wait` is for who asks, except at level 0."""
+        if level not in (0, 1, 2):
+            allowed = "0 (pause), 1 (drop pages) or 2 (drop weights too)"
+            raise RequestError(f"level is {level}; it may be {allowed}", param="level")
+        check_mode(mode)
+        if level == 0:
+            self.pause(mode, clear_cache=False)
+            return
+        if mode == "wait" and self._scheduler.has_unfinished():
+            raise RequestError("mode is 'wait', and requests are unfinished still", param="mode")
+        self._drain()
+        if mode == "abort":
+            self._abort_and_tell(self._all_ids())
+        self._scheduler.reset_prefix_cache(drop_running=True)
+        self._executor.sleep(level)
+        self._asleep = set(_SLEEPING_PARTS)
+
+    def release_kv_cache(self) -> None:
+        """Give the pages alone back, until `wake_up(["kv_cache"])`; unfinished requests stand still and are computed anew."""
+        self.sleep(1, "keep")
+        self._asleep = {"kv_cache"}
+
+    def _drain(self) -> None:
+        """Take in what is in flight; nothing of it is lost."""
         while self._in_flight:
             outputs = self._take_in()
             self._news += [
@@ -237,24 +349,21 @@ class EngineCore:
                 for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True)
             ]
             self._news += outputs.outputs
-        self._lost_some = bool(self._unfinished)
-        self._news += self._scheduler.abort(sorted(self._unfinished))
-        self._unfinished.clear()
-        self._scheduler.reset_prefix_cache()
-        self._executor.sleep(level)
-        self._asleep = set(_SLEEPING_PARTS)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`, all of it or only `weights` or `kv_cache`."""
-        unknown = set(tags or ()) - set(_SLEEPING_PARTS)
-        if unknown:
-            raise RequestError(f"tags has {sorted(unknown)}; it may have {', '.join(_SLEEPING_PARTS)}", param="tags")
-        self._executor.wake_up(tags)
-        self._asleep -= set(tags) if tags is not None else set(_SLEEPING_PARTS)
+        """Undo `sleep`, all of it or only `weights`, `kv_cache` or `scheduling` (a pause)."""
+        asked = set(tags if tags is not None else _WAKING_PARTS)
+        if unknown := asked - set(_WAKING_PARTS):
+            raise RequestError(f"tags has {sorted(unknown)}; it may have {', '.join(_WAKING_PARTS)}", param="tags")
+        if parts := sorted(asked & self._asleep):
+            self._executor.wake_up(parts)
+            self._asleep -= asked
+        if "scheduling" in asked:
+            self.resume()
 
     def is_sleeping(self) -> bool:
-        """Whether anything sleeps still."""
-        return bool(self._asleep)
+        """Whether anything sleeps still, or nothing is scheduled."""
+        return bool(self._asleep) or self._pause.state is PauseState.PAUSED
 
     def stats(self) -> SchedulerStats:
         """Figures of now; counters since the start."""

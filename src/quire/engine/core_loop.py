@@ -75,13 +75,25 @@ def call_utility(core: EngineCore, utility: Utility, args: list[Any]) -> Any:
     """One utility's value. The names are fixed: nothing else of the core can be called from outside."""
     match utility:
         case Utility.RESET_PREFIX_CACHE:
-            return core.reset_prefix_cache()
+            return core.reset_prefix_cache(*args)
         case Utility.SLEEP:
             return core.sleep(*args)
         case Utility.WAKE_UP:
             return core.wake_up(*args)
         case Utility.IS_SLEEPING:
             return core.is_sleeping()
+        case Utility.RELEASE_KV_CACHE:
+            return core.release_kv_cache()
+        case Utility.PAUSE:
+            return core.pause(*args)
+        case Utility.RESUME:
+            return core.resume()
+        case Utility.PAUSE_STATE:
+            return core.pause_state()
+        case Utility.IS_STANDING_STILL:
+            return core.is_standing_still()
+        case Utility.ABORT_NAMED:
+            return core.abort_named(*args)
         case Utility.STATS:
             return core.stats()
         case Utility.EXPLAIN:
@@ -139,7 +151,10 @@ class CoreLoop:
             case AbortRequests(request_ids=request_ids):
                 self._core.abort_requests(request_ids)
             case UtilityCall(call_id=call_id, utility=utility, args=args):
-                self._send(self._answer(call_id, utility, args))
+                answer = self._answer(call_id, utility, args)
+                if _has_content(news := self._core.take_news()):  # what it led to comes first
+                    self._send(Outputs(news))
+                self._send(answer)
             case Start() | Shutdown():
                 logger.warning("a running engine core got a %s message", type(message).__name__)
 

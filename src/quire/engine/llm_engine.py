@@ -11,6 +11,7 @@ from quire.engine.core_client import CoreClient, InprocClient, ProcessClient
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.engine.messages import Utility
 from quire.engine.output_processor import OutputProcessor, StatsHook
+from quire.engine.pausing import check_mode
 from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.pooling_record import PoolingRecord
 from quire.engine.request_state import NO_TOKENS, RequestRecord
@@ -189,22 +190,64 @@ class LLMEngine:
             raise ConfigError(f"there is no tokenizer: {self._tokenizer_source.why_absent}", setting="tokenizer")
         return self.tokenizer
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix."""
-        return bool(self._client.call(Utility.RESET_PREFIX_CACHE))
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""
+        del reset_connector
+        return bool(self._client.call(Utility.RESET_PREFIX_CACHE, reset_running_requests))
 
-    def sleep(self, level: int = 1) -> None:
-        """Give memory back until `wake_up`; unfinished requests are aborted."""
-        self.abort_request([record.request_id for record in self._outputs.records])
-        self._client.call(Utility.SLEEP, level)
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: level 0 none (a pause: new requests wait), 1 the KV cache, 2 the weights too.
+
+        Args:
+            mode: what becomes of unfinished requests: `abort` ends them, `keep` lets them stand still and go on later; `wait`
+                wants that there are none.
+
+        Raises:
+            RequestError: no such mode, or requests are unfinished.
+        """
+        check_mode(mode)
+        if mode == "wait" and len(self._outputs):
+            raise RequestError("mode is 'wait', and requests are unfinished: step until they have ended", param="mode")
+        if mode == "abort":
+            self.abort_request([record.request_id for record in self._outputs.records])
+        self._client.call(Utility.SLEEP, level, mode)
+
+    def release_kv_cache_memory(self) -> None:
+        """Give the KV cache's memory back until `wake_up(["kv_cache"])`; unfinished requests stand still, and are computed
+        anew."""
+        self._client.call(Utility.RELEASE_KV_CACHE)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`."""
+        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone."""
         self._client.call(Utility.WAKE_UP, tags)
 
     def is_sleeping(self) -> bool:
         """Whether the engine sleeps."""
         return bool(self._client.call(Utility.IS_SLEEPING))
+
+    def is_standing_still(self) -> bool:
+        """Whether steps give no news of unfinished requests: the core is paused, or sleeps with requests that were kept."""
+        return bool(self._client.call(Utility.IS_STANDING_STILL))
+
+    def start_profile(self, prefix: str = "") -> None:
+        """Profile the workers' steps from now on, as `profiler_config` says.
+
+        Raises:
+            RequestError: profiles are off, or one is being taken.
+        """
+        check_profile_started(self.collective_rpc("start_profile", args=(prefix,)))
+
+    def stop_profile(self) -> list[str]:
+        """End the profile; the files that were written.
+
+        Raises:
+            RequestError: none is being taken.
+        """
+        return profile_files(self.collective_rpc("stop_profile"))
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: `generate`, or what it pools."""
+        return supported_tasks(self.config)
 
     def collective_rpc(
         self,
@@ -242,6 +285,11 @@ def make_record(processed: ProcessedRequest) -> RequestRecord:
         arrival_time=processed.arrival_time,
         tokenizer=processed.tokenizer,
     )
+
+
+def supported_tasks(config: EngineConfig) -> tuple[str, ...]:
+    """What an engine's model can be asked for."""
+    return ("generate",) if config.model.pooling is None else tuple(config.model.pooling.tasks)
 
 
 def check_profile_started(problems: list[str | None]) -> None:

@@ -14,7 +14,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch
 from quire.engine.collector import CollectorPause
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
-from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora, check_profile_started, profile_files
+from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
 from quire.engine.usage_context import UsageContext
 from quire.entrypoints.beam_search import BeamSearchOutput, build_output, run_beam_searches
 from quire.entrypoints.conversations import check_content_format, prepare_conversation, split_conversations
@@ -67,6 +67,8 @@ class LLM(PoolingMethods):
     def _start(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
         self._ids = itertools.count()
+        self._enqueued: dict[str, AnyOutput | None] = {}
+        """Requests that nobody has waited for yet, in order; with their last outputs, once they have ended."""
 
     def _next_id(self) -> str:
         return str(next(self._ids))
@@ -97,9 +99,54 @@ class LLM(PoolingMethods):
         """
         check_lora(lora_request)
         with CollectorPause() as pause:
-            processor = self.llm_engine.input_processor
-            tokenized = processor.tokenize_batch(as_prompts(prompts), add_special_tokens(tokenization_kwargs))
-            return self._generate(tokenized, sampling_params, priority, use_tqdm, pause)
+            tokenized = self._tokenize(prompts, tokenization_kwargs)
+            return self._run(self._process(tokenized, sampling_params, priority), use_tqdm, pause)
+
+    def enqueue(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: ParamsPerPrompt = None,
+        lora_request: Any = None,
+        priority: list[int] | None = None,
+        use_tqdm: Tqdm = True,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue prompts as `generate` does and return their ids; `wait_for_completion` gives the outputs."""
+        del use_tqdm
+        check_lora(lora_request)
+        return self._enqueue(self._process(self._tokenize(prompts, tokenization_kwargs), sampling_params, priority))
+
+    def _tokenize(
+        self, prompts: PromptType | Sequence[PromptType], tokenization_kwargs: dict[str, Any] | None
+    ) -> list[TokenizedPrompt]:
+        processor = self.llm_engine.input_processor
+        return processor.tokenize_batch(as_prompts(prompts), add_special_tokens(tokenization_kwargs))
+
+    def _enqueue(self, requests: list[ProcessedRequest]) -> list[str]:
+        self.llm_engine.add_processed(requests)
+        ids = [request.request_id for request in requests]
+        self._enqueued |= dict.fromkeys(ids)
+        return ids
+
+    def wait_for_completion(self, output_type: type[Any] | None = None, *, use_tqdm: Tqdm = True) -> list[Any]:
+        """Run everything that was enqueued to its end; the outputs are in the order of the queue.
+
+        Args:
+            output_type: a class that every output must have.
+
+        Raises:
+            RequestError: the engine sleeps or is paused, or an output has another class.
+        """
+        with DeferredInterrupt() as interrupt:
+            try:
+                outputs = self._finish(list(self._enqueued), use_tqdm, interrupt)
+            finally:
+                self._enqueued.clear()
+        for output in outputs:
+            if output_type is not None and not isinstance(output, output_type):
+                message = f"output_type is {output_type.__name__}, and an output is a {type(output).__name__}"
+                raise RequestError(message, param="output_type")
+        return outputs
 
     def chat(
         self,
@@ -123,47 +170,74 @@ class LLM(PoolingMethods):
             continue_final_message: go on with the last message; needs `add_generation_prompt=False`.
         """
         check_lora(lora_request)
+        template: dict[str, Any] = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "content_format": check_content_format(chat_template_content_format),
+            **(chat_template_kwargs or {}),
+        }
+        with CollectorPause() as pause:
+            return self._run(
+                self._process(self._render(messages, template), sampling_params, priority), use_tqdm, pause
+            )
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: ParamsPerPrompt = None,
+        use_tqdm: Tqdm = True,
+        lora_request: Any = None,
+        *,
+        priority: list[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue conversations as `chat` does and return their ids; `wait_for_completion` gives the outputs."""
+        del use_tqdm
+        check_lora(lora_request)
+        template: dict[str, Any] = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "content_format": check_content_format(chat_template_content_format),
+            **(chat_template_kwargs or {}),
+        }
+        return self._enqueue(self._process(self._render(messages, template), sampling_params, priority))
+
+    def _render(self, messages: Sequence[Any], template: dict[str, Any]) -> list[TokenizedPrompt]:
+        """One prompt a conversation."""
         tokenizer = self.get_tokenizer()
         conversations, _ = split_conversations(messages)
         rendered: list[Any] = [
             tokenizer.apply_chat_template(
-                prepare_conversation(conversation),
-                tools=tools,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tokenize=tokenizer.writes_tokens,
-                content_format=check_content_format(chat_template_content_format),
-                **(chat_template_kwargs or {}),
+                prepare_conversation(conversation), tokenize=tokenizer.writes_tokens, **template
             )
             for conversation in conversations
         ]
-        with CollectorPause() as pause:
-            if not tokenizer.writes_tokens:
-                tokenized = self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens=False)
-            else:
-                tokenized = [TokenizedPrompt(token_ids) for token_ids in rendered]
-            return self._generate(tokenized, sampling_params, priority, use_tqdm, pause)
+        if tokenizer.writes_tokens:
+            return [TokenizedPrompt(token_ids) for token_ids in rendered]
+        return self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens=False)
 
-    def _generate(
-        self,
-        prompts: list[TokenizedPrompt],
-        sampling_params: ParamsPerPrompt,
-        priority: list[int] | None,
-        use_tqdm: Tqdm,
-        pause: CollectorPause,
-    ) -> list[RequestOutput]:
-        """Process all, then queue all, then run."""
+    def _process(
+        self, prompts: list[TokenizedPrompt], sampling_params: ParamsPerPrompt, priority: list[int] | None
+    ) -> list[ProcessedRequest]:
+        """Check all, so that all or none are queued."""
         params = self._params_per_prompt(sampling_params, len(prompts))
         priorities = priority if priority is not None else [0] * len(prompts)
         if len(priorities) != len(prompts):
             raise RequestError(f"priority has {len(priorities)} entries for {len(prompts)} prompts", param="priority")
         process = self.llm_engine.input_processor.process
-        requests = [
+        return [
             process(self._next_id(), prompt, one, priority=rank)
             for prompt, one, rank in zip(prompts, params, priorities, strict=True)
         ]
-        return self._run(requests, use_tqdm, pause)
 
     def _params_per_prompt(self, given: ParamsPerPrompt, count: int) -> list[SamplingParams]:
         """One for each prompt, asking for the final output only."""
@@ -183,28 +257,34 @@ class LLM(PoolingMethods):
         self, requests: list[ProcessedRequest], use_tqdm: Tqdm = False, pause: CollectorPause | None = None
     ) -> list[Any]:
         """Run requests to their end; Ctrl-C and errors take all of them back. `pause` is settled when all are queued."""
-        engine = self.llm_engine
-        finished: dict[str, AnyOutput] = {}
-        ids = [request.request_id for request in requests]
-        wanted = set(ids)
-        progress = _Progress(len(ids), use_tqdm)
         with DeferredInterrupt() as interrupt:
-            engine.add_processed(requests)
+            self.llm_engine.add_processed(requests)
             if pause is not None:
                 pause.settle(len(requests))
-            try:
-                while len(finished) < len(ids):
-                    for output in engine.step():
-                        if output.request_id not in wanted:
-                            continue  # of a request that the user gave to `llm_engine` directly
+            return self._finish([request.request_id for request in requests], use_tqdm, interrupt)
+
+    def _finish(self, ids: list[str], use_tqdm: Tqdm, interrupt: DeferredInterrupt) -> list[Any]:
+        """Step until these requests have ended; what was enqueued and ends meanwhile is kept for who waits for it."""
+        engine = self.llm_engine
+        finished = {request_id: output for request_id in ids if (output := self._enqueued.get(request_id)) is not None}
+        wanted = set(ids)
+        progress = _Progress(len(ids), use_tqdm)
+        try:
+            if len(finished) < len(ids) and engine.is_standing_still():
+                raise RequestError("the engine sleeps or is paused; wake it up first (wake_up)", param="wake_up")
+            while len(finished) < len(ids):
+                for output in engine.step():
+                    if output.request_id in self._enqueued:
+                        self._enqueued[output.request_id] = output
+                    if output.request_id in wanted:  # others are of the user's who gave them to `llm_engine` directly
                         finished[output.request_id] = output
                         progress.advance(output)
-                    interrupt.check()
-            finally:
-                progress.close()
-                if len(finished) < len(ids):
-                    engine.abort_request([request_id for request_id in ids if request_id not in finished])
-                    engine.discard_aborted()
+                interrupt.check()
+        finally:
+            progress.close()
+            if len(finished) < len(ids):
+                engine.abort_request([request_id for request_id in ids if request_id not in finished])
+                engine.discard_aborted()
         return [finished[request_id] for request_id in ids]
 
     def beam_search(
@@ -254,17 +334,31 @@ class LLM(PoolingMethods):
             raise RequestError("metrics are off; make the LLM with disable_log_stats=False", param="disable_log_stats")
         return self.llm_engine.metrics
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix."""
-        return self.llm_engine.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
-    def sleep(self, level: int = 1) -> None:
-        """Give memory back until `wake_up`: level 1 the KV cache, level 2 the weights too."""
-        self.llm_engine.sleep(level)
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: level 0 none (a pause), 1 the KV cache, 2 the weights too.
+
+        Args:
+            mode: what becomes of enqueued requests: `abort` ends them, `keep` lets them go on later; `wait` wants that there are
+                none.
+        """
+        self.llm_engine.sleep(level, mode)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`."""
+        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone."""
         self.llm_engine.wake_up(tags)
+
+    def release_kv_cache_memory(self) -> None:
+        """Give the KV cache's memory back until `wake_up(["kv_cache"])`; enqueued requests are computed anew."""
+        self.llm_engine.release_kv_cache_memory()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Devices that the model is spread over; there is no data parallelism yet."""
+        del include_dp
+        return self.llm_engine.config.parallel.world_size
 
     def collective_rpc(
         self,
@@ -282,7 +376,7 @@ class LLM(PoolingMethods):
         Raises:
             RequestError: profiles are off, or one is being taken.
         """
-        check_profile_started(self.collective_rpc("start_profile", args=(prefix,)))
+        self.llm_engine.start_profile(prefix)
 
     def stop_profile(self) -> list[str]:
         """End the profile; the files that were written.
@@ -290,7 +384,7 @@ class LLM(PoolingMethods):
         Raises:
             RequestError: none is being taken.
         """
-        return profile_files(self.collective_rpc("stop_profile"))
+        return self.llm_engine.stop_profile()
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
         """Write each rank's finished weights to a folder, which `load_format="sharded_state"` reads without any work.

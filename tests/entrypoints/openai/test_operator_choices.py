@@ -119,7 +119,7 @@ async def test_processors_get_vllms_extra_arguments_and_prompts_are_told(server)
 
 async def test_routes_into_the_engine_are_there_in_development_mode_only(server):
     async with server() as s:
-        for path in ("/sleep", "/wake_up", "/collective_rpc"):
+        for path in ("/sleep", "/wake_up", "/collective_rpc", "/pause", "/resume", "/abort_requests"):
             assert (await s.client.post(path)).status_code == 404
         assert (await s.client.get("/server_info")).status_code == 404
 
@@ -271,6 +271,34 @@ def test_an_engine_sleeps_wakes_and_calls_its_workers(monkeypatch):
             assert ask.get("/is_sleeping").json() == {"is_sleeping": False}
             after = ask.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
             assert after == before
+        assert ask.post("/pause?mode=later").status_code == ask.post("/pause?clear_cache=maybe").status_code == 400
+        for mode in ("abort", "wait", "keep"):
+            with server.client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                assert ask.post(f"/pause?mode={mode}&clear_cache={mode != 'keep'}").json() == {"status": "paused"}
+                assert ask.get("/is_paused").json() == {"is_paused": True}
+                assert ask.post("/resume").json() == {"status": "resumed"}
+                chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+            text = "".join(chunk["delta"].get("content") or "" for chunk in chunks)
+            assert text == before or (mode == "abort" and before.startswith(text))
+        assert ask.get("/is_paused").json() == {"is_paused": False}
+        long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True, "n": 16, "request_id": "mine"}
+        with server.client.stream("POST", "/v1/completions", json=long) as stream:
+            lines = stream.iter_lines()
+            assert json.loads(next(lines)[6:])["id"] == "cmpl-mine"
+            assert ask.post("/pause?mode=keep").status_code == 200
+            assert ask.post("/abort_requests", json={"request_ids": ["cmpl-mine", "other"]}).json() == {
+                "num_aborted": 16
+            }
+            assert ask.post("/resume").status_code == 200
+            chunks = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+        assert [chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]] == ["abort"] * 16
+        assert ask.post("/abort_requests", json={}).status_code == 400
+        assert ask.post("/release_kv_cache_memory").status_code == 200
+        assert ask.post("/wake_up?tags=kv_cache").status_code == 200
+        assert ask.get("/get_world_size").json() == {"world_size": 1}
+        assert ask.post("/reset_prefix_cache?reset_running_requests=true").json() == {"success": True}
         assert ask.get("/server_info").json()["kernels"]
         called = ask.post("/collective_rpc", json={"method": "explain"})
         assert called.status_code == 200 and len(called.json()["results"]) == 1

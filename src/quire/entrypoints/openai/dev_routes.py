@@ -1,4 +1,5 @@
-"""Routes that reach into the engine, with `QUIRE_SERVER_DEV_MODE=1` only: memory given back, workers called, what was chosen.
+"""Routes that reach into the engine, with `QUIRE_SERVER_DEV_MODE=1` only: pauses, memory given back, requests ended, workers
+called, what was chosen.
 
 Knows the engine's verbs. Who may reach these routes can do anything with the engine: they belong in no open network.
 """
@@ -9,11 +10,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.engine.pausing import PAUSE_MODES
 from quire.entrypoints.openai.errors import bad_request
-from quire.entrypoints.openai.route_tools import Handler, json_response, read_request, state_of
+from quire.entrypoints.openai.route_tools import Handler, flag_of, json_response, read_request, state_of
 
-_LEVELS = ("1", "2")
-_TAGS = ("weights", "kv_cache")
+_LEVELS = ("0", "1", "2")
+_TAGS = ("weights", "kv_cache", "scheduling")
 
 
 class RemoteCall(msgspec.Struct, kw_only=True):
@@ -25,17 +27,67 @@ class RemoteCall(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
 
+class AbortRequests(msgspec.Struct, kw_only=True):
+    """Body of `POST /abort_requests`."""
+
+    request_ids: list[str]
+
+
 async def sleep(request: Request) -> Response:
-    """`POST /sleep?level=1`: end what runs, give memory back (2: the weights are forgotten) until `/wake_up`."""
-    level = request.query_params.get("level", "1")
-    if level not in _LEVELS:
-        raise bad_request(f"level: {level[:20]!r} is not one of {', '.join(_LEVELS)}.", "level")
-    await _engine(request).sleep(int(level))
+    """`POST /sleep?level=1&mode=abort`: give memory back (0: none; 2: the weights are forgotten) until `/wake_up`."""
+    level = _one_of(request, "level", _LEVELS, "1")
+    await _engine(request).sleep(int(level), _mode(request))
     return Response(status_code=200)
 
 
+async def pause(request: Request) -> Response:
+    """`POST /pause?mode=abort&clear_cache=true`: schedule nothing until `/resume`. What runs is ended (`abort`), ends first
+    (`wait`), or stands still (`keep`); new requests wait."""
+    await _engine(request).pause_generation(mode=_mode(request), clear_cache=flag_of(request, "clear_cache", True))
+    return json_response({"status": "paused"})
+
+
+async def resume(request: Request) -> Response:
+    """`POST /resume`: schedule again."""
+    await _engine(request).resume_generation()
+    return json_response({"status": "resumed"})
+
+
+async def is_paused(request: Request) -> Response:
+    """`GET /is_paused`."""
+    return json_response({"is_paused": await _engine(request).is_paused()})
+
+
+async def abort_requests(request: Request) -> Response:
+    """`POST /abort_requests`: end requests, named by their ids or their answers'; unknown ones are passed over."""
+    body = await read_request(request, AbortRequests)
+    return json_response({"num_aborted": await _engine(request).abort_named(body.request_ids)})
+
+
+async def release_kv_cache_memory(request: Request) -> Response:
+    """`POST /release_kv_cache_memory`: give the KV cache's memory back until `/wake_up?tags=kv_cache`; what runs stands still."""
+    await _engine(request).release_kv_cache_memory()
+    return Response(status_code=200)
+
+
+async def get_world_size(request: Request) -> Response:
+    """`GET /get_world_size`: devices that the model is spread over."""
+    return json_response({"world_size": _engine(request).config.parallel.world_size})
+
+
+def _mode(request: Request) -> str:
+    return _one_of(request, "mode", PAUSE_MODES, "abort")
+
+
+def _one_of(request: Request, name: str, allowed: tuple[str, ...], default: str) -> str:
+    value = request.query_params.get(name, default)
+    if value not in allowed:
+        raise bad_request(f"{name}: {value[:20]!r} is not one of {', '.join(allowed)}.", name)
+    return value
+
+
 async def wake_up(request: Request) -> Response:
-    """`POST /wake_up?tags=weights&tags=kv_cache`: take memory again; without tags, all."""
+    """`POST /wake_up?tags=weights&tags=kv_cache&tags=scheduling`: undo `/sleep`; without tags, all of it."""
     tags = request.query_params.getlist("tags")
     if unknown := [tag for tag in tags if tag not in _TAGS]:
         raise bad_request(f"tags: {unknown[0][:40]!r} is not one of {', '.join(_TAGS)}.", "tags")
@@ -68,6 +120,12 @@ DEV_ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/sleep", ("POST",), sleep),
     ("/wake_up", ("POST",), wake_up),
     ("/is_sleeping", ("GET",), is_sleeping),
+    ("/pause", ("POST",), pause),
+    ("/resume", ("POST",), resume),
+    ("/is_paused", ("GET",), is_paused),
+    ("/abort_requests", ("POST",), abort_requests),
+    ("/release_kv_cache_memory", ("POST",), release_kv_cache_memory),
+    ("/get_world_size", ("GET",), get_world_size),
     ("/server_info", ("GET",), server_info),
     ("/collective_rpc", ("POST",), collective_rpc),
 )

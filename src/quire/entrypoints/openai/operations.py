@@ -10,7 +10,7 @@ from quire.entrypoints.openai.console_data import CONSOLE_DATA
 from quire.entrypoints.openai.errors import bad_request, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.responses import ModelCard, ModelList
-from quire.entrypoints.openai.route_tools import Handler, json_response, read_bytes, state_of
+from quire.entrypoints.openai.route_tools import Handler, flag_of, json_response, read_bytes, state_of
 from quire.entrypoints.openai.siblings import OWN, merge_metrics
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api.handlers import KEPT
@@ -98,10 +98,12 @@ async def metrics(request: Request) -> Response:
 
 
 async def reset_prefix_cache(request: Request) -> Response:
-    """`POST /reset_prefix_cache`: forget every cached prefix; running requests keep their pages."""
+    """`POST /reset_prefix_cache`: forget every cached prefix. Running requests keep their pages, or compute them again with
+    `?reset_running_requests=true`."""
     state = state_of(request)
     state.accept_work()
-    return json_response({"success": await state.engine.reset_prefix_cache()})
+    running = flag_of(request, "reset_running_requests", False)
+    return json_response({"success": await state.engine.reset_prefix_cache(running)})
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -9,19 +9,28 @@ from starlette.responses import Response
 
 from quire.entrypoints.anthropic.protocol import CountTokensRequest
 from quire.entrypoints.openai.decoding import read_body
-from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.pooling_protocol import PoolingFields
 from quire.entrypoints.openai.protocol import GenerationFields
 from quire.entrypoints.openai.state import ServerState
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 Handler = Callable[[Request], Awaitable[Response]]
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _encode = msgspec.json.Encoder().encode
 
 
 def json_response(body: Any, status: int = 200) -> Response:
     """An answer in JSON."""
     return Response(_encode(body), status_code=status, media_type="application/json")
+
+
+def flag_of(request: Request, name: str, default: bool) -> bool:
+    """A parameter of the query that is true or false."""
+    value = request.query_params.get(name, str(default)).lower()
+    if value not in _TRUTH:
+        raise bad_request(f"{name}: {value[:20]!r} is not true or false.", name)
+    return _TRUTH[value]
 
 
 def state_of(request: Request) -> ServerState:

@@ -1,0 +1,139 @@
+"""What an asynchronous engine may be told besides requests: to pause, to sleep, to forget, to measure.
+
+Each is a call of the core's (`messages.Utility`). Knows no requests but by their ids.
+"""
+
+import abc
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from quire.engine.llm_engine import check_profile_started, profile_files
+from quire.engine.messages import Utility
+from quire.engine.pausing import PauseState, check_mode
+
+_DRAIN_CHECK_S = 0.01
+"""Between two looks at whether everybody's requests have ended."""
+
+
+class AsyncControl(abc.ABC):
+    """The verbs of `AsyncLLM` that are about the engine as a whole."""
+
+    @abc.abstractmethod
+    async def _call(self, utility: Utility, *args: Any) -> Any:
+        """Call a utility of the core and wait for its value."""
+
+    @abc.abstractmethod
+    def _abort_all(self) -> None:
+        """End this frontend's requests."""
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Schedule nothing until `resume_generation`; new requests wait meanwhile. Returns when nothing is computed any more.
+
+        Args:
+            mode: what becomes of unfinished requests: `abort` ends them, `wait` lets them end first, `keep` lets them stand still
+                and go on later.
+            clear_cache: forget the KV cache, for example because weights will change: what stands still is computed anew.
+
+        Raises:
+            RequestError: no such mode.
+        """
+        check_mode(mode)
+        if mode == "abort":
+            self._abort_all()
+        await self._call(Utility.PAUSE, mode, clear_cache)
+        while mode == "wait" and await self._call(Utility.PAUSE_STATE) == PauseState.DRAINING:
+            await asyncio.sleep(_DRAIN_CHECK_S)
+
+    async def resume_generation(self) -> None:
+        """Schedule again."""
+        await self._call(Utility.RESUME)
+
+    async def is_paused(self) -> bool:
+        """Whether nothing is scheduled, or new requests wait until what runs has ended."""
+        return await self._call(Utility.PAUSE_STATE) != PauseState.RUNNING
+
+    async def abort_named(self, request_ids: Sequence[str]) -> int:
+        """End requests of every frontend, by the ids that a server's clients know; how many sequences that were."""
+        return await self._call(Utility.ABORT_NAMED, list(request_ids))
+
+    async def release_kv_cache_memory(self) -> None:
+        """Give the KV cache's memory back until `wake_up(["kv_cache"])`; unfinished requests stand still, and are computed
+        anew."""
+        await self._call(Utility.RELEASE_KV_CACHE)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""
+        del reset_connector
+        return bool(await self._call(Utility.RESET_PREFIX_CACHE, reset_running_requests))
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: level 0 none (a pause), 1 the KV cache, 2 the weights too.
+
+        Args:
+            mode: what becomes of unfinished requests, as `pause_generation` has it.
+
+        Raises:
+            RequestError: no such mode.
+        """
+        check_mode(mode)
+        if mode == "abort":
+            self._abort_all()
+        elif mode == "wait" and level:
+            await self.pause_generation(mode="wait", clear_cache=False)
+            await self._call(Utility.SLEEP, level, "keep")
+            await self.resume_generation()  # what came meanwhile goes on after `wake_up`
+            return
+        await self._call(Utility.SLEEP, level, mode)
+        while mode == "wait" and await self._call(Utility.PAUSE_STATE) == PauseState.DRAINING:
+            await asyncio.sleep(_DRAIN_CHECK_S)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone."""
+        await self._call(Utility.WAKE_UP, tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether the engine sleeps."""
+        return bool(await self._call(Utility.IS_SLEEPING))
+
+    async def explain(self) -> dict[str, Any]:
+        """What was chosen and why."""
+        return await self._call(Utility.EXPLAIN)
+
+    async def inspect(self) -> dict[str, Any]:
+        """The scheduler's state, its last steps, live and finished requests."""
+        return await self._call(Utility.INSPECT)
+
+    async def timeline(self, request_id: str) -> dict[str, Any] | None:
+        """What happened to a request of this id, or of one whose id holds it; None where it is not remembered."""
+        return await self._call(Utility.TIMELINE, request_id)
+
+    async def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> None:
+        """Profile the workers' steps from now on, as `profiler_config` says; `overrides` replaces fields of it.
+
+        Raises:
+            RequestError: profiles are off, or one is being taken.
+        """
+        check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", [prefix, overrides]))
+
+    async def stop_profile(self) -> list[str]:
+        """End the profile; the files that were written.
+
+        Raises:
+            RequestError: none is being taken.
+        """
+        return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a worker's method on every worker.
+
+        Raises:
+            TimeoutError: no answer within `timeout` seconds.
+        """
+        return await asyncio.wait_for(self._call(Utility.COLLECTIVE_RPC, method, list(args), kwargs), timeout)
