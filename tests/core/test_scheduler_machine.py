@@ -11,10 +11,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tests.oracles.scheduler_harness import SchedulerHarness
+from tests.oracles.slow_preparer import SlowPreparer
 
 from quire.errors import RequestError
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
+from quire.sampling_params import StructuredOutputsParams
 from quire.simulator.hash_model import RECURRENT, Faults, HashModel
 
 WINDOWS = [(0,), (0, 6), (9, 9, 9, 0), (5,), (0, RECURRENT), (6, RECURRENT, RECURRENT, RECURRENT), (RECURRENT,)]
@@ -26,6 +28,10 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
     windows = draw(st.sampled_from(WINDOWS))
     swaps = draw(st.booleans())
     max_step_tokens = draw(st.sampled_from([2, 7, 40]))
+    preparer = None
+    if draw(st.booleans()):
+        ends, forgets = draw(st.sampled_from([0.02, 0.3, 1.0])), draw(st.sampled_from([0.0, 0.2]))
+        preparer = SlowPreparer(draw(st.integers(0, 99)), ends, forgets)
     return SchedulerHarness(
         model=HashModel(
             windows=windows,
@@ -55,6 +61,7 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
         max_num_partial_prefills=draw(st.sampled_from([0, 0, 1])),
         num_lookahead_slots=draw(st.sampled_from([0, 0, 3])),
         max_step_ms=draw(st.sampled_from([0.0, 0.0, 1.2])),
+        preparer=preparer,
     )
 
 
@@ -77,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = self._prompt(data)
         group_id = f"group{self.count}" if siblings > 1 else None
         eos = self.harness.model.eos_token_id
+        form = data.draw(st.sampled_from([None, "a", "b", f"new {self.count}"]), label="form")
         for _ in range(siblings):
             self.count += 1
             fields = {
@@ -88,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "max_tokens": data.draw(st.sampled_from([1, 2, 9, 30, None])),
                 "eos_token_ids": [eos],
                 "ignore_eos": data.draw(st.booleans()),
+                "structured_outputs": None if form is None else StructuredOutputsParams(regex=form),
                 "stop_token_ids": data.draw(st.sampled_from([None, [3, 7, 11], list(range(10))])),
                 "min_tokens": data.draw(st.sampled_from([0, 0, 3])) if siblings == 1 else 0,
                 "skip_reading_prefix_cache": data.draw(st.sampled_from([None, True])),

@@ -1,9 +1,11 @@
 """Workers for tests of the executor with a process a rank: named by class path, made in the child."""
 
+import concurrent.futures
 import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.oracles.async_platform import AsyncCpuPlatform
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.platforms.interface import Platform
+from quire.sampling_params import SamplingParams
 from quire.worker.worker import Worker
 
 
@@ -60,6 +63,29 @@ class TroubledWorker(Worker):
     def torch_was_sent(self) -> Any:
         """Something that is not data."""
         return sys
+
+
+class SlowFormsWorker(Worker):
+    """Compiles no form on rank 1 until it is told to."""
+
+    released = threading.Event()
+
+    def prepare(self, params: SamplingParams) -> "concurrent.futures.Future[Any]":
+        if self.config.parallel.rank == 0:
+            return super().prepare(params)
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def compile_later() -> None:
+            self.released.wait()
+            done.set_result(super(SlowFormsWorker, self).prepare(params).result())
+
+        threading.Thread(target=compile_later, daemon=True).start()
+        return done
+
+    def release(self) -> int:
+        """From now on forms are compiled."""
+        self.released.set()
+        return self.config.parallel.rank
 
 
 class RefusingWorker(Worker):

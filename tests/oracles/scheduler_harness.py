@@ -7,10 +7,13 @@ import dataclasses
 from collections import Counter
 from typing import Literal
 
+from tests.oracles.slow_preparer import SlowPreparer
+
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, group_layers
 from quire.core.block_pool import NULL_BLOCK
 from quire.core.output import SchedulerOutput
+from quire.core.preparations import Preparations
 from quire.core.request_state import Request, RequestStatus
 from quire.core.scheduler import Scheduler
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason
@@ -55,6 +58,7 @@ class SchedulerHarness:
         max_num_batched_tokens: int = 32,
         max_model_len: int = 64,
         min_common_tokens: int = 16,
+        preparer: SlowPreparer | None = None,
         **settings: int | float | bool,
     ) -> None:
         self.model = model or HashModel()
@@ -72,6 +76,9 @@ class SchedulerHarness:
         )
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, enable_kv_events=kv_events)
         self.scheduler = Scheduler(config, cache, self.kv_config, hash_key=b"test", min_common_tokens=min_common_tokens)
+        self.preparer = preparer
+        if preparer is not None:
+            self.scheduler.preparations = Preparations(preparer)
         self.config = config
         self.depth = depth
         self.expected: dict[str, Expected] = {}
@@ -150,6 +157,8 @@ class SchedulerHarness:
                 break
             was_idle = not self.in_flight
             step = self.step()
+            if was_idle and not step.total_num_tokens and self.scheduler.preparations.wait(1.0):
+                continue
             assert step.total_num_tokens or not was_idle, "nothing runs although requests wait"
         assert not self.scheduler.has_unfinished(), f"unfinished after {max_steps} steps"
         while self.in_flight:
@@ -200,6 +209,9 @@ class SchedulerHarness:
         assert step.total_num_tokens == int(step.num_scheduled_tokens.sum()) <= self.config.max_num_batched_tokens
         assert len(set(step.rows.tolist())) == len(step.rows) <= self.config.max_num_seqs
         assert (step.num_scheduled_tokens > 0).all()
+        for new in step.new_requests:
+            if self.preparer is not None and new.sampling_params and new.sampling_params.structured_outputs is not None:
+                assert self.preparer.form_of(new.sampling_params) in self.preparer.known, "a step waits for a form"
 
     def check(self) -> None:
         """The invariants that hold between any two calls."""
@@ -263,5 +275,6 @@ class SchedulerHarness:
         assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
         assert scheduler.kv.host_pool.num_free == scheduler.kv.host_pool.num_blocks
         assert scheduler._waiting_tokens == 0 and not scheduler._leaving and not scheduler._groups._groups
+        assert not len(scheduler.preparations) and not scheduler.preparations._ahead
         assert not len(scheduler._followers) and not scheduler._followers._page_of
         assert all(expected.finish is not None for expected in self.expected.values())

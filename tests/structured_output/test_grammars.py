@@ -311,10 +311,23 @@ def test_a_grammar_is_compiled_once_for_all_who_ask_at_the_same_time() -> None:
 
 
 def test_what_the_first_request_waits_for_can_be_done_before() -> None:
-    grammars = Grammars()
-    assert list(grammars.prepare([EOS], lambda: VOCABULARY)) == [None]
+    grammars, was_read = Grammars(), threading.Event()
+
+    def load() -> Vocabulary:
+        was_read.set()
+        return VOCABULARY
+
+    grammars.read_ahead(lambda: [EOS], load)
+    assert was_read.wait(60)
     grammars.check(StructuredOutputsParams(regex="a"), [EOS], lambda: pytest.fail("read again"))
-    assert list(Grammars().prepare([], lambda: pytest.fail("no request can use it"))) == []
+
+
+def test_reading_ahead_harms_nobody_where_it_cannot_be_done() -> None:
+    grammars, reads = Grammars(), []
+    grammars.read_ahead(list, lambda: pytest.fail("no request can use it"))
+    grammars.read_ahead(lambda: [EOS], lambda: reads.append(1) or pytest.fail("unreadable"))
+    grammars.check(StructuredOutputsParams(regex="a"), [EOS], lambda: VOCABULARY)
+    assert reads == [1]
 
 
 def test_a_model_without_an_end_is_refused() -> None:

@@ -102,7 +102,7 @@ schemas = st.recursive(
 
 
 def form_states(params: StructuredOutputsParams) -> States:
-    future: concurrent.futures.Future[States] = GRAMMARS._compile(params, [EOS], lambda: VOCABULARY)
+    future: concurrent.futures.Future[States] = GRAMMARS.compile(params, [EOS], lambda: VOCABULARY)
     return future.result()
 
 

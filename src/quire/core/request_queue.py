@@ -16,6 +16,9 @@ from typing import Literal
 from quire.core.request_state import Request
 from quire.errors import ConfigError
 
+FAIR_QUANTUM = 512
+"""Tokens that a tenant may spend a round under `fair`: a few ordinary prompts."""
+
 
 class RequestQueue(abc.ABC):
     """Waiting requests in order of service."""
@@ -191,7 +194,7 @@ class FairQueue(RequestQueue):
         return tenant is not None and tenant.version == entry[1]
 
 
-def build_request_queue(policy: Literal["fcfs", "priority", "fair"], quantum: int) -> RequestQueue:
+def build_request_queue(policy: Literal["fcfs", "priority", "fair"], quantum: int = FAIR_QUANTUM) -> RequestQueue:
     """The queue of a policy; `quantum` is the tokens a tenant may spend a round under `fair`."""
     if policy == "fair":
         return FairQueue(quantum)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class RequestStatus(enum.IntEnum):
     """Where a request is in its life.
 
-    WAITING: in the queue. HELD: waits for another to compute what their prompts have in common. RUNNING: owns a row and
-    is scheduled. PREEMPTING: gives its row back as soon as no step in flight names it. ENDING: has ended, but a step in
+    WAITING: in the queue. HELD: waits for another to compute what their prompts have in common, or for its form. RUNNING: owns
+    a row and is scheduled. PREEMPTING: gives its row back as soon as no step in flight names it. ENDING: has ended, but a step in
     flight still names its row. ENDED: owns nothing.
     """
 

@@ -26,6 +26,7 @@ from quire.core.kv_events import KVEvent, KVEventLog
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
+from quire.core.preparations import Preparations
 from quire.core.prompt_groups import PromptGroups
 from quire.core.publication import PendingPages
 from quire.core.request_queue import build_request_queue
@@ -39,9 +40,6 @@ from quire.core.stop import compute_finish, until_end
 from quire.core.timelines import Timelines
 from quire.errors import EngineError, RequestError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Pooled, SchedulerStats
-
-FAIR_QUANTUM = 512
-"""Tokens that a tenant may spend a round under `fair`: a few ordinary prompts."""
 
 
 class Scheduler:
@@ -85,9 +83,10 @@ class Scheduler:
         self.kv = KVCacheManager(kv_config, hasher, self._events)
         self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
         self._pages = PendingPages(self.kv, self._batch)
-        self._queue = build_request_queue(config.policy, FAIR_QUANTUM)
+        self._queue = build_request_queue(config.policy)
         self._groups = PromptGroups(self.kv)
         self._followers = Followers(self.kv, min_common_tokens)
+        self.preparations = Preparations()  # an engine core puts its own here
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
         self._bounds = QueueBounds(config, self.cost_model)
         self._delay = AdmissionDelay(config.delay_factor, clock)
@@ -116,8 +115,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue, and those that wait for another's pages."""
-        return len(self._queue) + self._groups.num_held + len(self._followers)
+        """Requests in the queue, and those that are held back."""
+        return len(self._queue) + self._groups.num_held + len(self._followers) + len(self.preparations)
 
     def has_unfinished(self) -> bool:
         """Whether any request has not ended."""
@@ -190,6 +189,7 @@ class Scheduler:
         """Plan the next step. One without rows needs neither execution nor `update`; nothing in it is lost."""
         self._has_shortage = False
         self._dropped.clear()
+        self._enqueue(*self.preparations.take_ready())
         rows, counts, budget = self._budget.divide(has_waiting=len(self._queue) > 0)
         rows, counts = self._ensure_pages(rows, counts)
         self._hindrance = "pages" if self._has_shortage else "tokens"
@@ -306,8 +306,7 @@ class Scheduler:
         return new_rows, new_counts
 
     def _admit(self, request: Request, budget: int, *, may_be_partial: bool) -> int:
-        """Admit one request if it fits. Returns its tokens in this step; 0 where it has to wait on, in the queue or held
-        back for another's pages."""
+        """Admit one request if it fits. Returns its tokens in this step; 0 where it waits on, in the queue or held back."""
         self._hindrance = "pages"
         if self._is_blocked(request):
             return 0
@@ -330,12 +329,17 @@ class Scheduler:
                 return 0
             return self._admit(request, budget, may_be_partial=may_be_partial)
         if not request.is_swapped and self._followers.must_follow(request, hit.num_tokens):
-            self._queue.remove(request)
-            request.status = RequestStatus.HELD
-            self._timelines.held(request, "common prefix", self._followers.leader_of(request).request_id)
-            return 0
+            return self._hold(request, "common prefix", self._followers.leader_of(request).request_id)
+        if self.preparations.must_wait(request):
+            return self._hold(request, "form", "")
         self._start(request, hit, count)
         return count
+
+    def _hold(self, request: Request, cause: str, other: str) -> int:
+        self._queue.remove(request)
+        request.status = RequestStatus.HELD
+        self._timelines.held(request, cause, other)
+        return 0
 
     def _is_blocked(self, request: Request) -> bool:
         """Whether this request did not fit before and no page has come free since: it need not be looked at again."""
@@ -552,6 +556,7 @@ class Scheduler:
         """The request has ended, wherever it is."""
         self._timelines.ended(request, str(reason), self._batch)
         del self._requests[request.request_id]
+        self.preparations.leave(request)
         if request.status in (RequestStatus.RUNNING, RequestStatus.PREEMPTING):
             row = request.row
             self._batch.accepts[row] = False

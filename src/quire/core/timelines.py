@@ -129,7 +129,7 @@ class Timelines:
             request.timeline.add(now, "queued", {"requests_in_queue": num_ahead})
 
     def held(self, request: Request, cause: str, other: str) -> None:
-        """It waits, outside of the queue, for what another request computes."""
+        """It waits, outside of the queue, for what another request computes, or for what is being prepared."""
         if self.is_on:
             now = self.clock()
             if request.timeline is None:

@@ -13,6 +13,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
 from quire.core.kv_planner import plan_kv_cache
 from quire.core.output import SchedulerOutput
+from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
 from quire.engine.collector import CollectorPause
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
@@ -30,6 +31,9 @@ _WAKING_PARTS = (*_SLEEPING_PARTS, "scheduling")
 
 _MEMORY_TRIES = 5
 """Sizes of the cache that are tried while something else takes the device's memory: the last is two thirds of the first."""
+
+_PREPARATION_WAIT_S = 0.002
+"""How long a step may wait for a form where there is nothing else to do, before messages are looked at again."""
 
 _MAX_EMPTY_PLANS = 64
 """Plans without a token, nothing being in flight, after which the scheduler must be at fault."""
@@ -54,6 +58,7 @@ class EngineCore:
             self._executor = executor if executor is not None else make_executor(config)
             try:
                 self.kv_cache = self._allocate()
+                self._preparations = Preparations(self._executor)
                 self._scheduler = self._make_scheduler()
             except BaseException:
                 self._executor.shutdown()
@@ -112,9 +117,11 @@ class EngineCore:
     def _make_scheduler(self) -> Scheduler:
         given = self.config.scheduler.scheduler_cls
         scheduler_class: Any = import_class(given, "scheduler_cls") if isinstance(given, str) else (given or Scheduler)
-        return scheduler_class(
+        scheduler = scheduler_class(
             self.config.scheduler, self.config.cache, self.kv_cache, max_model_len=self.config.model.max_model_len
         )
+        scheduler.preparations = self._preparations
+        return scheduler
 
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Have it called, in any thread, when workers end by themselves while the core does nothing; `idle` then raises."""
@@ -238,8 +245,11 @@ class EngineCore:
             in_flight.append(step)
 
     def _check_progress(self) -> None:
-        """A plan may be empty now and then (everything was preempted), but not for ever."""
-        self._num_empty_plans = 0 if self._in_flight else self._num_empty_plans + 1
+        """A plan may be empty now and then (everything was preempted), but not for ever, unless somebody waits for a form."""
+        if self._in_flight or self._preparations.wait(_PREPARATION_WAIT_S):
+            self._num_empty_plans = 0
+            return
+        self._num_empty_plans += 1
         if self._num_empty_plans > _MAX_EMPTY_PLANS:
             stats = self._scheduler.stats()
             raise EngineError(

@@ -53,6 +53,17 @@ class Executor(abc.ABC):
     def check_request(self, request: EngineRequest) -> None:
         """Raises RequestError for a request that the workers cannot be given."""
 
+    def is_prepared(self, request: EngineRequest) -> bool:
+        """Whether steps can have a request with a form at once: its grammar is compiled, as far as is known."""
+        return True
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Have the workers compile a form's grammar, beside their steps. A form that cannot be compiled is told of by its row."""
+
+    def prepared(self, wait_s: float) -> list[str]:
+        """Ids of requests whose preparation has ended since the last call, well or not; waits at most so long for the first."""
+        return []
+
     def idle(self) -> bool:
         """There is nothing to do: prepare for later work, a little at a time (capture a graph). Called with no step in flight,
         and a request that arrives meanwhile waits for its end. True where another call could do more."""

@@ -5,11 +5,13 @@ the same ones. Everything else is a call that every rank answers. Knows messages
 """
 
 import contextlib
+import dataclasses
+import hashlib
 import select
 import threading
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 import msgspec
@@ -23,15 +25,33 @@ from quire.executor import wire
 from quire.executor.broadcast_ring import RingWriter
 from quire.executor.interface import Executor
 from quire.executor.rank_processes import RankProcesses
-from quire.executor.wire import Answer, Call, End, Problem, Result, Start, Step
+from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger
 from quire.request import EngineRequest
 from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
 
+_MOST_PREPARED = 128
+"""Forms that all ranks are taken to keep; they keep more (`structured_output/grammars.py`)."""
 _PATIENCE_S = 5.0
 """How long an orderly end may take, and how long ranks may be silent after another one's error."""
+
+
+@dataclasses.dataclass
+class _Preparing:
+    """A form that the ranks compile, for a request; `ranks` have not answered."""
+
+    request_id: str
+    form: bytes
+    ranks: set[int]
+
+
+def _form_of(request: EngineRequest) -> bytes:
+    """What a grammar is compiled from, in short."""
+    params = request.sampling_params
+    assert params is not None
+    return hashlib.sha256(msgspec.msgpack.encode((params.structured_outputs, params.eos_token_ids))).digest()
 
 
 class MultiprocExecutor(Executor):
@@ -49,6 +69,9 @@ class MultiprocExecutor(Executor):
         self._calls = 0
         self._results: deque[ModelRunnerOutput] = deque()
         self._in_flight = 0
+        self._preparing: dict[int, _Preparing] = {}
+        self._prepared: list[str] = []
+        self._known_forms: OrderedDict[bytes, None] = OrderedDict()
         self._send_lock = threading.Lock()
         self._is_shut_down = False
         self._ring = RingWriter(self._size)
@@ -99,6 +122,38 @@ class MultiprocExecutor(Executor):
             self._take_in(self._first_answer, None)
         self._in_flight -= 1
         return self._results.popleft()
+
+    # Forms.
+
+    def is_prepared(self, request: EngineRequest) -> bool:
+        form = _form_of(request)
+        if form not in self._known_forms:
+            return False
+        self._known_forms.move_to_end(form)
+        return True
+
+    def prepare(self, request: EngineRequest) -> None:
+        assert request.sampling_params is not None
+        self._calls += 1
+        self._preparing[self._calls] = _Preparing(request.request_id, _form_of(request), set(range(self._size)))
+        self._send(Prepare(self._calls, request.sampling_params))
+
+    def prepared(self, wait_s: float) -> list[str]:
+        self._take_in(self._any_answer, time.monotonic())
+        if not self._prepared and wait_s:
+            self._take_in(self._any_answer, time.monotonic() + wait_s)
+        prepared, self._prepared = self._prepared, []
+        return prepared
+
+    def _note_prepared(self, rank: int, number: int) -> None:
+        preparing = self._preparing[number]
+        preparing.ranks.discard(rank)
+        if not preparing.ranks:
+            del self._preparing[number]
+            self._prepared.append(preparing.request_id)
+            self._known_forms[preparing.form] = None
+            if len(self._known_forms) > _MOST_PREPARED:
+                self._known_forms.popitem(last=False)
 
     # Calls.
 
@@ -203,6 +258,8 @@ class MultiprocExecutor(Executor):
             match wire.decode_from_worker(data):
                 case Result(output=output):
                     self._results.append(output)
+                case Prepared(number=number):
+                    self._note_prepared(rank, number)
                 case Answer() as answer:
                     answers.append((rank, answer))
         return answers

@@ -4,6 +4,7 @@ Where the device works beside the host a step is submitted when it is started, a
 at once. Knows nothing of tensors or models.
 """
 
+import concurrent.futures
 from collections import deque
 from typing import Any
 
@@ -14,6 +15,7 @@ from quire.errors import EngineError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class
 from quire.platforms import current_platform
+from quire.request import EngineRequest
 from quire.timeline import STARTUP
 from quire.worker.runner import PendingStep
 
@@ -29,6 +31,7 @@ class UniprocExecutor(Executor):
         with STARTUP.phase("imports"):
             worker_class = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
         self._results: deque[ModelRunnerOutput | PendingStep] = deque()
+        self._preparing: dict[str, concurrent.futures.Future[Any]] = {}
         self._worker = worker_class(config, platform)
         self._worker.load_model()
 
@@ -49,6 +52,21 @@ class UniprocExecutor(Executor):
             raise EngineError("collect() without a step in flight")
         result = self._results.popleft()
         return result if isinstance(result, ModelRunnerOutput) else result.result()
+
+    def is_prepared(self, request: EngineRequest) -> bool:
+        return self._worker.is_prepared(request.sampling_params)
+
+    def prepare(self, request: EngineRequest) -> None:
+        self._preparing[request.request_id] = self._worker.prepare(request.sampling_params)
+
+    def prepared(self, wait_s: float) -> list[str]:
+        preparing = self._preparing
+        if wait_s and not any(future.done() for future in preparing.values()):
+            concurrent.futures.wait(preparing.values(), wait_s, concurrent.futures.FIRST_COMPLETED)
+        done = [request_id for request_id, future in preparing.items() if future.done()]
+        for request_id in done:
+            del preparing[request_id]
+        return done
 
     def idle(self) -> bool:
         return self._worker.idle()

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import ConfigError, EngineError, QuireError
+from quire.sampling_params import SamplingParams
 
 _ARRAY_TYPES = (np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_))
 """An array's type is the code of its msgpack extension, counted from 1."""
@@ -34,6 +35,13 @@ class Call(msgspec.Struct, tag="call", array_like=True):
     method: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
+
+
+class Prepare(msgspec.Struct, tag="prepare", array_like=True):
+    """Compile a form's grammar beside the steps; every rank answers with a `Prepared` when that has ended."""
+
+    number: int
+    params: SamplingParams
 
 
 class End(msgspec.Struct, tag="end", array_like=True):
@@ -78,8 +86,14 @@ class Answer(msgspec.Struct, tag="answer", array_like=True):
     problem: Problem | None = None
 
 
-ToWorker = Start | Step | Call | End
-FromWorker = Result | Answer
+class Prepared(msgspec.Struct, tag="prepared", array_like=True):
+    """A preparation has ended, well or not."""
+
+    number: int
+
+
+ToWorker = Start | Step | Call | Prepare | End
+FromWorker = Result | Answer | Prepared
 
 
 def _encode_array(value: Any) -> Any:

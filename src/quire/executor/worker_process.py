@@ -31,7 +31,7 @@ from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader
 from quire.executor.pipes import write_message
 from quire.executor.selector import import_class
-from quire.executor.wire import Answer, Call, End, Problem, Result, Start, Step
+from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
 from quire.platforms import current_platform
 from quire.platforms.host import usable_cpus
@@ -108,6 +108,9 @@ class WorkerProcess:
                     self._submit(plan)
                 case Call() as call:
                     self._answer(call)
+                case Prepare(number=number, params=params):
+                    compiled = self._worker.prepare(params)
+                    compiled.add_done_callback(lambda _, number=number: self._send(Prepared(number)))
                 case Start(config=config):
                     self._config = config_from_plain(config)
                 case End():
@@ -186,7 +189,7 @@ class WorkerProcess:
 
     # Words.
 
-    def _send(self, message: Result | Answer) -> None:
+    def _send(self, message: Result | Answer | Prepared) -> None:
         data = wire.encode(message)
         with self._send_lock, contextlib.suppress(BrokenPipeError):
             write_message(self._answer_fd, data)

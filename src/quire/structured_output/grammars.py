@@ -13,13 +13,14 @@ import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from quire.config import StructuredOutputsConfig, limits
 from quire.errors import RequestError
+from quire.logger import init_logger
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.backend import Backend, IntArray
 from quire.structured_output.filling import FillThread
@@ -30,6 +31,8 @@ from quire.structured_output.states import States
 from quire.structured_output.string_masks import StringMasks
 from quire.structured_output.trial import Trials
 from quire.structured_output.vocabulary import Vocabulary
+
+logger = init_logger(__name__)
 
 _COMPILER_THREADS = 2
 _MOST_KEPT = 256
@@ -75,7 +78,7 @@ class Grammars:
             CapacityError: too many are being tried.
         """
         if not apart:
-            result_of(self._compile(params, eos_token_ids, load_vocabulary))
+            result_of(self.compile(params, eos_token_ids, load_vocabulary))
             return
         params, key = self._key(params, eos_token_ids)
         with self._lock:
@@ -97,8 +100,22 @@ class Grammars:
         """
         _, key = self._key(params, eos_token_ids)
         with self._lock:
-            future = self._kept.get(key)
-            return key in self._checked and (not shared or (future is not None and future.done()))
+            return key in self._checked and (not shared or self._is_kept(key))
+
+    def is_compiled(self, params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -> bool:
+        """Whether a row's beginning (`start`) need not be waited for.
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
+        _, key = self._key(params, eos_token_ids)
+        with self._lock:
+            return self._is_kept(key)
+
+    def _is_kept(self, key: bytes) -> bool:
+        """With the lock held."""
+        future = self._kept.get(key)
+        return future is not None and future.done()
 
     def _try(
         self,
@@ -133,7 +150,7 @@ class Grammars:
         thinking: Thinking | None = None,
     ) -> RowGrammar:
         """A row's beginning. Does not wait: a grammar that `check` refuses is told of by `fill`."""
-        return RowGrammar(self._compile(params, eos_token_ids, load_vocabulary), thinking)
+        return RowGrammar(self.compile(params, eos_token_ids, load_vocabulary), thinking)
 
     def fill(self, rows: Rows, masks_NW: IntArray) -> dict[int, str]:
         """`begin_fill`, and wait for it."""
@@ -201,21 +218,30 @@ class Grammars:
             )
         return params, hashlib.sha256(encoded).digest()
 
-    def _compile(
+    def compile(
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
     ) -> concurrent.futures.Future[States]:
+        """Have a form compiled in another thread, unless it is kept; the last ones that somebody asked for are.
+
+        Raises:
+            RequestError: it is too large, or no JSON.
+        """
         params, key = self._key(params, eos_token_ids)
         with self._lock:
             future = self._kept.get(key)
             if future is None:
-                if self._threads is None:
-                    self._threads = concurrent.futures.ThreadPoolExecutor(_COMPILER_THREADS, "grammar-compiler")
                 task = functools.partial(self._build, params, tuple(eos_token_ids), load_vocabulary)
-                future = self._kept[key] = self._threads.submit(task)
+                future = self._kept[key] = self._compilers().submit(task)
                 if len(self._kept) > _MOST_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
         return future
+
+    def _compilers(self) -> concurrent.futures.ThreadPoolExecutor:
+        """With the lock held."""
+        if self._threads is None:
+            self._threads = concurrent.futures.ThreadPoolExecutor(_COMPILER_THREADS, "grammar-compiler")
+        return self._threads
 
     def _build(
         self,
@@ -247,15 +273,20 @@ class Grammars:
                 self._backends[key] = backend_class(vocabulary, eos_token_ids), strings, vocabulary.tokens
             return self._backends[key]
 
-    def prepare(self, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]) -> Iterator[None]:
-        """Do in parts, one a turn, what the first request would wait for; nothing where the engine is not installed."""
+    def read_ahead(self, load_ends: Callable[[], Sequence[int]], load_vocabulary: Callable[[], Vocabulary]) -> None:
+        """Have another thread do what the first request would wait for; nothing where the engine is not installed."""
         name = "guidance" if self._settings.backend == "auto" else self._settings.backend
-        if not eos_token_ids or not is_installed(name):
+        if not is_installed(name):
             return
-        with self._reading:
-            self._read(load_vocabulary)
-        yield
-        self._backend(name, tuple(eos_token_ids), load_vocabulary)
+
+        def read() -> None:
+            try:
+                self._backend(name, tuple(load_ends()), load_vocabulary)
+            except Exception as error:  # whoever asks for a grammar is told
+                logger.debug("grammars cannot be prepared: %s", error)
+
+        with self._lock:
+            self._compilers().submit(read)
 
     def _read(self, load_vocabulary: Callable[[], Vocabulary]) -> Vocabulary:
         """With the lock held."""

@@ -1,18 +1,17 @@
 """A worker's grammars: `quire.structured_output` with this model's tokenizer, which is read when the first request asks."""
 
-from collections.abc import Collection, Iterator, Sequence
+import concurrent.futures
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.config import EngineConfig
-from quire.logger import init_logger
 from quire.sampling_params import SamplingParams
 from quire.structured_output.grammars import Filling, RowGrammar, shared_grammars
+from quire.structured_output.states import States
 from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
 from quire.tokenizers.loader import get_tokenizer
-
-logger = init_logger(__name__)
 
 
 class WorkerGrammars:
@@ -31,12 +30,22 @@ class WorkerGrammars:
             config.structured_outputs,
         )
         self._enable_in_reasoning = config.structured_outputs.enable_in_reasoning
-        self._parts = self._prepare()
+        self._is_read_ahead = False
         is_off = config.structured_outputs.disable_jump_forward
         self.jumps = jumps if is_off is None else not is_off
 
+    def is_compiled(self, params: SamplingParams) -> bool:
+        """Whether a form's grammar is."""
+        assert params.structured_outputs is not None
+        return self._grammars.is_compiled(params.structured_outputs, params.eos_token_ids)
+
+    def compile(self, params: SamplingParams) -> concurrent.futures.Future[States]:
+        """Have it compiled in another thread; what is wrong with it is told by `start`'s row."""
+        assert params.structured_outputs is not None
+        return self._grammars.compile(params.structured_outputs, params.eos_token_ids, self._load_vocabulary)
+
     def start(self, params: SamplingParams) -> RowGrammar:
-        """A new row's grammar, being compiled if it was not seen before."""
+        """A new row's grammar. One that is not compiled, or not any more, is waited for when it is needed."""
         assert params.structured_outputs is not None
         constraint, ends = params.structured_outputs, params.eos_token_ids
         thinking = None if self._enable_in_reasoning else params.thinking
@@ -56,21 +65,18 @@ class WorkerGrammars:
         return self._grammars.begin_fill(rows, masks_NW, alone)
 
     def prepare(self) -> bool:
-        """While nothing else is to do, do a part of what the first request with a grammar would wait for; whether there is more
-        of it."""
-        return next(self._parts, False)
+        """While nothing else is to do, have another thread begin what the first request with a grammar would wait for; whether
+        there is more to do."""
+        if not self._is_read_ahead:
+            self._is_read_ahead = True
+            self._grammars.read_ahead(self._load_ends, self._load_vocabulary)
+        return False
 
-    def _prepare(self) -> Iterator[bool]:
+    def _load_ends(self) -> list[int]:
         model = self._model
-        try:
-            tokenizer = get_tokenizer(model.tokenizer_path, model.tokenizer_mode)
-            yield True
-            own = tokenizer.eos_token_id
-            ends = [*model.eos_token_ids, *([own] if own is not None and own < model.vocab_size else [])]
-            for _ in self._grammars.prepare(list(dict.fromkeys(ends)), self._load_vocabulary):
-                yield True
-        except Exception as error:  # whoever asks for a grammar is told
-            logger.debug("grammars cannot be prepared: %s", error)
+        own = get_tokenizer(model.tokenizer_path, model.tokenizer_mode).eos_token_id
+        ends = [*model.eos_token_ids, *([own] if own is not None and own < model.vocab_size else [])]
+        return list(dict.fromkeys(ends))
 
     def _load_vocabulary(self) -> Vocabulary:
         tokenizer = get_tokenizer(self._model.tokenizer_path, self._model.tokenizer_mode)

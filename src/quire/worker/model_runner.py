@@ -57,13 +57,15 @@ class ModelRunner(Runner):
         self._pooler = make_pooler(config, self._model, self._device, self._max_tokens)
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
+        self._grammars = WorkerGrammars(config, jumps=True)
+        self._has_run = False
         self._sampler = Sampler(
             self._max_rows,
             config.model.vocab_size,
             self._device,
             config.model.logprobs_mode,
             processors,
-            WorkerGrammars(config, jumps=True),
+            self._grammars,
         )
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None
@@ -142,6 +144,7 @@ class ModelRunner(Runner):
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
         begin = time.perf_counter()
+        self._has_run = True
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
         if self._pooler is not None:
             self._pooler.apply_diff(plan)
@@ -195,6 +198,10 @@ class ModelRunner(Runner):
     def _whole_step(self) -> StepInputs:
         """The prepared step, of which every token's hidden state is wanted."""
         return dataclasses.replace(self._inputs.step, sampled=None)
+
+    def idle(self) -> bool:
+        """Nothing is running, and a request was served, so that the start is over: read the vocabulary for grammars."""
+        return self._has_run and self._pooler is None and self._grammars.prepare()
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""

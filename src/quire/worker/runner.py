@@ -7,6 +7,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.platforms.interface import DeviceRuntime, Platform
+from quire.worker.grammar_source import WorkerGrammars
 
 if TYPE_CHECKING:
     from quire.distributed.communicator import Communicator
@@ -28,6 +29,7 @@ class Runner(abc.ABC):
         waited_seconds: how long the host has waited for results so far; 0 where steps run when they are executed.
     """
 
+    _grammars: WorkerGrammars
     waited_seconds: float = 0.0
 
     @abc.abstractmethod
@@ -51,6 +53,11 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def untouched_bytes(self) -> int:
         """Device memory that steps will take and that is not taken yet."""
+
+    @property
+    def grammars(self) -> WorkerGrammars:
+        """What rows with a form follow."""
+        return self._grammars
 
     @property
     @abc.abstractmethod

@@ -3,6 +3,7 @@
 Knows its platform and configuration. Leaves steps to the model runner.
 """
 
+import concurrent.futures
 import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from quire.executor.selector import import_class
 from quire.kernels import ops
 from quire.logger import init_logger
 from quire.platforms.interface import Platform
+from quire.sampling_params import SamplingParams
 from quire.timeline import STARTUP
 from quire.worker.kv_budget import compute_kv_bytes
 from quire.worker.runner import PendingStep, Runner
@@ -153,6 +155,14 @@ class Worker:
     def waited_seconds(self) -> float:
         """How long the host has waited for results of the device so far."""
         return self.runner.waited_seconds
+
+    def is_prepared(self, params: SamplingParams) -> bool:
+        """Whether a form's grammar is compiled."""
+        return self.runner.grammars.is_compiled(params)
+
+    def prepare(self, params: SamplingParams) -> "concurrent.futures.Future[Any]":
+        """Have a form's grammar compiled in another thread."""
+        return self.runner.grammars.compile(params)
 
     def idle(self) -> bool:
         """No step is in flight: prepare something for later; whether there is more to prepare."""

@@ -13,6 +13,7 @@ const CAUSES = {
   rows: "as many requests run as may (max_num_seqs)",
   tokens: "the step's budget of tokens is spent",
   "common prefix": "another request computes what both begin with",
+  form: "its grammar is compiled, beside the steps of others",
   sibling: "another answer to the same request computes the prompt",
   delay: "admission is delayed (delay_factor)",
   "partial prefills": "as many prompts are cut into chunks as may be",

@@ -1,0 +1,110 @@
+"""Requests held back until what they need besides pages is there: a form's grammar, which is compiled beside the steps.
+
+Whether something has to be prepared is asked when a request could start. One that has to wait leaves the queue, so that others
+overtake it, and queues again, at its own place, when it is ready. What is prepared keeps for a while only; so no more is
+prepared ahead than starts soon, and whoever comes too late is held back once more. Knows requests; what is prepared, and where,
+is its maker's business.
+"""
+
+from typing import Protocol
+
+from quire.core.request_state import Request
+from quire.request import EngineRequest
+
+_MOST_BEGUN = 4
+"""Preparations at a time: more than are made at once, and few enough to be waited for when a process ends."""
+_MOST_AHEAD = 64
+"""Requests of higher precedence that are prepared, or nearly, and have not started; makers keep several times as many things."""
+
+
+class Preparer(Protocol):
+    """Who prepares. An executor is one."""
+
+    def is_prepared(self, request: EngineRequest) -> bool:
+        """Whether a step may have it at once."""
+        ...
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Begin; `prepared` tells of the end."""
+        ...
+
+    def prepared(self, wait_s: float) -> list[str]:
+        """Ids of requests whose preparation has ended, well or not; waits at most so long for the first."""
+        ...
+
+
+class Preparations:
+    """The requests that are held back.
+
+    Args:
+        preparer: None: there is never anything to prepare.
+    """
+
+    def __init__(self, preparer: Preparer | None = None) -> None:
+        self._preparer = preparer
+        self._line: dict[str, Request] = {}
+        self._begun: dict[str, Request] = {}
+        self._ready: dict[str, Request] = {}
+        self._ahead: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        """Requests held back."""
+        return len(self._line) + len(self._begun) + len(self._ready)
+
+    def must_wait(self, request: Request) -> bool:
+        """Whether a request that is about to start is to be held back instead; it then is."""
+        params = request.source.sampling_params
+        if self._preparer is None or params is None or params.structured_outputs is None:
+            return False
+        if self._preparer.is_prepared(request.source):
+            self.leave(request)
+            return False
+        self._ahead.pop(request.request_id, None)
+        self._line[request.request_id] = request
+        self._begin()
+        return True
+
+    def take_ready(self) -> list[Request]:
+        """Requests that may queue again."""
+        if self._begun:
+            self._take_in(0.0)
+        ready = list(self._ready.values())
+        self._ready.clear()
+        return ready
+
+    def wait(self, seconds: float) -> bool:
+        """Nothing else is to be done: wait until one of them is ready, but not longer. Whether there is any."""
+        if self._begun and not self._ready:
+            self._take_in(seconds)
+        return len(self) > 0
+
+    def leave(self, request: Request) -> None:
+        """A request starts, or has ended, wherever it was: somebody else's turn may have come."""
+        places = (self._line, self._begun, self._ready, self._ahead)
+        found = [place.pop(request.request_id, None) for place in places]
+        if self._line and any(found):
+            self._begin()
+
+    def _take_in(self, wait_s: float) -> None:
+        assert self._preparer is not None
+        for request_id in self._preparer.prepared(wait_s):
+            request = self._begun.pop(request_id, None)
+            if request is not None:
+                self._ready[request_id] = self._ahead[request_id] = request
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin what may be begun, in the order of precedence. What has become known meanwhile is ready."""
+        assert self._preparer is not None
+        for request in sorted(self._line.values(), key=lambda one: one.rank):
+            if len(self._begun) >= _MOST_BEGUN or self._num_before(request) >= _MOST_AHEAD:
+                break
+            del self._line[request.request_id]
+            if self._preparer.is_prepared(request.source):
+                self._ready[request.request_id] = request
+            else:
+                self._begun[request.request_id] = request
+                self._preparer.prepare(request.source)
+
+    def _num_before(self, request: Request) -> int:
+        return sum(other.rank < request.rank for other in (*self._begun.values(), *self._ahead.values()))
