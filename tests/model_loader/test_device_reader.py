@@ -12,6 +12,7 @@ from quire.benchmarks.tiny_models import make_tiny_model
 from quire.errors import ConfigError
 from quire.model_loader import device_reader
 from quire.model_loader.device_reader import UploadedTensor, upload_tensors
+from quire.model_loader.loader import _wanted_rows
 from quire.model_loader.safetensors_reader import SafetensorsReader
 from quire.platforms.cpu import CpuPlatform
 from quire.platforms.interface import DeviceEvent, UploadStream
@@ -160,6 +161,17 @@ def test_a_model_that_was_uploaded_computes_the_same(architecture, tmp_path, sma
     monkeypatch.setattr(CpuPlatform, "upload_stream", lambda self, device: LazyUploads())
     loaded = load(path)
     torch.testing.assert_close(logprobs_of(loaded), oracle(path), rtol=0, atol=1e-3)
+
+
+def test_scales_of_a_float8_cache_are_uploaded_too(tmp_path, small_pieces):
+    path = make_tiny_model("LlamaForCausalLM", tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    scales = {"1.self_attn.k_scale": torch.tensor(0.5), "2.self_attn.v_scale": torch.tensor([2.0])}
+    save_file(tensors | {f"model.layers.{name}": scale for name, scale in scales.items()}, path / "model.safetensors")
+    model, reader = load(path).model, SafetensorsReader(path)
+    weights = dict(model.assemble(upload_tensors(reader, _wanted_rows(model, reader), LazyUploads(), CPU)))
+    assert weights["layers.1.k_scale"] == 0.5
+    assert weights["layers.2.v_scale"].tolist() == [2.0]
 
 
 def test_many_tensors_in_any_sizes_arrive(tmp_path, small_pieces):

@@ -91,7 +91,7 @@ class AttentionParams:
         latent: a value is the first so many columns of its key, and that wide is a head's output; 0 means that values are a
             plane of the pages.
         sinks: [N]; one more score of each softmax, whose value is zero.
-        k_scale, v_scale: pages in fp8 hold keys and values divided by these.
+        k_scale, v_scale: pages in fp8 hold keys and values divided by these (latents by the first); 1 in other pages.
         deterministic: a token's result must be the same to the bit in any batch and any chunking of its prompt.
     """
 

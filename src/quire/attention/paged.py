@@ -59,6 +59,8 @@ class PagedBackend(AttentionBackend):
             q_norm,
             k_norm,
             eps,
+            params.k_scale,
+            params.v_scale,
         )
 
     def forward(

@@ -217,12 +217,16 @@ def rope_and_cache(
     q_norm_H: torch.Tensor | None = None,
     k_norm_H: torch.Tensor | None = None,
     eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     """What comes between the qkv projection and attention, for each token: RMS-norm of every query and key head (if
     weights are given), rotary embedding at its position (if any), keys and values written to its slot of the cache.
-    Queries change in place; C = (N + 2K) * H. The cache is [2, P, K, S, H] in its own dtype. Slots below 0 are skipped."""
+    Queries change in place; C = (N + 2K) * H. The cache is [2, P, K, S, H] in its own dtype; in float8 it holds keys and values
+    divided by their scales, which kernels without float8 are not given. Slots below 0 are skipped."""
+    scales = (k_scale, v_scale) if kv_cache.dtype == torch.float8_e4m3fn else ()
     _chosen["rope_and_cache"](
-        qkv_TC, kv_cache, metadata, num_heads, num_kv_heads, head_dim, rope, q_norm_H, k_norm_H, eps
+        qkv_TC, kv_cache, metadata, num_heads, num_kv_heads, head_dim, rope, q_norm_H, k_norm_H, eps, *scales
     )
 
 

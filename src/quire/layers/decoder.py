@@ -199,6 +199,8 @@ class Decoder(CausalLM):
                     yield finished[0].name, finished[1]
             elif not weight_table.is_ignored(name, self.spec):
                 unexpected.append(name)
+            for module in weight_table.cache_scales(name, self.spec):
+                yield module, tensor[()]
         if unexpected or assembler.missing():
             weight_table.check_names(self.sources, self.spec, seen + unexpected)
 

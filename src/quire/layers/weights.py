@@ -11,13 +11,14 @@ import fnmatch
 import functools
 import itertools
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 
 from quire.errors import ConfigError
 from quire.layers.linear import COLUMNS, PLAIN, ROWS, Axis, LinearMethod, Stored, UnquantizedLinear
 from quire.layers.modules import Deal, Module
 from quire.layers.parallel import ParallelPlan
-from quire.models.spec import DecoderSpec
+from quire.models.spec import MLA, Attention, DecoderSpec
 
 VECTOR, TRANSPOSED = Stored((ROWS,)), Stored((COLUMNS, ROWS))
 CONVOLUTION = Stored((ROWS, Axis("none"), COLUMNS))
@@ -204,20 +205,40 @@ def _listing(items: list[str], separator: str = ", ", limit: int = 20) -> str:
     return separator.join(items[:limit]) + more or "none"
 
 
-CACHE_SCALES = ("*.k_scale", "*.v_scale", "*.kv_scale", "*.q_scale", "*.prob_scale")
-"""Scales for a cache in float8: keys and values are written there as they are."""
+CACHE_SCALES = {
+    **dict.fromkeys(("k_scale", "k_proj.output_scale"), ("k_scale",)),
+    **dict.fromkeys(("v_scale", "v_proj.output_scale"), ("v_scale",)),
+    "kv_scale": ("k_scale", "v_scale"),
+    **dict.fromkeys(("q_scale", "prob_scale", "q_proj.output_scale"), ()),
+}
+"""Scales of attention in float8, by how their names end, and what they are to layers: queries and weights are not rounded."""
 
 
 def is_cache_scale(name: str) -> bool:
-    """Whether a tensor of the checkpoint is a scale for keys or values."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in CACHE_SCALES)
+    """Whether a tensor of the checkpoint is a scale of attention in float8."""
+    return name.endswith(tuple(f".{ending}" for ending in CACHE_SCALES))
+
+
+def cache_scales(name: str, spec: DecoderSpec) -> list[str]:
+    """What a scale of the checkpoint is to our layers: `layers.3.k_scale`, say; nothing where no layer takes it."""
+    before, after = (re.escape(part) for part in spec.weights.layer.split("{layer}"))
+    found = re.search(rf"(?:^|\.){before}(\d+){after}", name)
+    if not is_cache_scale(name) or _is_elsewhere(name, spec) or found is None or int(found[1]) >= spec.layers:
+        return []
+    layer, ending = int(found[1]), next(ending for ending in CACHE_SCALES if name.endswith(f".{ending}"))
+    has_pages = any(isinstance(mixer, Attention | MLA) for mixer in spec.mixers_of(layer))
+    return [f"layers.{layer}.{scale}" for scale in CACHE_SCALES[ending] if has_pages]
 
 
 def is_ignored(name: str, spec: DecoderSpec) -> bool:
     """Whether a tensor of the checkpoint carries nothing to load."""
-    if any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.weights.ignored) or is_cache_scale(name):
+    if _is_elsewhere(name, spec) or is_cache_scale(name):
         return True
     return spec.tied_embeddings and name.endswith("lm_head.weight")
+
+
+def _is_elsewhere(name: str, spec: DecoderSpec) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.weights.ignored)
 
 
 def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: LinearMethod) -> Iterator[Source]:

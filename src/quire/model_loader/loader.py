@@ -27,7 +27,7 @@ from quire.layers.interface import CausalLM, ModelContext
 from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
-from quire.layers.weights import canonical_name, check_names, check_shapes, is_cache_scale
+from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
 from quire.model_loader.device_reader import DTYPES, upload_tensors
 from quire.model_loader.dummy import dummy_weights
@@ -314,7 +314,8 @@ def open_weights(config: EngineConfig) -> WeightReader:
 
 
 def with_progress(reader: WeightReader) -> Iterator[tuple[str, Any]]:
-    """The reader's tensors, with a bar on a terminal if they take longer than a moment."""
+    """The reader's tensors but for empty ones (experts of which there are none), with a bar on a terminal if they take longer
+    than a moment."""
     from tqdm import tqdm
 
     bar: Any = tqdm(
@@ -322,7 +323,8 @@ def with_progress(reader: WeightReader) -> Iterator[tuple[str, Any]]:
     )
     with bar:
         for name, tensor in reader.stream():
-            yield name, tensor
+            if 0 not in reader.infos[name].shape:
+                yield name, tensor
             bar.update(reader.infos[name].num_bytes)
 
 
@@ -338,12 +340,14 @@ def _load_class(model: CausalLM, config: EngineConfig) -> int:
 def _wanted_rows(model: Decoder, reader: SafetensorsReader) -> dict[str, list[slice]]:
     """Of each tensor of the checkpoint, the stretches of its first dimension that this rank keeps."""
     wanted: dict[str, list[slice]] = {}
-    for name in reader.infos:
+    for name, info in reader.infos.items():
         source = model.sources.get(canonical_name(name, model.sources, model.spec))
+        whole = [slice(0, (*info.shape, 1)[0])]
         if source is not None:
             parts = [source.index(block) for block in source.blocks]
-            length = (*reader.infos[name].shape, 1)[0]
-            wanted[name] = _merged([part[0] for part in parts]) if all(parts) else [slice(0, length)]
+            wanted[name] = _merged([part[0] for part in parts]) if all(parts) else whole
+        elif cache_scales(name, model.spec):
+            wanted[name] = whole
     return wanted
 
 
@@ -366,7 +370,7 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
     """
     model.follow_names(infos.keys())
     _check_twice(model, infos)
-    check_names(model.sources, model.spec, infos.keys())
+    check_names(model.sources, model.spec, [name for name, info in infos.items() if 0 not in info.shape])
     check_shapes(model.sources, model.spec, {name: info.shape for name, info in infos.items()})
     wrong: list[str] = []
     num_cache_scales = 0
@@ -388,9 +392,9 @@ def check_checkpoint(model: Decoder, infos: Mapping[str, TensorInfo]) -> None:
         raise ConfigError(
             f"{len(wrong)} weights have another type than they should: {', '.join(wrong[:5])}. {why}", setting="model"
         )
-    if num_cache_scales:
+    if num_cache_scales and model.kv_dtype != torch.float8_e4m3fn:
         logger.info(
-            "The checkpoint's %d scales for keys and values are not used: the cache takes values as they are",
+            "The checkpoint's %d scales for keys and values are not used: they are for kv_cache_dtype='fp8'",
             num_cache_scales,
         )
 

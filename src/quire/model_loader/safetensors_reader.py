@@ -214,7 +214,7 @@ def _read_header(file: Path) -> dict[str, TensorInfo]:
                     offset=int(entry["data_offsets"][0]),
                 )
                 for name, entry in header.items()
-                if name != "__metadata__" and 0 not in entry["shape"]  # experts or heads of which there are none
+                if name != "__metadata__"
             }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         if isinstance(error, ConfigError):

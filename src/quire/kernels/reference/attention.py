@@ -26,6 +26,11 @@ def rotate(x_TNH: torch.Tensor, cos_sin_TR: torch.Tensor, rope: Rope) -> torch.T
     return torch.cat((turned, rest), dim=-1)
 
 
+def to_cache(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """Values as pages have them: in float8 divided by the scale, and the nearest to what it cannot hold."""
+    return (x / scale).clamp(-448.0, 448.0).to(dtype) if dtype == torch.float8_e4m3fn else x.to(dtype)
+
+
 @kernel("rope_and_cache", platform="any")
 def rope_and_cache(
     qkv_TC: Tensor,
@@ -38,6 +43,8 @@ def rope_and_cache(
     q_norm_H: Tensor | None = None,
     k_norm_H: Tensor | None = None,
     eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     tokens = qkv_TC.shape[0]
     heads = qkv_TC.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
@@ -51,8 +58,8 @@ def rope_and_cache(
     slots = metadata.slot_mapping[:tokens]
     kept = slots >= 0
     pages, offsets = slots[kept] // metadata.block_size, slots[kept] % metadata.block_size
-    kv_cache[0, pages, :, offsets] = k[kept].to(kv_cache.dtype)
-    kv_cache[1, pages, :, offsets] = v[kept].to(kv_cache.dtype)
+    kv_cache[0, pages, :, offsets] = to_cache(k[kept], k_scale, kv_cache.dtype)
+    kv_cache[1, pages, :, offsets] = to_cache(v[kept], v_scale, kv_cache.dtype)
 
 
 def _hidden(q_position: torch.Tensor, k_position: torch.Tensor, params: AttentionParams) -> torch.Tensor:
@@ -74,7 +81,8 @@ def paged_attention(
     qkv_TC: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, params: AttentionParams, out_TNH: Tensor
 ) -> None:
     n, kv_heads, h = params.num_heads, params.num_kv_heads, params.head_dim
-    size = metadata.block_size
+    size, is_scaled = metadata.block_size, kv_cache.dtype == torch.float8_e4m3fn
+    k_scale, v_scale = (params.k_scale, params.v_scale) if is_scaled else (1.0, 1.0)
     for b in range(metadata.num_requests):
         start, end = int(metadata.query_start[b]), int(metadata.query_start[b + 1])
         length = int(metadata.seq_lens[b])
@@ -90,7 +98,7 @@ def paged_attention(
             for part in (kv_cache[0], kv_cache[1])
         )
         q = qkv_TC[start:end, : n * h].reshape(end - start, n, h).float()
-        scores_NQL = torch.einsum("qnh,lnh->nql", q, k) * params.scale
+        scores_NQL = torch.einsum("qnh,lnh->nql", q, k) * (params.scale * k_scale)
         if params.soft_cap > 0:
             scores_NQL = params.soft_cap * torch.tanh(scores_NQL / params.soft_cap)
         q_position = torch.arange(length - (end - start), length, device=q.device)[:, None]
@@ -104,6 +112,6 @@ def paged_attention(
         else:
             weights = torch.softmax(scores_NQL, dim=-1)
         # A hidden position may hold anything (a freed page): its weight is zero, but zero times infinity is not.
-        v = v[..., : params.value_dim]
+        v = v[..., : params.value_dim] * (k_scale if params.latent else v_scale)
         attended = torch.einsum("nql,lnh->qnh", weights, torch.nan_to_num(v) if params.window or params.chunk else v)
         out_TNH[start:end].copy_(attended.flatten(1))

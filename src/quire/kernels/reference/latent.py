@@ -5,7 +5,7 @@ import torch
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.latent import HeadWeight
 from quire.kernels.ops import Rope
-from quire.kernels.reference.attention import rotate
+from quire.kernels.reference.attention import rotate, to_cache
 from quire.kernels.registry import kernel
 
 
@@ -40,9 +40,7 @@ def latent_and_cache(
     latent_TR, key_TE = latent_TC.float().split((rank, rope.rotary_dim), dim=1)
     latent_TR = latent_TR * torch.rsqrt(latent_TR.square().mean(-1, keepdim=True) + eps) * norm_R.float()
     kept_TC = torch.cat((latent_TR, rotate(key_TE[:, None], cos_sin, rope)[:, 0]), dim=1)
-    if kv_cache.dtype == torch.float8_e4m3fn:
-        kept_TC = (kept_TC / scale).clamp(-448, 448)
     slots = metadata.slot_mapping[:tokens]
     written = slots >= 0
     pages, offsets = slots[written] // metadata.block_size, slots[written] % metadata.block_size
-    kv_cache[0, pages, 0, offsets] = kept_TC[written].to(kv_cache.dtype)
+    kv_cache[0, pages, 0, offsets] = to_cache(kept_TC[written], scale, kv_cache.dtype)

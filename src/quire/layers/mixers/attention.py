@@ -14,6 +14,7 @@ import torch
 
 from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
+from quire.errors import ConfigError
 from quire.kernels import ops, recurrent
 from quire.kernels.heads import clip, head_norm, scale_rows
 from quire.layers.assembly import NormWeight
@@ -28,11 +29,14 @@ from quire.models.spec import Attention, LayerNorm, Norm, RMSNorm, Temperature
 if TYPE_CHECKING:
     from quire.layers.assembly import Weight
 
+SCALES = ("k_scale", "v_scale")
+"""Of keys and of values in pages of float8, where the checkpoint has them."""
+
 
 class AttentionLayer(MixerLayer):
     """Grouped-query attention."""
 
-    NAMES = frozenset(("qkv", "out", "q_norm", "k_norm", "sinks"))
+    NAMES = frozenset(("qkv", "out", "q_norm", "k_norm", "sinks", *SCALES))
     can_fuse = True
 
     def __init__(self, mixer: Attention, context: LayerContext) -> None:
@@ -109,6 +113,8 @@ class AttentionLayer(MixerLayer):
     def set_weight(self, name: str, weight: Weight) -> None:
         if name == "sinks":
             self.params = dataclasses.replace(self.params, sinks=weight)
+        elif name in SCALES:
+            self.params = with_cache_scale(self.params, name, cast(torch.Tensor, weight), self.context)
         else:
             super().set_weight(name, weight)
             self._head_norms = self._weights_of_heads()
@@ -272,6 +278,24 @@ def _of_heads(norm: NormWeight, mixer: Attention, heads: slice) -> NormWeight:
         return mine_NH.reshape(1, -1) if mixer.qk_norm_span == "all" else mine_NH.contiguous()
 
     return NormWeight(cast(torch.Tensor, of_heads(norm.weight)), of_heads(norm.bias))
+
+
+def with_cache_scale(params: AttentionParams, name: str, scale: torch.Tensor, context: LayerContext) -> AttentionParams:
+    """The constants with one of the scales of pages in float8; others have none, and a checkpoint marks a missing one by 0 or -1.
+
+    Raises:
+        ConfigError: one scale a head.
+    """
+    if context.kv_dtype != torch.float8_e4m3fn:
+        return params
+    if scale.numel() != 1:
+        raise ConfigError(
+            f"kv_cache_dtype='fp8': the checkpoint has a {name} of {scale.numel()} values; supported: one a layer "
+            "(kv_cache_scheme.strategy='tensor'). Use kv_cache_dtype='auto'",
+            setting="kv_cache_dtype",
+        )
+    value = float(scale)
+    return dataclasses.replace(params, **{name: value}) if value > 0 else params
 
 
 def rotary_table(rope: Rope, context: LayerContext) -> ops.Rope:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -20,7 +20,7 @@ from quire.kernels.heads import scale_rows
 from quire.kernels.latent import HeadWeight
 from quire.kernels.ops import LinearWeight
 from quire.layers.interface import StepInputs
-from quire.layers.mixers.attention import growth_table, rotary_table
+from quire.layers.mixers.attention import SCALES, growth_table, rotary_table, with_cache_scale
 from quire.layers.mixers.interface import LayerContext, MixerLayer
 from quire.layers.modules import LayerScope, Module, Part
 from quire.layers.parallel import ParallelPlan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class MLALayer(MixerLayer):
     """Heads are shared out over ranks; every rank keeps the latents of all tokens."""
 
-    NAMES = frozenset(("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "out"))
+    NAMES = frozenset(("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "out", *SCALES))
     can_fuse = True
 
     def __init__(self, mixer: MLA, context: LayerContext) -> None:
@@ -114,6 +114,8 @@ class MLALayer(MixerLayer):
     def set_weight(self, name: str, weight: Weight) -> None:
         if name == "kv_b" and isinstance(weight, LinearWeight):
             self._absorb(weight)
+        elif name in SCALES:  # latents are keys and values at once, and have the keys' scale
+            self.params = with_cache_scale(self.params, name, cast(torch.Tensor, weight), self.context)
         else:
             super().set_weight(name, weight)
 
