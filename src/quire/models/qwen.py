@@ -6,6 +6,7 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
 from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.patterns import defaults
 from quire.models.registry import register
 from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, MoE, RMSNorm
 
@@ -80,7 +81,9 @@ def _with_mixtures(hf: HFConfig, dense: DecoderSpec, shared: GatedMLP | None) ->
 
 @register("Qwen2MoeForCausalLM")
 def qwen2_moe(hf: HFConfig) -> DecoderSpec:
-    """Qwen1.5-MoE and Qwen2-MoE: one gated shared expert beside the routed ones."""
+    """Qwen1.5-MoE and Qwen2-MoE: one gated shared expert beside the routed ones; windows in every other of the first layers."""
+    windows = [layer % 2 == 0 and layer < hf.get("max_window_layers", 28) for layer in range(hf.num_hidden_layers)]
+    hf = defaults(hf, layer_types=["sliding_attention" if windowed else "full_attention" for windowed in windows])
     dense = _with_attention(hf, qkv_bias=bool(hf.get("qkv_bias", True)), qk_norm=None)
     return _with_mixtures(hf, dense, GatedMLP(hf.shared_expert_intermediate_size, hf.hidden_act))
 
