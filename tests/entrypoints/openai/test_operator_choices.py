@@ -11,11 +11,13 @@ import httpx
 import pytest
 import uvicorn
 from starlette.requests import Request
+from tests.engine.builders import make_config
 from tests.entrypoints.openai.test_demo_server import DemoServer
 
 from quire.entrypoints.cli.main import build_parser, main
 from quire.entrypoints.cli.serve import server_settings
 from quire.entrypoints.openai import tls
+from quire.entrypoints.openai.fingerprint import build_fingerprint, check_fingerprint
 from quire.entrypoints.openai.http_protocol import bounded_to
 from quire.entrypoints.openai.listen import ListenOptions
 from quire.entrypoints.openai.middleware import named_middleware
@@ -308,6 +310,54 @@ def test_an_engine_sleeps_wakes_and_calls_its_workers(monkeypatch):
     finally:
         server.popen.terminate()
         assert server.close()[0] == 0
+
+
+def test_a_silent_stream_gives_signs_of_life_and_answers_tell_their_fingerprint(monkeypatch):
+    monkeypatch.setenv("QUIRE_SERVER_DEV_MODE", "1")
+    flags = ("--sse-keep-alive-interval", "0.02", "--fingerprint-mode", "custom", "--fingerprint-value", "mine")
+    server = DemoServer(*flags)
+    try:
+        body = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0}
+        whole = server.client.post("/v1/chat/completions", json=body).json()
+        assert whole["system_fingerprint"] == "mine"
+        for route in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
+            asked = {**body, "stream": True, "max_tokens": 100, "input": body["messages"], "model": "quire-demo"}
+            del asked["messages" if route == "/v1/responses" else "input"]
+            if route == "/v1/responses":
+                asked["max_output_tokens"] = asked.pop("max_tokens")
+            plain = server.client.post(route, json=asked)
+            assert plain.status_code == 200, plain.text
+            server.client.post("/pause?mode=keep")
+            with server.client.stream("POST", route, json=asked) as answer:
+                lines = answer.iter_lines()
+                assert [next(lines) for _ in range(6)] == [": keep-alive", ""] * 3
+                server.client.post("/resume")
+                rest = [line for line in lines if line and not line.startswith(":")]
+            assert rest[-1][:24] == [line for line in plain.text.splitlines() if line][-1][:24]
+        chunks = server.openai().chat.completions.create(
+            model="quire-demo", messages=body["messages"], temperature=0, stream=True
+        )
+        parts = list(chunks)
+        assert {chunk.system_fingerprint for chunk in parts} == {"mine"}
+        assert (
+            "".join(chunk.choices[0].delta.content or "" for chunk in parts)
+            == whole["choices"][0]["message"]["content"]
+        )
+    finally:
+        server.popen.kill()
+        server.close()
+
+
+def test_a_fingerprint_changes_with_what_answers_depend_on():
+    config = make_config()
+    full, bare = build_fingerprint("full", None, config), build_fingerprint("hash", None, config)
+    assert full.startswith("quire-") and full.endswith(f"-tp1-{bare}") and len(bare) == 8
+    assert build_fingerprint("none", None, config) == "" and build_fingerprint("custom", "x", config) == "x"
+    assert build_fingerprint("hash", None, make_config(max_num_seqs=3)) == bare
+    assert build_fingerprint("hash", None, make_config(max_model_len=99)) != bare
+    for mode, value in (("custom", None), ("full", "x")):
+        with pytest.raises(ConfigError, match="fingerprint_value"):
+            check_fingerprint(mode, value)
 
 
 def test_a_server_on_a_socket_follows_its_flags(tmp_path):

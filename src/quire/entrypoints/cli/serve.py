@@ -175,6 +175,7 @@ def server_settings(args: argparse.Namespace) -> Any:
     Raises:
         ConfigError: a parser that nobody knows.
     """
+    from quire.entrypoints.openai.fingerprint import check_fingerprint
     from quire.entrypoints.openai.state import ServerSettings
     from quire.parsers.choice import choose_formats
     from quire.parsers.plugin import load_parser_file
@@ -186,6 +187,7 @@ def server_settings(args: argparse.Namespace) -> Any:
     choose_formats(
         args.reasoning_parser, args.tool_call_parser, None
     )  # refuses unknown names before anything is loaded
+    check_fingerprint(args.fingerprint_mode, args.fingerprint_value)
     return ServerSettings(
         response_role=args.response_role,
         reasoning_parser=args.reasoning_parser,
@@ -203,6 +205,9 @@ def server_settings(args: argparse.Namespace) -> Any:
         enable_force_include_usage=args.enable_force_include_usage,
         log_error_stack=args.log_error_stack,
         responses_store=args.responses_store,
+        sse_keep_alive_interval=args.sse_keep_alive_interval,
+        fingerprint_mode=args.fingerprint_mode,
+        fingerprint_value=args.fingerprint_value,
         max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE,
     )
 

@@ -124,6 +124,7 @@ async def answer_chat(state: ServerState, job: ChatJob) -> ChatCompletionRespons
         choices=[_choice(job, choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)],
         usage=count.usage(),
         metrics=count.timing(),
+        system_fingerprint=state.fingerprint,
     )
     if request.prompt_logprobs is not None and output.prompt_logprobs is not None:
         response.prompt_logprobs = prompt_logprobs_json(output.prompt_logprobs)
@@ -176,7 +177,7 @@ class ChatStream:
         self._state = state
         self._job = job
         self._include_usage, self._continuous = wants_usage(job.request)
-        self._writer = chat_chunk_writer(job.public_id, job.created, job.model, self._include_usage)
+        self._writer = chat_chunk_writer(job.public_id, job.created, job.model, self._include_usage, state.fingerprint)
         self._count = token_count(state, job)
         self._readers = [PieceReader(job.reader) for _ in range(_num_choices(job))]
         self._opened = False

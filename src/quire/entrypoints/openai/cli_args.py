@@ -6,6 +6,7 @@ import ssl
 from typing import Any
 
 from quire.engine.arg_parser import human_int, json_object
+from quire.entrypoints.openai.fingerprint import MODES
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -179,6 +180,21 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     responses.add_argument(
         "--enable-force-include-usage", action="store_true", help="end every stream with its usage, asked for or not"
     )
+    responses.add_argument(
+        "--sse-keep-alive-interval",
+        type=_positive_seconds,
+        default=0,
+        metavar="SECONDS",
+        help="write a comment into streams that have been silent for so long, for proxies that cut them off (0: never)",
+    )
+    responses.add_argument(
+        "--fingerprint-mode",
+        choices=MODES,
+        default="full",
+        help="what `system_fingerprint` tells: version, devices and a hash of the configuration (full), the hash alone, "
+        "--fingerprint-value (custom), or nothing",
+    )
+    responses.add_argument("--fingerprint-value", metavar="TEXT", help="the fingerprint of --fingerprint-mode custom")
     levels = ("critical", "error", "warning", "info", "debug", "trace")
     responses.add_argument(
         "--enable-per-request-metrics",

@@ -150,6 +150,7 @@ async def answer_completion(state: ServerState, job: CompletionJob) -> Completio
         choices=choices,
         usage=count.usage(),
         metrics=count.timing(),
+        system_fingerprint=state.fingerprint,
     )
 
 
@@ -236,7 +237,9 @@ class CompletionStream:
         self._include_usage = include_usage
         self._state = state
         self._job = job
-        self._writer: ChunkWriter = completion_chunk_writer(job.public_id, job.created, job.model, include_usage)
+        self._writer: ChunkWriter = completion_chunk_writer(
+            job.public_id, job.created, job.model, include_usage, state.fingerprint
+        )
         self.write_text = functools.partial(self._writer.text, 0)
         details, timed = state.settings.enable_prompt_tokens_details, wants_timing(state, job.request)
         self._counts = [

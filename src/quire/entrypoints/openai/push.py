@@ -7,7 +7,6 @@ keeps what comes meanwhile, once. Knows no chunk formats: an `AnswerStream` has 
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Protocol
 
 from starlette.requests import Request
@@ -18,6 +17,9 @@ from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
 from quire.entrypoints.openai.streaming import STREAM_HEADERS, ClientGone, EventStream
 from quire.outputs import AnyOutput, RequestOutput
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which every reader of events passes over."""
 
 
 class AnswerStream(Protocol):
@@ -46,29 +48,39 @@ class AnswerStream(Protocol):
         ...
 
 
-async def stream_answer(request: Request, answer: AnswerStream) -> Response:
-    """A stream's response, once its first event is there, so that a request which is refused gets a status."""
+async def stream_answer(request: Request, answer: AnswerStream, interval: float = 0.0) -> Response:
+    """A stream's response, once its first event is there, so that a request which is refused gets a status. A sign of life is
+    enough, where one is wanted after so many seconds (`interval`)."""
     source = await answer.open()
     try:
-        first = answer.write(_generated(await source.next()))
+        first = await _next_events(answer, source, interval)
     except BaseException:
         source.close()
         raise
     body = direct_body(request.scope)
     if body is None:
-        return EventStream(first, _rest(answer, source))
-    return PushedStream(first, answer, source, body)
+        return EventStream(first, _rest(answer, source, interval))
+    return PushedStream(first, answer, source, body, interval)
 
 
-async def _rest(answer: AnswerStream, source: OutputStream) -> AsyncGenerator[bytes, None]:
+async def _next_events(answer: AnswerStream, source: OutputStream, interval: float) -> bytes:
+    """The events of the next output, or a sign of life if none comes for so many seconds (0: waits for ever)."""
+    try:
+        return answer.write(_generated(await asyncio.wait_for(source.next(), interval or None)))
+    except TimeoutError:
+        return KEEP_ALIVE
+
+
+async def _rest(answer: AnswerStream, source: OutputStream, interval: float) -> AsyncGenerator[bytes, None]:
     """What follows the first events, for a server that is not ours."""
     failure: Exception | None = None
     try:
-        async with aclosing(source.outputs()) as outputs:
-            async for output in outputs:
-                yield answer.write(_generated(output))
+        while not source.is_over:
+            yield await _next_events(answer, source, interval)
     except Exception as error:
         failure = error
+    finally:
+        source.close()
     yield await answer.end(failure)
 
 
@@ -78,9 +90,16 @@ def _generated(output: AnyOutput) -> RequestOutput:
 
 
 class PushedStream(Response):
-    """The response of a pushed stream; `first`: events that are there already."""
+    """The response of a pushed stream.
 
-    def __init__(self, first: bytes, answer: AnswerStream, source: OutputStream, body: DirectBody) -> None:
+    Args:
+        first: events that are there already.
+        interval: seconds after which a silent stream gives a sign of life; 0 for never.
+    """
+
+    def __init__(
+        self, first: bytes, answer: AnswerStream, source: OutputStream, body: DirectBody, interval: float = 0.0
+    ) -> None:
         super().__init__()
         self.raw_headers = list(STREAM_HEADERS)
         self._rest = first
@@ -89,6 +108,8 @@ class PushedStream(Response):
         self._source = source
         self._body = body
         self._failure: Exception | None = None
+        self._interval = interval
+        self._was_silent = True
         self._ended = asyncio.get_running_loop().create_future()
         self._is_ended = False
 
@@ -112,9 +133,20 @@ class PushedStream(Response):
             ClientGone: nobody reads it any more.
         """
         body = self._body
+        timer: asyncio.TimerHandle | None = None
+
+        def keep_alive() -> None:
+            nonlocal timer
+            if self._was_silent and body.is_writable:
+                body.write(KEEP_ALIVE)
+            self._was_silent = True
+            timer = asyncio.get_running_loop().call_later(self._interval, keep_alive)
+
         try:
             body.open(self._push)
             body.on_gone = self._end
+            if self._interval:
+                timer = asyncio.get_running_loop().call_later(self._interval, keep_alive)
             self._source.push_to(self._push)
             self._push()
             if not body.is_gone:
@@ -122,6 +154,8 @@ class PushedStream(Response):
             if body.is_gone:
                 raise ClientGone
         finally:
+            if timer is not None:
+                timer.cancel()
             body.close()
             body.on_gone = None
 
@@ -134,6 +168,7 @@ class PushedStream(Response):
             text = self._source.take_text() if self._takes_text else None
             data = self._take() if text is None else text and self._answer.write_text(text)
             if data:
+                self._was_silent = False
                 body.write(data)
         except Exception as error:
             self._failure = error

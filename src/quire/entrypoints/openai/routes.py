@@ -56,7 +56,7 @@ async def create_chat_completion(request: Request) -> Response:
     async def work() -> Response:
         job = await prepare_chat(state, body, public_id(request, body))
         if body.stream:
-            return await stream_answer(request, ChatStream(state, job))
+            return await stream_answer(request, ChatStream(state, job), state.settings.sse_keep_alive_interval)
         return json_response(await answer_chat(state, job))
 
     return await run_while_connected(request, work())
@@ -70,7 +70,7 @@ async def create_completion(request: Request) -> Response:
     async def work() -> Response:
         job = await prepare_completion(state, body, public_id(request, body))
         if body.stream:
-            return await stream_answer(request, CompletionStream(state, job))
+            return await stream_answer(request, CompletionStream(state, job), state.settings.sse_keep_alive_interval)
         return json_response(await answer_completion(state, job))
 
     return await run_while_connected(request, work())
@@ -84,7 +84,7 @@ async def create_message(request: Request) -> Response:
     async def work() -> Response:
         job = await prepare_message(state, body, public_id(request, body))
         if body.stream:
-            return await stream_answer(request, MessageStream(state, job))
+            return await stream_answer(request, MessageStream(state, job), state.settings.sse_keep_alive_interval)
         return json_response(await answer_message(state, job))
 
     return await run_while_connected(request, work())

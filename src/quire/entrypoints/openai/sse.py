@@ -22,12 +22,22 @@ class ChunkWriter:
         kind: the protocol's `object`: `chat.completion.chunk` or `text_completion`.
         text_field: what stands around the text in a choice, after its index.
         include_usage: whether chunks carry `usage` (null until the last one, unless they are given one).
+        fingerprint: what chunks tell of the configuration; None for nothing.
     """
 
     def __init__(
-        self, request_id: str, created: int, model: str, kind: str, text_field: tuple[str, str], include_usage: bool
+        self,
+        request_id: str,
+        created: int,
+        model: str,
+        kind: str,
+        text_field: tuple[str, str],
+        include_usage: bool,
+        fingerprint: str | None = None,
     ) -> None:
-        fields = {"id": request_id, "object": kind, "created": created, "model": model}
+        fields: dict[str, Any] = {"id": request_id, "object": kind, "created": created, "model": model}
+        if fingerprint is not None:
+            fields["system_fingerprint"] = fingerprint
         self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._text_field = text_field
@@ -55,16 +65,20 @@ class ChunkWriter:
         return self._head + b'],"usage":' + _encode(usage) + metrics + b"}\n\n"
 
 
-def chat_chunk_writer(request_id: str, created: int, model: str, include_usage: bool) -> ChunkWriter:
+def chat_chunk_writer(
+    request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
+) -> ChunkWriter:
     """For `/v1/chat/completions`."""
     around = ('"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
-    return ChunkWriter(request_id, created, model, "chat.completion.chunk", around, include_usage)
+    return ChunkWriter(request_id, created, model, "chat.completion.chunk", around, include_usage, fingerprint)
 
 
-def completion_chunk_writer(request_id: str, created: int, model: str, include_usage: bool) -> ChunkWriter:
+def completion_chunk_writer(
+    request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
+) -> ChunkWriter:
     """For `/v1/completions`."""
     around = ('"text":', ',"logprobs":null,"finish_reason":null,"stop_reason":null}')
-    return ChunkWriter(request_id, created, model, "text_completion", around, include_usage)
+    return ChunkWriter(request_id, created, model, "text_completion", around, include_usage, fingerprint)
 
 
 def error_event(error: HTTPError) -> bytes:

@@ -17,6 +17,7 @@ from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.admission import AdmissionGate
 from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
+from quire.entrypoints.openai.fingerprint import build_fingerprint
 from quire.entrypoints.openai.prompts import TokenizerLike
 from quire.entrypoints.openai.siblings import Siblings
 from quire.entrypoints.responses_api.store import ResponseStore
@@ -94,6 +95,9 @@ class ServerSettings:
     return_tokens_as_token_ids: bool = False
     enable_force_include_usage: bool = False
     log_error_stack: bool = False
+    sse_keep_alive_interval: float = 0.0
+    fingerprint_mode: str = "full"
+    fingerprint_value: str | None = None
     responses_store: str | None = None
 
 
@@ -119,6 +123,7 @@ class ServerState:
         self._engine = engine
         self._sequence = itertools.count()
         self._formats: AnswerFormats | None = None
+        self._fingerprint: str | None = None
 
     def set_engine(self, engine: EngineClient) -> None:
         """The engine is ready: start serving."""
@@ -164,6 +169,14 @@ class ServerState:
                 asked.reasoning_parser, asked.tool_call_parser, template, asked.tool_strict_level
             )
         return self._formats
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What answers tell of the configuration that made them."""
+        if self._fingerprint is None:
+            asked = self.settings
+            self._fingerprint = build_fingerprint(asked.fingerprint_mode, asked.fingerprint_value, self.engine.config)
+        return self._fingerprint or None
 
     @property
     def model_names(self) -> tuple[str, ...]:

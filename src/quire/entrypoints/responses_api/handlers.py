@@ -31,7 +31,7 @@ async def create_response(request: Request) -> Response:
                 return EventStream(b"", run.follow())
             return json_response(job.response)
         if body.stream:
-            return await stream_answer(request, ResponseStream(state, job))
+            return await stream_answer(request, ResponseStream(state, job), state.settings.sse_keep_alive_interval)
         return json_response(await answer_response(state, job))
 
     return await run_while_connected(request, work())
