@@ -203,6 +203,7 @@ class SamplingParams(
         thinking_token_budget: tokens that a model may reason with; then the end of the reasoning is forced. Needs a model whose
             reasoning is marked.
         repetition_detection: ends an output that repeats itself, with finish reason `repetition`.
+        stream_interval: tokens that are told together, after the first one; the engine's own number is the least.
         truncate_prompt_tokens: keep that many tokens at the prompt's end; -1 for as many as fit.
 
     Raises:
@@ -233,6 +234,7 @@ class SamplingParams(
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
@@ -341,6 +343,10 @@ class SamplingParams(
                 self.output_kind = RequestOutputKind(self.output_kind)
             except ValueError:
                 checks.refuse("output_kind", self.output_kind, "CUMULATIVE, DELTA or FINAL_ONLY")
+        if self.stream_interval is not None:
+            name, most = "stream_interval", limits.MAX_STREAM_INTERVAL
+            allowed = f"a whole number from 1 to {most}, or null"
+            self.stream_interval = checks.whole(name, self.stream_interval, 1, most, allowed)
         structured: Any = self.structured_outputs
         if structured is not None and not isinstance(structured, StructuredOutputsParams):
             checks.refuse("structured_outputs", structured, "StructuredOutputsParams, or None")

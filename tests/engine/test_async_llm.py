@@ -56,6 +56,29 @@ def test_many_concurrent_streams_are_the_oracle_s(engine):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])
+@pytest.mark.parametrize("stop", [None, ["never said"]])
+def test_a_stream_may_tell_several_tokens_at_a_time(engine, kind, stop):
+    async def main():
+        params = sampling(max_tokens=40, seed=2, output_kind=kind, stream_interval=7, stop=stop, n=2)
+        outputs = await collect(engine.generate([5, 6], params, "r"))
+        for index in range(2):
+            told = [each for output in outputs for each in output.outputs if each.index == index]
+            if kind is RequestOutputKind.DELTA:
+                counts = [len(each.token_ids) for each in told]
+                assert all(count >= 7 for count in counts[1:-1]) and sum(counts) == 40
+            assert told[-1].finish_reason == "length"
+        expected = oracle([5, 6], 40, 2)
+        first = [each for output in outputs for each in output.outputs if each.index == 0]
+        tokens = [token for each in first for token in each.token_ids] if kind is RequestOutputKind.DELTA else None
+        assert (tokens or first[-1].token_ids) == expected
+        whole = await collect(engine.generate([5, 6], sampling(max_tokens=40, seed=2), "s"))
+        text = "".join(each.text for each in first) if tokens else first[-1].text
+        assert text == whole[-1].outputs[0].text
+
+    asyncio.run(main())
+
+
 def test_text_prompts_stream_text_and_a_long_one_does_too(engine):
     async def main():
         tokenizer = engine.get_tokenizer()

@@ -18,6 +18,7 @@ class SchedulerConfig:
         max_step_ms: size chunks so that a step is predicted to take at most this long; 0 turns it off.
         async_scheduling: plan step N+1 before step N's tokens are known.
         max_num_waiting, max_waiting_tokens: bounds of the queue; 0 means the built-in limit.
+        stream_interval: tokens of a stream that are told together, after the first one.
         record_timelines: keep what happened to requests, for the console.
     """
 
@@ -36,6 +37,7 @@ class SchedulerConfig:
     max_step_ms: float = 0.0
     max_num_waiting: int = 0
     max_waiting_tokens: int = 0
+    stream_interval: int = 1
     record_timelines: bool = True
 
     @property

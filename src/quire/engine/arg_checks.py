@@ -238,6 +238,7 @@ CHECKS: dict[str, Check] = {
     "max_step_ms": number(0.0),
     "max_num_waiting": whole(0),
     "max_waiting_tokens": whole(0),
+    "stream_interval": whole(1, 2**20),
     "device": text(),
     "cpu_threads": whole(0, 4096),
     "attention_backend": text(optional=True),

@@ -109,6 +109,7 @@ HELP = {
     "long_prefill_token_threshold": "most tokens a step for one prefill; 0 means no limit",
     "max_num_partial_prefills": "prompts that may be part-way through at once; 0 means no limit",
     "max_step_ms": "size a step so that it is predicted to take at most this long; 0 turns it off",
+    "stream_interval": "tokens of a stream that are told together, after the first one; a request may ask for more",
     "max_num_waiting": "requests that may wait; 0 means the built-in limit",
     "max_waiting_tokens": "prompt tokens that may wait; 0 means the built-in limit",
     "device": "auto, cpu, or a platform plugin's name",

@@ -134,7 +134,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "pt_load_map_location": ("cpu",),
     "shutdown_timeout": (0, None),
     "sleep_mode_backend": ("cumem", None),
-    "stream_interval": (1,),
     "watermark": (0.0, 0),
     "scheduler_reserve_full_isl": (True, None),
     "prefill_schedule_interval": (1,),

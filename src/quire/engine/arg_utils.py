@@ -146,6 +146,7 @@ class EngineArgs:
     max_step_ms: float = 0.0
     max_num_waiting: int = 0
     max_waiting_tokens: int = 0
+    stream_interval: int = 1
 
     # Device
     device: str = "auto"
@@ -478,6 +479,7 @@ class _Resolver:
             max_step_ms=float(args.max_step_ms),
             max_num_waiting=args.max_num_waiting,
             max_waiting_tokens=args.max_waiting_tokens,
+            stream_interval=args.stream_interval,
             record_timelines=args.record_timelines and self.usage_context is not UsageContext.LLM_CLASS,
         )
 

@@ -91,6 +91,7 @@ class InputProcessor:
         self._try_grammars_apart = try_grammars_apart
         self._model = config.model
         self._structured_outputs = config.structured_outputs
+        self._stream_interval = config.scheduler.stream_interval
         self._source = tokenizer_source
         self._allow_functions = allow_functions
         self._vocab_size = config.model.vocab_size
@@ -310,6 +311,8 @@ class InputProcessor:
         if tokenizer is None:
             params.detokenize = False
         self._check_stops(params, tokenizer)
+        if params.stream_interval is not None or self._stream_interval > 1:
+            params.stream_interval = max(params.stream_interval or 1, self._stream_interval)
         if params.logprob_token_ids is not None:
             self._check_ids(params.logprob_token_ids, "logprob_token_ids")
             params.logprobs = 0  # the named ones come beside the token's own

@@ -65,6 +65,7 @@ class SequenceState:
         "_detokenizer",
         "_fed",
         "_hide_last",
+        "_interval",
         "_stops",
         "_tokenizer",
         "core_id",
@@ -113,7 +114,8 @@ class SequenceState:
         self._hide_last = False
         self.has_stops = self._stops is not None
         self.is_quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not self.has_stops
-        tells_text = self._tokenizer is not None and self.logprobs is None
+        self._interval = params.stream_interval or 1
+        tells_text = self._tokenizer is not None and self.logprobs is None and self._interval == 1
         self.is_plain = tells_text and params.output_kind is RequestOutputKind.DELTA
 
     # --- tokens come in ---
@@ -243,8 +245,9 @@ class SequenceState:
         return detokenizer.feed(token_ids[fed:])
 
     def has_news(self) -> bool:
-        """Whether something came since the last output was built."""
-        return len(self.token_ids) > self.sent_tokens or (self.finish_reason is not None and not self.sent_finish)
+        """Whether something came since the last output was built, and is enough to be told."""
+        least = self.sent_tokens + (self._interval if self.sent_tokens else 1)
+        return len(self.token_ids) >= least or (self.finish_reason is not None and not self.sent_finish)
 
     def build(self, as_delta: bool) -> CompletionOutput:
         """This sequence's part of an output: all of it, or what came since the last one."""

@@ -153,10 +153,24 @@ def test_the_logprobs_of_named_tokens_are_told(demo: DemoServer) -> None:
     assert streamed["logprobs"] == answer["logprobs"]["content"]
 
 
+def test_a_stream_tells_several_tokens_at_a_time(demo: DemoServer) -> None:
+    body = {"messages": QUESTION, "temperature": 0, "stream": True, "max_tokens": 30, "ignore_eos": True}
+
+    def texts(**fields: Any) -> list[str]:
+        lines = demo.client.post("/v1/chat/completions", json={**body, **fields}).text.splitlines()
+        deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+        return [delta["content"] for delta in deltas if delta.get("content")]
+
+    assert "".join(texts(stream_interval=10)) == "".join(texts())
+    assert 2 <= len(texts(stream_interval=10)) <= 4
+    assert len(texts(stream_interval=100)) == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
         ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"stream_interval": 0}, "stream_interval"),
         ({"repetition_detection": {"max_pattern_size": 4}}, "min_count"),
         ({"repetition_detection": {"size": 4}}, "repetition_detection"),
         ({"logprob_token_ids": [10**9]}, "logprob_token_ids"),

@@ -38,6 +38,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None

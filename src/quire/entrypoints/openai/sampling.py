@@ -38,6 +38,7 @@ _SAME_NAME = (
     "logprob_token_ids",
     "thinking_token_budget",
     "repetition_detection",
+    "stream_interval",
 )
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
