@@ -23,6 +23,18 @@ ONE_GROUP = {
         {"mamba_n_groups": 1, "mamba_rms_norm": True},
     ),
 }
+ADAPTED = {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"], "use_mem_rope": True}
+ZAMBA2 = {
+    "zamba2: two blocks": ("Zamba2ForCausalLM", {**ADAPTED, "num_mem_blocks": 2, "mamba_ngroups": 2}),
+    "zamba2: attention adapted, one block twice": (
+        "Zamba2ForCausalLM",
+        {**ADAPTED, "num_mem_blocks": 1, "use_shared_attention_adapter": True, "num_key_value_heads": 4},
+    ),
+    "zamba2: biases, untied": (
+        "Zamba2ForCausalLM",
+        {**ADAPTED, "tie_word_embeddings": False, "add_bias_linear": True, "adapter_rank": 3},
+    ),
+}
 FOUR_RANKS = ("FalconH1ForCausalLM", {"mamba_n_heads": 8, "mamba_d_head": "auto", "mamba_rms_norm": True})
 
 
@@ -34,6 +46,10 @@ def restored_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:
     check(2, tmp_path, {name: SHAPES[name] for name in NAMES} | ONE_GROUP, "native", tolerance=5e-4)
+
+
+def test_ranks_share_zamba2s_blocks(tmp_path: Path) -> None:
+    check(2, tmp_path, ZAMBA2, "native", tolerance=5e-4)
 
 
 def test_fused_layers_over_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:

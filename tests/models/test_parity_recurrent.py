@@ -53,7 +53,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "Zamba2ForCausalLM", {"num_mem_blocks": 1, "mamba_ngroups": 2, "use_mem_rope": True, "num_key_value_heads": 4},
     ),
     "zamba2: adapters of attention": (
-        "Zamba2ForCausalLM", {"use_shared_attention_adapter": True, "use_mem_rope": True, "num_key_value_heads": 4},
+        "Zamba2ForCausalLM", {"use_shared_attention_adapter": True, "use_mem_rope": True, "num_key_value_heads": 4,
+        "num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention"]},
     ),
     "zamba2: untied, biases": (
         "Zamba2ForCausalLM", {"tie_word_embeddings": False, "add_bias_linear": True, "adapter_rank": 3},

@@ -15,7 +15,6 @@ import torch
 
 from quire.attention.interface import AttentionRequest
 from quire.config.kv_spec import KVCacheSpec
-from quire.errors import ConfigError
 from quire.kernels import ops, recurrent
 from quire.layers.activation import kernel_activation
 from quire.layers.interface import StepInputs
@@ -35,16 +34,17 @@ class _Room:
         def buffer(columns: int) -> torch.Tensor:
             return torch.zeros(context.max_tokens, columns, dtype=context.activation_dtype, device=context.device)
 
-        intermediate, rank = (0, 0) if block is None else (block.mlp.intermediate, block.adapter_rank)
+        intermediate, rank = (0, 0) if block is None else (_width(block, context.plan), block.adapter_rank)
         self.embeddings_TD, self.input_TD, self.hidden_TD = (buffer(context.hidden) for _ in range(3))
         self.pair_T2D, self.low_TR = buffer(2 * context.hidden), buffer(rank)
         self.gate_up_T2I, self.adapted_T2I = buffer(2 * intermediate), buffer(2 * intermediate)
-        has_adapters = block is not None and block.adapts_attention
-        self.one_T2D, self.qkv_T6D = (buffer(n * context.hidden if has_adapters else 0) for n in (2, 6))
+        heads = 2 * context.hidden // context.plan.size if block is not None and block.adapts_attention else 0
+        self.one_T2D, self.qkv_T6D = buffer(heads), buffer(3 * heads)
 
 
 class ZambaLayer(Mamba2Layer):
-    """One layer, norms included. Over several ranks it does not run."""
+    """One layer, norms included. Ranks share a block's heads and its feed-forward's width; their parts of each half's output are
+    summed at once, for what follows reads all of it."""
 
     BLOCK = ("block_norm", "block_qkv", "block_out", "block_mlp_norm", "block_gate_up", "block_down")
     ADAPTERS = tuple(f"block_{name}_adapter_{side}" for name in "qkv" for side in ("in", "out"))
@@ -52,15 +52,8 @@ class ZambaLayer(Mamba2Layer):
         "zamba_norm", "block_adapter_in", "block_adapter_out", "block_linear", *BLOCK, *ADAPTERS,
     }  # fmt: skip
 
-    can_shard = False
-
     def __init__(self, mixer: Zamba, context: LayerContext) -> None:
         super().__init__(mixer.mamba, context)
-        if context.plan.size > 1:
-            raise ConfigError(
-                f"tensor_parallel_size={context.plan.size}: Zamba2's shared blocks run on 1 rank only",
-                setting="tensor_parallel_size",
-            )
         self.can_fuse, self.zamba, self.attention = False, mixer, None
         if "zamba room" not in context.tables:
             context.tables["zamba room"] = _Room(context, mixer.shape)
@@ -69,7 +62,7 @@ class ZambaLayer(Mamba2Layer):
         if block is not None:
             self.attention = AttentionLayer(block.attention, context)
             self.wide = max(self.wide, self.attention.wide)
-            self.narrow = max(self.narrow, self.attention.narrow, block.mlp.intermediate)
+            self.narrow = max(self.narrow, self.attention.narrow, _width(block, context.plan))
             self._activation = kernel_activation(block.mlp.act)
             self._owner: ZambaLayer = context.tables.setdefault(("zamba", block.owner), self)
 
@@ -81,22 +74,25 @@ class ZambaLayer(Mamba2Layer):
         yield from (_moved(module, scope.layer, within) for module in own)
         if block is None:
             return
+        attention, wide = block.attention, Part(block.mlp.intermediate, block.mlp.intermediate)
         if block.owner == scope.layer:
-            attention, wide = block.attention, Part(block.mlp.intermediate, 1)
             q, kv = (Part(heads * attention.head_dim, heads) for heads in (attention.heads, attention.kv_heads))
             yield scope.table("block_norm", (Part(2 * scope.hidden.rows, 1),))
-            yield scope.linear("block_qkv", (q, kv, kv), 2 * scope.hidden.rows)
-            yield scope.linear("block_out", (scope.hidden,), q.rows)
+            yield scope.linear("block_qkv", (q, kv, kv), 2 * scope.hidden.rows, shard="rows")
+            yield scope.linear("block_out", (scope.hidden,), q.rows, shard="columns", groups=attention.heads)
             yield scope.table("block_mlp_norm", (scope.hidden,))
-            yield scope.linear("block_gate_up", (wide, wide), bias=block.mlp.bias)
-            yield scope.linear("block_down", (scope.hidden,), wide.rows, bias=block.mlp.bias)
-        low, gate_up, head = (
-            Part(n, 1) for n in (block.adapter_rank, 2 * block.mlp.intermediate, 2 * scope.hidden.rows)
-        )
-        adapters = [scope.linear("block_adapter_in", (low,)), scope.linear("block_adapter_out", (gate_up,), low.rows)]
+            yield scope.linear("block_gate_up", (wide, wide), bias=block.mlp.bias, shard="rows")
+            yield scope.linear(
+                "block_down", (scope.hidden,), wide.rows, bias=block.mlp.bias, shard="columns", groups=wide.groups
+            )
+        low, head = Part(block.adapter_rank, 1), Part(2 * scope.hidden.rows, attention.heads)
+        adapters = [
+            scope.linear("block_adapter_in", (low,)),
+            scope.linear("block_adapter_out", (wide, wide), low.rows, shard="rows"),
+        ]
         for name in "qkv" if block.adapts_attention else "":
             adapters.append(scope.linear(f"block_{name}_adapter_in", (low,), head.rows))
-            adapters.append(scope.linear(f"block_{name}_adapter_out", (head,), low.rows))
+            adapters.append(scope.linear(f"block_{name}_adapter_out", (head,), low.rows, shard="rows"))
         for module in adapters:
             (source,) = module.sources
             source = source.format(index=block.index).replace(f"layers.{scope.layer}.", f"layers.{block.owner}.", 1)
@@ -158,15 +154,22 @@ class ZambaLayer(Mamba2Layer):
             ops.add(three_T6D, qkv_TC)
         attention._attend(step, qkv_TC, attended_TNH)
         method.apply(attended_TNH, owner.linears["block_out"], hidden_TD)
+        self.context.communicator.all_reduce(hidden_TD)
         ops.rms_norm(hidden_TD, owner.tensors["block_mlp_norm"], eps, hidden_TD)
         method.apply(hidden_TD, owner.linears["block_gate_up"], gate_up_T2I)
         method.apply(hidden_TD, linears["block_adapter_in"], low_TR)
         method.apply(low_TR, linears["block_adapter_out"], adapted_T2I)
         ops.add(adapted_T2I, gate_up_T2I)
-        activated_TI = views.narrow(block.mlp.intermediate)
+        activated_TI = views.narrow(_width(block, self.context.plan))
         ops.gated_activation(gate_up_T2I, self._activation, activated_TI)
         method.apply(activated_TI, owner.linears["block_down"], hidden_TD)
+        self.context.communicator.all_reduce(hidden_TD)
         method.apply(hidden_TD, linears["block_linear"], out_TD)
+
+
+def _width(block: SharedBlock, plan: ParallelPlan) -> int:
+    """Of the feed-forward on one rank."""
+    return block.mlp.intermediate // plan.size
 
 
 def _moved(module: Module, layer: int | None, within: str) -> Module:
