@@ -89,12 +89,17 @@ def compare_default(ours: Any, theirs: Any, field: str = "") -> Verdict:
 
 
 def accepted(values: Iterable[Any], default: Any) -> Verdict:
+    values = list(values)
+    if any(value is True for value in values) and any(value is False for value in values):
+        return Verdict(DIFFERENT, "taken, no effect")
     taken = any(is_same_default(value, default) and value == default for value in values) or default in (None, False)
     return Verdict(ABSENT, AT_DEFAULT if taken else REFUSED)
 
 
 def check_flags(table: dict[str, Any]) -> Verdicts:
     from quire.engine.arg_help import visible_options
+    from quire.engine.arg_no_effect import NO_EFFECT
+    from quire.engine.arg_parser import _NoEffect
 
     parser = parser_of(table["of"])
     visible = {name: action for action in visible_options(parser) for name in action.option_strings}
@@ -105,6 +110,8 @@ def check_flags(table: dict[str, Any]) -> Verdicts:
             ours = visible[name].default
             known = defaults and visible[name].dest != argparse.SUPPRESS
             yield name, compare_default(ours, names[name], visible[name].dest) if known else Verdict(SAME)
+        elif isinstance(hidden, _NoEffect):
+            yield name, Verdict(DIFFERENT, f"taken, no effect: {NO_EFFECT[hidden.name]}")
         elif hidden is not None:
             yield name, accepted(hidden._table[hidden._name], names[name] if defaults else None)
         else:
@@ -114,6 +121,7 @@ def check_flags(table: dict[str, Any]) -> Verdicts:
 def check_settings(table: dict[str, Any]) -> Verdicts:
     import dataclasses
 
+    from quire.engine.arg_no_effect import NO_EFFECT
     from quire.engine.arg_unavailable import UNAVAILABLE
     from quire.engine.arg_utils import EngineArgs
 
@@ -122,6 +130,8 @@ def check_settings(table: dict[str, Any]) -> Verdicts:
     for name, default in table["names"].items():
         if name in known:
             yield name, compare_default(getattr(defaults, name), default, name)
+        elif name in NO_EFFECT:
+            yield name, Verdict(DIFFERENT, f"taken, no effect: {NO_EFFECT[name]}")
         elif name in UNAVAILABLE:
             yield name, accepted(UNAVAILABLE[name], default)
         else:

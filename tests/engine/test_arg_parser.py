@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.arg_help import visible_options
+from quire.engine.arg_no_effect import NO_EFFECT
 from quire.engine.arg_parser import GROUPS, HELP, ArgumentParser, human_int
 from quire.engine.arg_unavailable import UNAVAILABLE
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -125,6 +126,27 @@ def test_flags_of_what_is_not_there_are_taken_at_their_defaults(words: list[str]
     assert changed(*words) == {}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--cudagraph-capture-sizes", "1", "2", "4"], ["--moe-backend", "marlin"], ["--disable-cascade-attn"],
+        ["--no-enable-flashinfer-autotune"], ["-cc", '{"cudagraph_mode": "FULL_DECODE_ONLY"}'], ["--compilation-config", "3"],
+        ["--safetensors-load-strategy=eager"], ["--no-use-tqdm-on-load"], ["-cc.pass_config.fuse_norm_quant", "true"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_has_no_meaning_here_is_taken_and_the_log_says_why(words: list[str], caplog) -> None:
+    caplog.set_level("INFO", logger="quire")
+    assert changed(*words) == {}
+    assert len([record for record in caplog.records if "has no effect:" in record.message]) == 1
+
+
+@pytest.mark.parametrize("name", sorted(NO_EFFECT))
+def test_everything_without_effect_is_known_in_python_too(name: str) -> None:
+    settings: dict[str, Any] = {name: "something"}
+    EngineArgs(**settings)
+
+
 def test_the_lowest_optimization_level_records_no_steps() -> None:
     assert changed("-O0") == {"enforce_eager": True}
 
@@ -204,7 +226,8 @@ def test_lists_take_several_words() -> None:
         (["-sc", '{"method": "ngram"}'], "speculative_config={'method': 'ngram'} is not available yet"),
         (["--enable-dbo"], "enable_dbo=True is not available yet"),
         (["--mm-encoder-tp-mode", "data"], "mm_encoder_tp_mode='data' is not available yet"),
-        (["--cudagraph-capture-sizes", "1", "2"], "cudagraph_capture_sizes=1 is not available yet"),
+        (["--compilation-config.mode", "0"], "compilation_config={'mode': 0} records no steps: use enforce_eager"),
+        (["-cc.cudagraph_mode", "NONE"], "use enforce_eager"),
         (["-O4"], "invalid choice: 4"),
         (["--hf-overrides.a", "1", "--hf-overrides.a+", "2"], "both as a value and as a list"),
         (["--zzz"], "see `quire test --help`"),

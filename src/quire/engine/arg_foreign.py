@@ -11,20 +11,19 @@ _EMPTY = """
     aux_output_config cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params
     custom_histogram_buckets data_parallel_start_rank dcp_comm_backend dcp_q_replicate device_ids
     disable_nccl_for_dp_synchronization distributed_timeout_seconds ec_manager_config elastic_ep_max_dp_size
-    enable_flashinfer_autotune engram_config eplb_config fault_tolerance_config gdn_prefill_backend ir_op_priority
-    kda_decode_backend kda_prefill_backend logging_config lora_target_modules
-    mamba_ssu_algorithm max_lora_cls_labels media_io_kwargs mm_encoder_attn_backend mm_encoder_attn_dtype
+    engram_config eplb_config fault_tolerance_config logging_config lora_target_modules
+    max_lora_cls_labels media_io_kwargs mm_encoder_attn_backend mm_encoder_attn_dtype
     mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path numa_bind_cpus numa_bind_nodes reasoning_parser
-    show_hidden_metrics_for_version sleep_preserve_parameter_names video_pruning_rate watchdog_config
+    sleep_preserve_parameter_names video_pruning_rate watchdog_config
 """
 
 _OFF = """
-    aggregate_engine_logging allow_deprecated_quantization data_parallel_multi_port_external_lb
+    allow_deprecated_quantization data_parallel_multi_port_external_lb
     enable_ep_weight_filter enable_hc_sp enable_logging_iteration_details enable_mamba_cache_stochastic_rounding
     enable_mamba_shared_prefix_checkpoint enable_mfu_metrics enable_mixed_moe_lora_format enable_mm_embeds
     enable_moe_shared_loras enable_nccl_comm_suspend enable_shm_tensor_arena enable_tower_connector_lora
-    fail_on_environ_validation interleave_mm_strings jit_monitor_verbose monokernel skip_mm_profiling
-    sleep_mode_offload_cudagraph specialize_active_lora
+    fail_on_environ_validation interleave_mm_strings skip_mm_profiling
+    specialize_active_lora
 """
 
 FOREIGN: dict[str, tuple[Any, ...]] = {
@@ -34,9 +33,7 @@ FOREIGN: dict[str, tuple[Any, ...]] = {
     "dbo_prefill_token_threshold": (512,),
     "dcp_kv_cache_interleave_size": (1,),
     "dp_sync_interval": (16,),
-    "jit_monitor_mode": ("warn",),
     "kv_cache_metrics_sample": (0.01,),
-    "mamba_backend": ("triton",),
     "mamba_cache_philox_rounds": (0,),
     "master_addr": ("127.0.0.1",),
     "master_port": (29501,),
@@ -54,9 +51,6 @@ FOREIGN: dict[str, tuple[Any, ...]] = {
     "per_request_spec_decode_metrics": ("none",),
     "prefix_cache_retention_interval": (0,),
     "replayssm_buffer_len": (16,),
-    "safetensors_prefetch_block_size": (16 << 20,),
-    "safetensors_prefetch_num_threads": (8,),
-    "sparse_indexer_topk_backend": ("auto",),
     "swa_bounded_replay": (True,),
     "ubatch_size": (0,),
     "video_pruning_method": ("evs",),

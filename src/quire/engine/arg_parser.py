@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from quire.engine import arg_file, arg_help
 from quire.engine.arg_foreign import SHORT_FOREIGN
+from quire.engine.arg_no_effect import NO_EFFECT, SEVERAL, take
 from quire.engine.arg_unavailable import ALIASES, UNAVAILABLE, check_unavailable
 from quire.errors import ConfigError
 from quire.guards import is_sequence
@@ -196,6 +197,11 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def add_accepted(self) -> None:
         """Hidden flags for the settings that are not there; done before parsing, when every real flag is known."""
+        for name in NO_EFFECT if self.accepted_at_default else ():
+            flag = f"--{name.replace('_', '-')}"
+            if flag not in self._option_string_actions:
+                words = (flag, f"--no-{flag[2:]}", *SHORT_FOREIGN.get(name, ()))
+                self.add_argument(*words, action=_NoEffect, name=name)
         for name, values in self.accepted_at_default.items():
             flag = f"--{name.replace('_', '-')}"
             words = [word for word in (flag, *SHORT_FOREIGN.get(name, ())) if word not in self._option_string_actions]
@@ -272,6 +278,19 @@ class _AcceptedAtDefault(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         value = False if str(option_string).startswith("--no-") else _read_value(str(values))
         check_unavailable(self._name, value, set(), self._table)
+
+
+class _NoEffect(argparse.Action):
+    """The hidden flag of a setting that has no meaning here."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, name: str, **kwargs: Any) -> None:
+        del dest, kwargs
+        nargs, hidden = "*" if name in SEVERAL else "?", argparse.SUPPRESS
+        super().__init__(option_strings, hidden, nargs=nargs, const="true", default=hidden, help=hidden)
+        self.name = name
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        take(self.name, _read_value(values) if isinstance(values, str) else values)
 
 
 class _OptimizationLevel(argparse.Action):

@@ -11,6 +11,7 @@ import functools
 from typing import Any, TypeVar
 
 from quire.engine.arg_foreign import FOREIGN
+from quire.engine.arg_no_effect import NO_EFFECT, take
 from quire.errors import ConfigError
 
 T = TypeVar("T")
@@ -54,9 +55,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
             "kv_cache_dtype_skip_layers",
             "worker_extension_cls",
             "collect_detailed_traces",
-            "cudagraph_capture_sizes",
-            "max_cudagraph_capture_size",
-            "compile_sizes",
             "hf_config_path",
             "hf_token",
             "fully_sharded_loras",
@@ -94,11 +92,8 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
             "cudagraph_metrics",
             "data_parallel_hybrid_lb",
             "data_parallel_external_lb",
-            "enable_cumem_allocator",
             "enable_batch_sharded_sampling",
-            "disable_cascade_attn",
             "disable_chunked_mm_input",
-            "disable_hybrid_kv_cache_manager",
             "long_prefill_token_threshold_adaptive",
             "language_model_only",
             "mm_encoder_only",
@@ -107,7 +102,6 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
         _OFF,
     ),
     "config_format": ("auto", "hf", "mistral"),
-    "compilation_config": (*_NOTHING, 3, {"level": 3}, {"mode": 3}),
     "all2all_backend": ("allgather_reducescatter", None),
     "decode_context_parallel_size": (1,),
     "prefill_context_parallel_size": (1,),
@@ -128,18 +122,10 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "offload_params": _NOTHING,
     "optimization_level": (None, 1, 2, 3),
     "performance_mode": ("balanced", None),
-    "renderer_num_workers": (1,),
-    "safetensors_load_strategy": (None, "lazy"),
-    "use_tqdm_on_load": (True, None),
-    "pt_load_map_location": ("cpu",),
     "shutdown_timeout": (0, None),
-    "sleep_mode_backend": ("cumem", None),
     "watermark": (0.0, 0),
     "scheduler_reserve_full_isl": (True, None),
     "prefill_schedule_interval": (1,),
-    "max_seq_len_to_capture": (8192, None),
-    "moe_backend": ("auto",),
-    "linear_backend": ("auto",),
     "async_engine": _OFF,
     "disable_async_output_proc": _OFF,
     "use_v2_block_manager": (True, False, None),
@@ -200,7 +186,12 @@ def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, t
 
     Raises:
         ConfigError: another value, or a name that nobody knows.
+
+    One that has no meaning here (`arg_no_effect`) is accepted whatever its value.
     """
+    if name in NO_EFFECT and name not in table:
+        take(name, value)
+        return
     if name not in table:
         near = difflib.get_close_matches(name, [*known, *ALIASES, *UNAVAILABLE], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
