@@ -11,6 +11,7 @@ import inspect
 
 import torch
 
+from quire.attention import measured
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.attention.library import LibraryBackend
 from quire.errors import ConfigError
@@ -34,11 +35,13 @@ ARGUMENTS = (
 
 
 class FlashBackend(LibraryBackend):
-    """FlashAttention-4, on Hopper and Blackwell."""
+    """FlashAttention-4 for prompts, on Hopper and Blackwell, and our own kernels where all requests compute one token: on an
+    H200 those were faster, and a decoded row of 4.0.0b36 was wrong (`bench/results/h200-attention-backends.json`)."""
 
     name = "flash"
     package = "flash-attn-4"
     extra = "flash"
+    serves = frozenset((measured.PROMPT,))
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,7 +31,8 @@ class Faster:
 
 
 FASTER: tuple[Faster, ...] = ()
-"""Nothing so far: no library was measured beside ours."""
+"""Nothing so far. There are figures of one shape (`h200-attention-backends.json`): a request of 512 tokens, 32/8 heads of 128,
+takes 7.6 us a layer by our kernel, 11.2 by FlashInfer's and 13.7 by FlashAttention-4's."""
 
 
 def faster_steps(backend: str, head_dims: set[int], capability: tuple[int, int]) -> frozenset[str]:

@@ -70,21 +70,10 @@ def norm_and_rotate(
 
 
 @triton.jit
-def _round_to_fp8(x):
-    """What float8 e4m3 can hold: Triton's interpreter loses a carry where rounding reaches the next power of two."""
-    spread = x * 1048577.0
-    rounded = spread - (spread - x)
-    smallest = (x + 24576.0) - 24576.0
-    return tl.where(tl.abs(x) < 0.015625, smallest, rounded)
-
-
-@triton.jit
 def to_cache_type(x, inverse_scale, dtype: tl.constexpr):
     """As the pages hold it: divided by the scale and saturated where they are fp8."""
     if dtype == tl.float8e4nv:
         x = tl.minimum(tl.maximum(x * inverse_scale, -FP8_MAX), FP8_MAX)
-        if INTERPRETED:
-            x = _round_to_fp8(x)
     return x.to(dtype)
 
 
