@@ -4,7 +4,7 @@ says so.
 Knows names and reasons.
 """
 
-from typing import Any, cast
+from typing import Any
 
 from quire.errors import ConfigError
 from quire.guards import is_dict
@@ -83,9 +83,8 @@ def take(name: str, value: Any) -> None:
 def _asks_for_none(value: Any) -> bool:
     if not is_dict(value):
         return _is_zero(value)
-    fields = cast("dict[str, Any]", value)
-    mode = fields.get("mode", fields.get("level"))
-    return _is_zero(mode) or "NONE" in (mode, fields.get("cudagraph_mode"))
+    mode = value.get("mode", value.get("level"))
+    return _is_zero(mode) or "NONE" in (mode, value.get("cudagraph_mode"))
 
 
 def _is_zero(value: Any) -> bool:

@@ -263,6 +263,18 @@ class LLMEngine:
         """What was chosen and why."""
         return self._client.call(Utility.EXPLAIN)
 
+    def get_metrics(self) -> EngineMetrics:
+        """Counters and histograms of this engine.
+
+        Raises:
+            RequestError: they are not kept (`disable_log_stats=False` keeps them).
+        """
+        if self.metrics is None:
+            raise RequestError(
+                "metrics are off; make the engine with disable_log_stats=False", param="disable_log_stats"
+            )
+        return self.metrics
+
     def do_log_stats(self) -> None:
         """Write the log line with throughput and load, if it is time for one."""
         if self._stats_logger is not None:

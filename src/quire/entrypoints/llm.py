@@ -330,9 +330,7 @@ class LLM(PoolingMethods):
         Raises:
             RequestError: they are not kept (`disable_log_stats=False` keeps them).
         """
-        if self.llm_engine.metrics is None:
-            raise RequestError("metrics are off; make the LLM with disable_log_stats=False", param="disable_log_stats")
-        return self.llm_engine.metrics
+        return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""

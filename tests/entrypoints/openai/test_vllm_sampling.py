@@ -118,6 +118,21 @@ def test_anthropic_s_budget_is_kept(demo: DemoServer) -> None:
     assert wrong.status_code == 400 and "thinking.budget_tokens" in wrong.text
 
 
+def test_other_protocols_take_the_fields_too(demo: DemoServer) -> None:
+    body = {"model": "quire-demo", "temperature": 0, "vllm_xargs": {"a": 1}}
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}, "max_output_tokens": 200}
+    asked = {**body, **thinks, "input": "What is 17 + 25?", "stream_interval": 4}
+    full = demo.client.post("/v1/responses", json=asked).json()["usage"]["output_tokens_details"]["reasoning_tokens"]
+    cut = demo.client.post("/v1/responses", json={**asked, "thinking_token_budget": 2})
+    assert cut.status_code == 200 and cut.json()["usage"]["output_tokens_details"]["reasoning_tokens"] == 4 < full
+    watch = {"max_pattern_size": 2, "min_count": 7}
+    again = {"logit_bias": {str(token(demo, "a")): 100}, "repetition_detection": watch}
+    answer = demo.client.post("/v1/responses", json={**body, "input": "x", **again}).json()
+    assert answer["usage"]["output_tokens"] == 7 and answer["status"] == "completed"
+    message = demo.client.post("/v1/messages", json={**body, "messages": QUESTION, "max_tokens": 20})
+    assert message.status_code == 200
+
+
 def test_an_answer_that_goes_round_in_circles_ends(demo: DemoServer) -> None:
     again = token(demo, "a")
     fields = {"logit_bias": {str(again): 100}, "chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 50}

@@ -44,6 +44,7 @@ def to_chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
         chat.stop = request.stop_sequences or None
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
         chat.priority, chat.cache_salt = request.priority, request.cache_salt
+        chat.vllm_xargs = request.vllm_xargs
     return chat
 
 

@@ -37,6 +37,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     service_tier: str | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    vllm_xargs: dict[str, Any] | None = None
     # Read so that they can be refused by name.
     container: Any = None
     mcp_servers: Any = None

@@ -34,7 +34,8 @@ _SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
     "stop_token_ids", "logit_bias", "min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
     "include_stop_str_in_output", "structured_outputs", "include_reasoning", "priority", "cache_salt", "kv_transfer_params",
-    "mm_processor_kwargs", "return_timing", "user", "safety_identifier",
+    "mm_processor_kwargs", "return_timing", "user", "safety_identifier", "vllm_xargs",
+    "thinking_token_budget", "repetition_detection", "stream_interval",
 )  # fmt: skip
 
 

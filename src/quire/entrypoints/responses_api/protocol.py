@@ -90,6 +90,10 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     request_id: RequestId | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: dict[str, Any] | None = None
+    stream_interval: int | None = None
     return_timing: bool | None = None
     # Read so that they can be refused by name.
     kv_transfer_params: Any = None
