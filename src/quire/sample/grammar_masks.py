@@ -92,9 +92,10 @@ class GrammarMasks:
         return errors
 
 
-def unpack_mask(mask_W: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """[V]: whether a token may come next."""
-    return np.unpackbits(mask_W.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+def unpack_forbidden(masks_NW: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """[N, V]: whether a token may not come next."""
+    bits = np.unpackbits(np.invert(masks_NW).view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+    return bits.view(np.bool_)
 
 
 def _forbid(mask_W: IntArray, position: int, constraints: RowConstraints) -> None:

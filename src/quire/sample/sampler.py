@@ -17,10 +17,10 @@ import torch
 
 from quire.kernels import ops
 from quire.sample import sampling_rows as features
-from quire.sample.constraints import NOTHING_LEFT, apply_constraints, force_token
+from quire.sample.constraints import NOTHING_LEFT, RowConstraints, apply_constraints, force_token
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.filters import FilterRows, compute_thresholds, hide_below
-from quire.sample.grammar_masks import GrammarMasks, GrammarSource, unpack_mask
+from quire.sample.grammar_masks import GrammarMasks, GrammarSource, unpack_forbidden
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs, gather_named, pick_rows
 from quire.sample.penalties import apply_penalties
@@ -28,6 +28,9 @@ from quire.sample.sampling_rows import SamplingRows
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
+_NOBODY = np.zeros(0, dtype=np.intp)
+_MOST_AT_ONCE = 1 << 15
+"""Logits that are masked in one call: torch shares more of them out among threads, which takes longer than the work."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
@@ -131,7 +134,7 @@ class Sampler:
         self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, wanted: int
     ) -> SamplerOutput:
         output = SamplerOutput(np.zeros(0, dtype=np.int32))
-        logprob_index = self._members(rows_S, features.LOGPROBS)
+        logprob_index = self._members(rows_S, features.LOGPROBS) if wanted & features.LOGPROBS else _NOBODY
         raw_NV = None
         if len(logprob_index) and not self._is_processed:
             # Taken aside only where the logits are about to change.
@@ -160,8 +163,9 @@ class Sampler:
     ) -> None:
         """Everything that changes logits before temperature."""
         objects = self._rows.objects
-        for index in self._members(rows_S, features.FAILED):
-            errors[int(rows_S[index])] = objects[int(rows_S[index])].failure
+        if wanted & features.FAILED:
+            for index in self._members(rows_S, features.FAILED):
+                errors[int(rows_S[index])] = objects[int(rows_S[index])].failure
         if wanted & features.CONSTRAINTS:
             self._constrain(logits_SV, rows_S, positions_S, errors)
         if wanted & features.PROCESSORS:
@@ -181,32 +185,49 @@ class Sampler:
     def _constrain(
         self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, errors: dict[int, str]
     ) -> None:
-        constrained = []
+        followed: list[tuple[int, int, RowConstraints]] = []
+        constrained: list[tuple[int, int, RowConstraints]] = []
         for index in self._members(rows_S, features.CONSTRAINTS).tolist():
             row, position = int(rows_S[index]), int(positions_S[index])
             constraints = self._rows.objects[row].constraints
             assert constraints is not None
-            if constraints.end_at(position):
+            if constraints.is_grammar_alone:
+                followed.append((index, position, constraints))
+            elif constraints.end_at(position):
                 self._rows.end_constraints(row)
             else:
                 constrained.append((index, position, constraints))
-        for index in apply_constraints(logits_SV, constrained):
-            errors[int(rows_S[index])] = NOTHING_LEFT
-        followed = [entry for entry in constrained if entry[2].grammar is not None]
-        if followed and self._rows.grammars is not None:
-            masks_NW = np.zeros((len(followed), -(-logits_SV.shape[1] // 32)), dtype=np.int32)
-            masks = GrammarMasks(self._rows.grammars, followed, masks_NW)
-            wrong = masks.finish()
-            forbidden = [
-                torch.from_numpy(~unpack_mask(mask_W, logits_SV.shape[1])).to(logits_SV.device)
-                for mask_W in masks_NW[: masks.num_lines]
-            ]
-            for index, line in zip(masks.index_N, masks.line_N, strict=True):
-                logits_SV[index].masked_fill_(forbidden[line], float("-inf"))
+        if constrained:
+            for index in apply_constraints(logits_SV, constrained):
+                errors[int(rows_S[index])] = NOTHING_LEFT
+            followed += [entry for entry in constrained if entry[2].grammar is not None]
+        if followed:
+            wrong = self._follow_grammars(logits_SV, followed)
             errors.update((int(rows_S[index]), message) for index, message in wrong.items())
         for index, position, constraints in constrained:
             if (token_id := constraints.forced(position)) is not None:
                 force_token(logits_SV[index], token_id)
+
+    def _follow_grammars(self, logits_SV: torch.Tensor, rows: list[tuple[int, int, RowConstraints]]) -> dict[int, str]:
+        """Forbid what the rows' grammars do not leave; errors by index in the batch."""
+        assert self._rows.grammars is not None
+        count, vocab_size = logits_SV.shape
+        masks_NW = np.zeros((len(rows), -(-vocab_size // 32)), dtype=np.int32)
+        masks = GrammarMasks(self._rows.grammars, rows, masks_NW)
+        wrong = masks.finish()
+        forbidden_NV = unpack_forbidden(masks_NW[: masks.num_lines], vocab_size)
+        at_once = min(_MOST_AT_ONCE // vocab_size, count)
+        if len(rows) == count and at_once > 1:
+            lines_S = np.empty(count, dtype=np.intp)
+            lines_S[masks.index_N] = masks.line_N
+            for begin in range(0, count, at_once):
+                forbidden_BV = torch.from_numpy(forbidden_NV[lines_S[begin : begin + at_once]])
+                logits_SV[begin : begin + at_once].masked_fill_(forbidden_BV.to(logits_SV.device), float("-inf"))
+        else:
+            lines = [torch.from_numpy(forbidden_V).to(logits_SV.device) for forbidden_V in forbidden_NV]
+            for index, line in zip(masks.index_N, masks.line_N, strict=True):
+                logits_SV[index].masked_fill_(lines[line], float("-inf"))
+        return wrong
 
     def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:
         """Hide what min-p, top-k and top-p drop."""
