@@ -105,6 +105,14 @@ WAYS: dict[str, Rewrite] = {
     "several ends": lambda config: config | {"eos_token_id": [1, 5]},
 }
 """From a config.json to the same, or nearly the same, written otherwise; None where that makes no sense."""
+BASES: dict[str, Config] = {
+    "NemotronHForCausalLM": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"], "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "n_group": 1,
+        "topk_group": 1,
+    },
+}  # fmt: skip
+"""Where an architecture's tiny model lacks something, one that has it."""
 UNLIKE = {
     ("Cohere2MoeForCausalLM", "rope_scaling: linear"): "Transformers' class reads no rope_scaling",
     ("Cohere2MoeForCausalLM", "rope_scaling: yarn"): "Transformers' class reads no rope_scaling",
@@ -116,13 +124,14 @@ SAMPLE = (
     ("GraniteMoeSWAForCausalLM", "one layer"), ("LlamaForCausalLM", "a quarter of each head"),
     ("CohereForCausalLM", "rope_parameters without a base"), ("CwmForCausalLM", "rope_parameters null"),
     ("Mistral4ForCausalLM", "no rope_parameters"), ("Qwen3MoeForCausalLM", "one expert"),
+    ("NemotronHForCausalLM", "moe_shared_expert_intermediate_size=0"),
 )  # fmt: skip
 
 
 def check(architecture: str, overrides: Config, rewrite: Rewrite | None, path: Path) -> bool:
     """Whether that is a model for Transformers; raises AssertionError where it gives something else."""
     try:
-        make_tiny_model(architecture, path, tokenizer=False, seed=1, **overrides)
+        make_tiny_model(architecture, path, tokenizer=False, seed=1, **(BASES.get(architecture, {}) | overrides))
     except NO_MODEL:
         return False
     if rewrite is not None:

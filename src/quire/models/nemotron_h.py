@@ -82,7 +82,7 @@ def nemotron_h(hf: HFConfig) -> DecoderSpec:
 
 def _mixture(hf: HFConfig, mlp: MLP) -> MoE:
     """DeepSeek-V3's kind of choice among experts without gates."""
-    shared = dataclasses.replace(mlp, intermediate=hf.moe_shared_expert_intermediate_size)
+    shared = dataclasses.replace(mlp, intermediate=hf.moe_shared_expert_intermediate_size or mlp.intermediate)
     mixture = deepseek_mixture(HFConfig(hf.to_dict() | {"hidden_act": mlp.act}))
     return dataclasses.replace(
         mixture, is_gated=False, shared=shared, latent=hf.get("moe_latent_size", 0), latent_bias=mlp.bias
