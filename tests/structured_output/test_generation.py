@@ -219,6 +219,35 @@ def test_a_row_thinks_first_and_then_keeps_to_its_form(llama: Path, monkeypatch:
     assert any(end in ids[1:] for ids in plain.values())
 
 
+@pytest.mark.parametrize("extra", [{}, {"logit_bias": {7: 1.0}, "frequency_penalty": 0.5}])
+def test_a_form_comes_when_the_budget_of_thoughts_is_spent(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
+) -> None:
+    """Without `extra` the masks of rows with a form are all that their draws need, and one graph makes them."""
+    tokenizer = get_tokenizer(str(llama))
+    (end,) = tokenizer.encode("z")
+
+    def requests() -> list[Any]:
+        return [
+            make_request(
+                f"r{seed}", [5, 6], seed=seed, temperature=1.0, max_tokens=60, ignore_eos=False, eos_token_ids=[EOS],
+                structured_outputs=form_of({"regex": "[a-f]{2,4}"}) if seed % 3 else None,
+                thinking=Thinking([end]), thinking_token_budget=3 * seed, min_tokens=30 if seed % 2 else 0, **extra,
+            )
+            for seed in range(6)
+        ]  # fmt: skip
+
+    plain = make_engine(llama).generate(requests())
+    assert make_device_engine(monkeypatch, llama).generate(requests()) == plain
+    for seed in range(6):
+        ids = plain[f"r{seed}"]
+        if EOS not in ids[: 3 * seed]:
+            assert end in ids[: 3 * seed + 1]
+        if seed % 3 and end in ids:
+            answer = tokenizer.decode([token for token in ids[ids.index(end) + 1 :] if token != EOS])
+            assert re.fullmatch("[a-f]{2,4}", answer) and ids.count(EOS) == 1  # a text that is complete ends
+
+
 def test_thinking_crosses_a_process_border() -> None:
     params = SamplingParams(structured_outputs=form_of({"regex": "a"}), thinking=Thinking([1, 2], 3))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

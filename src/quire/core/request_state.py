@@ -100,7 +100,9 @@ class Request:
         self.token_ids: list[int] = source.prompt_token_ids + resumed if resumed else source.prompt_token_ids
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.max_total = compute_max_total(source, max_model_len)
-        self.min_total = self.num_prompt_tokens + (params.min_tokens if params else 0)
+        # A row with a form draws an end before `min_tokens` only where its form is complete: then it ends.
+        has_form = params is not None and params.structured_outputs is not None
+        self.min_total = self.num_prompt_tokens + (params.min_tokens if params and not has_form else 0)
         self.eos_ids = frozenset(params.eos_token_ids) if params and not params.ignore_eos else frozenset[int]()
         self.stop_ids = frozenset(params.stop_token_ids or ()) if params else frozenset[int]()
         watched = params.repetition_detection if params else None
