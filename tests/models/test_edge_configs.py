@@ -39,6 +39,8 @@ def edges(architecture: str) -> Iterator[tuple[str, Config]]:
     def known(**values: Any) -> Config:
         return {name: value for name, value in values.items() if name in fields}
 
+    if "moe_layers" in fields:
+        yield "no layer with experts", {"moe_layers": []}
     yield "one layer", known(num_hidden_layers=1, n_layer=1, n_layers=1, layer_types=None, layers_block_type=None)
     yield "one head", known(num_attention_heads=1, num_key_value_heads=1, n_head=1, n_heads=1)
     yield "tied", {"tie_word_embeddings": True}
@@ -124,7 +126,7 @@ SAMPLE = (
     ("GraniteMoeSWAForCausalLM", "one layer"), ("LlamaForCausalLM", "a quarter of each head"),
     ("CohereForCausalLM", "rope_parameters without a base"), ("CwmForCausalLM", "rope_parameters null"),
     ("Mistral4ForCausalLM", "no rope_parameters"), ("Qwen3MoeForCausalLM", "one expert"),
-    ("NemotronHForCausalLM", "moe_shared_expert_intermediate_size=0"),
+    ("Llama4ForCausalLM", "no layer with experts"), ("NemotronHForCausalLM", "moe_shared_expert_intermediate_size=0"),
 )  # fmt: skip
 
 
@@ -209,6 +211,22 @@ def test_a_null_is_what_transformers_takes_it_for(architecture):
             except (*NO_MODEL, ConfigError):
                 continue
             assert entry.make_spec(HFConfig(given)) == meant, name
+
+
+@pytest.mark.parametrize(
+    "architecture", ["Gemma3ForCausalLM", "Llama4ForCausalLM", "Lfm2ForCausalLM", "CwmForCausalLM"]
+)
+def test_lists_of_layers_end_with_the_last_layer_and_may_not_end_before_it(architecture):
+    config = class_of(architecture).config_class(**tiny_values(architecture)).to_dict() | {
+        "architectures": [architecture]
+    }
+    entry = ModelRegistry.resolve(architecture)
+    whole = entry.make_spec(HFConfig(config))
+    for count in range(1, whole.layers):
+        cut = entry.make_spec(HFConfig(config | {"num_hidden_layers": count}))
+        assert [cut.mixers_of(layer) for layer in range(count)] == [whole.mixers_of(layer) for layer in range(count)]
+    with pytest.raises(ConfigError, match=r"num_hidden_layers=99, but layer\w+ of config\.json names"):
+        entry.make_spec(HFConfig(config | {"num_hidden_layers": 99}))
 
 
 @pytest.mark.parametrize("kinds", [["mlp", "mlp"], ["moe"]])

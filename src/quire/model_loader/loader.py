@@ -113,7 +113,9 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
     """
     try:
         spec = entry.make_spec(config.model.hf_config)
-    except (AttributeError, TypeError) as error:
+    except ConfigError:
+        raise
+    except (AttributeError, TypeError, ValueError, LookupError, ZeroDivisionError) as error:
         raise ConfigError(f"config.json does not fit {entry.architecture}: {error}", setting="model") from error
     if config.model.pooling is not None:
         spec = as_trunk(spec, config.model)

@@ -6,6 +6,7 @@ Published configs leave out what their class has by itself, above all in the `te
 from typing import Any
 
 from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
 from quire.guards import is_dict
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -117,13 +118,22 @@ WHOLE = (
     "Olmo", "Phimoe", "Qwen2", "Qwen3F", "Qwen3M", "SeedOss", "SmolLM3", "Starcoder2", "VaultGemma", "Zamba2",
 )  # fmt: skip
 """Families whose classes rotate the whole head, whatever `partial_rotary_factor` a config has."""
+LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers")
 BASES, SECTIONS = ("rope_theta", "rotary_emb_base"), ("rope_parameters", "rope_scaling")
 
 
 def completed(architecture: str, hf: HFConfig) -> HFConfig:
-    """The config with its class's values for those that are missing; null is a value, but of a rotation."""
+    """The config with its class's values for those that are missing; null is a value, but of a rotation. Lists of layers end with
+    the last layer, so that `num_hidden_layers` alone may be overridden.
+
+    Raises:
+        ConfigError: a list is too short.
+    """
     own = DEFAULTS.get(architecture, {})
     given = {name: value for name, value in hf.to_dict().items() if value is not None or name not in SECTIONS}
+    count = given.get("num_hidden_layers")
+    if isinstance(count, int) and not architecture.startswith("NemotronH"):  # which counts its list
+        given |= {name: _of_layers(name, kinds, count) for name in LISTS if (kinds := given.get(name))}
     if architecture.startswith(WHOLE):
         given = _without(given, "partial_rotary_factor")
     sections = [section for name in SECTIONS if is_dict(section := given.get(name))]
@@ -131,6 +141,12 @@ def completed(architecture: str, hf: HFConfig) -> HFConfig:
     has_base = any(where.get(name) is not None for where in (given, *sections) for name in BASES)
     known = {"rope_theta": has_base, "rope_parameters": has_base or bool(sections)}
     return HFConfig({name: value for name, value in own.items() if not known.get(name)} | given)
+
+
+def _of_layers(name: str, kinds: list[Any], count: int) -> list[Any]:
+    if len(kinds) < count:
+        raise ConfigError(f"num_hidden_layers={count}, but {name} of config.json names {len(kinds)}", setting="model")
+    return kinds[:count]
 
 
 def _without(values: dict[str, Any], name: str) -> dict[str, Any]:

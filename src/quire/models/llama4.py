@@ -35,7 +35,7 @@ def llama4(hf: HFConfig) -> DecoderSpec:
         shared=GatedMLP(size, hf.hidden_act),
     )
     every = hf.get("interleave_moe_layer_step", 1)
-    sparse = hf.get("moe_layers") or range(every - 1, dense.layers, every)
+    sparse = hf.get("moe_layers", range(every - 1, dense.layers, every))
     dense = dataclasses.replace(dense, mixer=_attentions(hf, dense))
     return with_experts(dense, mixture, lambda layer: layer in sparse, LLAMA4_NAMES)
 
