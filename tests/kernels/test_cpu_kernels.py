@@ -97,6 +97,15 @@ def test_linear_equals_the_reference(n, k, t, dtype, has_bias, threads, seed):
     assert out_TN[t].isnan().all(), "wrote beyond its rows"
 
 
+@pytest.mark.parametrize("t", [1, 5, 40])
+@pytest.mark.parametrize("k", [1000, 8192])
+def test_a_long_sum_is_rounded_in_short_chains(k, t):
+    x_TK, weight_NK, out_TN = torch.randn(t, k), torch.randn(100, k) / k**0.5, torch.empty(t, 100)
+    native("linear")(x_TK, native("pack_linear")(weight_NK), out_TN)
+    error = (out_TN - x_TK.double() @ weight_NK.double().T).square().mean().sqrt().item()
+    assert error < 4.5e-7  # in one chain about 2e-8 sqrt(k): 6e-7 and 1.8e-6
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_of_linear_does_not_depend_on_the_batch_or_the_threads(dtype):
     weight = native("pack_linear")(torch.randn(200, 1000).to(dtype))

@@ -16,6 +16,7 @@ namespace quire {
 namespace QUIRE_ISA {
 
 constexpr int64_t KEY_TILE = 128;
+static_assert(KEY_TILE <= Plain<float>::CHAIN, "where a tile's first visible key lies would move the borders of chains");
 // From a panel of values to the next, a line more than they hold: a power of two would put all panels into the same cache sets.
 constexpr int64_t VALUES_STRIDE = (KEY_TILE + 2) * PANEL;
 constexpr int64_t KEY_SPLIT = 1024;  // a multiple of KEY_TILE

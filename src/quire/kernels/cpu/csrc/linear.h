@@ -82,6 +82,7 @@ inline void pack(const void* arguments, int64_t rows, Team& team) {
 
 constexpr int64_t BLOCK_K = W == 16 ? 512 : 384;     // a block of A and of B stay in the first two caches
 constexpr int64_t BLOCK_ROWS = W == 16 ? 192 : 144;  // a multiple of MAX_ROWS
+static_assert(BLOCK_K % Plain<float>::CHAIN == 0 && BLOCK_K % StepOf<bf16>::type::CHAIN == 0, "blocks are whole chains");
 constexpr int64_t PREFETCH_BYTES = 1024;
 constexpr int64_t SLAB_ROWS = 2048;  // rows of A that are held converted at once
 

@@ -2,8 +2,10 @@
 //
 // A panel holds 16 columns. For pair p of k (k = 2p, 2p + 1): float32 and float16 store [2][16], bfloat16 stores [16][2], so
 // that a bfloat16 dot-product instruction can use it as it is and everything else splits it with a shift and a mask.
-// Every element of C is ONE chain of fused multiply-adds in the order of k, continued from C when `accumulate`: its value does
-// not depend on MR, NP, the blocking of K, the number of threads or the other rows of the batch.
+// Every element of C is a sum of chains in the order of k, added to C when `accumulate`; a chain is the fused multiply-adds of
+// CHAIN numbers of k, from zero on. Its value does not depend on MR, NP, the number of threads, the other rows of the batch, or on
+// how K is cut into calls, as long as each begins where a chain does. (A single chain rounds a growing sum once for every k:
+// over 8192 it is six times as far off as PyTorch's product.)
 #pragma once
 
 #include "simd.h"
@@ -46,6 +48,7 @@ template <class T>
 struct Plain {
     using AType = float;
     static constexpr int PER_PAIR = 2;
+    static constexpr int64_t CHAIN = 128;
     template <bool odd, int MR, int NP>
     static QUIRE_INLINE void half_step(vf (&acc)[MR][NP][NV], const float* a, int64_t lda, const T* b, int64_t stride) {
         // Few registers: a panel at a time, its broadcasts from cache again. Many: all panels for one broadcast.
@@ -111,6 +114,7 @@ QUIRE_INLINE vf dot_pairs(vf sums, PairVector w, PairVector x) {
 struct DotPairs {
     using AType = uint32_t;
     static constexpr int PER_PAIR = 1;
+    static constexpr int64_t CHAIN = 512;  // rounding A is what counts here
     template <int MR, int NP>
     static QUIRE_INLINE void step(vf (&acc)[MR][NP][NV], const uint32_t* a, int64_t lda, const bf16* b, int64_t stride) {
         PairVector w[NP];
@@ -160,35 +164,44 @@ void micro(const MicroCall& call) {
     using S = typename StepOf<T>::type;
     const auto* a = static_cast<const typename S::AType*>(call.a);
     const auto* b = static_cast<const T*>(call.b);
-    const int64_t lda = call.lda, stride = call.panel_stride, pairs = call.k / 2;
-    vf acc[MR][NP][NV];
+    const int64_t lda = call.lda, stride = call.panel_stride, ahead = call.prefetch / static_cast<int64_t>(sizeof(T));
+    constexpr int64_t CHAIN = S::CHAIN;
+    int64_t left = call.k;
+    bool accumulate = call.accumulate;
+    do {
+        vf acc[MR][NP][NV];
 #pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-        for (int p = 0; p < NP; ++p)
-#pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v)
-                acc[m][p][v] = call.accumulate ? load(call.c + m * call.ldc + p * PANEL + v * W) : zero();
-    const int64_t ahead = call.prefetch / static_cast<int64_t>(sizeof(T));
-    for (int64_t i = 0; i < pairs; ++i) {
-        if (MR * NP <= 6) {
+        for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
             for (int p = 0; p < NP; ++p)
+#pragma GCC unroll 4
+                for (int v = 0; v < NV; ++v) acc[m][p][v] = zero();
+        const int64_t pairs = (left < CHAIN ? left : CHAIN) / 2;
+        for (int64_t i = 0; i < pairs; ++i) {
+            if (MR * NP <= 6) {
+#pragma GCC unroll 4
+                for (int p = 0; p < NP; ++p)
 #pragma GCC unroll 2
-                for (size_t line = 0; line < sizeof(T) / 2; ++line)
-                    __builtin_prefetch(reinterpret_cast<const char*>(b + p * stride + ahead) + 64 * line);
+                    for (size_t line = 0; line < sizeof(T) / 2; ++line)
+                        __builtin_prefetch(reinterpret_cast<const char*>(b + p * stride + ahead) + 64 * line);
+            }
+            S::template step<MR, NP>(acc, a, lda, b, stride);
+            a += S::PER_PAIR;
+            b += 2 * PANEL;
         }
-        S::template step<MR, NP>(acc, a, lda, b, stride);
-        a += S::PER_PAIR;
-        b += 2 * PANEL;
-    }
-    if (call.k & 1) S::template last<MR, NP>(acc, a, lda, b, stride);
+        if (left < CHAIN && (left & 1)) S::template last<MR, NP>(acc, a, lda, b, stride);
 #pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m)
+        for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-        for (int p = 0; p < NP; ++p)
+            for (int p = 0; p < NP; ++p)
 #pragma GCC unroll 4
-            for (int v = 0; v < NV; ++v) store(call.c + m * call.ldc + p * PANEL + v * W, acc[m][p][v]);
+                for (int v = 0; v < NV; ++v) {
+                    float* c = call.c + m * call.ldc + p * PANEL + v * W;
+                    store(c, accumulate ? load(c) + acc[m][p][v] : acc[m][p][v]);
+                }
+        accumulate = true;
+        left -= CHAIN;
+    } while (left > 0);
 }
 
 // Rows at once, and panels at once for so many rows: enough chains to hide the latency, within the registers.

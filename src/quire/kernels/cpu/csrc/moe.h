@@ -1,8 +1,8 @@
 // Mixtures of experts: a token's choice, and the products of tokens with their experts' matrices.
 //
 // Pairs of a token and one of its experts are sorted by expert, so that a matrix is read once for all of its tokens, and a
-// matrix that no token chose is not read at all. Every value is one chain of additions in the order of the sum and of the token's
-// choices: it depends neither on the other tokens nor on the number of threads.
+// matrix that no token chose is not read at all. Every value is added up in the order of `micro.h` and of the token's choices: it
+// depends neither on the other tokens nor on the number of threads.
 #pragma once
 
 #include <limits>
