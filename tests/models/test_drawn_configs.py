@@ -143,6 +143,14 @@ def test_a_drawn_config_gives_transformers_tokens_and_logprobs(architecture, see
     assert check(architecture, seed, tmp_path)
 
 
+@pytest.mark.parametrize(("architecture", "seed"), [("JambaForCausalLM", 8), ("Zamba2ForCausalLM", 2)])
+def test_an_ill_conditioned_draw_is_as_near_to_float64_as_transformers_float32(
+    architecture, seed, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(globals(), "TOLERANCE", 0.0)
+    assert check(architecture, seed, tmp_path)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("architecture", architectures())
 def test_many_drawn_configs_give_transformers_tokens_and_logprobs(architecture, tmp_path):

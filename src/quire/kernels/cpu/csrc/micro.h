@@ -4,7 +4,7 @@
 // that a bfloat16 dot-product instruction can use it as it is and everything else splits it with a shift and a mask.
 // Every element of C is a sum of chains in the order of k, added to C when `accumulate`; a chain is the fused multiply-adds of
 // CHAIN numbers of k, from zero on. Its value does not depend on MR, NP, the number of threads, the other rows of the batch, or on
-// how K is cut into calls, as long as each begins where a chain does. (A single chain rounds a growing sum once for every k:
+// how K is cut into calls that begin where chains do. (A single chain rounds a growing sum once for every k:
 // over 8192 it is six times as far off as PyTorch's product.)
 #pragma once
 
@@ -48,7 +48,7 @@ template <class T>
 struct Plain {
     using AType = float;
     static constexpr int PER_PAIR = 2;
-    static constexpr int64_t CHAIN = 128;
+    static constexpr int64_t CHAIN = W == 16 ? 256 : 192;
     template <bool odd, int MR, int NP>
     static QUIRE_INLINE void half_step(vf (&acc)[MR][NP][NV], const float* a, int64_t lda, const T* b, int64_t stride) {
         // Few registers: a panel at a time, its broadcasts from cache again. Many: all panels for one broadcast.
@@ -166,8 +166,9 @@ void micro(const MicroCall& call) {
     const auto* b = static_cast<const T*>(call.b);
     const int64_t lda = call.lda, stride = call.panel_stride, ahead = call.prefetch / static_cast<int64_t>(sizeof(T));
     constexpr int64_t CHAIN = S::CHAIN;
+    // On the stack: rows of C may lie a power of two apart, and coming back to them after each chain would miss the caches.
+    alignas(64) float total[MR * NP * PANEL];
     int64_t left = call.k;
-    bool accumulate = call.accumulate;
     do {
         vf acc[MR][NP][NV];
 #pragma GCC unroll 12
@@ -190,17 +191,24 @@ void micro(const MicroCall& call) {
             b += 2 * PANEL;
         }
         if (left < CHAIN && (left & 1)) S::template last<MR, NP>(acc, a, lda, b, stride);
+        auto each = [&](auto body) __attribute__((always_inline)) {
 #pragma GCC unroll 12
-        for (int m = 0; m < MR; ++m)
+            for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-            for (int p = 0; p < NP; ++p)
+                for (int p = 0; p < NP; ++p)
 #pragma GCC unroll 4
-                for (int v = 0; v < NV; ++v) {
-                    float* c = call.c + m * call.ldc + p * PANEL + v * W;
-                    store(c, accumulate ? load(c) + acc[m][p][v] : acc[m][p][v]);
-                }
-        accumulate = true;
+                    for (int v = 0; v < NV; ++v)
+                        body(acc[m][p][v], call.c + m * call.ldc + p * PANEL + v * W, total + ((m * NP + p) * NV + v) * W);
+        };
+        if (left < call.k)
+            each([](vf& sum, float*, float* before) { sum = load(before) + sum; });
+        else if (call.accumulate)
+            each([](vf& sum, float* c, float*) { sum = load(c) + sum; });
         left -= CHAIN;
+        if (left > 0)
+            each([](vf& sum, float*, float* before) { store(before, sum); });
+        else
+            each([](vf& sum, float* c, float*) { store(c, sum); });
     } while (left > 0);
 }
 
