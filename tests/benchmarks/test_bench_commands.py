@@ -113,3 +113,14 @@ def test_generate_answers_in_the_order_of_the_file(tmp_path):
     rows = [json.loads(line) for line in target.read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, "sum", 2]
     assert "42" in rows[1]["outputs"][0]["text"] and len(rows[2]["outputs"][0]["token_ids"]) <= 24
+
+
+def test_forms_are_compared_with_free_answers(tmp_path, capsys):
+    sizes = ["--batch-sizes", "1", "3", "--input-len", "6", "--output-len", "8", "--rounds", "2"]
+    results = run_json(tmp_path, "forms", *sizes)["results"]
+    assert [(each["batch_size"], each["form"]) for each in results] == [
+        (size, form) for size in (1, 3) for form in ("compact", "any whitespace", "maxLength")
+    ]
+    for each in results:
+        assert len(each["ratios"]) == 2 and min(each["ratios"]) <= each["ratio"] <= max(each["ratios"])
+    assert "ms a token" in capsys.readouterr().out

@@ -254,6 +254,25 @@ def test_argmax_is_the_first_of_the_largest(rows, v, levels, threads):
 
 @drawn
 @given(
+    rows=st.integers(1, 9),
+    v=st.one_of(st.integers(1, 70), st.sampled_from([4095, 4096, 4097])),
+    masks=st.integers(1, 5),
+    threads=st.integers(1, 4),
+)
+def test_masks_hide_what_they_do_not_allow(rows, v, masks, threads):
+    cpu.set_num_threads(threads)
+    allowed_XW = torch.randint(-(2**31), 2**31, (masks, -(-v // 32)), dtype=torch.int32)
+    allowed_XW[torch.rand(allowed_XW.shape) < 0.3] = -1
+    slots_S = torch.randint(-1, masks, (rows,), dtype=torch.int32)
+    logits_SV = torch.randn(rows, v)
+    expected_SV = logits_SV.clone()
+    reference("keep_allowed")(expected_SV, slots_S, allowed_XW)
+    native("keep_allowed")(logits_SV, slots_S, allowed_XW)
+    assert torch.equal(logits_SV, expected_SV)
+
+
+@drawn
+@given(
     rows=st.integers(1, 5),
     v=st.one_of(st.integers(1, 70), st.sampled_from([4097, 9001])),
     seed=st.integers(-(2**63), 2**63 - 1),

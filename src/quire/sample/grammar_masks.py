@@ -92,12 +92,6 @@ class GrammarMasks:
         return errors
 
 
-def unpack_forbidden(masks_NW: IntArray, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """[N, V]: whether a token may not come next."""
-    bits = np.unpackbits(np.invert(masks_NW).view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-    return bits.view(np.bool_)
-
-
 def _forbid(mask_W: IntArray, position: int, constraints: RowConstraints) -> None:
     """Take from a mask what the row's other constraints forbid. The end of sequence is kept from a row with `min_tokens`
     only while the grammar leaves something else: a text that is complete ends. A token that is forced is all that is left."""

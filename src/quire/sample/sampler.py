@@ -20,7 +20,7 @@ from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, RowConstraints, apply_constraints, force_token
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
 from quire.sample.filters import FilterRows, compute_thresholds, hide_below
-from quire.sample.grammar_masks import GrammarMasks, GrammarSource, unpack_forbidden
+from quire.sample.grammar_masks import GrammarMasks, GrammarSource
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs, gather_named, pick_rows
 from quire.sample.penalties import apply_penalties
@@ -29,8 +29,6 @@ from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 _NOBODY = np.zeros(0, dtype=np.intp)
-_MOST_AT_ONCE = 1 << 15
-"""Logits that are masked in one call: torch shares more of them out among threads, which takes longer than the work."""
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
@@ -212,21 +210,13 @@ class Sampler:
         """Forbid what the rows' grammars do not leave; errors by index in the batch."""
         assert self._rows.grammars is not None
         count, vocab_size = logits_SV.shape
-        masks_NW = np.zeros((len(rows), -(-vocab_size // 32)), dtype=np.int32)
+        masks_NW = np.empty((len(rows), -(-vocab_size // 32)), dtype=np.int32)
         masks = GrammarMasks(self._rows.grammars, rows, masks_NW)
+        numbers_S = np.full(count, -1, dtype=np.int32)
+        numbers_S[masks.index_N] = masks.line_N
         wrong = masks.finish()
-        forbidden_NV = unpack_forbidden(masks_NW[: masks.num_lines], vocab_size)
-        at_once = min(_MOST_AT_ONCE // vocab_size, count)
-        if len(rows) == count and at_once > 1:
-            lines_S = np.empty(count, dtype=np.intp)
-            lines_S[masks.index_N] = masks.line_N
-            for begin in range(0, count, at_once):
-                forbidden_BV = torch.from_numpy(forbidden_NV[lines_S[begin : begin + at_once]])
-                logits_SV[begin : begin + at_once].masked_fill_(forbidden_BV.to(logits_SV.device), float("-inf"))
-        else:
-            lines = [torch.from_numpy(forbidden_V).to(logits_SV.device) for forbidden_V in forbidden_NV]
-            for index, line in zip(masks.index_N, masks.line_N, strict=True):
-                logits_SV[index].masked_fill_(lines[line], float("-inf"))
+        device = logits_SV.device
+        ops.keep_allowed(logits_SV, torch.from_numpy(numbers_S).to(device), torch.from_numpy(masks_NW).to(device))
         return wrong
 
     def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:

@@ -14,6 +14,7 @@ BENCHMARKS = {
     "startup": "fresh processes: import, load, first token",
     "scheduler": "microseconds a request and step, without a model",
     "grammars": "structured outputs: microseconds a mask, milliseconds of all masks of a step, by form",
+    "forms": "answers that follow a JSON schema beside free ones, in rounds that alternate",
     "frontend": "the server around the engine: microseconds a streamed token by part, and added latency",
     "host": "the engine's own thread around the device's work: microseconds a step and a request, by stage",
     "serve": "load on any OpenAI server: throughput, TTFT, TPOT, ITL, end-to-end latency, goodput",

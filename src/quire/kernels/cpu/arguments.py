@@ -32,6 +32,7 @@ ScaleAndCapArguments = structure("ScaleAndCapArguments", pointers="x", longs="d"
 ArgmaxArguments = structure(
     "ArgmaxArguments", pointers="logits inverse_temperature seed position out", longs="v"
 )  # fmt: skip
+KeepAllowedArguments = structure("KeepAllowedArguments", pointers="logits slots allowed", longs="v words")
 RopeArguments = structure(
     "RopeArguments", pointers="qkv cache slot_mapping positions cos_sin q_norm k_norm",
     longs="plane_stride page_stride qkv_stride block_size",

@@ -315,3 +315,15 @@ def gumbel_argmax(
         logits_SV.shape[-1],
     )
     run("argmax", call, logits_SV.shape[0], logits_SV, inverse_temperature_S, seed_S, position_S, out_S)
+
+
+@cpu_kernel("keep_allowed")
+def keep_allowed(logits_SV: torch.Tensor, slots_S: torch.Tensor, allowed_XW: torch.Tensor) -> None:
+    call = native.KeepAllowedArguments(
+        float_address(logits_SV, "logits"),
+        address(slots_S, torch.int32, "slots"),
+        address(allowed_XW, torch.int32, "allowed"),
+        logits_SV.shape[1],
+        allowed_XW.shape[1],
+    )
+    run("keep_allowed", call, logits_SV.shape[0], logits_SV, slots_S, allowed_XW)

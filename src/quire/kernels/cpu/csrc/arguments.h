@@ -102,6 +102,13 @@ struct ArgmaxArguments {  // rows: logits rows; seed == nullptr: plain argmax
     int64_t v;
 };
 
+struct KeepAllowedArguments {  // rows: logits rows; slots[row] < 0: all of them
+    float* logits;
+    const int32_t* slots;
+    const int32_t* allowed;
+    int64_t v, words;
+};
+
 struct RopeArguments {  // rows: tokens
     float* qkv;
     void* cache;

@@ -1,4 +1,4 @@
-// Argmax, plain or with Gumbel noise. The noise is defined to the bit by `kernels/reference/sampling.py`.
+// Argmax, plain or with Gumbel noise, and masks of tokens. The noise is defined to the bit by `kernels/reference/sampling.py`.
 #pragma once
 
 #include <utility>
@@ -229,6 +229,23 @@ inline void argmax(const void* arguments, int64_t rows, Team& team) {
             if (found[row * chunks + chunk].index >= 0)
                 best.offer(found[row * chunks + chunk].value, found[row * chunks + chunk].index);
         args.out[row] = best.index < 0 ? 0 : best.index;
+    }
+}
+
+inline void keep_allowed(const void* arguments, int64_t rows, Team& team) {
+    const auto& args = *static_cast<const KeepAllowedArguments*>(arguments);
+    int64_t first, last;
+    team.share(rows, first, last);
+    for (int64_t row = first; row < last; ++row) {
+        if (args.slots[row] < 0) continue;
+        const int32_t* allowed = args.allowed + args.slots[row] * args.words;
+        for (int64_t word = 0; word < args.words; ++word) {
+            const auto bits = static_cast<uint32_t>(allowed[word]);
+            if (bits == 0xffffffffu) continue;
+            float* logits = args.logits + row * args.v + word * 32;
+            const int64_t count = args.v - word * 32 < 32 ? args.v - word * 32 : 32;
+            for (int64_t i = 0; i < count; ++i) logits[i] = bits >> i & 1 ? logits[i] : -INFINITY;
+        }
     }
 }
 
