@@ -78,6 +78,7 @@ class Sampler:
         self._position_S = torch.zeros(max_rows, dtype=torch.int64)
         self._token_ids_S = torch.zeros(max_rows, dtype=torch.int32)
         self._token_ids_array = self._token_ids_S.numpy()
+        self._begun: GrammarMasks | None = None
 
     def add_row(
         self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
@@ -92,6 +93,22 @@ class Sampler:
     def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
         """Tokens that nobody has to draw stand from this position on."""
         self._rows.put_tokens(row, position, token_ids)
+
+    def begin(self, rows_S: IntArray, positions_S: IntArray) -> None:
+        """Before these rows' logits are computed, for `sample` of the same rows: what their grammars leave is looked up, and made
+        in other threads where nobody knows it yet. Without it `sample` does so itself."""
+        self._begun = None
+        if self._rows.grammars is None or not self._rows.objects:
+            return
+        followed: list[tuple[int, int, RowConstraints]] = []
+        for index in self._members(rows_S, features.CONSTRAINTS).tolist():
+            constraints = self._rows.objects[int(rows_S[index])].constraints
+            assert constraints is not None
+            if constraints.grammar is not None:
+                followed.append((index, int(positions_S[index]), constraints))
+        if followed:
+            masks_NW = np.empty((len(followed), -(-self._rows.vocab_size // 32)), dtype=np.int32)
+            self._begun = GrammarMasks(self._rows.grammars, followed, masks_NW)
 
     def sample(self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray) -> SamplerOutput:
         """Draw the next token of each row.
@@ -183,40 +200,37 @@ class Sampler:
     def _constrain(
         self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, errors: dict[int, str]
     ) -> None:
-        followed: list[tuple[int, int, RowConstraints]] = []
         constrained: list[tuple[int, int, RowConstraints]] = []
         for index in self._members(rows_S, features.CONSTRAINTS).tolist():
             row, position = int(rows_S[index]), int(positions_S[index])
             constraints = self._rows.objects[row].constraints
             assert constraints is not None
             if constraints.is_grammar_alone:
-                followed.append((index, position, constraints))
-            elif constraints.end_at(position):
+                continue
+            if constraints.end_at(position):
                 self._rows.end_constraints(row)
             else:
                 constrained.append((index, position, constraints))
         if constrained:
             for index in apply_constraints(logits_SV, constrained):
                 errors[int(rows_S[index])] = NOTHING_LEFT
-            followed += [entry for entry in constrained if entry[2].grammar is not None]
-        if followed:
-            wrong = self._follow_grammars(logits_SV, followed)
+        if self._begun is None:
+            self.begin(rows_S, positions_S)
+        if self._begun is not None:
+            wrong = self._apply_masks(logits_SV, self._begun)
             errors.update((int(rows_S[index]), message) for index, message in wrong.items())
+            self._begun = None
         for index, position, constraints in constrained:
             if (token_id := constraints.forced(position)) is not None:
                 force_token(logits_SV[index], token_id)
 
-    def _follow_grammars(self, logits_SV: torch.Tensor, rows: list[tuple[int, int, RowConstraints]]) -> dict[int, str]:
+    def _apply_masks(self, logits_SV: torch.Tensor, masks: GrammarMasks) -> dict[int, str]:
         """Forbid what the rows' grammars do not leave; errors by index in the batch."""
-        assert self._rows.grammars is not None
-        count, vocab_size = logits_SV.shape
-        masks_NW = np.empty((len(rows), -(-vocab_size // 32)), dtype=np.int32)
-        masks = GrammarMasks(self._rows.grammars, rows, masks_NW)
-        numbers_S = np.full(count, -1, dtype=np.int32)
+        numbers_S = np.full(len(logits_SV), -1, dtype=np.int32)
         numbers_S[masks.index_N] = masks.line_N
         wrong = masks.finish()
         device = logits_SV.device
-        ops.keep_allowed(logits_SV, torch.from_numpy(numbers_S).to(device), torch.from_numpy(masks_NW).to(device))
+        ops.keep_allowed(logits_SV, torch.from_numpy(numbers_S).to(device), torch.from_numpy(masks.masks_NW).to(device))
         return wrong
 
     def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:

@@ -155,6 +155,7 @@ class ModelRunner(Runner):
             return self._pool(plan, self._pooler, begin)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
+        self._sampler.begin(batch.rows_S, batch.positions_S)
         logits_SV = self._run_model()
         sampled = self._sampler.sample(logits_SV, batch.rows_S, batch.positions_S)
         self._state.append_tokens(batch.rows_S, batch.positions_S, sampled.token_ids)
