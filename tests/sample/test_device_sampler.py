@@ -28,7 +28,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "triton":
         triton = pytest.importorskip("quire.kernels.triton")
         triton.register()
-        ops.select("cuda")
+    ops.select("cuda" if request.param == "triton" else "reference")
     yield request.param
     ops.select("reference")  # no platform of that name: PyTorch alone, whatever other tests have registered
 

@@ -3,6 +3,7 @@
 import io
 import json
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -95,6 +96,7 @@ BROKEN = {
     "breaks off": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\ndata: {}\n",
     "no HTTP": b"what?\r\n\r\n",
     "an error page": b"HTTP/1.1 502 Bad Gateway\r\nconnection: close\r\n\r\n<html>gone</html>",
+    "an error page, and a reset": b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 99\r\n\r\n<html>",
 }
 
 
@@ -107,6 +109,8 @@ def test_an_answer_that_is_broken_is_one_line(name, capsys):
             with connection:
                 connection.recv(65536)
                 connection.sendall(BROKEN[name])
+                if "reset" in name:  # what it has sent may be lost, too
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
         thread = threading.Thread(target=answer)
         thread.start()

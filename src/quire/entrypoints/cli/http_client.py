@@ -89,7 +89,10 @@ class OpenAIClient:
             message = f"url: cannot reach {self.url}: {reason}. Is `quire serve` running there?"
             raise ConfigError(message, setting="url") from None
         if response.status >= 400:
-            text = response.read(65536).decode("utf-8", "replace")
+            try:
+                text = response.read(65536).decode("utf-8", "replace")
+            except (OSError, http.client.HTTPException):  # the status says enough
+                text = ""
             connection.close()
             raise _refusal(response.status, text)
         return _Exchange(connection, response)
