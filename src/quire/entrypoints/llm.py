@@ -170,14 +170,9 @@ class LLM(PoolingMethods):
             continue_final_message: go on with the last message; needs `add_generation_prompt=False`.
         """
         check_lora(lora_request)
-        template: dict[str, Any] = {
-            "tools": tools,
-            "chat_template": chat_template,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "content_format": check_content_format(chat_template_content_format),
-            **(chat_template_kwargs or {}),
-        }
+        template = _template_arguments(
+            tools, chat_template, add_generation_prompt, continue_final_message, chat_template_content_format
+        ) | (chat_template_kwargs or {})
         with CollectorPause() as pause:
             return self._run(
                 self._process(self._render(messages, template), sampling_params, priority), use_tqdm, pause
@@ -201,14 +196,9 @@ class LLM(PoolingMethods):
         """Queue conversations as `chat` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
         check_lora(lora_request)
-        template: dict[str, Any] = {
-            "tools": tools,
-            "chat_template": chat_template,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "content_format": check_content_format(chat_template_content_format),
-            **(chat_template_kwargs or {}),
-        }
+        template = _template_arguments(
+            tools, chat_template, add_generation_prompt, continue_final_message, chat_template_content_format
+        ) | (chat_template_kwargs or {})
         return self._enqueue(self._process(self._render(messages, template), sampling_params, priority))
 
     def _render(self, messages: Sequence[Any], template: dict[str, Any]) -> list[TokenizedPrompt]:
@@ -446,3 +436,20 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY
     return final
+
+
+def _template_arguments(
+    tools: list[dict[str, Any]] | None,
+    chat_template: str | None,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    content_format: ContentFormat,
+) -> dict[str, Any]:
+    """What `apply_chat_template` takes beside the messages."""
+    return {
+        "tools": tools,
+        "chat_template": chat_template,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "content_format": check_content_format(content_format),
+    }

@@ -198,7 +198,7 @@ class DeviceSampler:
         return not is_other_S.any() and bool((self._figures_FR[1:3, rows_S] < 0).all())
 
     def upload_masks(self, masks: GrammarMasks, rows_S: IntArray) -> DeviceSampled:
-        """Before a draw by `compute_masked`: the rows' masks go to the device."""
+        """The rows' masks go to the device, before a draw that reads them there; whose mask means nothing has an error."""
         wrong = masks.finish()
         self._masks.upload(masks.num_lines)
         return DeviceSampled([], {int(rows_S[index]): message for index, message in wrong.items()})
@@ -328,9 +328,7 @@ class DeviceSampler:
         hidden: list[np.ndarray] = []
         forced: list[tuple[int, int]] = []
         if masks is not None:
-            wrong = masks.finish()
-            errors.update((int(rows_S[index]), message) for index, message in wrong.items())
-            self._masks.upload(masks.num_lines)
+            errors.update(self.upload_masks(masks, rows_S).errors)
             ops.keep_allowed(logits_SV, self._masks.numbers_R[: len(rows_S)], self._masks.masks_RW)
         is_constrained_S = (self.table.features_R[rows_S] & features.CONSTRAINTS) > 0
         for index in np.flatnonzero(is_constrained_S).tolist():
