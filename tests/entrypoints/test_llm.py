@@ -122,6 +122,9 @@ def test_a_chat_is_the_rendered_template_s_completion(llm):
     messages = [{"role": "user", "content": "hello"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     (output,) = llm.chat(messages, sampling(seed=1), use_tqdm=False)
+    (name,) = llm.enqueue_chat(messages, sampling(seed=1))
+    (queued,) = llm.wait_for_completion(use_tqdm=False)
+    assert (queued.request_id, queued.prompt, queued.outputs[0].text) == (name, output.prompt, output.outputs[0].text)
     assert output.prompt == text
     assert output.outputs[0].token_ids == oracle(tokenizer.encode(text, add_special_tokens=False), 8, 1)
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
