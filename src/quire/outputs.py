@@ -1,6 +1,7 @@
 """What users get back. Plain records; the field names are those of vLLM."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -16,6 +17,8 @@ class CompletionOutput:
     Attributes:
         finish_reason: None while it runs; then `stop`, `length`, `abort` or `error`.
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
+        text_ends: by token, where its text ends in `text`; only in streams with logprobs. Text at the end that no token is
+            said to have is the last one's: what was held back of it.
     """
 
     index: int
@@ -26,6 +29,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
+    text_ends: list[int] | None = dataclasses.field(default=None, repr=False)
 
     def finished(self) -> bool:
         """Whether this sequence has ended."""
@@ -33,6 +37,8 @@ class CompletionOutput:
 
     def append(self, delta: "CompletionOutput") -> None:
         """Add what came after."""
+        if self.text_ends is not None and delta.text_ends is not None:
+            self.text_ends = [*self.text_ends, *(len(self.text) + end for end in delta.text_ends)]
         self.text += delta.text
         self.token_ids = [*self.token_ids, *delta.token_ids]
         if delta.logprobs is not None:
@@ -44,6 +50,21 @@ class CompletionOutput:
             self.cumulative_logprob = delta.cumulative_logprob
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+
+    def by_token(self) -> Iterator["CompletionOutput"]:
+        """The same as one output a token, where it is known which text is whose (`text_ends`); the last one has the end."""
+        if self.text_ends is None or len(self.token_ids) < 2:
+            yield self
+            return
+        start, last = 0, len(self.token_ids) - 1
+        for index, (token_id, end) in enumerate(zip(self.token_ids, self.text_ends, strict=True)):
+            end = len(self.text) if index == last else end
+            one = CompletionOutput(self.index, self.text[start:end], [token_id], self.cumulative_logprob)
+            one.logprobs = None if self.logprobs is None else self.logprobs[index : index + 1]
+            if index == last:
+                one.finish_reason, one.stop_reason = self.finish_reason, self.stop_reason
+            start = end
+            yield one
 
 
 @dataclasses.dataclass(slots=True)

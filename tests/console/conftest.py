@@ -1,14 +1,12 @@
 """A real server on the demo model, and a real Chromium that looks at it. Without Chromium or Playwright these tests skip."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
+from tests.oracles.server_process import SERVE, ServerProcess
 
 FLAGS = ("--port", "0", "--max-model-len", "2048", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "16")
 BROWSER_FLAGS = [
@@ -22,45 +20,22 @@ BROWSER_FLAGS = [
 WAIT_MS = 30_000
 
 
-class DemoServer:
-    """A server process on the demo model."""
-
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", *FLAGS, *flags]
-        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert self.popen.stdout is not None
-        lines: list[str] = []
-        for line in self.popen.stdout:
-            lines.append(line)
-            if " is ready after " in line:
-                self.url = line.rsplit(" at ", 1)[1].strip()
-                break
-        else:
-            raise AssertionError("".join(lines))
-        self.client = httpx.Client(base_url=self.url, timeout=120)
-
-    def close(self) -> None:
-        self.client.close()
-        self.popen.kill()
-        self.popen.communicate(timeout=60)
-
-
 @pytest.fixture(scope="module")
-def start_server() -> Iterator[Callable[..., DemoServer]]:
+def start_server() -> Iterator[Callable[..., ServerProcess]]:
     """Starts a server with flags; it ends with the module."""
-    servers: list[DemoServer] = []
+    servers: list[ServerProcess] = []
 
-    def start(*flags: str) -> DemoServer:
-        servers.append(DemoServer("--disable-uvicorn-access-log", *flags))
+    def start(*flags: str) -> ServerProcess:
+        servers.append(ServerProcess(*SERVE, *FLAGS, "--disable-uvicorn-access-log", *flags))
         return servers[-1]
 
     yield start
     for server in servers:
-        server.close()
+        server.kill()
 
 
 @pytest.fixture(scope="module")
-def demo(start_server: Callable[..., DemoServer]) -> DemoServer:
+def demo(start_server: Callable[..., ServerProcess]) -> ServerProcess:
     return start_server()
 
 
@@ -78,7 +53,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def open_page(browser: Any, demo: DemoServer) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any, demo: ServerProcess) -> Iterator[Callable[..., Any]]:
     """Opens the console in a fresh context; at the end nothing may have failed in it or gone to another host."""
     contexts: list[Any] = []
     problems: list[str] = []

@@ -259,3 +259,39 @@ def test_hooks_hear_of_first_tokens_later_tokens_and_ends(model_folder, tokenize
     assert hook.firsts == [3]
     assert hook.nexts == [(1.0, 1), (1.0, 1)]
     assert [(end.finish_reason, end.num_generation_tokens) for end in hook.ends] == [("length", 3)]
+
+
+@pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.STOP])
+@pytest.mark.parametrize("stop", [None, "STOP", "t. ", "no such"])
+def test_a_reader_of_several_steps_can_tell_whose_text_is_whose(model_folder, tokenizer, finish, stop):
+    """However seldom it is read, the tokens have the text that they had when each step was read."""
+    ids = tokenizer.encode(TEXT)[: -1 if finish is FinishReason.STOP else None]
+
+    def read(every: int) -> list[tuple[int, str, int, str | None]]:
+        params = SamplingParams(max_tokens=200, output_kind=RequestOutputKind.DELTA, logprobs=0, stop=stop)
+        processor, record = start(model_folder, tokenizer, params)
+        told = []
+        for position, token_id in enumerate(ids):
+            fields = {"logprob_token_ids": [[token_id]], "logprob_values": [[-1.0]], "logprob_ranks": [1]}
+            end = finish if position == len(ids) - 1 else None
+            news = EngineCoreOutput(record.sequences[0].core_id, [token_id], end, **fields)
+            processor.process(EngineCoreOutputs(outputs=[news]), float(position + 1))
+            if position % every == 0 or record.is_finished:
+                told.append(record.build_output())
+            if record.is_finished:
+                break
+        parts = [part for output in told if output is not None for part in output.outputs[0].by_token()]
+        assert all(list(part.logprobs[0]) == part.token_ids for part in parts)
+        return [(*part.token_ids, part.text, part.finish_reason) for part in parts]
+
+    each = read(1)
+    assert len(each) > 5 and "".join(text for _, text, _ in each) in TEXT and each[-1][-1] is not None
+    held = 0 if stop is None else len(stop) - 1  # a possible stop string waits, unless it is told later anyway
+    for every in (2, 3, 7, 1000):
+        parts = read(every)
+        assert [(token, end) for token, _, end in parts] == [(token, end) for token, _, end in each]
+        lengths = [
+            len("".join(text for _, text, _ in told[:count])) for told in (each, parts) for count in range(len(each))
+        ]
+        sooner = zip(lengths[len(each) :], lengths[: len(each)], strict=True)
+        assert all(0 <= ours - theirs <= held for ours, theirs in sooner)

@@ -63,6 +63,7 @@ class SequenceState:
     __slots__ = (
         "_checked",
         "_detokenizer",
+        "_ends",
         "_fed",
         "_hide_last",
         "_interval",
@@ -116,7 +117,9 @@ class SequenceState:
         self.is_quiet = params.output_kind is RequestOutputKind.FINAL_ONLY and not self.has_stops
         self._interval = params.stream_interval or 1
         tells_text = self._tokenizer is not None and self.logprobs is None and self._interval == 1
-        self.is_plain = tells_text and params.output_kind is RequestOutputKind.DELTA
+        is_delta = params.output_kind is RequestOutputKind.DELTA
+        self.is_plain = tells_text and is_delta
+        self._ends: list[int] | None = [] if is_delta and self.logprobs is not None else None
 
     # --- tokens come in ---
 
@@ -159,7 +162,10 @@ class SequenceState:
             while self._fed < end:
                 piece = self._detokenizer.feed((self.token_ids[self._fed],))
                 self._fed += 1
-                if piece and self._keep(piece):
+                is_complete = bool(piece) and self._keep(piece)
+                if self._ends is not None:
+                    self._ends.append(len(self.text))
+                if is_complete:
                     return True
         except Exception:
             logger.exception("The tokens of %s cannot be turned into text.", self.core_id)
@@ -224,9 +230,13 @@ class SequenceState:
             return
         if self._detokenizer is None:
             self._detokenizer = self._make_detokenizer(self._tokenizer)
-        if self._fed < end:
+        if self._ends is not None:
+            for token_id in self.token_ids[self._fed : end]:
+                self.text += self._detokenizer.feed((token_id,))
+                self._ends.append(len(self.text))
+        elif self._fed < end:
             self.text += self._detokenizer.feed(self.token_ids[self._fed : end])
-            self._fed = end
+        self._fed = max(self._fed, end)
         if self.finish_reason is not None:
             self.text += self._detokenizer.finish()
 
@@ -266,6 +276,10 @@ class SequenceState:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+        if self._ends is not None:
+            ends = [min(end, chars) - first_char for end in self._ends[first_token:]]
+            hidden = len(completion.token_ids) - len(ends)  # a stop token
+            completion.text_ends = [*ends, *[chars - first_char] * hidden]
         self.sent_chars, self.sent_tokens = chars, len(self.token_ids)
         self.sent_finish = self.finish_reason is not None
         return completion

@@ -23,8 +23,7 @@ THINKS = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 def demo() -> Iterator[DemoServer]:
     server = DemoServer("--api-key", "secret", "--enable-prompt-tokens-details")
     yield server
-    server.popen.kill()
-    server.close()
+    server.kill()
 
 
 @pytest.fixture(scope="module")

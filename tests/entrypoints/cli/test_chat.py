@@ -2,8 +2,6 @@
 
 import io
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.oracles.pty_terminal import Terminal
+from tests.oracles.server_process import ServerProcess
 
 from quire.entrypoints.cli.chat_commands import COMMANDS, Commands, read_tools
 from quire.entrypoints.cli.conversation import MAX_TOOL_ROUNDS, Conversation
@@ -269,12 +268,9 @@ def test_messages_may_have_several_lines(
 @pytest.fixture
 def stuck_url() -> Iterator[str]:
     """A server that gives six tokens and then nothing."""
-    command = [sys.executable, "-m", "tests.oracles.fake_server", "6"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    yield next(line for line in process.stdout if " is ready after " in line).rsplit(" at ", 1)[1].strip()
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    server = ServerProcess("-m", "tests.oracles.fake_server", "6")
+    yield server.url
+    server.kill()
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(stuck_url: str, tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ import io
 import json
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.oracles.server_process import ServerProcess
 
 from quire.entrypoints.cli.main import main
 
@@ -19,15 +19,9 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    command = [sys.executable, "-m", "tests.oracles.fake_server", "1000000"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if " is ready after " in line:
-            yield line.rsplit(" at ", 1)[1].strip()
-            break
-    process.kill()
-    process.communicate()
+    server = ServerProcess("-m", "tests.oracles.fake_server", "1000000")
+    yield server.url
+    server.kill()
 
 
 def test_chat_answers_one_message(url, capsys):

@@ -4,15 +4,13 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.entrypoints.openai.test_pushed_streams import events_of
+from tests.oracles.server_process import SERVE, ServerProcess
 
 pytestmark = pytest.mark.timeout(180)
 COUNT = 2
@@ -20,44 +18,23 @@ QUESTION = {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "temp
 LONG = {**QUESTION, "max_tokens": 1500, "ignore_eos": True, "stream": True, "temperature": 1, "seed": 1}
 
 
-class Server:
+class Server(ServerProcess):
     """The processes of one server, and what they print."""
 
     def __init__(self, *flags):
-        command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", "--port", "0"]
-        command += ["--api-server-count", str(COUNT), *flags]
-        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.lines = []
-        self.is_ready = threading.Event()
-        self.reader = threading.Thread(target=self.read)
-        self.reader.start()
-        assert self.is_ready.wait(90), "".join(self.lines)
-
-    def read(self):
-        for line in self.popen.stdout:
-            self.lines.append(line)
-            if found := re.search(r" is ready after .* at (http\S+)", line):
-                self.url = found[1]
-                self.is_ready.set()
-        self.is_ready.set()
+        super().__init__(*SERVE, "--port", "0", "--api-server-count", str(COUNT), *flags)
 
     def frontends(self):
         tasks = Path(f"/proc/{self.popen.pid}/task").iterdir()
         return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-
-    def end(self, number=signal.SIGTERM):
-        if self.popen.poll() is None:
-            self.popen.send_signal(number)
-        code = self.popen.wait(60)
-        self.reader.join(10)
-        return code
 
 
 @pytest.fixture(scope="module")
 def server():
     server = Server("--disable-uvicorn-access-log")
     yield server
-    assert server.end() == 0 and "Traceback" not in "".join(server.lines)
+    code, output = server.end(signal.SIGTERM)
+    assert code == 0 and "Traceback" not in output
 
 
 async def ask(server, **fields):
@@ -117,7 +94,7 @@ def test_a_frontend_that_dies_is_replaced_and_the_others_do_not_notice(server):
         while len(server.frontends()) < COUNT or victim in server.frontends():
             await asyncio.sleep(0.05)
         assert other in server.frontends()
-        while not any("It is replaced" in line for line in server.lines):
+        while "It is replaced" not in server.output:
             await asyncio.sleep(0.05)
         assert all("42" in answer_of(answer) for answer in await asyncio.gather(*(ask(server) for _ in range(24))))
 
@@ -137,14 +114,13 @@ def test_sigterm_finishes_what_runs_and_ends_with_0():
             assert events_of(response.content)[-1]["choices"][0]["finish_reason"] == "length"
 
     asyncio.run(main())
-    assert server.popen.wait(60) == 0
-    server.end()
+    assert server.end()[0] == 0
 
 
 def test_frontends_end_when_their_parent_is_killed():
     server = Server()
     frontends = server.frontends()
-    server.end(signal.SIGKILL)
+    server.kill()
     while any(map(is_alive, frontends)):
         time.sleep(0.05)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from tests.oracles.server_process import SERVE, ServerProcess
 
 FLAGS = ("--port", "0", "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "16")
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -19,22 +20,11 @@ LONG = {"prompt": "one two", "max_tokens": 900, "n": 16, "ignore_eos": True, "st
 PROMPTS = ["one two three", "Count from 3 to 9.", "Sort: 5 2 9 1", "Hello", "Who are you?", "What is 8 * 7?"]
 
 
-class DemoServer:
+class DemoServer(ServerProcess):
     """A server process on the demo model."""
 
     def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", *FLAGS, *flags]
-        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.lines: list[str] = []
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            self.lines.append(line)
-            if " is ready after " in line:
-                self.url = line.rsplit(" at ", 1)[1].strip()
-                break
-        else:
-            raise AssertionError("".join(self.lines))
-        self.client = httpx.Client(base_url=self.url, timeout=120)
+        super().__init__(*SERVE, *FLAGS, *flags)
 
     def openai(self, **options) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, **options)
@@ -51,24 +41,16 @@ class DemoServer:
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"no metric {name} {labels}")
 
-    def close(self) -> tuple[int, str]:
-        self.client.close()
-        output, _ = self.popen.communicate(timeout=60)
-        return self.popen.returncode, "".join(self.lines) + output
-
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[DemoServer]:
     server = DemoServer()
     yield server
-    server.popen.kill()
-    server.close()
+    server.kill()
 
 
 def test_the_start_prints_a_line_to_try_that_works(demo):
-    demo.popen.poll()
-    assert demo.popen.stdout is not None
-    hint = next(line for line in demo.popen.stdout if line.strip().startswith("curl "))
+    hint = demo.line_with("curl ")
     url = re.search(r"curl (\S+)", hint)
     body = re.search(r"-d '(.*)'", hint)
     assert url and body
@@ -266,7 +248,7 @@ def test_sigterm_finishes_a_running_stream_and_exits_with_0():
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2][6:])["usage"]["completion_tokens"] == 16 * 900
-    code, output = server.close()
+    code, output = server.end()
     assert code == 0 and "Traceback" not in output and "Draining" in output
 
 
@@ -275,8 +257,7 @@ def test_ctrl_c_ends_at_once_without_a_trace():
     with server.client.stream("POST", "/v1/completions", json=LONG) as stream:
         lines = stream.iter_lines()
         next(lines)
-        server.popen.send_signal(signal.SIGINT)
-        code, output = server.close()
+        code, output = server.end(signal.SIGINT)
         del lines
     assert code == 130 and "Traceback" not in output and "Exception" not in output
 

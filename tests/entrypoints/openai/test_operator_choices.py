@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import ssl
 import subprocess
 from pathlib import Path
@@ -308,8 +309,7 @@ def test_an_engine_sleeps_wakes_and_calls_its_workers(monkeypatch):
         assert ask.post("/collective_rpc", json={}).status_code == 400
         assert ask.get("/health").status_code == 200
     finally:
-        server.popen.terminate()
-        assert server.close()[0] == 0
+        assert server.end(signal.SIGTERM)[0] == 0
 
 
 def test_a_silent_stream_gives_signs_of_life_and_answers_tell_their_fingerprint(monkeypatch):
@@ -344,8 +344,7 @@ def test_a_silent_stream_gives_signs_of_life_and_answers_tell_their_fingerprint(
             == whole["choices"][0]["message"]["content"]
         )
     finally:
-        server.popen.kill()
-        server.close()
+        server.kill()
 
 
 def test_a_fingerprint_changes_with_what_answers_depend_on():
@@ -412,7 +411,6 @@ def test_a_server_on_a_socket_follows_its_flags(tmp_path):
             assert client.get("/health", headers={"x-long": "y" * 1000}).status_code == 431
             assert client.get("/health", headers={f"x-{number}": "y" for number in range(30)}).status_code == 431
     finally:
-        server.popen.terminate()
-        code, output = server.close()
+        code, output = server.end(signal.SIGTERM)
     assert code == 0
     assert "own-format quire" in output and "own-format uvicorn.access" in output

@@ -8,13 +8,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.engine.builders import write_model_folder
+from tests.oracles.server_process import ServerProcess
 
 from quire.sampling_params import SamplingParams
 from quire.simulator.hash_model import HashModel
@@ -25,26 +24,12 @@ ROOT = Path(__file__).parents[3]
 MODEL = HashModel(vocab_size=512)
 
 
-class HashServer:
+class HashServer(ServerProcess):
     """A server process; `port` is where it listens."""
 
     def __init__(self, folder: Path, core: str, max_len: int) -> None:
-        command = [sys.executable, "-m", "tests.oracles.hash_server", str(folder), core, str(max_len)]
-        self.popen = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert self.popen.stdout is not None
-        self.lines = []
-        for line in self.popen.stdout:
-            self.lines.append(line)
-            if " is ready after " in line:
-                self.url = line.rsplit(" at ", 1)[1].strip()
-                self.port = int(self.url.rsplit(":", 1)[1])
-                return
-        raise AssertionError("".join(self.lines))
-
-    def end(self) -> str:
-        self.popen.terminate()
-        output, _ = self.popen.communicate(timeout=60)
-        return output
+        super().__init__("-m", "tests.oracles.hash_server", str(folder), core, str(max_len))
+        self.port = int(self.url.rsplit(":", 1)[1])
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +46,7 @@ def tokenizer(folder):
 def server(request, folder):
     server = HashServer(folder, request.param, 4096)
     yield server
-    assert "Traceback" not in server.end()
+    assert "Traceback" not in server.end(signal.SIGTERM)[1]
 
 
 async def read_chunked(reader):
@@ -268,4 +253,4 @@ def test_a_dead_core_ends_streams_with_an_error(folder):
     try:
         asyncio.run(main())
     finally:
-        server.end()
+        server.end(signal.SIGTERM)

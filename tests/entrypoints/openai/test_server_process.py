@@ -3,14 +3,13 @@
 import json
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.oracles.server_process import ServerProcess
 
 from quire.entrypoints.openai.listen import ListenOptions, open_socket
 from quire.errors import ConfigError
@@ -18,42 +17,17 @@ from quire.errors import ConfigError
 ROOT = Path(__file__).parents[3]
 
 
-class Process:
-    """A fake server and its address."""
-
-    def __init__(self, *arguments: str, wait_for: str = " is ready after ") -> None:
-        command = [sys.executable, "-m", "tests.oracles.fake_server", *arguments]
-        self.popen = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.lines: list[str] = []
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            self.lines.append(line)
-            if wait_for in line:
-                self.url = line.rsplit(" at ", 1)[1].strip()
-                break
-
-    def signal(self, number: int) -> None:
-        self.popen.send_signal(number)
-
-    def end(self) -> tuple[int, str]:
-        """The exit code and everything that was printed."""
-        output, _ = self.popen.communicate(timeout=30)
-        return self.popen.returncode, "".join(self.lines) + output
-
-
 @pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
-    running: list[Process] = []
+def start() -> Iterator[Callable[..., ServerProcess]]:
+    running: list[ServerProcess] = []
 
-    def begin(*arguments: str, **options: Any) -> Process:
-        running.append(Process(*arguments, **options))
+    def begin(*arguments: str, **options: Any) -> ServerProcess:
+        running.append(ServerProcess("-m", "tests.oracles.fake_server", *arguments, **options))
         return running[-1]
 
     yield begin
     for process in running:
-        if process.popen.poll() is None:
-            process.popen.kill()
-            process.popen.wait()
+        process.kill()
 
 
 def wait_for_status(client: httpx.Client, path: str, status: int) -> httpx.Response:
@@ -73,12 +47,12 @@ def test_sigterm_finishes_what_runs_refuses_what_is_new_and_exits_with_0(start):
     with httpx.Client(base_url=process.url) as client, client.stream("POST", "/v1/completions", json=BODY) as stream:
         lines = stream.iter_lines()
         first = next(lines)
-        process.signal(signal.SIGTERM)
+        process.popen.send_signal(signal.SIGTERM)
         refused = wait_for_status(client, "/ready", 503)
         assert refused.headers["retry-after"]
         work = client.post("/v1/completions", json={"prompt": "x"})
         assert work.status_code == 503 and work.headers["retry-after"]
-        process.signal(signal.SIGUSR1)
+        process.popen.send_signal(signal.SIGUSR1)
         rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in [first, *rest[:-1]])
@@ -89,8 +63,7 @@ def test_sigterm_finishes_what_runs_refuses_what_is_new_and_exits_with_0(start):
 
 def test_an_idle_server_ends_at_once_on_sigterm(start):
     process = start("2")
-    process.signal(signal.SIGTERM)
-    code, output = process.end()
+    code, output = process.end(signal.SIGTERM)
     assert code == 0 and "Traceback" not in output
 
 
@@ -103,36 +76,34 @@ def test_ctrl_c_and_a_second_signal_cut_off_what_runs_without_a_trace(start, sig
     with httpx.Client(base_url=process.url) as client, client.stream("POST", "/v1/completions", json=BODY) as stream:
         lines = stream.iter_lines()
         next(lines)
-        process.signal(signals[0])
+        process.popen.send_signal(signals[0])
         if len(signals) > 1:
             wait_for_status(client, "/ready", 503)
-            process.signal(signals[1])
+            process.popen.send_signal(signals[1])
         code, output = process.end()
     assert code == expected and "Traceback" not in output and "Exception" not in output
 
 
 def test_the_port_is_open_while_the_engine_starts(start):
-    process = start("2", "slow-start", wait_for="listening at")
+    process = start("2", "slow-start", ready="listening at")
     with httpx.Client(base_url=process.url) as client:
         assert client.get("/health").status_code == 503
         assert client.post("/v1/completions", json=BODY).json()["error"]["code"] == "unavailable"
-        process.signal(signal.SIGUSR1)
+        process.popen.send_signal(signal.SIGUSR1)
         assert wait_for_status(client, "/health", 200)
-    process.signal(signal.SIGTERM)
-    assert process.end()[0] == 0
+    assert process.end(signal.SIGTERM)[0] == 0
 
 
 def test_ctrl_c_while_the_engine_starts_ends_at_once(start):
-    process = start("2", "slow-start", wait_for="listening at")
+    process = start("2", "slow-start", ready="listening at")
     with httpx.Client(base_url=process.url) as client:
         assert client.get("/health").status_code == 503
-    process.signal(signal.SIGINT)
-    code, output = process.end()
+    code, output = process.end(signal.SIGINT)
     assert code == 130 and "Traceback" not in output
 
 
 def test_a_start_that_fails_is_one_message_and_exit_code_1(start):
-    code, output = start("2", "broken-start").end()
+    code, output = start("2", "broken-start", ready="listening at").end()
     assert code == 1 and "max_model_len: 0 is too small." in output and "Traceback" not in output
 
 
@@ -174,7 +145,7 @@ def test_a_client_that_hangs_up_leaves_the_server_serving(start):
                 break
         else:
             raise AssertionError("the request of a client that went away still runs")
-        process.signal(signal.SIGUSR1)
+        process.popen.send_signal(signal.SIGUSR1)
         assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 

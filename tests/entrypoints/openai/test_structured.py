@@ -1,5 +1,6 @@
 """What a request's fields say about the form of its answer."""
 
+import signal
 from typing import Any
 
 import msgspec
@@ -113,5 +114,4 @@ def test_the_openai_package_parses_a_demo_server_s_answers() -> None:
         assert bad.status_code == 400 and "look-around" in bad.json()["error"]["message"]
         assert len(server.complete(prompt="a", guided_regex=r"\d{5}")["choices"][0]["text"]) == 5
     finally:
-        server.popen.terminate()
-        assert server.close()[0] == 0
+        assert server.end(signal.SIGTERM)[0] == 0

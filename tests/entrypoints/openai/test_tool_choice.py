@@ -1,6 +1,7 @@
 """Calls that have to be made: what requests say of them, and that a server's answers are such calls, whole and streamed."""
 
 import json
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -255,8 +256,7 @@ def demo(request: pytest.FixtureRequest) -> Iterator[DemoServer]:
     """The demo model, which is made to write formats that it has never seen, too."""
     server = DemoServer("--tool-call-parser", request.param)
     yield server
-    server.popen.terminate()
-    assert server.close()[0] == 0
+    assert server.end(signal.SIGTERM)[0] == 0
 
 
 def ask(server: DemoServer, question: str, **fields: Any) -> tuple[str | None, list[tuple[str, Any]]]:
@@ -323,5 +323,4 @@ def test_the_demo_model_calls_what_it_was_asked_for() -> None:
         refused = server.client.post("/v1/chat/completions", json={**bad, "tool_choice": "required"})
         assert refused.status_code == 400, refused.text
     finally:
-        server.popen.terminate()
-        assert server.close()[0] == 0
+        assert server.end(signal.SIGTERM)[0] == 0

@@ -14,8 +14,7 @@ THINKS = {"chat_template_kwargs": {"enable_thinking": True}, "return_token_ids":
 def demo(request: pytest.FixtureRequest) -> Iterator[DemoServer]:
     server = DemoServer(request.param)
     yield server
-    server.popen.kill()
-    server.close()
+    server.kill()
 
 
 def chat(demo: DemoServer, **fields: Any) -> dict[str, Any]:
@@ -206,5 +205,4 @@ def test_a_model_without_reasoning_has_none_to_limit() -> None:
         body = {"model": "quire-demo", "max_tokens": 9, "messages": QUESTION, "thinking": thinking}
         assert server.client.post("/v1/messages", json=body).status_code == 200
     finally:
-        server.popen.kill()
-        server.close()
+        server.kill()

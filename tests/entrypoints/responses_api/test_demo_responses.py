@@ -33,8 +33,7 @@ def demo(tmp_path_factory) -> Iterator[DemoServer]:
     path = tmp_path_factory.mktemp("store") / "responses.sqlite"
     server = DemoServer("--responses-store", str(path), "--disable-uvicorn-access-log")  # nobody reads what it prints
     yield server
-    server.popen.kill()
-    server.close()
+    server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +209,17 @@ def test_logprobs_are_those_of_the_text(client):
     assert ask(client, QUESTION, include=include).output[0].content[0].logprobs[0].top_logprobs == []
 
 
+def test_logprobs_are_the_same_however_many_tokens_are_told_together(client):
+    asked: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    late = DemoServer("--stream-interval", "1000", "--disable-uvicorn-access-log")
+    try:
+        for given, options in ((QUESTION, {}), (QUESTION, THINKS), (CALL, {"tools": TOOLS}), ("Count to 12.", {})):
+            soon, at_once = (ask(one, given, **asked, **options) for one in (client, late.openai()))
+            assert comparable(at_once) == nearly(comparable(soon))
+    finally:
+        late.kill()
+
+
 def test_an_answer_that_is_cut_off_is_incomplete(client):
     cut = ask(client, QUESTION, max_output_tokens=3)
     assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
@@ -347,8 +357,7 @@ def test_a_file_keeps_responses_over_a_restart(tmp_path):
     client = server.openai()
     first = client.responses.create(model="quire-demo", input=QUESTION, temperature=0)
     lost = client.responses.create(model="quire-demo", background=True, **LONG)
-    server.popen.kill()
-    server.close()
+    server.kill()
     assert path.stat().st_mode & 0o077 == 0
     server = DemoServer(*flags)
     client = server.openai()
@@ -358,8 +367,7 @@ def test_a_file_keeps_responses_over_a_restart(tmp_path):
     failed = client.responses.retrieve(lost.id)
     assert failed.status == "failed" and failed.error.code == "server_error"
     drained = client.responses.create(model="quire-demo", background=True, **LONG)
-    server.popen.send_signal(signal.SIGTERM)
-    code, output = server.close()
+    code, output = server.end(signal.SIGTERM)
     assert code == 0 and "Traceback" not in output and "Exception" not in output
     store = ResponseStore(str(path))
     body = json.loads(asyncio.run(store.get(drained.id)).body)

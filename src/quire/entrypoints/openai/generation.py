@@ -79,11 +79,18 @@ class TokenCount:
     thoughts: ReasoningCount | None = None
     times: list[RequestMetrics] | None = None
 
-    def add_choice(self, choice: CompletionOutput) -> None:
-        """Count an answer's new tokens."""
+    def add_choice(self, choice: CompletionOutput) -> int:
+        """Count an answer's new tokens; returns how many of them, which come first, are thoughts."""
         self.completion += len(choice.token_ids)
+        before = self.num_thoughts
         if self.thoughts is not None:
             self.thoughts.add(choice.index, choice.token_ids)
+        return self.num_thoughts - before
+
+    @property
+    def num_thoughts(self) -> int:
+        """Tokens of reasoning; 0 where nobody can tell."""
+        return 0 if self.thoughts is None else self.thoughts.total
 
     def usage(self) -> Usage:
         """As the protocol's usage block."""

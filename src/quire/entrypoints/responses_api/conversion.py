@@ -222,7 +222,7 @@ def _set_generation(chat: ChatCompletionRequest, request: ResponsesRequest) -> N
             raise _unsupported(f"include[{index}]", name, _INCLUDABLE)
     if request.top_logprobs or _LOGPROBS in (request.include or ()):
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
-    chat.stream = bool(request.stream or chat.logprobs)  # logprobs are told apart by the step that gave them
+    chat.stream = bool(request.stream or chat.logprobs)  # a stream's tell whose text is whose
 
 
 def _tool(tool: Fields, path: str) -> Fields:

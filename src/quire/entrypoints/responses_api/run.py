@@ -54,8 +54,7 @@ class ResponseStream:
     def events(self, output: RequestOutput) -> list[bytes]:
         """An output's events, but for the response's end."""
         job, (choice,) = self._job, output.outputs
-        before = _num_thoughts(job.count)
-        job.count.add_choice(choice)
+        parts = [(part, job.count.add_choice(part)) for part in choice.by_token()]
         check_output(output, job.request_id)
         job.count.add_times(output)
         events: list[bytes] = []
@@ -66,10 +65,11 @@ class ResponseStream:
                 events.append(job.writer.lifecycle("created"))
             job.response.status = "in_progress"
             events.append(job.writer.lifecycle("in_progress"))
-        _add_logprobs(job, choice, _num_thoughts(job.count) - before)
-        for piece in job.reader.read(choice):
-            events += job.writer.write(piece, job.unwritten if piece.kind == "content" else ())
-            job.unwritten = []
+        for part, num_thoughts in parts:
+            _add_logprobs(job, part, num_thoughts)
+            for piece in job.reader.read(part):
+                events += job.writer.write(piece, job.unwritten if piece.kind == "content" else ())
+                job.unwritten = []
         if choice.finish_reason is not None:
             events += _finish(job, choice.finish_reason)
         return events
@@ -96,12 +96,8 @@ class ResponseStream:
         return b"".join(events)
 
 
-def _num_thoughts(count: TokenCount) -> int:
-    return 0 if count.thoughts is None else count.thoughts.total
-
-
 def _add_logprobs(job: ResponseJob, choice: CompletionOutput, num_thoughts: int) -> None:
-    """A step's logprobs go with the next text that is written; those of its thoughts come first and are left out."""
+    """Logprobs of tokens go with the next text that is written; those of thoughts come first and are left out."""
     if job.chat.request.logprobs and choice.logprobs is not None:
         top = job.chat.request.top_logprobs or 0
         job.unwritten += (chat_logprobs(choice.token_ids, choice.logprobs, top, False).content or [])[num_thoughts:]
@@ -135,7 +131,7 @@ def _usage(count: TokenCount) -> ResponseUsage:
         count.prompt,
         InputTokensDetails(count.cached or 0),
         count.completion,
-        OutputTokensDetails(_num_thoughts(count)),
+        OutputTokensDetails(count.num_thoughts),
         count.prompt + count.completion,
     )
 
