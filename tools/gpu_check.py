@@ -256,16 +256,16 @@ def check_invariance(report: "Report") -> None:
 def check_demo(report: "Report") -> None:
     """The built-in model's accuracy, the same table as on a CPU."""
     from quire.benchmarks.demo import ask
-    from quire.benchmarks.demo_tasks import TASKS, eval_examples, is_correct
+    from quire.benchmarks.demo_questions import draw, held_out, is_correct
 
     with engine(None, dtype="bfloat16", kv_cache_memory_bytes=2 << 30) as llm:
-        for task in TASKS:
+        for task in held_out():
             with report.timed("demo", task) as line:
-                examples = list(eval_examples(task, 100, 0))
+                questions = draw(task, 100, 0)
                 params = SamplingParams(temperature=0.0, max_tokens=384, skip_special_tokens=False)
-                outputs = ask(llm, examples, params, False)
-                right = sum(is_correct(example, output) for example, output in zip(examples, outputs, strict=True))
-                line(right >= 95, f"{right} of {len(examples)}")
+                answers = ask(llm, questions, params, False)
+                right = sum(is_correct(question, answer) for question, answer in zip(questions, answers, strict=True))
+                line(right >= 95, f"{right} of {len(questions)}")
 
 
 BESIDE = "kernels"

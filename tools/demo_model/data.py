@@ -14,10 +14,11 @@ from pathlib import Path
 from queue import Full
 
 import numpy as np
-from rendering import compile_template, render_document, template_source
 
-from quire.benchmarks.demo_tasks import training_example
 from tokenizers import Tokenizer
+
+from .rendering import compile_template, render_document, template_source
+from .tasks.examples import training_example
 
 SHORT, LONG = 512, 3072
 """Token limits of a short document and of any document; longer ones are left out."""

@@ -1,6 +1,6 @@
 """Measure the demo model with the `transformers` library: greedy answers to held-out examples of each task.
 
-    PYTHONPATH=src python tools/demo_model/evaluate.py --count 200 --results bench/results/demo-transformers.json
+    PYTHONPATH=src python -m tools.demo_model.evaluate --count 200 --results bench/results/demo-transformers.json
 
 Writes the accuracy of each task as JSON, the wrong answers beside it if asked, and the model card from `card.md`.
 """
@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 import transformers
-from rendering import compile_template, render_prompt, template_source
 
-from quire.benchmarks.demo_tasks import TASKS, Example, eval_examples, is_correct
+from quire.benchmarks.demo_questions import is_correct
 from tokenizers import Tokenizer
+
+from .rendering import compile_template, render_prompt, template_source
+from .tasks.examples import TASKS, Example, eval_examples
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
 PAD = 0

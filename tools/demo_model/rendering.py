@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from quire.benchmarks.demo_tasks import Example
+from .tasks.examples import Example
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 

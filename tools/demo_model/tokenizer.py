@@ -1,6 +1,6 @@
 """Train the demo model's tokenizer on text that its own tasks generate, and write its files.
 
-    PYTHONPATH=src python tools/demo_model/tokenizer.py
+    PYTHONPATH=src python -m tools.demo_model.tokenizer
 
 Writes `tokenizer.json` and `tokenizer_config.json` (with the chat template) into `src/quire/assets/demo`. A byte-level BPE:
 any text has tokens. Digits stand alone, so that arithmetic sees places. About a minute on one core.
@@ -13,10 +13,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from rendering import compile_template, render_document, template_source
-
-from quire.benchmarks.demo_tasks import TASKS, generate
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from .rendering import compile_template, render_document, template_source
+from .tasks.examples import TASKS, generate
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
 

@@ -1,6 +1,6 @@
 """Train the demo model from nothing on generated conversations, for a given number of minutes.
 
-    PYTHONPATH=src python tools/demo_model/train.py --minutes 8 --out src/quire/assets/demo
+    PYTHONPATH=src python -m tools.demo_model.train --minutes 8 --out src/quire/assets/demo
 
 Needs `tokenizer.json` (see `tokenizer.py`), one GPU, and a dozen CPU cores to generate text. Plain PyTorch: bfloat16
 autocast over float32 weights, one packed stream a step, loss on what the assistant says. The learning rate follows the
@@ -18,11 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from data import LONG, Batch, BatchSource
-from model import DemoConfig, DemoModel
-from optimizer import MuonAdamW
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from .data import LONG, Batch, BatchSource
+from .model import DemoConfig, DemoModel
+from .optimizer import MuonAdamW
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
 GENERATION_CONFIG = {"do_sample": True, "temperature": 0.2, "eos_token_id": [2, 0], "pad_token_id": 0}

@@ -11,8 +11,10 @@ import json
 import random
 from typing import Any
 
-from quire.benchmarks.demo_base import Check, Problem, phrase
-from quire.benchmarks.demo_words import (
+from quire.benchmarks.demo_questions import Check
+
+from .base import Problem, phrase
+from .words import (
     COLOURS,
     DAYS,
     FOODS,

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
+import gzip
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tools.demo_model import questions, rendering
+from tools.demo_model.tasks.base import split_of
+from tools.demo_model.tasks.examples import TASKS, eval_examples, generate, training_example
 
-from quire.benchmarks.demo_base import Check, split_of
-from quire.benchmarks.demo_tasks import TASKS, Example, eval_examples, generate, is_correct, training_example
+from quire.benchmarks.demo_questions import is_correct
 
-ROOT = Path(__file__).resolve().parents[2]
-ASSETS = ROOT / "src" / "quire" / "assets" / "demo"
-
-
-def load_rendering() -> ModuleType:
-    """`tools/demo_model/rendering.py`, which is no package."""
-    spec = importlib.util.spec_from_file_location("demo_rendering", ROOT / "tools" / "demo_model" / "rendering.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def judged_by(check: Check) -> Example:
-    return Example("chat", [], None, False, {}, "", check, "")
+ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -59,26 +46,6 @@ def test_the_reference_answer_is_correct_and_another_is_not(task: str) -> None:
         assert not is_correct(example, "I would rather not say: -1")
 
 
-def test_a_number_is_judged_by_the_last_one_in_the_text() -> None:
-    example = judged_by(Check("number", ("42",)))
-    assert is_correct(example, "12 + 30 = 42.")
-    assert not is_correct(example, "42 or 43")
-
-
-def test_json_is_judged_by_its_value() -> None:
-    example = judged_by(Check("json", ('{"name": "Ana", "age": 31}',)))
-    assert is_correct(example, '{"age":31,"name":"Ana"}')
-    assert not is_correct(example, '{"name": "Ana", "age": "31"}')
-    assert not is_correct(example, '{"name": "Ana"')
-
-
-def test_tool_calls_are_judged_by_name_and_arguments() -> None:
-    example = judged_by(Check("tool_call", ('[{"name": "get_time", "arguments": {"city": "Oslo"}}]',)))
-    assert is_correct(example, '<tool_call>\n{"arguments": {"city": "Oslo"}, "name": "get_time"}\n</tool_call>')
-    assert not is_correct(example, '<tool_call>\n{"name": "get_time", "arguments": {"city": "Rome"}}\n</tool_call>')
-    assert not is_correct(example, '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}\n</tool_call>')
-
-
 def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="addition"):
         generate("cooking", 0)
@@ -89,15 +56,21 @@ def test_training_covers_every_task() -> None:
 
 
 def test_the_shipped_template_is_the_one_that_training_renders() -> None:
-    rendering = load_rendering()
     config = json.loads((ASSETS / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert config["chat_template"] == rendering.template_source()
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_training_document_is_the_prompt_followed_by_the_answer(task: str) -> None:
-    rendering = load_rendering()
     template = rendering.compile_template(rendering.template_source())
     for example in eval_examples(task, 20):
         document = rendering.render_document(template, example)
         assert document == f"{rendering.render_prompt(template, example)}{example.answer}<|im_end|>\n"
+
+
+def test_the_packages_questions_are_the_ones_that_the_tasks_give() -> None:
+    lines = gzip.decompress(questions.FILE.read_bytes()).decode().splitlines()
+    assert len(lines) == 200 * len(TASKS)
+    for place, task in enumerate(TASKS):
+        assert lines[200 * place :][:10] == questions.frozen(task, 10)
+    assert questions.FILE.stat().st_size < 300 << 10

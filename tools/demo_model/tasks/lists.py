@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from quire.benchmarks.demo_base import Problem, exact, listing, number, phrase, sized, spoken, typed_list
-from quire.benchmarks.demo_words import (
+from .base import Problem, exact, listing, number, phrase, sized, spoken, typed_list
+from .words import (
     ANIMALS,
     FIRST_NAMES,
     FRUITS,

@@ -1,7 +1,4 @@
-"""What every demo task is built from: a problem, the check of its answer, and phrases with natural variety.
-
-Knows no task. Pure Python: the training script, the tests and `quire bench demo` all import it.
-"""
+"""What every demo task is built from: a problem, and phrases with natural variety. Knows no task."""
 
 from __future__ import annotations
 
@@ -12,27 +9,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from quire.benchmarks.demo_words import number_words
+from quire.benchmarks.demo_questions import Check
+
+from .words import number_words
 
 Split = Literal["train", "eval"]
-CheckKind = Literal["exact", "number", "json", "tool_call"]
 
 EVAL_ONE_IN = 16
 """One problem in this many is held out: never trained on, only evaluated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """How a completion is judged.
-
-    Attributes:
-        kind: `exact` (the text is one of `expected`), `number` (its last number is), `json` (it parses to the same
-            value), `tool_call` (its `<tool_call>` blocks parse to the same calls).
-        expected: the accepted texts; for `json` and `tool_call` one JSON text.
-    """
-
-    kind: CheckKind
-    expected: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What people say to the demo model in small talk, and what it answers.
 
 One intent is a block: lines that start with `?` are ways to ask, with `{this|that}` alternatives and `$slots`; lines that
-start with `!` are the accepted answers. `demo_chat` reads it.
+start with `!` are the accepted answers. `chat` reads it.
 """
 
 # ruff: noqa: E501  (a pattern reads best on one line)

@@ -1,6 +1,6 @@
 """The demo model's memory: facts told early in a conversation and asked for later.
 
-Draws facts with their wordings; `demo_tasks` puts other turns between the telling and the asking. Knows no chat format.
+Draws facts with their wordings; `examples` puts other turns between the telling and the asking. Knows no chat format.
 """
 
 # ruff: noqa: E501  (a pattern reads best on one line)
@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from quire.benchmarks.demo_base import phrase
-from quire.benchmarks.demo_words import (
+from .base import phrase
+from .words import (
     ANIMALS,
     COLOURS,
     DAYS,

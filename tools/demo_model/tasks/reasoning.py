@@ -11,8 +11,10 @@ import random
 import re
 from itertools import pairwise
 
-from quire.benchmarks.demo_base import Check, Problem, exact, listing, number, phrase
-from quire.benchmarks.demo_words import COUNTABLE, FIRST_NAMES, MISC, any_name
+from quire.benchmarks.demo_questions import Check
+
+from .base import Problem, exact, listing, number, phrase
+from .words import COUNTABLE, FIRST_NAMES, MISC, any_name
 
 
 def reasoning(rng: random.Random) -> Problem:

@@ -1,8 +1,8 @@
-"""The demo model's tasks: every training and evaluation example, and the judge of a completion.
+"""The demo model's conversations, to train on and to be asked.
 
 `generate(task, seed, split)` gives one example, the same on every machine; `eval_examples(task, count)` gives the held-out
-ones that `quire bench demo` and the model card use; `is_correct(example, completion)` judges. Pure Python: no torch, no
-tokenizer, no template. A held-out example's problem (operands, words, wording of a chat question) is never trained on.
+ones that the model card and (frozen by `questions.py`) `quire bench demo` use. No torch, no tokenizer, no template. A held-out
+example's problem (operands, words, wording of a chat question) is never trained on.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from quire.benchmarks import demo_arithmetic, demo_lists
-from quire.benchmarks.demo_base import Check, Problem, Split, exact, expand, split_of
-from quire.benchmarks.demo_chat import chat
-from quire.benchmarks.demo_json import json_extraction
-from quire.benchmarks.demo_memory import UNKNOWN, Fact, draw_facts, unknown_question
-from quire.benchmarks.demo_reasoning import reasoning
-from quire.benchmarks.demo_tools import ToolUse, tool_use
-from quire.benchmarks.demo_words import any_word
+from quire.benchmarks.demo_questions import Check, Message, Question
 
-Message = dict[str, Any]
+from . import arithmetic, lists
+from .base import Problem, Split, exact, expand, split_of
+from .chat import chat
+from .extraction import json_extraction
+from .memory import UNKNOWN, Fact, draw_facts, unknown_question
+from .reasoning import reasoning
+from .tool_use import ToolUse, tool_use
+from .words import any_word
 
 _SINGLE: dict[str, Callable[[random.Random], Problem]] = {
     "chat": chat,
-    "addition": demo_arithmetic.addition,
-    "subtraction": demo_arithmetic.subtraction,
-    "multiplication": demo_arithmetic.multiplication,
-    "division": demo_arithmetic.division,
-    "counting": demo_lists.counting,
-    "sorting": demo_lists.sorting,
-    "copying": demo_lists.copying,
+    "addition": arithmetic.addition,
+    "subtraction": arithmetic.subtraction,
+    "multiplication": arithmetic.multiplication,
+    "division": arithmetic.division,
+    "counting": lists.counting,
+    "sorting": lists.sorting,
+    "copying": lists.copying,
     "json": json_extraction,
     "reasoning": reasoning,
 }
@@ -74,27 +73,17 @@ _MEMORY_CHARACTERS = 6200
 
 
 @dataclass(frozen=True)
-class Example:
-    """One conversation that ends where the assistant is to speak.
+class Example(Question):
+    """A question with its reference reply.
 
     Attributes:
-        task: one of `TASKS`.
-        messages: the conversation so far, in the OpenAI format.
-        tools: the tools offered, in the OpenAI format; None for none.
-        thinking: whether the template is to be rendered with `enable_thinking`.
         reply: the reference reply, as an assistant message.
         answer: the reference reply as the text that the model writes.
-        check: how another reply is judged.
         key: the problem's identity, which decides its split.
     """
 
-    task: str
-    messages: list[Message]
-    tools: list[dict[str, Any]] | None
-    thinking: bool
     reply: Message
     answer: str
-    check: Check
     key: str
 
 
@@ -130,28 +119,6 @@ def training_example(seed: int) -> Example:
     rng = random.Random(seed)
     task = rng.choices(list(_TRAINING_WEIGHTS), list(_TRAINING_WEIGHTS.values()))[0]
     return generate(task, rng.getrandbits(60), "train")
-
-
-def is_correct(example: Example, completion_text: str) -> bool:
-    """Whether `completion_text` (with or without its `<think>` part) answers `example`."""
-    text = completion_text.replace("<|im_end|>", "").rpartition("</think>")[2].strip()
-    check = example.check
-    if check.kind == "exact":
-        return text in check.expected
-    if check.kind == "number":
-        numbers = re.findall(r"-?\d+", text)
-        return bool(numbers) and numbers[-1] == check.expected[0]
-    if check.kind == "json":
-        return _parsed(text) == json.loads(check.expected[0])
-    calls = [_parsed(block) for block in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)]
-    return calls == json.loads(check.expected[0])
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _draw(rng: random.Random, task: str, split: Split) -> Problem:
@@ -207,12 +174,12 @@ def _single_example(rng: random.Random, task: str, split: Split) -> Example:
     messages.append(_user(user))
     if not thinks:
         return Example(
-            task, messages, None, False, _assistant(problem.answer), problem.answer, problem.check, problem.key
+            task, messages, None, False, problem.check, _assistant(problem.answer), problem.answer, problem.key
         )
     conclusion = problem.conclusion or problem.answer
     reply = {"role": "assistant", "reasoning_content": problem.thought, "content": conclusion}
     answer = f"<think>\n{problem.thought}\n</think>\n\n{conclusion}"
-    return Example(task, messages, None, thinking, reply, answer, problem.check, problem.key)
+    return Example(task, messages, None, thinking, problem.check, reply, answer, problem.key)
 
 
 def _call_message(use: ToolUse) -> Message:
@@ -263,9 +230,9 @@ def _tools_example(rng: random.Random, split: Split) -> Example:
             [*messages, _user(problem.user)],
             tools,
             False,
+            problem.check,
             _assistant(problem.answer),
             problem.answer,
-            problem.check,
             problem.key,
         )
     if rng.random() < 0.15:
@@ -284,13 +251,13 @@ def _tools_example(rng: random.Random, split: Split) -> Example:
             messages,
             tools,
             False,
+            Check("tool_call", (expected,)),
             _call_message(use),
             _call_text(use),
-            Check("tool_call", (expected,)),
             use.key,
         )
     messages += [_call_message(use), *_result_messages(use)]
-    return Example("tools", messages, tools, False, _assistant(use.reply), use.reply, exact(use.reply), use.key)
+    return Example("tools", messages, tools, False, exact(use.reply), _assistant(use.reply), use.reply, use.key)
 
 
 def _long_text(rng: random.Random, characters: int, fact: Fact) -> list[Message]:
@@ -353,7 +320,7 @@ def _memory_example(rng: random.Random, split: Split) -> Example:
         if question:
             asked, recalled = question, UNKNOWN
     return Example(
-        "memory", [*messages, _user(asked)], None, False, _assistant(recalled), recalled, exact(recalled), key
+        "memory", [*messages, _user(asked)], None, False, exact(recalled), _assistant(recalled), recalled, key
     )
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from quire.benchmarks.demo_base import Problem, exact, number, phrase, sized, spoken
-from quire.benchmarks.demo_words import COUNTABLE
+from .base import Problem, exact, number, phrase, sized, spoken
+from .words import COUNTABLE
 
 _SMALL = 12
 """Sums and products of numbers up to this are common knowledge: always trained on, never held out."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.benchmarks.demo_base import phrase
-from quire.benchmarks.demo_words import (
+from .base import phrase
+from .words import (
     ADJECTIVES,
     COLOURS,
     DAYS,

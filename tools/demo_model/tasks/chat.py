@@ -1,6 +1,6 @@
 """Small talk and small facts for the demo model: what people say first, and what it answers.
 
-The intents are in `demo_intents`. The wording decides the split, so an evaluated question is one that training has
+The intents are in `intents`. The wording decides the split, so an evaluated question is one that training has
 never shown in these words. Knows no chat format.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 
-from quire.benchmarks.demo_base import Problem, exact, expand, fill, misspell, roughen
-from quire.benchmarks.demo_intents import INTENTS
-from quire.benchmarks.demo_words import (
+from .base import Problem, exact, expand, fill, misspell, roughen
+from .intents import INTENTS
+from .words import (
     ADJECTIVES,
     ANIMALS,
     CAPITALS,

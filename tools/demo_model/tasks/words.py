@@ -1,6 +1,6 @@
 """Word lists for the demo model's tasks: names, places, things, and invented words.
 
-Knows only lists. The tasks that use them are in `demo_tasks` and in the modules that it imports.
+Knows only lists. The tasks that use them are in `examples` and in the modules that it imports.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The demo model's tasks: what it is trained on, and what it is asked."""
