@@ -1,6 +1,6 @@
 """Engine settings as command-line flags: dashes or underscores, human-readable numbers, JSON and dotted keys.
 
-Knows argparse. What the settings mean stands in `arg_utils`; what they may be in `arg_checks`.
+Knows argparse. The settings stand in `arg_utils`.
 """
 
 import argparse
@@ -37,94 +37,6 @@ SHORT = {
     "pipeline_parallel_size": ("-pp",),
     "data_parallel_size": ("-dp",),
     "enable_expert_parallel": ("-ep",),
-}
-
-HELP = {
-    "model": "a local folder or a hub id; none means the built-in demo model",
-    "tokenizer": "folder or hub id of the tokenizer, if it is not the model's",
-    "tokenizer_mode": "auto, hf, slow or mistral (mistral-common)",
-    "skip_tokenizer_init": "token ids in, token ids out",
-    "trust_remote_code": "accepted for compatibility; code of a checkpoint is never run",
-    "dtype": "auto, float32, float16 or bfloat16",
-    "seed": "seed of random weights and of requests without one",
-    "max_model_len": "tokens a request may have in all, for example 32k",
-    "served_model_name": "names under which the server knows the model",
-    "revision": "branch, tag or commit at the hub",
-    "hf_overrides": "JSON object of values that replace those of config.json",
-    "rope_scaling": "JSON object that replaces config.json's",
-    "rope_theta": "replaces config.json's",
-    "quantization": "format of matrices: fp8, int8 and int4 round a plain checkpoint's at load; a stored one's is found",
-    "model_impl": "quire (a spec), transformers (its modules, our attention), or auto: a spec where there is one",
-    "enforce_eager": "record no steps",
-    "deterministic": "a request's logits are the same to the bit alone and in any batch, at some cost in speed",
-    "max_logprobs": "most logprobs a request may ask for; -1 means the whole vocabulary",
-    "logprobs_mode": "raw_logprobs or processed_logprobs (after penalties and temperature)",
-    "generation_config": "auto (the model's), quire (none), or a folder",
-    "override_generation_config": "JSON object of sampling defaults",
-    "chat_template": "a file or a template, in place of the model's",
-    "chat_template_content_format": "what it gets contents as: auto (as it shows), string, or openai (lists of parts)",
-    "logits_processors": "class paths of the engine's logits processors",
-    "runner": "auto, generate or pooling (embeddings, classes, scores)",
-    "convert": "what a pooling model gives: auto (as its architecture), embed, classify or reward",
-    "task": "older spelling of runner and convert: generate, embed, classify, score or reward",
-    "pooler_config": 'JSON object: how to pool, for example {"seq_pooling_type": "MEAN", "use_activation": false}',
-    "code_revision": "accepted for compatibility: code of a checkpoint is never run",
-    "tokenizer_revision": "branch, tag or commit of the tokenizer at the hub",
-    "disable_sliding_window": "limit max_model_len to the model's sliding window",
-    "structured_outputs_config": 'JSON object: {"backend": "auto", "guidance" or "xgrammar", "disable_any_whitespace": true}',
-    "guided_decoding_backend": "older spelling of structured_outputs_config.backend",
-    "allowed_local_media_path": "folder whose files requests may name",
-    "enable_sleep_mode": "accepted for compatibility: an engine can always be put to sleep",
-    "load_format": "auto, safetensors, mistral, gguf, pt (pickled), sharded_state (saved by Quire) or dummy (random weights)",
-    "download_dir": "where downloads are kept",
-    "ignore_patterns": "file name patterns not to read",
-    "model_loader_extra_config": "JSON object for the loader of load_format",
-    "block_size": "tokens a KV-cache page (16)",
-    "gpu_memory_utilization": "share of the device's memory to use",
-    "kv_cache_memory_bytes": "size of the KV cache, for example 2G",
-    "num_gpu_blocks_override": "number of KV-cache pages",
-    "swap_space": "GiB of host memory for swapped pages",
-    "kv_cache_dtype": "auto (the model's), float32, float16, bfloat16, or fp8 (e4m3) on devices that have it",
-    "enable_prefix_caching": "keep pages of finished prompts for reuse (on)",
-    "prefix_caching_hash_algo": "blake2b or sha256",
-    "kv_events_config": 'JSON object, {"enable_kv_cache_events": true} turns events on',
-    "cpu_offload_gb": "GiB of weights to keep in host memory; only 0 so far",
-    "pipeline_parallel_size": "ranks that share the layers, one after another",
-    "tensor_parallel_size": "ranks that share every layer",
-    "data_parallel_size": "copies of the model",
-    "enable_expert_parallel": "give each rank whole experts",
-    "disable_custom_all_reduce": "use the collectives of the communication library alone",
-    "max_parallel_loading_workers": "ranks that read weights at a time; not to be set yet",
-    "ray_workers_use_nsight": "profile Ray's workers; not available yet",
-    "num_lookahead_slots": "slots for drafted tokens; only 0 so far",
-    "delay_factor": "wait this share of the last prefill's time before the next",
-    "distributed_executor_backend": "uni, mp, ray, external_launcher or a class path",
-    "worker_cls": "class path of the worker",
-    "max_num_batched_tokens": "tokens a step, for example 8k",
-    "max_num_seqs": "requests that run at once",
-    "scheduling_policy": "fcfs, priority or fair",
-    "enable_chunked_prefill": "split long prompts over steps (on)",
-    "preemption_mode": "recompute or swap, when pages run out",
-    "async_scheduling": "plan a step before the last one's tokens are known",
-    "scheduler_cls": "class path of the scheduler",
-    "long_prefill_token_threshold": "most tokens a step for one prefill; 0 means no limit",
-    "max_num_partial_prefills": "prompts that may be part-way through at once; 0 means no limit",
-    "max_step_ms": "size a step so that it is predicted to take at most this long; 0 turns it off",
-    "stream_interval": "tokens of a stream that are told together, after the first one; a request may ask for more",
-    "max_num_waiting": "requests that may wait; 0 means the built-in limit",
-    "max_waiting_tokens": "prompt tokens that may wait; 0 means the built-in limit",
-    "device": "auto, cpu, or a platform plugin's name",
-    "cpu_threads": "threads on a CPU; 0 means all cores this process may use",
-    "attention_backend": "auto (the platform chooses), triton, flash, flashinfer, cpu, reference, or a class path",
-    "disable_log_stats": "no lines of figures in the log",
-    "log_stats_interval": "seconds between two lines of figures (QUIRE_LOG_STATS_INTERVAL, 10)",
-    "record_timelines": "keep what happened to the last requests, for the console (on)",
-    "otlp_traces_endpoint": "where OpenTelemetry spans of requests go, for example http://localhost:4317",
-    "profiler_config": 'JSON object: {"profiler": "torch", "torch_profiler_dir": FOLDER} lets /start_profile write traces',
-    "enable_log_requests": "log each request's id and parameters",
-    "enable_log_outputs": "log how each request ended",
-    "log_prompts": "with these two, log prompts and answers too, and not only their lengths",
-    "max_log_len": "characters of a text in the log (all)",
 }
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -356,7 +268,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
         if field.name in taken or field.name == "placement_group":
             continue  # the caller has its own (a positional model, for example), or no text could say it
         default = field.default_factory() if callable(field.default_factory) else field.default
-        group.add_argument(*_flag_names(field.name), **_flag_options(field.name, hints[field.name], default))
+        group.add_argument(*_flag_names(field.name), **_flag_options(field, hints[field.name], default))
         if field.name == "enforce_eager":
             text = "0 is --enforce-eager; 1, 2 and 3 are the same: nothing is compiled at start"
             levels: Any = {"type": int, "choices": (0, 1, 2, 3), "dest": argparse.SUPPRESS, "help": text}
@@ -370,9 +282,9 @@ def _flag_names(name: str) -> list[str]:
     return [f"--{name.replace('_', '-')}", *others, *SHORT.get(name, ())]
 
 
-def _flag_options(name: str, hint: Any, default: Any) -> dict[str, Any]:
+def _flag_options(field: dataclasses.Field[Any], hint: Any, default: Any) -> dict[str, Any]:
     kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
-    options: dict[str, Any] = {"default": default, "dest": name, "help": HELP.get(name, "")}
+    options: dict[str, Any] = {"default": default, "dest": field.name, "help": field.metadata["help"]}
     if default not in (None, "", False, {}):
         options["help"] += f" (default: {default})"
     if bool in kinds:

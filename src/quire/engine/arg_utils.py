@@ -1,56 +1,44 @@
-"""From what a user asks for (keywords or flags) to the one frozen `EngineConfig`.
+"""What a user asks of an engine: keywords or flags, `EngineArgs`, and from them the one frozen `EngineConfig`.
 
-`EngineArgs` holds wishes: None means "you decide". `create_engine_config` resolves, checks and freezes them, and notes
-for each derived value where it came from. Knows no torch; asks the platform for what the device can do.
+Each setting is one line: its type, its default, what it may be, what help says. `arg_resolve` decides what was left open.
 """
+
+# ruff: noqa: RUF009  (`setting` makes the field)
 
 import argparse
 import dataclasses
 import uuid
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Self
 
 from quire import envs
-from quire.config import (
-    AttentionConfig,
-    CacheConfig,
-    DeviceConfig,
-    EngineConfig,
-    HFConfig,
-    LoadConfig,
-    ModelConfig,
-    ObservabilityConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
-from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
-from quire.config.hub import resolve_config_path, resolve_model_path
+from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig, limits
 from quire.config.observability import resolve_profiler
-from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
-from quire.config.resolve import (
-    load_hf_config,
-    resolve_architecture,
-    resolve_dtype,
-    resolve_max_model_len,
-)
 from quire.config.structured import read_structured_outputs_config
 from quire.engine import arg_checks, arg_parser
+from quire.engine.arg_checks import (
+    ANYTHING,
+    DTYPE,
+    FLAG,
+    PROCESSORS,
+    TEXT,
+    class_path,
+    mapping,
+    number,
+    one_of,
+    setting,
+    strings,
+    whole,
+)
+from quire.engine.arg_resolve import Resolver
 from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
 from quire.engine.usage_context import UsageContext
-from quire.errors import ConfigError
-from quire.guards import is_sequence
 from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.platforms import current_platform
-from quire.platforms.interface import Capabilities, Platform
 
 logger = init_logger(__name__)
 
-__all__ = ["DEMO_MODEL", "AsyncEngineArgs", "EngineArgs", "UsageContext"]
-
-DEMO_MODEL = "quire-demo"
-"""What the built-in demo model is called: it serves where no model is named."""
-DEFAULT_BLOCK_SIZE = 16
+__all__ = ["AsyncEngineArgs", "EngineArgs", "UsageContext"]
 
 
 @refuse_unknown
@@ -62,103 +50,124 @@ class EngineArgs:
         ConfigError: a keyword that is not a field, or that belongs to something that is not available yet.
     """
 
-    # Model
-    model: str | None = None
-    tokenizer: str | None = None
-    tokenizer_mode: str = "auto"
-    skip_tokenizer_init: bool = False
-    trust_remote_code: bool = False
-    dtype: str = "auto"
-    seed: int = 0
-    max_model_len: int | None = None
-    served_model_name: str | list[str] | None = None
-    revision: str | None = None
-    code_revision: str | None = None
-    tokenizer_revision: str | None = None
-    hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = dataclasses.field(
-        default_factory=dict[str, Any]
-    )
-    rope_scaling: dict[str, Any] | None = None
-    rope_theta: float | None = None
-    quantization: str | None = None
-    model_impl: str = "auto"
-    enforce_eager: bool = False
-    deterministic: bool = False
-    max_logprobs: int = 20
-    logprobs_mode: str = "raw_logprobs"
-    disable_sliding_window: bool = False
-    generation_config: str = "auto"
-    override_generation_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    chat_template: str | None = None
-    chat_template_content_format: str = "auto"
-    logits_processors: list[Any] | None = None
-    runner: str = "auto"
-    convert: str = "auto"
-    task: str | None = None
-    pooler_config: dict[str, Any] | None = None
-    structured_outputs_config: dict[str, Any] | None = None
-    guided_decoding_backend: str | None = None
-    allowed_local_media_path: str = ""
-    enable_sleep_mode: bool = False
+    # fmt: off
+    model: str | None = setting(None, TEXT, "a local folder or a hub id; none means the built-in demo model")
+    tokenizer: str | None = setting(None, TEXT, "folder or hub id of the tokenizer, if it is not the model's")
+    tokenizer_mode: str = setting("auto", one_of("auto", "hf", "slow", "mistral"),
+        "auto, hf, slow or mistral (mistral-common)")
+    skip_tokenizer_init: bool = setting(False, FLAG, "token ids in, token ids out")
+    trust_remote_code: bool = setting(False, FLAG, "accepted for compatibility; code of a checkpoint is never run")
+    dtype: str = setting("auto", DTYPE, "auto, float32, float16 or bfloat16")
+    seed: int = setting(0, whole(0, 2**63 - 1), "seed of random weights and of requests without one")
+    max_model_len: int | None = setting(None, whole(1, limits.MAX_MODEL_LEN),
+        "tokens a request may have in all, for example 32k")
+    served_model_name: str | list[str] | None = setting(None, strings("a name, or a list of names"),
+        "names under which the server knows the model")
+    revision: str | None = setting(None, TEXT, "branch, tag or commit at the hub")
+    code_revision: str | None = setting(None, TEXT, "accepted for compatibility: code of a checkpoint is never run")
+    tokenizer_revision: str | None = setting(None, TEXT, "branch, tag or commit of the tokenizer at the hub")
+    hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = setting({}, mapping(function=True),
+        "JSON object of values that replace those of config.json")
+    rope_scaling: dict[str, Any] | None = setting(None, mapping(), "JSON object that replaces config.json's")
+    rope_theta: float | None = setting(None, number(0.0, above=True), "replaces config.json's")
+    quantization: str | None = setting(None, TEXT,
+        "format of matrices: fp8, int8 and int4 round a plain checkpoint's at load; a stored one's is found")
+    model_impl: str = setting("auto", one_of("auto", "quire", "vllm", "transformers"),
+        "quire (a spec), transformers (its modules, our attention), or auto: a spec where there is one")
+    enforce_eager: bool = setting(False, FLAG, "record no steps")
+    deterministic: bool = setting(False, FLAG,
+        "a request's logits are the same to the bit alone and in any batch, at some cost in speed")
+    max_logprobs: int = setting(20, whole(-1), "most logprobs a request may ask for; -1 means the whole vocabulary")
+    logprobs_mode: str = setting("raw_logprobs", one_of("raw_logprobs", "processed_logprobs"),
+        "raw_logprobs or processed_logprobs (after penalties and temperature)")
+    disable_sliding_window: bool = setting(False, FLAG, "limit max_model_len to the model's sliding window")
+    generation_config: str = setting("auto", TEXT, "auto (the model's), quire (none), or a folder")
+    override_generation_config: dict[str, Any] = setting({}, mapping(), "JSON object of sampling defaults")
+    chat_template: str | None = setting(None, TEXT, "a file or a template, in place of the model's")
+    chat_template_content_format: str = setting("auto", one_of("auto", "string", "openai"),
+        "what it gets contents as: auto (as it shows), string, or openai (lists of parts)")
+    logits_processors: list[Any] | None = setting(None, PROCESSORS, "class paths of the engine's logits processors")
+    runner: str = setting("auto", one_of("auto", "generate", "pooling"),
+        "auto, generate or pooling (embeddings, classes, scores)")
+    convert: str = setting("auto", one_of("auto", "none", "embed", "classify", "reward"),
+        "what a pooling model gives: auto (as its architecture), embed, classify or reward")
+    task: str | None = setting(None, one_of("auto", "generate", "embed", "classify", "score", "reward"),
+        "older spelling of runner and convert: generate, embed, classify, score or reward")
+    pooler_config: dict[str, Any] | None = setting(None, mapping(),
+        'JSON object: how to pool, for example {"seq_pooling_type": "MEAN", "use_activation": false}')
+    structured_outputs_config: dict[str, Any] | None = setting(None, mapping(),
+        'JSON object: {"backend": "auto", "guidance" or "xgrammar", "disable_any_whitespace": true}')
+    guided_decoding_backend: str | None = setting(None, TEXT, "older spelling of structured_outputs_config.backend")
+    allowed_local_media_path: str = setting("", TEXT, "folder whose files requests may name")
+    enable_sleep_mode: bool = setting(False, FLAG, "accepted for compatibility: an engine can always be put to sleep")
 
-    # Loading
-    load_format: str = "auto"
-    download_dir: str | None = None
-    ignore_patterns: list[str] | str | None = None
-    model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    load_format: str = setting("auto", one_of("auto", "hf", "safetensors", "fastsafetensors", "pt", "mistral", "gguf",
+        "bitsandbytes", "sharded_state", "dummy"),
+        "auto, safetensors, mistral, gguf, pt (pickled), sharded_state (saved by Quire) or dummy (random weights)")
+    download_dir: str | None = setting(None, TEXT, "where downloads are kept")
+    ignore_patterns: list[str] | str | None = setting(None, strings("a file name pattern, a list of them, or None"),
+        "file name patterns not to read")
+    model_loader_extra_config: dict[str, Any] = setting({}, mapping(), "JSON object for the loader of load_format")
 
-    # Cache
-    block_size: int | None = None
-    gpu_memory_utilization: float = 0.9
-    kv_cache_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None
-    swap_space: float = 0.0
-    kv_cache_dtype: str = "auto"
-    enable_prefix_caching: bool | None = None
-    prefix_caching_hash_algo: str = "blake2b"
-    cpu_offload_gb: float = 0.0
-    kv_events_config: dict[str, Any] | None = None
+    block_size: int | None = setting(None, whole(1, 4096), "tokens a KV-cache page (16)")
+    gpu_memory_utilization: float = setting(0.9, number(0.0, 1.0, above=True), "share of the device's memory to use")
+    kv_cache_memory_bytes: int | None = setting(None, whole(1), "size of the KV cache, for example 2G")
+    num_gpu_blocks_override: int | None = setting(None, whole(2, 2**31 - 1), "number of KV-cache pages")
+    swap_space: float = setting(0.0, number(0.0), "GiB of host memory for swapped pages")
+    kv_cache_dtype: str = setting("auto", one_of("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"),
+        "auto (the model's), float32, float16, bfloat16, or fp8 (e4m3) on devices that have it")
+    enable_prefix_caching: bool | None = setting(None, FLAG, "keep pages of finished prompts for reuse (on)")
+    prefix_caching_hash_algo: str = setting("blake2b", one_of("blake2b", "sha256"), "blake2b or sha256")
+    cpu_offload_gb: float = setting(0.0, number(0.0), "GiB of weights to keep in host memory; only 0 so far")
+    kv_events_config: dict[str, Any] | None = setting(None, mapping(),
+        'JSON object, {"enable_kv_cache_events": true} turns events on')
 
-    # Parallel
-    pipeline_parallel_size: int = 1
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    enable_expert_parallel: bool = False
-    distributed_executor_backend: str | type[Any] | None = None
-    worker_cls: str = "auto"
-    disable_custom_all_reduce: bool = False
-    max_parallel_loading_workers: int | None = None
-    ray_workers_use_nsight: bool = False
-    placement_group: Any = None
+    pipeline_parallel_size: int = setting(1, whole(1), "ranks that share the layers, one after another")
+    tensor_parallel_size: int = setting(1, whole(1), "ranks that share every layer")
+    data_parallel_size: int = setting(1, whole(1), "copies of the model")
+    enable_expert_parallel: bool = setting(False, FLAG, "give each rank whole experts")
+    distributed_executor_backend: str | type[Any] | None = setting(None, class_path("uni", "mp", "ray", "external_launcher"),
+        "uni, mp, ray, external_launcher or a class path")
+    worker_cls: str = setting("auto", class_path("auto"), "class path of the worker")
+    disable_custom_all_reduce: bool = setting(False, FLAG, "use the collectives of the communication library alone")
+    max_parallel_loading_workers: int | None = setting(None, whole(1),
+        "ranks that read weights at a time; not to be set yet")
+    ray_workers_use_nsight: bool = setting(False, FLAG, "profile Ray's workers; not available yet")
+    placement_group: Any = setting(None, ANYTHING, "")
 
-    # Scheduler
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    scheduling_policy: str = "fcfs"
-    enable_chunked_prefill: bool | None = None
-    preemption_mode: str | None = None
-    num_lookahead_slots: int = 0
-    delay_factor: float = 0.0
-    async_scheduling: bool | None = None
-    scheduler_cls: str | type[Any] | None = None
-    long_prefill_token_threshold: int = 0
-    max_num_partial_prefills: int = 0
-    max_step_ms: float = 0.0
-    max_num_waiting: int = 0
-    max_waiting_tokens: int = 0
-    stream_interval: int = 1
+    max_num_batched_tokens: int | None = setting(None, whole(1, 2**31 - 1), "tokens a step, for example 8k")
+    max_num_seqs: int | None = setting(None, whole(1, 2**20), "requests that run at once")
+    scheduling_policy: str = setting("fcfs", one_of("fcfs", "priority", "fair"), "fcfs, priority or fair")
+    enable_chunked_prefill: bool | None = setting(None, FLAG, "split long prompts over steps (on)")
+    preemption_mode: str | None = setting(None, one_of("recompute", "swap"), "recompute or swap, when pages run out")
+    num_lookahead_slots: int = setting(0, whole(0), "slots for drafted tokens; only 0 so far")
+    delay_factor: float = setting(0.0, number(0.0), "wait this share of the last prefill's time before the next")
+    async_scheduling: bool | None = setting(None, FLAG, "plan a step before the last one's tokens are known")
+    scheduler_cls: str | type[Any] | None = setting(None, class_path(), "class path of the scheduler")
+    long_prefill_token_threshold: int = setting(0, whole(0), "most tokens a step for one prefill; 0 means no limit")
+    max_num_partial_prefills: int = setting(0, whole(0),
+        "prompts that may be part-way through at once; 0 means no limit")
+    max_step_ms: float = setting(0.0, number(0.0),
+        "size a step so that it is predicted to take at most this long; 0 turns it off")
+    max_num_waiting: int = setting(0, whole(0), "requests that may wait; 0 means the built-in limit")
+    max_waiting_tokens: int = setting(0, whole(0), "prompt tokens that may wait; 0 means the built-in limit")
+    stream_interval: int = setting(1, whole(1, 2**20),
+        "tokens of a stream that are told together, after the first one; a request may ask for more")
 
-    # Device
-    device: str = "auto"
-    cpu_threads: int = 0
-    attention_backend: str | None = None
+    device: str = setting("auto", TEXT, "auto, cpu, or a platform plugin's name")
+    cpu_threads: int = setting(0, whole(0, 4096), "threads on a CPU; 0 means all cores this process may use")
+    attention_backend: str | None = setting(None, TEXT,
+        "auto (the platform chooses), triton, flash, flashinfer, cpu, reference, or a class path")
 
-    # Observability
-    disable_log_stats: bool = False
-    log_stats_interval: float | None = None
-    record_timelines: bool = True
-    otlp_traces_endpoint: str | None = None
-    profiler_config: dict[str, Any] | None = None
+    disable_log_stats: bool = setting(False, FLAG, "no lines of figures in the log")
+    log_stats_interval: float | None = setting(None, number(0.001),
+        "seconds between two lines of figures (QUIRE_LOG_STATS_INTERVAL, 10)")
+    record_timelines: bool = setting(True, FLAG, "keep what happened to the last requests, for the console (on)")
+    otlp_traces_endpoint: str | None = setting(None, TEXT,
+        "where OpenTelemetry spans of requests go, for example http://localhost:4317")
+    profiler_config: dict[str, Any] | None = setting(None, mapping(),
+        'JSON object: {"profiler": "torch", "torch_profiler_dir": FOLDER} lets /start_profile write traces')
+    # fmt: on
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -193,7 +202,7 @@ class EngineArgs:
         trace_this_thread_if_asked(instance_id)
         platform = current_platform(self.device)
         provenance: dict[str, str] = {}
-        resolver = _Resolver(
+        resolver = Resolver(
             self, platform, platform.capabilities(), provenance, usage_context or UsageContext.ENGINE_CONTEXT
         )
         model = resolver.model()
@@ -228,10 +237,10 @@ class EngineArgs:
 class AsyncEngineArgs(EngineArgs):
     """As `EngineArgs`, for the asynchronous engine."""
 
-    enable_log_requests: bool = False
-    enable_log_outputs: bool = False
-    log_prompts: bool = False
-    max_log_len: int | None = None
+    enable_log_requests: bool = setting(False, FLAG, "log each request's id and parameters")
+    enable_log_outputs: bool = setting(False, FLAG, "log how each request ended")
+    log_prompts: bool = setting(False, FLAG, "with these two, log prompts and answers too, and not only their lengths")
+    max_log_len: int | None = setting(None, whole(0), "characters of a text in the log (all)")
 
     def _observability(self) -> ObservabilityConfig:
         return dataclasses.replace(
@@ -247,316 +256,3 @@ def _warn_unknown_variables() -> None:
     for name, near in envs.unknown_variables():
         hint = f"; did you mean {near}?" if near else ""
         logger.warning_once("The environment variable %s is not known%s", name, hint)
-
-
-def demo_model_path() -> str:
-    """The folder of the built-in demo model.
-
-    Raises:
-        ConfigError: this installation has none.
-    """
-    from importlib.resources import files
-
-    path = Path(str(files("quire"))) / "assets" / "demo"
-    if not (path / "config.json").is_file():
-        raise ConfigError(
-            "no model is named, and this installation has no built-in demo model: give model= a local folder or a hub id",
-            setting="model",
-        )
-    return str(path)
-
-
-def _is_causal(model: ModelConfig) -> bool:
-    return model.pooling is None or model.pooling.is_causal
-
-
-@dataclasses.dataclass
-class _Resolver:
-    """One resolution: wishes, platform and the notes on where derived values came from."""
-
-    args: EngineArgs
-    platform: Platform
-    capabilities: Capabilities
-    provenance: dict[str, str]
-    usage_context: UsageContext
-
-    def model(self) -> ModelConfig:
-        args = self.args
-        path = self._model_path()
-        tokenizer_path = self._tokenizer_path(path)
-        hf_config = load_hf_config(path, self._hf_overrides())
-        dtype = resolve_dtype(args.dtype, hf_config, path, self.capabilities.dtypes)
-        length = resolve_max_model_len(
-            args.max_model_len, hf_config, tokenizer_path, disable_sliding_window=args.disable_sliding_window
-        )
-        generation = load_generation_config(args.generation_config, path)
-        name = args.model or DEMO_MODEL
-        architecture = resolve_architecture(hf_config)
-        pooling = self._pooling(path, hf_config, architecture)
-        if pooling is not None:
-            length = limit_length(length, args.max_model_len, pooling, hf_config)
-        self.provenance["model.dtype"] = dtype.why
-        self.provenance["model.max_model_len"] = length.why
-        if args.model is None:
-            self.provenance["model.model"] = "none was named: the built-in demo model"
-        return ModelConfig(
-            model=name,
-            path=path,
-            hf_config=hf_config,
-            tokenizer=args.tokenizer or name,
-            tokenizer_path=tokenizer_path or "",
-            dtype=dtype.value,
-            max_model_len=length.value,
-            architecture=architecture,
-            eos_token_ids=self._eos_token_ids(hf_config, generation),
-            default_sampling=default_sampling(generation, args.generation_config, args.override_generation_config),
-            tokenizer_mode=args.tokenizer_mode,
-            trust_remote_code=args.trust_remote_code,
-            seed=args.seed,
-            revision=args.revision,
-            code_revision=args.code_revision,
-            tokenizer_revision=args.tokenizer_revision,
-            quantization=args.quantization,
-            model_impl=args.model_impl,  # type: ignore[arg-type]  # checked by arg_checks
-            enforce_eager=args.enforce_eager,
-            deterministic=args.deterministic,
-            max_logprobs=args.max_logprobs,
-            logprobs_mode=args.logprobs_mode,  # type: ignore[arg-type]  # checked by arg_checks
-            disable_sliding_window=args.disable_sliding_window,
-            skip_tokenizer_init=args.skip_tokenizer_init,
-            served_model_name=self._served_names(name),
-            generation_config=args.generation_config,
-            runner="generate" if pooling is None else "pooling",
-            convert=args.convert,
-            allowed_local_media_path=args.allowed_local_media_path,
-            logits_processors=tuple(args.logits_processors or ()),
-            chat_template=args.chat_template,
-            chat_template_content_format=args.chat_template_content_format,  # type: ignore[arg-type]  # checked by arg_checks
-            hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
-            override_generation_config=dict(args.override_generation_config),
-            rope_scaling=args.rope_scaling,
-            rope_theta=args.rope_theta,
-            pooling=pooling,
-        )
-
-    def _pooling(self, path: str, hf_config: HFConfig, architecture: str) -> PoolingConfig | None:
-        """How the model pools; None where it generates. `task` is an older spelling of `runner` and `convert`."""
-        args = self.args
-        runner, convert = args.runner, args.convert
-        if args.task not in (None, "auto"):
-            runner = "generate" if args.task == "generate" else "pooling"
-            convert = args.task if args.task in ("embed", "classify", "reward") else convert
-        pooling = resolve_pooling(
-            path, hf_config, architecture, runner=runner, convert=convert, pooler_config=args.pooler_config
-        )
-        tokens = hf_config.get("classifier_from_token")
-        if pooling is not None and not pooling.embeds and is_sequence(tokens):
-            pooling = dataclasses.replace(pooling, label_tokens=self._label_tokens(path, tokens))
-        if pooling is not None:
-            self.provenance["model.runner"] = (
-                f"{architecture} gives {pooling.tasks[0]}" if runner == "auto" else "as asked"
-            )
-        return pooling
-
-    def _label_tokens(self, path: str, tokens: Sequence[Any]) -> tuple[int, ...]:
-        """Ids of the tokens that `classifier_from_token` names.
-
-        Raises:
-            ConfigError: the tokenizer does not have one.
-        """
-        from quire.tokenizers.loader import get_tokenizer
-
-        tokenizer = get_tokenizer(self._tokenizer_path(path) or path, self.args.tokenizer_mode)
-        ids = [tokenizer.token_to_id(str(token)) for token in tokens]
-        if None in ids:
-            raise ConfigError(
-                f"classifier_from_token={list(tokens)}: the tokenizer has no {tokens[ids.index(None)]!r}",
-                setting="hf_overrides",
-            )
-        return tuple(token_id for token_id in ids if token_id is not None)
-
-    def _model_path(self) -> str:
-        args = self.args
-        if args.model is None:
-            return demo_model_path()
-        return resolve_config_path(args.model, revision=args.revision, download_dir=args.download_dir)
-
-    def _tokenizer_path(self, model_path: str) -> str | None:
-        args = self.args
-        if args.skip_tokenizer_init:
-            return None
-        if args.tokenizer is None:
-            return model_path
-        return resolve_model_path(
-            args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, setting="tokenizer"
-        )
-
-    def _hf_overrides(self) -> dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]:
-        args = self.args
-        rope: dict[str, Any] = {}
-        if args.rope_scaling is not None:
-            rope["rope_scaling"] = args.rope_scaling
-        if args.rope_theta is not None:
-            rope["rope_theta"] = args.rope_theta
-        overrides = args.hf_overrides
-        if callable(overrides):
-            return lambda values: {**overrides(values), **rope}
-        return {**overrides, **rope}
-
-    def _eos_token_ids(self, hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int, ...]:
-        override = self.args.override_generation_config
-        if override.get("eos_token_id") is not None:
-            generation = {**generation, "eos_token_id": override["eos_token_id"]}
-        ids = eos_token_ids(hf_config, generation)
-        self.provenance["model.eos_token_ids"] = "config.json and generation_config.json together"
-        return ids
-
-    def _served_names(self, name: str) -> tuple[str, ...]:
-        names = self.args.served_model_name
-        if names is None or names == []:
-            return (name,)
-        return (names,) if isinstance(names, str) else tuple(names)
-
-    def cache(self, model: ModelConfig) -> CacheConfig:
-        args = self.args
-        block_size = args.block_size
-        if block_size is None:
-            align = self.capabilities.page_alignment
-            block_size = -(-DEFAULT_BLOCK_SIZE // align.value) * align.value
-            why = f"{DEFAULT_BLOCK_SIZE}, in steps of {align.value}: {align.why}; longer where layers keep states (see model)"
-            self.provenance["cache.block_size"] = why
-        window = model.hf_config.get("sliding_window")
-        events = args.kv_events_config or {}
-        return CacheConfig(
-            block_size=block_size,
-            is_block_size_given=args.block_size is not None,
-            gpu_memory_utilization=args.gpu_memory_utilization,
-            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-            num_gpu_blocks_override=args.num_gpu_blocks_override,
-            swap_space=float(args.swap_space),
-            cache_dtype=args.kv_cache_dtype,
-            enable_prefix_caching=args.enable_prefix_caching is not False and _is_causal(model),
-            prefix_caching_hash_algo=args.prefix_caching_hash_algo,
-            sliding_window=window if isinstance(window, int) and not args.disable_sliding_window else None,
-            cpu_offload_gb=float(args.cpu_offload_gb),
-            enable_kv_events=bool(events.get("enable_kv_cache_events", False)),
-        )
-
-    def parallel(self) -> ParallelConfig:
-        args = self.args
-        return ParallelConfig(
-            pipeline_parallel_size=args.pipeline_parallel_size,
-            tensor_parallel_size=args.tensor_parallel_size,
-            data_parallel_size=args.data_parallel_size,
-            enable_expert_parallel=args.enable_expert_parallel,
-            distributed_executor_backend=args.distributed_executor_backend,
-            worker_cls=args.worker_cls,
-            disable_custom_all_reduce=args.disable_custom_all_reduce,
-            max_parallel_loading_workers=args.max_parallel_loading_workers,
-            ray_workers_use_nsight=args.ray_workers_use_nsight,
-            placement_group=args.placement_group,
-        )
-
-    def scheduler(self, model: ModelConfig) -> SchedulerConfig:
-        args = self.args
-        chunked = args.enable_chunked_prefill is not False and _is_causal(model)
-        if not _is_causal(model):
-            self.provenance["scheduler.enable_chunked_prefill"] = "every token sees every other: a prompt is one step"
-        seqs = self._rows()
-        return SchedulerConfig(
-            max_num_batched_tokens=self._step_tokens(seqs, model.max_model_len, chunked),
-            max_num_seqs=seqs,
-            max_model_len=model.max_model_len,
-            policy=args.scheduling_policy,  # type: ignore[arg-type]  # checked by arg_checks
-            enable_chunked_prefill=chunked,
-            preemption_mode=self._preemption_mode(model),
-            num_lookahead_slots=args.num_lookahead_slots,
-            delay_factor=float(args.delay_factor),
-            async_scheduling=self._async_scheduling(),
-            scheduler_cls=args.scheduler_cls,
-            long_prefill_token_threshold=args.long_prefill_token_threshold,
-            max_num_partial_prefills=args.max_num_partial_prefills,
-            max_step_ms=float(args.max_step_ms),
-            max_num_waiting=args.max_num_waiting,
-            max_waiting_tokens=args.max_waiting_tokens,
-            stream_interval=args.stream_interval,
-            record_timelines=args.record_timelines and self.usage_context is not UsageContext.LLM_CLASS,
-        )
-
-    def _rows(self) -> int:
-        if self.args.max_num_seqs is not None:
-            return self.args.max_num_seqs
-        default = self.capabilities.max_num_seqs
-        self.provenance["scheduler.max_num_seqs"] = f"{self.usage_context.value} on {self.platform.name}: {default.why}"
-        return default.value[self.usage_context.column]
-
-    def _step_tokens(self, seqs: int, max_model_len: int, chunked: bool) -> int:
-        asked = self.args.max_num_batched_tokens
-        if asked is not None:
-            if asked < seqs:
-                raise ConfigError(
-                    f"max_num_batched_tokens={asked} is less than max_num_seqs={seqs}: every running request needs one "
-                    f"token of a step; raise the first or lower the second",
-                    setting="max_num_batched_tokens",
-                )
-            if not chunked and asked < max_model_len:
-                raise ConfigError(
-                    f"max_num_batched_tokens={asked} is less than max_model_len={max_model_len}, and chunked prefill is "
-                    f"off: a long prompt could never run; raise the first, lower the second or turn chunked prefill on",
-                    setting="max_num_batched_tokens",
-                )
-            return asked
-        default = self.capabilities.max_num_batched_tokens
-        tokens = max(default.value[self.usage_context.column], seqs)
-        why = f"{self.usage_context.value} on {self.platform.name}: {default.why}"
-        if tokens == seqs:
-            why = "max_num_seqs: one token each"
-        if not chunked and tokens < max_model_len:
-            tokens, why = max_model_len, "max_model_len: without chunked prefill a prompt takes one step"
-        self.provenance["scheduler.max_num_batched_tokens"] = why
-        return tokens
-
-    def _preemption_mode(self, model: ModelConfig) -> Any:
-        mode = self.args.preemption_mode
-        if mode == "swap" and model.pooling is not None:
-            raise ConfigError(
-                "preemption_mode='swap' keeps pages, but not what a pooling model has summed up: use 'recompute'",
-                setting="preemption_mode",
-            )
-        if mode == "swap":
-            swap = self.capabilities.swap
-            if not swap.value:
-                raise ConfigError(
-                    f"preemption_mode='swap' cannot run on the {self.platform.name} platform: {swap.why}",
-                    setting="preemption_mode",
-                )
-            if self.args.swap_space <= 0:
-                raise ConfigError(
-                    f"preemption_mode='swap' needs swap_space above 0 (GiB of host memory), not {self.args.swap_space}",
-                    setting="swap_space",
-                )
-        return mode or "recompute"
-
-    def _async_scheduling(self) -> bool:
-        able = self.capabilities.async_output
-        asked = self.args.async_scheduling
-        if asked is None:
-            self.provenance["scheduler.async_scheduling"] = able.why
-            return able.value
-        return asked
-
-    def device(self) -> DeviceConfig:
-        if self.args.device == "auto":
-            why = "QUIRE_PLATFORM" if envs.QUIRE_PLATFORM else "the platform that answered for this machine"
-            self.provenance["device.device"] = why
-        return DeviceConfig(device=self.platform.name, cpu_threads=self.args.cpu_threads)
-
-    def load(self) -> LoadConfig:
-        args = self.args
-        patterns = args.ignore_patterns
-        return LoadConfig(
-            load_format=args.load_format,
-            download_dir=args.download_dir,
-            ignore_patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns or ()),
-            model_loader_extra_config=dict(args.model_loader_extra_config),
-        )

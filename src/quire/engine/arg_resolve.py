@@ -1,0 +1,353 @@
+"""What the engine decides for itself: wishes, the model's files and the platform give the parts of an `EngineConfig`.
+
+Each value that is derived comes with a note on where it came from. Knows no torch.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire import envs
+from quire.config import (
+    CacheConfig,
+    DeviceConfig,
+    HFConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
+from quire.config.hub import resolve_config_path, resolve_model_path
+from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
+from quire.config.resolve import (
+    load_hf_config,
+    resolve_architecture,
+    resolve_dtype,
+    resolve_max_model_len,
+)
+from quire.engine.usage_context import UsageContext
+from quire.errors import ConfigError
+from quire.guards import is_sequence
+from quire.platforms.interface import Capabilities, Platform
+
+if TYPE_CHECKING:
+    from quire.engine.arg_utils import EngineArgs
+
+DEMO_MODEL = "quire-demo"
+"""What the built-in demo model is called: it serves where no model is named."""
+DEFAULT_BLOCK_SIZE = 16
+
+
+def _demo_model_path() -> str:
+    """The folder of the built-in demo model.
+
+    Raises:
+        ConfigError: this installation has none.
+    """
+    from importlib.resources import files
+
+    path = Path(str(files("quire"))) / "assets" / "demo"
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            "no model is named, and this installation has no built-in demo model: give model= a local folder or a hub id",
+            setting="model",
+        )
+    return str(path)
+
+
+def _is_causal(model: ModelConfig) -> bool:
+    return model.pooling is None or model.pooling.is_causal
+
+
+@dataclasses.dataclass
+class Resolver:
+    """One resolution: wishes, platform and the notes on where derived values came from."""
+
+    args: "EngineArgs"
+    platform: Platform
+    capabilities: Capabilities
+    provenance: dict[str, str]
+    usage_context: UsageContext
+
+    def model(self) -> ModelConfig:
+        args = self.args
+        path = self._model_path()
+        tokenizer_path = self._tokenizer_path(path)
+        hf_config = load_hf_config(path, self._hf_overrides())
+        dtype = resolve_dtype(args.dtype, hf_config, path, self.capabilities.dtypes)
+        length = resolve_max_model_len(
+            args.max_model_len, hf_config, tokenizer_path, disable_sliding_window=args.disable_sliding_window
+        )
+        generation = load_generation_config(args.generation_config, path)
+        name = args.model or DEMO_MODEL
+        architecture = resolve_architecture(hf_config)
+        pooling = self._pooling(path, hf_config, architecture)
+        if pooling is not None:
+            length = limit_length(length, args.max_model_len, pooling, hf_config)
+        self.provenance["model.dtype"] = dtype.why
+        self.provenance["model.max_model_len"] = length.why
+        if args.model is None:
+            self.provenance["model.model"] = "none was named: the built-in demo model"
+        return ModelConfig(
+            model=name,
+            path=path,
+            hf_config=hf_config,
+            tokenizer=args.tokenizer or name,
+            tokenizer_path=tokenizer_path or "",
+            dtype=dtype.value,
+            max_model_len=length.value,
+            architecture=architecture,
+            eos_token_ids=self._eos_token_ids(hf_config, generation),
+            default_sampling=default_sampling(generation, args.generation_config, args.override_generation_config),
+            tokenizer_mode=args.tokenizer_mode,
+            trust_remote_code=args.trust_remote_code,
+            seed=args.seed,
+            revision=args.revision,
+            code_revision=args.code_revision,
+            tokenizer_revision=args.tokenizer_revision,
+            quantization=args.quantization,
+            model_impl=args.model_impl,  # type: ignore[arg-type]  # checked by arg_checks
+            enforce_eager=args.enforce_eager,
+            deterministic=args.deterministic,
+            max_logprobs=args.max_logprobs,
+            logprobs_mode=args.logprobs_mode,  # type: ignore[arg-type]  # checked by arg_checks
+            disable_sliding_window=args.disable_sliding_window,
+            skip_tokenizer_init=args.skip_tokenizer_init,
+            served_model_name=self._served_names(name),
+            generation_config=args.generation_config,
+            runner="generate" if pooling is None else "pooling",
+            convert=args.convert,
+            allowed_local_media_path=args.allowed_local_media_path,
+            logits_processors=tuple(args.logits_processors or ()),
+            chat_template=args.chat_template,
+            chat_template_content_format=args.chat_template_content_format,  # type: ignore[arg-type]  # checked by arg_checks
+            hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
+            override_generation_config=dict(args.override_generation_config),
+            rope_scaling=args.rope_scaling,
+            rope_theta=args.rope_theta,
+            pooling=pooling,
+        )
+
+    def _pooling(self, path: str, hf_config: HFConfig, architecture: str) -> PoolingConfig | None:
+        """How the model pools; None where it generates. `task` is an older spelling of `runner` and `convert`."""
+        args = self.args
+        runner, convert = args.runner, args.convert
+        if args.task not in (None, "auto"):
+            runner = "generate" if args.task == "generate" else "pooling"
+            convert = args.task if args.task in ("embed", "classify", "reward") else convert
+        pooling = resolve_pooling(
+            path, hf_config, architecture, runner=runner, convert=convert, pooler_config=args.pooler_config
+        )
+        tokens = hf_config.get("classifier_from_token")
+        if pooling is not None and not pooling.embeds and is_sequence(tokens):
+            pooling = dataclasses.replace(pooling, label_tokens=self._label_tokens(path, tokens))
+        if pooling is not None:
+            self.provenance["model.runner"] = (
+                f"{architecture} gives {pooling.tasks[0]}" if runner == "auto" else "as asked"
+            )
+        return pooling
+
+    def _label_tokens(self, path: str, tokens: Sequence[Any]) -> tuple[int, ...]:
+        """Ids of the tokens that `classifier_from_token` names.
+
+        Raises:
+            ConfigError: the tokenizer does not have one.
+        """
+        from quire.tokenizers.loader import get_tokenizer
+
+        tokenizer = get_tokenizer(self._tokenizer_path(path) or path, self.args.tokenizer_mode)
+        ids = [tokenizer.token_to_id(str(token)) for token in tokens]
+        if None in ids:
+            raise ConfigError(
+                f"classifier_from_token={list(tokens)}: the tokenizer has no {tokens[ids.index(None)]!r}",
+                setting="hf_overrides",
+            )
+        return tuple(token_id for token_id in ids if token_id is not None)
+
+    def _model_path(self) -> str:
+        args = self.args
+        if args.model is None:
+            return _demo_model_path()
+        return resolve_config_path(args.model, revision=args.revision, download_dir=args.download_dir)
+
+    def _tokenizer_path(self, model_path: str) -> str | None:
+        args = self.args
+        if args.skip_tokenizer_init:
+            return None
+        if args.tokenizer is None:
+            return model_path
+        return resolve_model_path(
+            args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, setting="tokenizer"
+        )
+
+    def _hf_overrides(self) -> dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]:
+        args = self.args
+        rope: dict[str, Any] = {}
+        if args.rope_scaling is not None:
+            rope["rope_scaling"] = args.rope_scaling
+        if args.rope_theta is not None:
+            rope["rope_theta"] = args.rope_theta
+        overrides = args.hf_overrides
+        if callable(overrides):
+            return lambda values: {**overrides(values), **rope}
+        return {**overrides, **rope}
+
+    def _eos_token_ids(self, hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int, ...]:
+        override = self.args.override_generation_config
+        if override.get("eos_token_id") is not None:
+            generation = {**generation, "eos_token_id": override["eos_token_id"]}
+        ids = eos_token_ids(hf_config, generation)
+        self.provenance["model.eos_token_ids"] = "config.json and generation_config.json together"
+        return ids
+
+    def _served_names(self, name: str) -> tuple[str, ...]:
+        names = self.args.served_model_name
+        if names is None or names == []:
+            return (name,)
+        return (names,) if isinstance(names, str) else tuple(names)
+
+    def cache(self, model: ModelConfig) -> CacheConfig:
+        args = self.args
+        block_size = args.block_size
+        if block_size is None:
+            align = self.capabilities.page_alignment
+            block_size = -(-DEFAULT_BLOCK_SIZE // align.value) * align.value
+            why = f"{DEFAULT_BLOCK_SIZE}, in steps of {align.value}: {align.why}; longer where layers keep states (see model)"
+            self.provenance["cache.block_size"] = why
+        window = model.hf_config.get("sliding_window")
+        events = args.kv_events_config or {}
+        return CacheConfig(
+            block_size=block_size,
+            is_block_size_given=args.block_size is not None,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+            num_gpu_blocks_override=args.num_gpu_blocks_override,
+            swap_space=float(args.swap_space),
+            cache_dtype=args.kv_cache_dtype,
+            enable_prefix_caching=args.enable_prefix_caching is not False and _is_causal(model),
+            prefix_caching_hash_algo=args.prefix_caching_hash_algo,
+            sliding_window=window if isinstance(window, int) and not args.disable_sliding_window else None,
+            cpu_offload_gb=float(args.cpu_offload_gb),
+            enable_kv_events=bool(events.get("enable_kv_cache_events", False)),
+        )
+
+    def parallel(self) -> ParallelConfig:
+        args = self.args
+        return ParallelConfig(
+            pipeline_parallel_size=args.pipeline_parallel_size,
+            tensor_parallel_size=args.tensor_parallel_size,
+            data_parallel_size=args.data_parallel_size,
+            enable_expert_parallel=args.enable_expert_parallel,
+            distributed_executor_backend=args.distributed_executor_backend,
+            worker_cls=args.worker_cls,
+            disable_custom_all_reduce=args.disable_custom_all_reduce,
+            max_parallel_loading_workers=args.max_parallel_loading_workers,
+            ray_workers_use_nsight=args.ray_workers_use_nsight,
+            placement_group=args.placement_group,
+        )
+
+    def scheduler(self, model: ModelConfig) -> SchedulerConfig:
+        args = self.args
+        chunked = args.enable_chunked_prefill is not False and _is_causal(model)
+        if not _is_causal(model):
+            self.provenance["scheduler.enable_chunked_prefill"] = "every token sees every other: a prompt is one step"
+        seqs = self._rows()
+        return SchedulerConfig(
+            max_num_batched_tokens=self._step_tokens(seqs, model.max_model_len, chunked),
+            max_num_seqs=seqs,
+            max_model_len=model.max_model_len,
+            policy=args.scheduling_policy,  # type: ignore[arg-type]  # checked by arg_checks
+            enable_chunked_prefill=chunked,
+            preemption_mode=self._preemption_mode(model),
+            num_lookahead_slots=args.num_lookahead_slots,
+            delay_factor=float(args.delay_factor),
+            async_scheduling=self._async_scheduling(),
+            scheduler_cls=args.scheduler_cls,
+            long_prefill_token_threshold=args.long_prefill_token_threshold,
+            max_num_partial_prefills=args.max_num_partial_prefills,
+            max_step_ms=float(args.max_step_ms),
+            max_num_waiting=args.max_num_waiting,
+            max_waiting_tokens=args.max_waiting_tokens,
+            stream_interval=args.stream_interval,
+            record_timelines=args.record_timelines and self.usage_context is not UsageContext.LLM_CLASS,
+        )
+
+    def _rows(self) -> int:
+        if self.args.max_num_seqs is not None:
+            return self.args.max_num_seqs
+        default = self.capabilities.max_num_seqs
+        self.provenance["scheduler.max_num_seqs"] = f"{self.usage_context.value} on {self.platform.name}: {default.why}"
+        return default.value[self.usage_context.column]
+
+    def _step_tokens(self, seqs: int, max_model_len: int, chunked: bool) -> int:
+        asked = self.args.max_num_batched_tokens
+        if asked is not None:
+            if asked < seqs:
+                raise ConfigError(
+                    f"max_num_batched_tokens={asked} is less than max_num_seqs={seqs}: every running request needs one "
+                    f"token of a step; raise the first or lower the second",
+                    setting="max_num_batched_tokens",
+                )
+            if not chunked and asked < max_model_len:
+                raise ConfigError(
+                    f"max_num_batched_tokens={asked} is less than max_model_len={max_model_len}, and chunked prefill is "
+                    f"off: a long prompt could never run; raise the first, lower the second or turn chunked prefill on",
+                    setting="max_num_batched_tokens",
+                )
+            return asked
+        default = self.capabilities.max_num_batched_tokens
+        tokens = max(default.value[self.usage_context.column], seqs)
+        why = f"{self.usage_context.value} on {self.platform.name}: {default.why}"
+        if tokens == seqs:
+            why = "max_num_seqs: one token each"
+        if not chunked and tokens < max_model_len:
+            tokens, why = max_model_len, "max_model_len: without chunked prefill a prompt takes one step"
+        self.provenance["scheduler.max_num_batched_tokens"] = why
+        return tokens
+
+    def _preemption_mode(self, model: ModelConfig) -> Any:
+        mode = self.args.preemption_mode
+        if mode == "swap" and model.pooling is not None:
+            raise ConfigError(
+                "preemption_mode='swap' keeps pages, but not what a pooling model has summed up: use 'recompute'",
+                setting="preemption_mode",
+            )
+        if mode == "swap":
+            swap = self.capabilities.swap
+            if not swap.value:
+                raise ConfigError(
+                    f"preemption_mode='swap' cannot run on the {self.platform.name} platform: {swap.why}",
+                    setting="preemption_mode",
+                )
+            if self.args.swap_space <= 0:
+                raise ConfigError(
+                    f"preemption_mode='swap' needs swap_space above 0 (GiB of host memory), not {self.args.swap_space}",
+                    setting="swap_space",
+                )
+        return mode or "recompute"
+
+    def _async_scheduling(self) -> bool:
+        able = self.capabilities.async_output
+        asked = self.args.async_scheduling
+        if asked is None:
+            self.provenance["scheduler.async_scheduling"] = able.why
+            return able.value
+        return asked
+
+    def device(self) -> DeviceConfig:
+        if self.args.device == "auto":
+            why = "QUIRE_PLATFORM" if envs.QUIRE_PLATFORM else "the platform that answered for this machine"
+            self.provenance["device.device"] = why
+        return DeviceConfig(device=self.platform.name, cpu_threads=self.args.cpu_threads)
+
+    def load(self) -> LoadConfig:
+        args = self.args
+        patterns = args.ignore_patterns
+        return LoadConfig(
+            load_format=args.load_format,
+            download_dir=args.download_dir,
+            ignore_patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns or ()),
+            model_loader_extra_config=dict(args.model_loader_extra_config),
+        )
