@@ -5,7 +5,9 @@ Knows names and defaults. Settings that Quire is going to have stand in `arg_una
 
 from typing import Any
 
-_NOTHING: tuple[Any, ...] = (None, {}, [], "")
+OFF = (None, False)
+NOTHING: tuple[Any, ...] = (None, {}, [], "")
+"""Values that mean that a setting is not used."""
 
 _EMPTY = """
     aux_output_config cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params
@@ -17,7 +19,7 @@ _EMPTY = """
     sleep_preserve_parameter_names video_pruning_rate watchdog_config
 """
 
-_OFF = """
+_SWITCHED_OFF = """
     allow_deprecated_quantization data_parallel_multi_port_external_lb
     enable_ep_weight_filter enable_hc_sp enable_logging_iteration_details enable_mamba_cache_stochastic_rounding
     enable_mamba_shared_prefix_checkpoint enable_mfu_metrics enable_mixed_moe_lora_format enable_mm_embeds
@@ -27,8 +29,8 @@ _OFF = """
 """
 
 FOREIGN: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_EMPTY.split(), _NOTHING),
-    **dict.fromkeys(_OFF.split(), (None, False)),
+    **dict.fromkeys(_EMPTY.split(), NOTHING),
+    **dict.fromkeys(_SWITCHED_OFF.split(), OFF),
     "dbo_decode_token_threshold": (32,),
     "dbo_prefill_token_threshold": (512,),
     "dcp_kv_cache_interleave_size": (1,),

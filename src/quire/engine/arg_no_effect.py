@@ -12,52 +12,26 @@ from quire.logger import init_logger
 
 logger = init_logger(__name__)
 
-_KERNELS = "kernels are chosen by what is measured (`quire explain MODEL`)"
-_GRAPHS = "the sizes of graphs are Quire's own choice"
-_LOADING = "weights are read in one streaming pass"
-_SLEEP = "an engine can always be put to sleep"
-_COMPILED = "nothing is compiled while requests run"
+_SHARED: dict[str, str] = {
+    "kernels are chosen by what is measured (`quire explain MODEL`)": """
+        disable_cascade_attn enable_flashinfer_autotune gdn_prefill_backend ir_op_priority kda_decode_backend
+        kda_prefill_backend linear_backend mamba_backend mamba_ssu_algorithm moe_backend monokernel
+        sparse_indexer_topk_backend
+    """,
+    "the sizes of graphs are Quire's own choice": """
+        compilation_config compile_sizes cudagraph_capture_sizes max_cudagraph_capture_size max_seq_len_to_capture
+    """,
+    "weights are read in one streaming pass": """
+        pt_load_map_location safetensors_load_strategy safetensors_prefetch_block_size
+        safetensors_prefetch_num_threads use_tqdm_on_load
+    """,
+    "an engine can always be put to sleep": "enable_cumem_allocator sleep_mode_backend sleep_mode_offload_cudagraph",
+    "nothing is compiled while requests run": "jit_monitor_mode jit_monitor_verbose",
+}
+"""A reason to the settings that it is for."""
 
 NO_EFFECT: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "disable_cascade_attn",
-            "enable_flashinfer_autotune",
-            "gdn_prefill_backend",
-            "ir_op_priority",
-            "kda_decode_backend",
-            "kda_prefill_backend",
-            "linear_backend",
-            "mamba_backend",
-            "mamba_ssu_algorithm",
-            "moe_backend",
-            "monokernel",
-            "sparse_indexer_topk_backend",
-        ),
-        _KERNELS,
-    ),
-    **dict.fromkeys(
-        (
-            "compilation_config",
-            "compile_sizes",
-            "cudagraph_capture_sizes",
-            "max_cudagraph_capture_size",
-            "max_seq_len_to_capture",
-        ),
-        _GRAPHS,
-    ),
-    **dict.fromkeys(
-        (
-            "pt_load_map_location",
-            "safetensors_load_strategy",
-            "safetensors_prefetch_block_size",
-            "safetensors_prefetch_num_threads",
-            "use_tqdm_on_load",
-        ),
-        _LOADING,
-    ),
-    **dict.fromkeys(("enable_cumem_allocator", "sleep_mode_backend", "sleep_mode_offload_cudagraph"), _SLEEP),
-    **dict.fromkeys(("jit_monitor_mode", "jit_monitor_verbose"), _COMPILED),
+    **{name: reason for reason, names in _SHARED.items() for name in names.split()},
     "aggregate_engine_logging": "there is one engine, which logs for itself",
     "disable_hybrid_kv_cache_manager": "layers of different kinds always share one pool of pages",
     "renderer_num_workers": "long prompts are tokenized beside the event loop",

@@ -10,7 +10,7 @@ import difflib
 import functools
 from typing import Any, TypeVar
 
-from quire.engine.arg_foreign import FOREIGN
+from quire.engine.arg_foreign import FOREIGN, NOTHING, OFF
 from quire.engine.arg_no_effect import NO_EFFECT, take
 from quire.errors import ConfigError
 
@@ -26,81 +26,27 @@ ALIASES = {
 }
 """Another spelling to the field's own name."""
 
-_OFF = (None, False)
-_NOTHING: tuple[Any, ...] = (None, {}, [], "")
+_EMPTY = """
+    additional_config allowed_media_domains attention_config kernel_config default_mm_loras ec_transfer_config
+    io_processor_plugin kv_transfer_config limit_mm_per_prompt lora_modules mm_processor_kwargs model_class_overrides
+    quantization_config reasoning_config spec_method spec_model spec_tokens speculative_config weight_transfer_config
+    kv_cache_dtype_skip_layers worker_extension_cls collect_detailed_traces hf_config_path hf_token
+    fully_sharded_loras max_cpu_loras kv_offloading_size data_parallel_rank data_parallel_address
+    data_parallel_rpc_port data_parallel_size_local max_num_active_seqs max_num_scheduled_tokens mamba_block_size
+    prefix_match_unit watermark_config diffusion_config
+"""
+_SWITCHED_OFF = """
+    enable_lora enable_prompt_embeds enable_return_routed_experts return_sampling_mask enable_eplb enable_dbo
+    enable_fault_tolerance enable_elastic_ep numa_bind kv_sharing_fast_prefill use_fp64_gumbel enable_trace_replay
+    enable_layerwise_nvtx_tracing kv_cache_metrics cudagraph_metrics data_parallel_hybrid_lb data_parallel_external_lb
+    enable_batch_sharded_sampling disable_chunked_mm_input long_prefill_token_threshold_adaptive language_model_only
+    mm_encoder_only use_replayssm
+"""
 
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     **FOREIGN,
-    **dict.fromkeys(
-        (
-            "additional_config",
-            "allowed_media_domains",
-            "attention_config",
-            "kernel_config",
-            "default_mm_loras",
-            "ec_transfer_config",
-            "io_processor_plugin",
-            "kv_transfer_config",
-            "limit_mm_per_prompt",
-            "lora_modules",
-            "mm_processor_kwargs",
-            "model_class_overrides",
-            "quantization_config",
-            "reasoning_config",
-            "spec_method",
-            "spec_model",
-            "spec_tokens",
-            "speculative_config",
-            "weight_transfer_config",
-            "kv_cache_dtype_skip_layers",
-            "worker_extension_cls",
-            "collect_detailed_traces",
-            "hf_config_path",
-            "hf_token",
-            "fully_sharded_loras",
-            "max_cpu_loras",
-            "kv_offloading_size",
-            "data_parallel_rank",
-            "data_parallel_address",
-            "data_parallel_rpc_port",
-            "data_parallel_size_local",
-            "max_num_active_seqs",
-            "max_num_scheduled_tokens",
-            "mamba_block_size",
-            "prefix_match_unit",
-            "watermark_config",
-            "diffusion_config",
-        ),
-        _NOTHING,
-    ),
-    **dict.fromkeys(
-        (
-            "enable_lora",
-            "enable_prompt_embeds",
-            "enable_return_routed_experts",
-            "return_sampling_mask",
-            "enable_eplb",
-            "enable_dbo",
-            "enable_fault_tolerance",
-            "enable_elastic_ep",
-            "numa_bind",
-            "kv_sharing_fast_prefill",
-            "use_fp64_gumbel",
-            "enable_trace_replay",
-            "enable_layerwise_nvtx_tracing",
-            "kv_cache_metrics",
-            "cudagraph_metrics",
-            "data_parallel_hybrid_lb",
-            "data_parallel_external_lb",
-            "enable_batch_sharded_sampling",
-            "disable_chunked_mm_input",
-            "long_prefill_token_threshold_adaptive",
-            "language_model_only",
-            "mm_encoder_only",
-            "use_replayssm",
-        ),
-        _OFF,
-    ),
+    **dict.fromkeys(_EMPTY.split(), NOTHING),
+    **dict.fromkeys(_SWITCHED_OFF.split(), OFF),
     "config_format": ("auto", "hf", "mistral"),
     "all2all_backend": ("allgather_reducescatter", None),
     "decode_context_parallel_size": (1,),
@@ -119,15 +65,15 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "offload_group_size": (0,),
     "offload_num_in_group": (1,),
     "offload_prefetch_step": (1,),
-    "offload_params": _NOTHING,
+    "offload_params": NOTHING,
     "optimization_level": (None, 1, 2, 3),
     "performance_mode": ("balanced", None),
     "shutdown_timeout": (0, None),
     "watermark": (0.0, 0),
     "scheduler_reserve_full_isl": (True, None),
     "prefill_schedule_interval": (1,),
-    "async_engine": _OFF,
-    "disable_async_output_proc": _OFF,
+    "async_engine": OFF,
+    "disable_async_output_proc": OFF,
     "use_v2_block_manager": (True, False, None),
 }
 """Setting to the values that mean "off" or "as ever"."""
