@@ -1,20 +1,26 @@
-import argparse
 import json
 from pathlib import Path
 
+import pytest
+
 from quire.benchmarks import scheduler as bench
+from quire.entrypoints.cli.main import main
 
 
-def test_the_benchmark_measures_every_case_and_writes_json(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    path = tmp_path / "result.json"
-    options = ["--num-running", "4", "8", "--waiting", "20", "--context", "200", "--steps", "5", "--json", str(path)]
-    assert bench.run_command(parser.parse_args(options)) == 0
-    result = json.loads(path.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("to_file", [True, False])
+def test_the_benchmark_measures_every_case_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], to_file: bool
+) -> None:
+    path = tmp_path / "new" / "result.json"
+    options = ["--num-running", "4", "8", "--waiting", "20", "--context", "200", "--steps", "5"]
+    assert main(["bench", "scheduler", *options, "--json", str(path) if to_file else "-"]) == 0
+    told = capsys.readouterr()
+    result = json.loads(path.read_text(encoding="utf-8") if to_file else told.out)
+    assert result["benchmark"] == "scheduler" and result["steps"] == 5 and result["machine"]["cores"] > 0
     assert [row["running"] for row in result["rows"]] == [4] * 4 + [8] * 4
     assert all(row["us_per_request_step"] > 0 for row in result["rows"])
-    assert len(bench.format_table(result).splitlines()) == 9
+    table = (told.out if to_file else told.err).strip().splitlines()
+    assert [line.split("  ")[0] for line in table[3:]] == [row["case"] for row in result["rows"]]
 
 
 def test_only_decode_steps_are_measured() -> None:

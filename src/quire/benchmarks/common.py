@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from quire.errors import ConfigError
+
 ItemT = TypeVar("ItemT")
 
 LOWEST_TOKEN = 10
@@ -26,6 +28,13 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return number
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The engine's flags, with which `load_engine` makes it."""
+    from quire.engine.arg_utils import EngineArgs
+
+    EngineArgs.add_cli_args(parser)
 
 
 def load_engine(args: argparse.Namespace) -> Any:
@@ -110,13 +119,37 @@ def progress(items: Iterable[ItemT], total: int, what: str) -> Iterator[ItemT]:
             print(f"{what}: {number} of {total} ({now - began:.0f} s)", file=sys.stderr, flush=True)
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    name = platform.processor() or platform.machine()
+def write_text(path: str, text: str, setting: str, mode: str = "w") -> None:
+    """Keep a result, in a folder that is made where it is missing.
+
+    Args:
+        setting: the flag that named the file.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        if os.path.dirname(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"{setting}: cannot write {path!r}: {error}.", setting=setting) from None
+
+
+def processor() -> str:
+    """What this machine's processor calls itself."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            name = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), name)
+            for line in file:
+                if line.startswith(("model name", "Model")):
+                    return line.partition(":")[2].strip()
     except OSError:
         pass
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": name, "cores": cores, "python": platform.python_version(), "system": platform.system()}
+    return {"cpu": processor(), "cores": cores, "python": platform.python_version(), "system": platform.system()}

@@ -13,16 +13,13 @@ from quire.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many questions, and the engine's flags."""
-    from quire.engine.arg_utils import EngineArgs
-
     parser.add_argument("--num-examples", type=common.positive, default=100, help="questions a task (100)")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     parser.add_argument("--bench-seed", type=int, default=0, help="draws the questions (0: the first)")
     parser.add_argument("--max-tokens", type=common.positive, default=384, help="most tokens of an answer (384)")
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print up to N wrong answers a task")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
-    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
-    EngineArgs.add_cli_args(parser)
+    common.add_engine_arguments(parser)
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -16,15 +16,13 @@ from quire.benchmarks.grammars import records
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The batches, and the engine's flags."""
-    from quire.engine.arg_utils import EngineArgs
-
     parser.add_argument("--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests at once")
     parser.add_argument("--input-len", type=common.positive, default=64, help="tokens a prompt (64)")
     parser.add_argument("--output-len", type=common.positive, default=128, help="tokens an answer (128)")
     parser.add_argument("--rounds", type=common.positive, default=7, help="rounds that are measured (7)")
     parser.add_argument("--bench-seed", type=int, default=0, help="seed of prompts and draws (0)")
     parser.add_argument("--temperature", type=float, default=0.7, help="sampling temperature (0.7)")
-    EngineArgs.add_cli_args(parser)
+    common.add_engine_arguments(parser)
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -20,24 +20,14 @@ from typing import Any
 import numpy as np
 
 from quire.benchmarks import common
-from quire.config import (
-    AttentionConfig,
-    CacheConfig,
-    DeviceConfig,
-    EngineConfig,
-    HFConfig,
-    LoadConfig,
-    ModelConfig,
-    ObservabilityConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
+from quire.benchmarks.stand_in import BLOCK_SIZE, byte_letters, engine_config
+from quire.benchmarks.stand_in import write_tokenizer as write_vocabulary
+from quire.config import EngineConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.executor.interface import Executor
 
 VOCAB_SIZE = 151_936
-BLOCK_SIZE = 16
 LONELY_RUNS = 40
 """Runs for one token that a small batch is measured with besides: each is well under a millisecond."""
 
@@ -113,32 +103,14 @@ def build_llm(
     from quire import LLM
     from quire.engine.llm_engine import LLMEngine
 
-    path = str(tokenizer) if tokenizer is not None else ""
-    config = EngineConfig(
-        model=ModelConfig(
-            model="null",
-            path=path,
-            hf_config=HFConfig({"vocab_size": VOCAB_SIZE}),
-            tokenizer="null",
-            tokenizer_path=path,
-            dtype="bfloat16",
-            max_model_len=max_model_len,
-            architecture="NullModel",
-            eos_token_ids=(1,),
-        ),
-        cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=200_000),
-        parallel=ParallelConfig(),
-        scheduler=SchedulerConfig(
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            async_scheduling=True,
-        ),
-        device=DeviceConfig(device="cpu"),
-        load=LoadConfig(),
-        attention=AttentionConfig(),
-        observability=ObservabilityConfig(disable_log_stats=True),
-        instance_id="bench-host",
+    scheduler = SchedulerConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        async_scheduling=True,
+    )
+    config = engine_config(
+        "null", tokenizer, {"vocab_size": VOCAB_SIZE}, scheduler, num_blocks=200_000, disable_log_stats=True
     )
     executor = NullExecutor(config)
     llm = LLM._from_engine(LLMEngine(config, executor=executor))
@@ -147,17 +119,12 @@ def build_llm(
 
 def write_tokenizer(folder: Path) -> Path:
     """A byte-level tokenizer with as many tokens as a large model's: strings of one to three letters."""
-    import tokenizers
-
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    letters = byte_letters()
     pieces = letters + [first + second for first in letters for second in letters]
     pieces += [a + b + c for a in letters[:54] for b in letters[:54] for c in letters[:54]]
-    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces)) if index < VOCAB_SIZE}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    return write_vocabulary(
+        folder, {piece: index for index, piece in enumerate(dict.fromkeys(pieces)) if index < VOCAB_SIZE}
+    )
 
 
 @dataclasses.dataclass
@@ -272,7 +239,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-batched-tokens", type=common.positive, default=16384, help="tokens a step (16,384)")
     parser.add_argument("--runs", type=common.positive, default=3, help="runs of each case (3)")
     parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
-    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from quire.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The batch, and the engine's flags."""
-    from quire.engine.arg_utils import EngineArgs
-
     parser.add_argument("--input-len", type=common.positive, default=32, help="tokens a prompt (32)")
     parser.add_argument("--output-len", type=common.positive, default=128, help="tokens an answer (128)")
     parser.add_argument("--prefix-len", type=int, default=0, help="leading tokens that all prompts share (0)")
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", action="store_true", help="in place of measuring, write a profile of one batch (--profiler-config)"
     )
     parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
-    EngineArgs.add_cli_args(parser)
+    common.add_engine_arguments(parser)
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

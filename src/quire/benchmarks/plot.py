@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.benchmarks import plots
+from quire.benchmarks.common import write_text
 from quire.benchmarks.results import Row, is_number, names_of, read_rows
 from quire.errors import ConfigError
 
@@ -63,7 +64,7 @@ def draw(
     for figure in chosen:
         chart = plots.line_chart(curves_of(rows, x, figure, curve_by), f"{figure} over {x}", x, figure)
         path = path_of(figure)
-        plots.write_svg(path, chart)
+        write_text(path, chart, "plot")
         print(f"Written to {path}")
         written.append(path)
     return written

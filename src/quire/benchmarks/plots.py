@@ -5,7 +5,6 @@ Knows numbers and labels. Needs no library; any browser shows the files.
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
@@ -164,18 +163,3 @@ def timeline(details: Mapping[str, Sequence[Any]], duration: float) -> str:
         canvas.line(first, y, end, y, generating, thick)
     canvas.legend(("to the first token", "generating", "failed"), (waiting, generating, failed))
     return canvas.finish()
-
-
-def write_svg(path: str, chart: str) -> None:
-    """Keep a chart.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    try:
-        if os.path.dirname(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(chart)
-    except OSError as error:
-        raise ConfigError(f"plot: cannot write {path!r}: {error}.", setting="plot") from None

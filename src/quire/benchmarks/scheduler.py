@@ -7,16 +7,15 @@ thread's CPU time: planning never blocks, so that is what it takes on a quiet ma
 
 import argparse
 import gc
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from quire.benchmarks import common
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
@@ -35,8 +34,8 @@ def run(
     context: int = 100_000,
     steps: int = 400,
     asynchronous: bool = True,
-) -> dict[str, Any]:
-    """Measure. Returns `rows`, one a case: name, running, waiting, context, async, and µs a request and step.
+) -> list[dict[str, Any]]:
+    """A row for each case: name, running, waiting, context, and µs a request and step.
 
     Args:
         num_running: numbers of decoding requests.
@@ -56,7 +55,7 @@ def run(
             if sys.stderr.isatty():
                 print(f"{count} running, {name} ...", file=sys.stderr)
             rows.append(_measure(name, count, num_waiting, length, steps, depth))
-    return {"benchmark": "scheduler", "steps": steps, "rows": rows}
+    return rows
 
 
 def _measure(name: str, running: int, waiting: int, context: int, steps: int, depth: int) -> dict[str, Any]:
@@ -130,44 +129,19 @@ def _made_up_result(step: SchedulerOutput) -> ModelRunnerOutput:
     return ModelRunnerOutput(step_id=step.step_id, rows=rows, token_ids=np.full(len(rows), 7, np.int32), step_ms=1.0)
 
 
-def format_table(result: dict[str, Any]) -> str:
-    """The result as text."""
-    lines = [f"{'case':<26}{'running':>9}{'µs/request':>12}{'median':>9}{'schedule':>10}{'update':>9}{'step ms':>9}"]
-    lines += [
-        f"{row['case']:<26}{row['running']:>9}{row['us_per_request_step']:>12.3f}{row['median_us']:>9.3f}"
-        f"{row['schedule_us']:>10.3f}{row['update_us']:>9.3f}{row['step_us'] / 1000:>9.3f}"
-        for row in result["rows"]
-    ]
-    return "\n".join(lines)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `quire bench scheduler`."""
     parser.add_argument("--num-running", type=int, nargs="+", default=[256, 1024], help="decoding requests")
     parser.add_argument("--waiting", type=int, default=10_000, help="requests that wait, in the case that has any")
     parser.add_argument("--context", type=int, default=100_000, help="context tokens, in the case of long ones")
     parser.add_argument("--steps", type=int, default=400, help="measured steps a case")
-    parser.add_argument("--json", metavar="PATH", default=None, help="write the result as JSON ('-' for stdout)")
 
 
-def run_command(args: argparse.Namespace) -> int:
-    """Measure, print a table, and write JSON if asked to."""
-    result = run(tuple(args.num_running), args.waiting, args.context, args.steps)
-    if args.json == "-":
-        print(json.dumps(result, indent=2))
-        return 0
-    print(format_table(result))
-    if args.json:
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run as `python -m quire.benchmarks.scheduler`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    return run_command(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, give the figures."""
+    rows = run(tuple(args.num_running), args.waiting, args.context, args.steps)
+    header = ("case", "running", "µs/request", "median", "schedule", "update", "step ms")
+    keys = ("case", "running", "us_per_request_step", "median_us", "schedule_us", "update_us")
+    table = [[*(row[key] for key in keys), row["step_us"] / 1000] for row in rows]
+    common.print_columns("Scheduler: CPU time of a request and step", header, table)
+    return {"steps": args.steps, "rows": rows, "machine": common.machine()}

@@ -153,9 +153,9 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     figures |= metadata
     serve_report.print_report(figures, metrics, shares)
     if args.plot_timeline:
-        from quire.benchmarks.plots import timeline, write_svg
+        from quire.benchmarks.plots import timeline
 
-        write_svg(args.plot_timeline, timeline(details, figures["duration"]))
+        common.write_text(args.plot_timeline, timeline(details, figures["duration"]), "plot")
     if args.save_detailed:
         figures |= details
     if args.save_result or args.save_detailed or args.append_result:

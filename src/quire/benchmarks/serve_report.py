@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from quire.benchmarks.common import write_text
 from quire.benchmarks.serve_metrics import METRICS
 from quire.errors import ConfigError
 
@@ -99,14 +100,7 @@ def write_result(path: str, figures: dict[str, Any], append: bool = False) -> No
     Raises:
         ConfigError: it cannot be written.
     """
-    try:
-        if os.path.dirname(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "a" if append else "w", encoding="utf-8") as file:
-            json.dump(figures, file, allow_nan=False)
-            file.write("\n")
-    except OSError as error:
-        raise ConfigError(f"result_dir: cannot write {path!r}: {error}.", setting="result_dir") from None
+    write_text(path, json.dumps(figures, allow_nan=False) + "\n", "result_dir", "a" if append else "w")
 
 
 def timestamp() -> str:

@@ -46,8 +46,6 @@ print("@startup " + json.dumps(phases), flush=True)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How often, and the engine's flags."""
-    from quire.engine.arg_utils import EngineArgs
-
     parser.add_argument("--num-iters", type=common.positive, default=5, help="processes that are measured (5)")
     parser.add_argument("--num-iters-warmup", type=int, default=1, help="processes before that (1)")
     parser.add_argument("--input-len", type=common.positive, default=128, help="tokens of the prompt (128)")
@@ -56,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="each process finds Quire's own caches empty (compiled kernels, tuned sizes)",
     )
-    EngineArgs.add_cli_args(parser)
+    common.add_engine_arguments(parser)
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

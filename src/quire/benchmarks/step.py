@@ -15,16 +15,13 @@ from quire.request import SchedulerStats
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Batch sizes, lengths, and the engine's flags."""
-    from quire.engine.arg_utils import EngineArgs
-
     parser.add_argument(
         "--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests that decode (1 8 32)"
     )
     parser.add_argument("--input-len", type=common.positive, default=128, help="tokens a prompt (128)")
     parser.add_argument("--num-steps", type=common.positive, default=64, help="steps that are measured (64)")
     parser.add_argument("--bench-seed", type=int, default=0, help="seed of the prompts (0)")
-    parser.add_argument("--json", metavar="PATH", help="write the figures as JSON too")
-    EngineArgs.add_cli_args(parser)
+    common.add_engine_arguments(parser)
 
 
 class _StepClock:

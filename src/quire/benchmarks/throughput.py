@@ -11,8 +11,6 @@ from quire.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The requests, and the engine's flags."""
-    from quire.engine.arg_utils import EngineArgs
-
     datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
     parser.add_argument("--backend", choices=("quire", "vllm"), default="quire", help="accepted for compatibility")
     parser.add_argument("--bench-seed", type=int, default=0, help="seed of prompts and lengths (0)")
@@ -20,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
     parser.add_argument("--no-progress", "--disable-tqdm", action="store_true", help="no progress bar")
     parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
-    EngineArgs.add_cli_args(parser)
+    common.add_engine_arguments(parser)
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

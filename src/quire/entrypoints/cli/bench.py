@@ -1,8 +1,10 @@
 """`quire bench`: finds the benchmark and imports only its module."""
 
 import argparse
+import contextlib
 import importlib
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ def build_parser(name: str) -> "ArgumentParser":
     about = BENCHMARKS[name][0].upper() + BENCHMARKS[name][1:] + "."
     parser = ArgumentParser(prog=f"quire bench {name}", description=about)
     _load(name).add_arguments(parser)
-    if not any(action.dest == "json" for action in parser._actions):
-        parser.add_argument("--json", "--output-json", metavar="PATH", help="write the figures as JSON too")
+    text = "write the figures as JSON too; - is standard output"
+    parser.add_argument("--json", "--output-json", metavar="PATH", help=text)
     return parser
 
 
@@ -63,26 +65,15 @@ def run(args: argparse.Namespace) -> int:
         args.parser.print_help()
         return 0
     parsed = build_parser(name).parse_args(args.arguments)
-    result = _load(name).run_command(parsed)
-    if not isinstance(result, dict):
-        return result or 0
+    to_stdout = parsed.json == "-"  # then tables go to standard error
+    with contextlib.redirect_stdout(sys.stderr) if to_stdout else contextlib.nullcontext():
+        result = _load(name).run_command(parsed)
     code = result.pop("exit_code", 0)
-    if parsed.json:
-        write_json(parsed.json, {"benchmark": name, **result})
+    text = json.dumps({"benchmark": name, **result}, indent=2) + "\n"
+    if to_stdout:
+        sys.stdout.write(text)
+    elif parsed.json:
+        from quire.benchmarks.common import write_text
+
+        write_text(parsed.json, text, "json")
     return code
-
-
-def write_json(path: str, figures: dict[str, Any]) -> None:
-    """The figures as a JSON file.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    from quire.errors import ConfigError
-
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(figures, file, indent=2)
-            file.write("\n")
-    except OSError as error:
-        raise ConfigError(f"json: cannot write {path!r}: {error}.", setting="json") from None

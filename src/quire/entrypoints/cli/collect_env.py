@@ -77,28 +77,18 @@ def _quire() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
+    from quire.benchmarks.common import processor
     from quire.platforms.host import usable_cpus, usable_memory
 
     free, total = usable_memory()
     return {
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": f"{usable_cpus()} usable of {os.cpu_count()}",
         "memory": f"{free / 2**30:.1f} GiB free of {total / 2**30:.1f} GiB",
         "compiler": _first_line(["c++", "--version"]),
         "nvidia_gpus": _lines(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]),
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith(("model name", "Model")):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _lines(command: list[str]) -> list[str]:
