@@ -194,10 +194,7 @@ def measure(
 def _add_times(figures: dict[str, Any], label: str, times: Sequence[tuple[float, float, float]]) -> None:
     for name, column in zip(("own", "all", "made"), zip(*times, strict=True), strict=True):
         ordered = sorted(value * 1e3 for value in column)
-        figures[f"{name}_{label}_ms"] = {
-            "median": ordered[len(ordered) // 2],
-            "p90": ordered[len(ordered) * 9 // 10],
-        }
+        figures[f"{name}_{label}_ms"] = {"median": ordered[len(ordered) // 2], "p90": ordered[len(ordered) * 9 // 10]}
 
 
 def run(path: str, engines: Sequence[str], batches: Sequence[int], steps: int, vocab_size: int) -> dict[str, Any]:

@@ -10,13 +10,7 @@ from quire.benchmarks.common import write_text
 from quire.benchmarks.results import Row, is_number, names_of, read_rows
 from quire.errors import ConfigError
 
-USUAL_FIGURES = (
-    "output_throughput",
-    "median_ttft_ms",
-    "median_tpot_ms",
-    "output_tokens_per_second",
-    "avg_latency",
-)
+USUAL_FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "output_tokens_per_second", "avg_latency")
 """What is drawn when nothing is named, as far as the results have it."""
 
 

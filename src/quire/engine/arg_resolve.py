@@ -9,24 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
-from quire.config import (
-    CacheConfig,
-    DeviceConfig,
-    HFConfig,
-    LoadConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
+from quire.config import CacheConfig, DeviceConfig, HFConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import resolve_config_path, resolve_model_path
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
-from quire.config.resolve import (
-    load_hf_config,
-    resolve_architecture,
-    resolve_dtype,
-    resolve_max_model_len,
-)
+from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
 from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError
 from quire.guards import is_sequence

@@ -86,9 +86,7 @@ NOT_YET_AT_OTHER_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Fields of `EngineArgs` whose other values wait for the room that they belong to."""
 
-_INSTEAD = {
-    "hf_token": "set the HF_TOKEN environment variable, or log in with `hf auth login`",
-}
+_INSTEAD = {"hf_token": "set the HF_TOKEN environment variable, or log in with `hf auth login`"}
 
 
 def refuse_unknown(cls: type[T]) -> type[T]:

@@ -14,19 +14,7 @@ from typing import Any
 from quire.benchmarks.demo_questions import Check
 
 from .base import Problem, phrase
-from .words import (
-    COLOURS,
-    DAYS,
-    FOODS,
-    JOBS,
-    OBJECTS,
-    any_city,
-    any_code,
-    any_email,
-    any_name,
-    any_time,
-    any_word,
-)
+from .words import COLOURS, DAYS, FOODS, JOBS, OBJECTS, any_city, any_code, any_email, any_name, any_time, any_word
 
 Json = dict[str, Any]
 

@@ -10,17 +10,7 @@ from __future__ import annotations
 import random
 
 from .base import Problem, exact, listing, number, phrase, sized, spoken, typed_list
-from .words import (
-    ANIMALS,
-    FIRST_NAMES,
-    FRUITS,
-    OBJECTS,
-    WORDS,
-    any_name,
-    any_word,
-    invented_word,
-    number_words,
-)
+from .words import ANIMALS, FIRST_NAMES, FRUITS, OBJECTS, WORDS, any_name, any_word, invented_word, number_words
 
 
 def counting(rng: random.Random) -> Problem:

@@ -11,18 +11,7 @@ import random
 from dataclasses import dataclass
 
 from .base import phrase
-from .words import (
-    ANIMALS,
-    COLOURS,
-    DAYS,
-    FOODS,
-    JOBS,
-    MONTHS,
-    OBJECTS,
-    any_city,
-    any_name,
-    any_word,
-)
+from .words import ANIMALS, COLOURS, DAYS, FOODS, JOBS, MONTHS, OBJECTS, any_city, any_name, any_word
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,4 @@ def _announce(model: "ModelConfig", options: "ListenOptions", has_keys: bool, se
     if envs.QUIRE_LOGGING_FORMAT == "json":
         logger.info("%s is ready after %.1f s at %s", name, seconds, options.url)
         return
-    print(
-        f"\n{name} is ready after {seconds:.1f} s at {options.url}\nTry it:\n  {shlex.join(words)}\n",
-        flush=True,
-    )
+    print(f"\n{name} is ready after {seconds:.1f} s at {options.url}\nTry it:\n  {shlex.join(words)}\n", flush=True)
