@@ -246,3 +246,16 @@ async def test_tokens_are_counted():
         body = {"messages": [USER], "system": "s"}
         response = await s.client.post("/v1/messages/count_tokens", json=body)
         assert response.json() == {"input_tokens": len("<system>s</system><user>hi</user><assistant>")}
+
+
+@pytest.mark.anyio
+async def test_models_are_listed_in_the_protocol_of_who_asks():
+    async with serve() as s:
+        anthropics = {"anthropic-version": "2023-06-01"}
+        page = (await s.client.get("/v1/models", headers=anthropics)).json()
+        (card,) = page["data"]
+        assert (card["type"], card["id"], card["display_name"]) == ("model", "fake", "fake")
+        assert card["created_at"].endswith("Z") and card["max_input_tokens"] == 512
+        assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "fake", "fake")
+        assert (await s.client.get("/v1/models/fake", headers=anthropics)).json() == card
+        assert (await s.client.get("/v1/models")).json()["object"] == "list"

@@ -36,6 +36,7 @@ def request_of(**fields: Any) -> ChatCompletionRequest:
         ({"guided_json": {}, "guided_whitespace_pattern": " ?"}, {"json": {}, "whitespace_pattern": " ?"}),
         ({"guided_choice": ["a", "b"], "response_format": {"type": "text"}}, {"choice": ["a", "b"]}),
         ({"guided_grammar": "root ::= 'a'"}, {"grammar": "root ::= 'a'"}),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, {"regex": "a"}),
     ],
 )  # fmt: skip
 def test_fields_name_one_constraint(fields: dict[str, Any], constraint: dict[str, Any] | None) -> None:
@@ -46,6 +47,7 @@ def test_fields_name_one_constraint(fields: dict[str, Any], constraint: dict[str
     ("fields", "words"),
     [
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format and guided_regex"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs and guided_regex"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one"),
         ({"structured_outputs": {}}, "exactly one"),
         ({"response_format": {"type": "json_schema"}}, "an object with a `schema`"),

@@ -54,6 +54,7 @@ def request_of(**fields: Any) -> ChatCompletionRequest:
         ({"tools": TOOLS}, "auto", ["get_weather", "switch"]),
         ({"tools": TOOLS, "tool_choice": "none"}, "none", []),
         ({"tools": TOOLS, "tool_choice": "required"}, "required", ["get_weather", "switch"]),
+        ({"tools": TOOLS, "tool_choice": "any"}, "required", ["get_weather", "switch"]),
         ({"tools": TOOLS, "tool_choice": NAMED}, "named", ["switch"]),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "switch"}}, "named", ["switch"]),
         ({"tools": TOOLS, "tool_choice": ONLY_SWITCH}, "auto", ["switch"]),

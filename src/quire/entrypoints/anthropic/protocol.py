@@ -100,3 +100,23 @@ class CountTokensResponse(msgspec.Struct):
     """Answer of `POST /v1/messages/count_tokens`."""
 
     input_tokens: int
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """A served model."""
+
+    type: str = "model"
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(msgspec.Struct, kw_only=True):
+    """Answer of `GET /v1/models` to a client of this protocol; all models are on the one page."""
+
+    data: list[ModelInfo]
+    has_more: bool = False
+    first_id: str
+    last_id: str

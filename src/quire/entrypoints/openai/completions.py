@@ -131,7 +131,7 @@ def _params(
 
 async def answer_completion(state: ServerState, job: CompletionJob) -> CompletionResponse:
     """The whole answer of a request that is not streamed."""
-    outputs = await _run_all(state, job)
+    outputs = await run_completion(state, job)
     choices: list[CompletionChoice] = []
     count = TokenCount(details=state.settings.enable_prompt_tokens_details)
     count.times = [] if wants_timing(state, job.request) else None
@@ -154,7 +154,7 @@ async def answer_completion(state: ServerState, job: CompletionJob) -> Completio
     )
 
 
-async def _run_all(state: ServerState, job: CompletionJob) -> list[RequestOutput]:
+async def run_completion(state: ServerState, job: CompletionJob) -> list[RequestOutput]:
     """Every prompt's last output. One that fails cancels the others, and its error is the request's."""
     runs = [
         last_output(start_generation(state, job.request, prompt, params, job.public_id), job.public_id)

@@ -25,15 +25,18 @@ from quire.entrypoints.openai.pooling_protocol import (
     ScoreResponse,
 )
 from quire.entrypoints.openai.protocol import (
+    BatchChatRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerativeScoringRequest,
     TokenizeRequest,
 )
 from quire.entrypoints.openai.responses import (
     ChatCompletionResponse,
     CompletionResponse,
     DetokenizeResponse,
+    GenerativeScoringResponse,
     ModelCard,
     ModelList,
     TokenizeResponse,
@@ -59,6 +62,23 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
         ChatCompletionRequest,
         ChatCompletionResponse,
         {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 32, "temperature": 0},
+    ),
+    (
+        "/v1/chat/completions/batch",
+        "Answer several conversations at once.",
+        BatchChatRequest,
+        ChatCompletionResponse,
+        {
+            "messages": [[{"role": "user", "content": f"What is {number} + 25?"}] for number in (17, 18)],
+            "max_tokens": 32,
+        },
+    ),
+    (
+        "/generative_scoring",
+        "How likely a token is to come next, behind a query with each of several items.",
+        GenerativeScoringRequest,
+        GenerativeScoringResponse,
+        {"query": "Is this a river? ", "items": ["The Rhine", "A chair"], "label_token_ids": [1, 2]},
     ),
     (
         "/v1/completions",
@@ -194,7 +214,9 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
     bodies = [
         {"$ref": reference[body]["$ref"]}
         for path, _, body, _, _ in _WORK
-        if not path.endswith(("tokenize", "messages", "count_tokens", "responses", "input_tokens"))
+        if not path.endswith(
+            ("tokenize", "messages", "count_tokens", "responses", "input_tokens", "batch", "generative_scoring")
+        )
     ]
     any_body = {"anyOf": list({body["$ref"]: body for body in bodies}.values())}
     summary = "Any of the bodies above: the route is chosen by its fields."

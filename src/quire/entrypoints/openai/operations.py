@@ -1,11 +1,13 @@
 """The routes of those who run a server: what is served, whether it lives, what it counts, what it forgets."""
 
+import time
 from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.entrypoints.anthropic.protocol import ModelInfo, ModelPage
 from quire.entrypoints.openai.console_data import CONSOLE_DATA
 from quire.entrypoints.openai.errors import bad_request, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
@@ -26,16 +28,32 @@ def _model_cards(state: ServerState) -> list[ModelCard]:
     ]
 
 
+def _model_info(card: ModelCard) -> ModelInfo:
+    created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(card.created))
+    limit = card.max_model_len
+    return ModelInfo(id=card.id, display_name=card.id, created_at=created_at, max_input_tokens=limit, max_tokens=limit)
+
+
+def _wants_anthropics(request: Request) -> bool:
+    """Whether the client speaks Anthropic's protocol, which has this path, too."""
+    return "anthropic-version" in request.headers
+
+
 async def list_models(request: Request) -> Response:
     """`GET /v1/models`."""
-    return json_response(ModelList(_model_cards(state_of(request))))
+    cards = _model_cards(state_of(request))
+    if _wants_anthropics(request):
+        infos = [_model_info(card) for card in cards]
+        return json_response(ModelPage(data=infos, first_id=infos[0].id, last_id=infos[-1].id))
+    return json_response(ModelList(cards))
 
 
 async def get_model(request: Request) -> Response:
     """`GET /v1/models/{model}`; a name may hold slashes."""
     state = state_of(request)
     name = state.resolve_model(request.path_params["model"])
-    return json_response(next(card for card in _model_cards(state) if card.id == name))
+    card = next(card for card in _model_cards(state) if card.id == name)
+    return json_response(_model_info(card) if _wants_anthropics(request) else card)
 
 
 async def health(request: Request) -> Response:

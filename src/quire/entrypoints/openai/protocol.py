@@ -135,6 +135,28 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     web_search_options: Any = None
 
 
+class BatchChatRequest(ChatCompletionRequest, kw_only=True):
+    """Body of `POST /v1/chat/completions/batch`: several conversations, and one set of fields for all."""
+
+    messages: list[list[dict[str, Any]]]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class GenerativeScoringRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /generative_scoring`: how likely the first of some tokens comes next, behind each item."""
+
+    query: str | list[int]
+    items: list[str | list[int]]
+    label_token_ids: list[int]
+    model: str | None = None
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
+    request_id: RequestId | None = None
+    user: str | None = None
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of `POST /tokenize`: a prompt, or messages."""
 

@@ -159,6 +159,25 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
 
 
+class LabelScore(msgspec.Struct):
+    """One item's score."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class GenerativeScoringResponse(msgspec.Struct, kw_only=True):
+    """Answer of `POST /generative_scoring`."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[LabelScore]
+    usage: Usage
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
     """A served model."""
 

@@ -11,7 +11,7 @@ from quire.entrypoints.anthropic.protocol import CountTokensRequest
 from quire.entrypoints.openai.decoding import read_body
 from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.pooling_protocol import PoolingFields
-from quire.entrypoints.openai.protocol import GenerationFields
+from quire.entrypoints.openai.protocol import GenerationFields, GenerativeScoringRequest
 from quire.entrypoints.openai.state import ServerState
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -37,7 +37,9 @@ def state_of(request: Request) -> ServerState:
     return request.app.state.server
 
 
-def public_id(request: Request, body: GenerationFields | PoolingFields | CountTokensRequest) -> str:
+def public_id(
+    request: Request, body: GenerationFields | PoolingFields | CountTokensRequest | GenerativeScoringRequest
+) -> str:
     """The id that the client sees: its own (field, then header), or the one the request was given."""
     return body.request_id or str(request.scope["state"]["request_id"])
 

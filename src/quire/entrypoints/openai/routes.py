@@ -16,10 +16,12 @@ from quire.config import PoolingConfig
 from quire.entrypoints.anthropic.messages import MessageStream, answer_message, count_tokens, prepare_message
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, prepare_chat
+from quire.entrypoints.openai.chat_batch import answer_chat_batch
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
 from quire.entrypoints.openai.dev_routes import DEV_ROUTES
 from quire.entrypoints.openai.embeddings import answer_embeddings
 from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.generative_scoring import answer_generative_scoring
 from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.pooled import answer_classification, answer_pooling
 from quire.entrypoints.openai.pooling_protocol import (
@@ -32,9 +34,11 @@ from quire.entrypoints.openai.pooling_protocol import (
 )
 from quire.entrypoints.openai.prompts import check_token_ids, require_tokenizer, run_sized, tokenize_prompt
 from quire.entrypoints.openai.protocol import (
+    BatchChatRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerativeScoringRequest,
     TokenizeRequest,
 )
 from quire.entrypoints.openai.push import stream_answer
@@ -45,7 +49,7 @@ from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import run_while_connected
 from quire.entrypoints.responses_api import handlers as responses_api
 
-BodyT = TypeVar("BodyT", bound=PoolingFields | CountTokensRequest)
+BodyT = TypeVar("BodyT", bound=PoolingFields | CountTokensRequest | BatchChatRequest | GenerativeScoringRequest)
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -105,6 +109,8 @@ def _route(kind: type[BodyT], answer: Callable[[ServerState, BodyT, str], Awaita
     return handler
 
 
+create_chat_batch = _route(BatchChatRequest, answer_chat_batch)
+create_generative_scoring = _route(GenerativeScoringRequest, answer_generative_scoring)
 count_message_tokens = _route(CountTokensRequest, count_tokens)
 create_embeddings = _route(EmbeddingRequest, answer_embeddings)
 create_classification = _route(ClassificationRequest, answer_classification)
@@ -165,7 +171,9 @@ def _invoked(fields: Set[str], pooling: PoolingConfig | None) -> Handler:
 
 WORK: dict[str, Handler] = {
     "/v1/chat/completions": create_chat_completion,
+    "/v1/chat/completions/batch": create_chat_batch,
     "/v1/completions": create_completion,
+    "/generative_scoring": create_generative_scoring,
     **responses_api.WORK,
     "/v1/messages": create_message,
     "/v1/messages/count_tokens": count_message_tokens,

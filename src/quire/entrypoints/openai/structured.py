@@ -24,7 +24,7 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
     """The one constraint of a request, None where it has none.
 
     Raises:
-        HTTPError: 400, it has several, or one whose fields make no sense.
+        HTTPError: 400, it has several that differ, or one whose fields make no sense.
         RequestError: a constraint's value is wrong.
     """
     found: dict[str, dict[str, Any]] = {}
@@ -37,9 +37,10 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
         if value is not None and value != "" and value != []:
             pattern = {"whitespace_pattern": request.guided_whitespace_pattern}
             found[f"guided_{name}"] = {name: value} | (pattern if request.guided_whitespace_pattern else {})
-    if len(found) > 1:
+    forms = list(found.values())
+    if any(form != forms[0] for form in forms):  # some clients say the same in new fields and in old ones
         raise bad_request(f"{' and '.join(found)} cannot be used together: give one of them.", next(iter(found)))
-    return StructuredOutputsParams(**next(iter(found.values()))) if found else None
+    return StructuredOutputsParams(**forms[0]) if forms else None
 
 
 def constrain_answer(

@@ -52,6 +52,8 @@ def read_tool_choice(request: ChatCompletionRequest) -> ToolChoice:
     given = request.tool_choice
     if is_dict(given):
         return _chosen(given, functions)
+    if given == "any":  # Mistral's word, and Anthropic's
+        given = "required"
     if given is not None and given not in _MODES:
         allowed = ", ".join(map(repr, _MODES))
         raise bad_request(f"tool_choice: {given!r} is unknown; allowed: {allowed}, or a named function.", "tool_choice")
