@@ -99,7 +99,7 @@ def accepted(values: Iterable[Any], default: Any) -> Verdict:
 def check_flags(table: dict[str, Any]) -> Verdicts:
     from quire.engine.arg_help import visible_options
     from quire.engine.arg_no_effect import NO_EFFECT
-    from quire.engine.arg_parser import _NoEffect
+    from quire.engine.arg_parser import AbsentFlag
 
     parser = parser_of(table["of"])
     visible = {name: action for action in visible_options(parser) for name in action.option_strings}
@@ -110,10 +110,10 @@ def check_flags(table: dict[str, Any]) -> Verdicts:
             ours = visible[name].default
             known = defaults and visible[name].dest != argparse.SUPPRESS
             yield name, compare_default(ours, names[name], visible[name].dest) if known else Verdict(SAME)
-        elif isinstance(hidden, _NoEffect):
+        elif isinstance(hidden, AbsentFlag) and hidden.name in NO_EFFECT:
             yield name, Verdict(DIFFERENT, f"taken, no effect: {NO_EFFECT[hidden.name]}")
-        elif hidden is not None:
-            yield name, accepted(hidden._table[hidden._name], names[name] if defaults else None)
+        elif isinstance(hidden, AbsentFlag):
+            yield name, accepted(hidden.table[hidden.name], names[name] if defaults else None)
         else:
             yield name, Verdict(ABSENT)
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from quire.engine import arg_file, arg_help
 from quire.engine.arg_foreign import SHORT_FOREIGN
-from quire.engine.arg_no_effect import NO_EFFECT, SEVERAL, take
+from quire.engine.arg_no_effect import NO_EFFECT, SEVERAL
 from quire.engine.arg_unavailable import ALIASES, UNAVAILABLE, check_unavailable
 from quire.errors import ConfigError
 from quire.guards import is_sequence
@@ -109,17 +109,15 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def add_accepted(self) -> None:
         """Hidden flags for the settings that are not there; done before parsing, when every real flag is known."""
-        for name in NO_EFFECT if self.accepted_at_default else ():
-            flag = f"--{name.replace('_', '-')}"
-            if flag not in self._option_string_actions:
-                words = (flag, f"--no-{flag[2:]}", *SHORT_FOREIGN.get(name, ()))
-                self.add_argument(*words, action=_NoEffect, name=name)
-        for name, values in self.accepted_at_default.items():
+        no_effect: dict[str, tuple[Any, ...]] = dict.fromkeys(
+            NO_EFFECT if self.accepted_at_default else (), (True, False)
+        )
+        for name, values in {**no_effect, **self.accepted_at_default}.items():
             flag = f"--{name.replace('_', '-')}"
             words = [word for word in (flag, *SHORT_FOREIGN.get(name, ())) if word not in self._option_string_actions]
             if flag in words:
                 no = [f"--no-{flag[2:]}"] if any(isinstance(value, bool) for value in values) else []
-                self.add_argument(*words, *no, action=_AcceptedAtDefault, name=name, table=self.accepted_at_default)
+                self.add_argument(*words, *no, action=AbsentFlag, name=name, table=self.accepted_at_default)
 
     def _normalise(self, args: list[str]) -> list[str]:
         flags: set[str] = set(self._option_string_actions)
@@ -169,40 +167,25 @@ class ArgumentParser(argparse.ArgumentParser):
         return f" (did you mean {near[0]}?)" if near else f" (see `{self.prog} --help`)"
 
 
-class _AcceptedAtDefault(argparse.Action):
-    """The hidden flag of a setting that is not there."""
+class AbsentFlag(argparse.Action):
+    """The hidden flag of a setting that is not there, or that has no meaning here.
+
+    Attributes:
+        name: the setting's.
+        table: settings that are not there, to the values at which they are taken.
+    """
 
     def __init__(
         self, option_strings: list[str], dest: str, *, name: str, table: dict[str, tuple[Any, ...]], **kwargs: Any
     ) -> None:
         del dest, kwargs  # a default that the parser was given is not this flag's to set
-        super().__init__(
-            option_strings,
-            argparse.SUPPRESS,
-            nargs="?",
-            const="true",
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
-        self._name = name
-        self._table = table
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
-        value = False if str(option_string).startswith("--no-") else _read_value(str(values))
-        check_unavailable(self._name, value, set(), self._table)
-
-
-class _NoEffect(argparse.Action):
-    """The hidden flag of a setting that has no meaning here."""
-
-    def __init__(self, option_strings: list[str], dest: str, *, name: str, **kwargs: Any) -> None:
-        del dest, kwargs
         nargs, hidden = "*" if name in SEVERAL else "?", argparse.SUPPRESS
         super().__init__(option_strings, hidden, nargs=nargs, const="true", default=hidden, help=hidden)
-        self.name = name
+        self.name, self.table = name, table
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
-        take(self.name, _read_value(values) if isinstance(values, str) else values)
+        value = _read_value(values) if isinstance(values, str) else values
+        check_unavailable(self.name, False if str(option_string).startswith("--no-") else value, set(), self.table)
 
 
 class _OptimizationLevel(argparse.Action):
