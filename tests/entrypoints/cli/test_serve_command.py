@@ -1,5 +1,6 @@
 """`quire serve` and its neighbours refuse wrong settings in one line, before anything is loaded."""
 
+import dataclasses
 import json
 import socket
 
@@ -7,6 +8,7 @@ import pytest
 
 from quire.entrypoints.cli import generate
 from quire.entrypoints.cli.main import build_parser, main
+from quire.entrypoints.openai.state import ServerSettings
 from quire.errors import ConfigError
 
 
@@ -34,6 +36,12 @@ def test_a_wrong_setting_is_one_line_that_names_it(flags, words, capsys):
     assert main(["serve", *flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("quire: error: ") and error.count("\n") == 1 and words in error
+
+
+def test_every_choice_of_the_operator_has_a_flag_of_its_name():
+    flags = vars(build_parser("serve").parse_args([])).keys()
+    without = {"served_model_names", "max_body_bytes", "drain_retry_after_s"}
+    assert {field.name for field in dataclasses.fields(ServerSettings)} - flags == without
 
 
 VLLM_SCRIPT = """

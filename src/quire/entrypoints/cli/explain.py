@@ -7,9 +7,6 @@ import sys
 from typing import Any
 
 from quire.config import EngineConfig, HFConfig
-from quire.engine.arg_parser import ArgumentParser
-from quire.entrypoints.cli.foreign_server_flags import FOREIGN_SERVER_FLAGS
-from quire.entrypoints.openai.cli_args import add_server_arguments
 from quire.platforms.interface import Capabilities, Platform
 
 CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
@@ -19,11 +16,9 @@ _GIB = 1 << 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model and every flag of a server."""
-    from quire.engine.arg_utils import AsyncEngineArgs, UsageContext
+    from quire.engine.arg_utils import UsageContext
+    from quire.entrypoints.cli import serve
 
-    parser.add_argument(
-        "model_tag", nargs="?", metavar="MODEL", help="a local folder or a hub id; none: the demo model"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--for",
@@ -32,10 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=UsageContext.API_SERVER.value,
         help="whose defaults to show (default: server)",
     )
-    add_server_arguments(parser)
-    AsyncEngineArgs.add_cli_args(parser)
-    if isinstance(parser, ArgumentParser):
-        parser.accept_at_default(FOREIGN_SERVER_FLAGS)
+    serve.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

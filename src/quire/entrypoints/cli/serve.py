@@ -4,6 +4,8 @@ Opens the port first, then imports and loads; prints the address and a line to t
 """
 
 import argparse
+import dataclasses
+import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from quire.config import EngineConfig, ModelConfig
     from quire.entrypoints.openai.listen import ListenOptions
-    from quire.entrypoints.openai.state import ServerState
+    from quire.entrypoints.openai.state import ServerSettings, ServerState
 
 logger = init_logger(__name__)
 
@@ -152,8 +154,6 @@ def take_model(args: argparse.Namespace) -> None:
 
 
 def _check_tls(options: "ListenOptions") -> None:
-    import os
-
     if bool(options.ssl_keyfile) != bool(options.ssl_certfile):
         raise ConfigError("ssl_keyfile and ssl_certfile: TLS needs both.", setting="ssl_certfile")
     for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
@@ -169,8 +169,8 @@ def _api_keys(args: argparse.Namespace) -> list[str]:
     return keys
 
 
-def server_settings(args: argparse.Namespace) -> Any:
-    """The operator's choices as routes see them.
+def server_settings(args: argparse.Namespace) -> "ServerSettings":
+    """The operator's choices as routes see them: the flags that are called as its fields.
 
     Raises:
         ConfigError: a parser that nobody knows.
@@ -188,27 +188,9 @@ def server_settings(args: argparse.Namespace) -> Any:
         args.reasoning_parser, args.tool_call_parser, None
     )  # refuses unknown names before anything is loaded
     check_fingerprint(args.fingerprint_mode, args.fingerprint_value)
+    named = {field.name for field in dataclasses.fields(ServerSettings)} & vars(args).keys()
     return ServerSettings(
-        response_role=args.response_role,
-        reasoning_parser=args.reasoning_parser,
-        tool_call_parser=args.tool_call_parser,
-        strict=args.strict,
-        trust_request_chat_template=args.trust_request_chat_template,
-        enable_prompt_tokens_details=args.enable_prompt_tokens_details,
-        enable_per_request_metrics=args.enable_per_request_metrics,
-        metrics_names=args.metrics_names,
-        tool_strict_level=args.tool_strict_level,
-        default_chat_template_kwargs=args.default_chat_template_kwargs,
-        reasoning_effort_map=args.reasoning_effort_map,
-        exclude_tools_when_tool_choice_none=args.exclude_tools_when_tool_choice_none,
-        return_tokens_as_token_ids=args.return_tokens_as_token_ids,
-        enable_force_include_usage=args.enable_force_include_usage,
-        log_error_stack=args.log_error_stack,
-        responses_store=args.responses_store,
-        sse_keep_alive_interval=args.sse_keep_alive_interval,
-        fingerprint_mode=args.fingerprint_mode,
-        fingerprint_value=args.fingerprint_value,
-        max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE,
+        **{name: getattr(args, name) for name in named}, max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE
     )
 
 
@@ -220,8 +202,6 @@ def _announce(model: "ModelConfig", options: "ListenOptions", has_keys: bool, se
         route, body = "/v1/embeddings", '{"input": ["a text", "another"]}'
     elif pooling is not None:
         route, body = "/classify" if "classify" in pooling.tasks else "/pooling", '{"input": ["a text", "another"]}'
-    elif pooling is not None:
-        route, body = "/tokenize", '{"prompt": "a text"}'
     url = ("http://localhost" if options.uds else options.url) + route
     words = ["curl", url, "-H", "Content-Type: application/json"]
     if options.uds:
