@@ -9,7 +9,7 @@ import math
 import random
 from typing import Any
 
-from quire.benchmarks.common import positive
+from quire.benchmarks.common import flag, positive
 from quire.errors import ConfigError
 
 RAMPS = ("linear", "exponential")
@@ -93,13 +93,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of a load's arrival."""
     group = parser.add_argument_group("Arrival")
     group.add_argument("--request-rate", type=float, default=math.inf, help="requests a second (inf: all at once)")
-    group.add_argument(
+    flag(
+        group,
         "--burstiness",
-        type=float,
-        default=1.0,
-        help="shape of the gaps: 1 is Poisson, less comes in clusters, more is steadier, inf is even (1)",
+        1.0,
+        "shape of the gaps: 1 is Poisson, less comes in clusters, more is steadier, inf is even",
     )
-    group.add_argument("--burst-size", type=positive, default=1, help="requests that arrive together (1)")
+    flag(group, "--burst-size", 1, "requests that arrive together")
     group.add_argument("--max-concurrency", type=positive, help="most requests at once; others wait to be sent")
     group.add_argument("--ramp-up-strategy", choices=RAMPS, help="the rate changes from start to end over the requests")
     group.add_argument("--ramp-up-start-rps", type=float, help="requests a second at the start of the ramp")

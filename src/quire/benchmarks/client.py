@@ -18,13 +18,11 @@ from quire.benchmarks.load import LoadJob, run_load
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The streams."""
-    parser.add_argument("--num-streams", type=common.positive, default=256, help="answers at once (256)")
-    parser.add_argument("--output-len", type=common.positive, default=512, help="tokens of an answer (512)")
-    parser.add_argument("--input-len", type=common.positive, default=512, help="tokens of a prompt (512)")
-    parser.add_argument("--num-clients", type=common.positive, default=1, help="client processes (1)")
-    parser.add_argument(
-        "--step-ms", type=float, default=0.0, help="time between two tokens of a stream (0: as fast as can be)"
-    )
+    common.flag(parser, "--num-streams", 256, "answers at once")
+    common.flag(parser, "--output-len", 512, "tokens of an answer")
+    common.flag(parser, "--input-len", 512, "tokens of a prompt")
+    common.flag(parser, "--num-clients", 1, "client processes")
+    common.flag(parser, "--step-ms", 0.0, "time between two tokens of a stream (0: as fast as can be)")
 
 
 @contextmanager

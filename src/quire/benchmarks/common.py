@@ -30,6 +30,25 @@ def positive(text: str) -> int:
     return number
 
 
+def flag(parser: argparse._ActionsContainer, names: str, default: Any, text: str, **options: Any) -> None:
+    """Add a flag by its default, which decides its type (a switch for False) and stands at the end of the help.
+
+    Args:
+        names: with spaces between them, where there are several.
+        text: the help; one that ends with a bracket tells its default itself.
+        options: more for `add_argument`; a whole number that has no `type` must be above 0, unless its default is 0.
+    """
+    if default is False:
+        options["action"] = "store_true"
+    else:
+        options["default"] = default
+        if isinstance(default, int | float):
+            options.setdefault("type", float if isinstance(default, float) else positive if default else int)
+        if not text.endswith(")"):
+            text += f" ({default:g})" if isinstance(default, float) else f" ({default})"
+    parser.add_argument(*names.split(), help=text, **options)
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """The engine's flags, with which `load_engine` makes it."""
     from quire.engine.arg_utils import EngineArgs

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The two sides."""
     parser.add_argument("base", help="a result (JSON), several (JSON lines, a list), or a folder of them")
     parser.add_argument("new", help="what is compared with it")
-    parser.add_argument("--margin", type=float, default=3.0, help="differences below this many per cent are noise (3)")
+    common.flag(parser, "--margin", 3.0, "differences below this many per cent are noise")
     parser.add_argument("--metrics", nargs="+", metavar="NAME", help="only figures whose names contain one of these")
-    parser.add_argument("--fail-if-worse", action="store_true", help="exit code 1 if a figure is worse")
+    common.flag(parser, "--fail-if-worse", False, "exit code 1 if a figure is worse")
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

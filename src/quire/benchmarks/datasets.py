@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.benchmarks.common import LOWEST_TOKEN, positive
+from quire.benchmarks.common import LOWEST_TOKEN, flag, positive
 from quire.errors import ConfigError
 
 DATASETS = ("random", "sharegpt", "prefix_repetition", "custom")
@@ -59,44 +59,32 @@ class Sample:
 def add_arguments(parser: argparse.ArgumentParser, num_prompts: int, input_len: int, output_len: int) -> None:
     """Flags of the data sets, with the defaults of random lengths."""
     group = parser.add_argument_group("Requests")
-    group.add_argument("--dataset-name", choices=DATASETS, default="random", help="where prompts come from (random)")
+    flag(group, "--dataset-name", "random", "where prompts come from", choices=DATASETS)
     group.add_argument("--dataset-path", metavar="PATH", help="the file of sharegpt (JSON) or custom (JSON lines)")
-    group.add_argument("--num-prompts", type=positive, default=num_prompts, help=f"requests ({num_prompts})")
+    flag(group, "--num-prompts", num_prompts, "requests")
     group.add_argument("--input-len", type=positive, help="tokens a prompt, whatever the data set makes")
     group.add_argument("--output-len", type=positive, help="most tokens an answer, whatever the data set")
-    group.add_argument("--disable-shuffle", action="store_true", help="keep a file's order")
-    group.add_argument("--no-oversample", action="store_true", help="never use an entry of a file twice")
+    flag(group, "--disable-shuffle", False, "keep a file's order")
+    flag(group, "--no-oversample", False, "never use an entry of a file twice")
     random_group = parser.add_argument_group("random")
-    random_group.add_argument(
-        "--random-input-len", type=positive, default=input_len, help=f"tokens a prompt ({input_len})"
-    )
-    random_group.add_argument(
-        "--random-output-len", type=positive, default=output_len, help=f"tokens an answer ({output_len})"
-    )
-    random_group.add_argument(
-        "--random-range-ratio",
-        "--range-ratio",
-        type=_share,
-        default=0.0,
-        help="lengths vary by this share either way (0)",
-    )
-    random_group.add_argument(
-        "--random-prefix-len",
-        "--prefix-len",
+    flag(random_group, "--random-input-len", input_len, "tokens a prompt")
+    flag(random_group, "--random-output-len", output_len, "tokens an answer")
+    flag(random_group, "--random-range-ratio --range-ratio", 0.0, "lengths vary by this share either way", type=_share)
+    flag(
+        random_group,
+        "--random-prefix-len --prefix-len",
+        0,
+        "tokens that all prompts share, before the rest",
         type=_count,
-        default=0,
-        help="tokens that all prompts share, before the rest (0)",
     )
     prefix = parser.add_argument_group("prefix_repetition")
-    prefix.add_argument("--prefix-repetition-prefix-len", type=positive, default=256, help="tokens of a prefix (256)")
-    prefix.add_argument("--prefix-repetition-suffix-len", type=positive, default=256, help="tokens after it (256)")
-    prefix.add_argument("--prefix-repetition-num-prefixes", type=positive, default=10, help="different prefixes (10)")
-    prefix.add_argument("--prefix-repetition-output-len", type=positive, default=128, help="tokens an answer (128)")
+    flag(prefix, "--prefix-repetition-prefix-len", 256, "tokens of a prefix")
+    flag(prefix, "--prefix-repetition-suffix-len", 256, "tokens after it")
+    flag(prefix, "--prefix-repetition-num-prefixes", 10, "different prefixes")
+    flag(prefix, "--prefix-repetition-output-len", 128, "tokens an answer")
     files = parser.add_argument_group("sharegpt and custom")
     files.add_argument("--sharegpt-output-len", type=positive, help="tokens an answer; else as long as the file's")
-    files.add_argument(
-        "--custom-output-len", type=int, default=256, help="tokens an answer; -1: each line's `output_tokens` (256)"
-    )
+    flag(files, "--custom-output-len", 256, "tokens an answer; -1: each line's `output_tokens`", type=int)
 
 
 def _share(text: str) -> float:

@@ -13,12 +13,12 @@ from quire.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many questions, and the engine's flags."""
-    parser.add_argument("--num-examples", type=common.positive, default=100, help="questions a task (100)")
+    common.flag(parser, "--num-examples", 100, "questions a task")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
-    parser.add_argument("--bench-seed", type=int, default=0, help="draws the questions (0: the first)")
-    parser.add_argument("--max-tokens", type=common.positive, default=384, help="most tokens of an answer (384)")
+    common.flag(parser, "--bench-seed", 0, "draws the questions (0: the first)")
+    common.flag(parser, "--max-tokens", 384, "most tokens of an answer")
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print up to N wrong answers a task")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    common.flag(parser, "--no-progress", False, "no progress bar")
     common.add_engine_arguments(parser)
 
 

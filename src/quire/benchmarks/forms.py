@@ -17,11 +17,11 @@ from quire.benchmarks.grammars import records
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The batches, and the engine's flags."""
     parser.add_argument("--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests at once")
-    parser.add_argument("--input-len", type=common.positive, default=64, help="tokens a prompt (64)")
-    parser.add_argument("--output-len", type=common.positive, default=128, help="tokens an answer (128)")
-    parser.add_argument("--rounds", type=common.positive, default=7, help="rounds that are measured (7)")
-    parser.add_argument("--bench-seed", type=int, default=0, help="seed of prompts and draws (0)")
-    parser.add_argument("--temperature", type=float, default=0.7, help="sampling temperature (0.7)")
+    common.flag(parser, "--input-len", 64, "tokens a prompt")
+    common.flag(parser, "--output-len", 128, "tokens an answer")
+    common.flag(parser, "--rounds", 7, "rounds that are measured")
+    common.flag(parser, "--bench-seed", 0, "seed of prompts and draws")
+    common.flag(parser, "--temperature", 0.7, "sampling temperature")
     common.add_engine_arguments(parser)
 
 

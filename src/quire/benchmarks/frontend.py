@@ -35,10 +35,10 @@ OTHERS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The load."""
-    parser.add_argument("--streams", type=common.positive, default=256, help="requests at once (256)")
-    parser.add_argument("--input-len", type=common.positive, default=512, help="tokens a prompt (512)")
-    parser.add_argument("--output-len", type=common.positive, default=400, help="tokens an answer (400)")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="a step of the device, milliseconds (10)")
+    common.flag(parser, "--streams", 256, "requests at once")
+    common.flag(parser, "--input-len", 512, "tokens a prompt")
+    common.flag(parser, "--output-len", 400, "tokens an answer")
+    common.flag(parser, "--step-ms", 10.0, "a step of the device, milliseconds")
 
 
 @contextlib.contextmanager

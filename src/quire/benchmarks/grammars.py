@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.benchmarks.common import machine, positive
+from quire.benchmarks.common import flag, machine
 from quire.config import StructuredOutputsConfig
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
@@ -239,10 +239,10 @@ def _print(row: dict[str, Any], batches: Sequence[int]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's flags."""
     parser.add_argument("tokenizer", help="a folder with a tokenizer")
-    parser.add_argument("--vocab-size", type=int, default=0, help="logits of the model (the tokenizer's size)")
+    flag(parser, "--vocab-size", 0, "logits of the model (the tokenizer's size)")
     parser.add_argument("--backends", default="guidance", help=f"comma-separated: {', '.join(ENGINES)} (guidance)")
-    parser.add_argument("--batches", default="64,256", help="rows of a step, comma-separated (64,256)")
-    parser.add_argument("--steps", type=positive, default=64, help="steps measured a form (64)")
+    flag(parser, "--batches", "64,256", "rows of a step, comma-separated")
+    flag(parser, "--steps", 64, "steps measured a form")
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

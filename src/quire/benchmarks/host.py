@@ -235,10 +235,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sizes."""
     parser.add_argument("--batch-sizes", type=common.positive, nargs="+", default=[1, 32, 256, 1000], help="requests")
     parser.add_argument("--input-lens", type=common.positive, nargs="+", default=[128, 1000], help="tokens a prompt")
-    parser.add_argument("--output-len", type=common.positive, default=256, help="tokens an answer (256)")
-    parser.add_argument("--max-num-batched-tokens", type=common.positive, default=16384, help="tokens a step (16,384)")
-    parser.add_argument("--runs", type=common.positive, default=3, help="runs of each case (3)")
-    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
+    common.flag(parser, "--output-len", 256, "tokens an answer")
+    common.flag(parser, "--max-num-batched-tokens", 16384, "tokens a step (16,384)")
+    common.flag(parser, "--runs", 3, "runs of each case")
+    common.flag(parser, "--disable-detokenize", False, "make no text of the tokens")
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,20 +10,18 @@ from quire.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The batch, and the engine's flags."""
-    parser.add_argument("--input-len", type=common.positive, default=32, help="tokens a prompt (32)")
-    parser.add_argument("--output-len", type=common.positive, default=128, help="tokens an answer (128)")
-    parser.add_argument("--prefix-len", type=int, default=0, help="leading tokens that all prompts share (0)")
-    parser.add_argument("--bench-seed", type=int, default=0, help="seed of the prompts (0)")
-    parser.add_argument("--batch-size", type=common.positive, default=8, help="requests at once (8)")
-    parser.add_argument("--n", type=common.positive, default=1, help="answers a prompt (1)")
-    parser.add_argument("--num-iters-warmup", type=int, default=10, help="batches before measuring (10)")
-    parser.add_argument("--num-iters", type=common.positive, default=30, help="batches that are measured (30)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
-    parser.add_argument("--use-beam-search", action="store_true", help="beam search of width n")
-    parser.add_argument(
-        "--profile", action="store_true", help="in place of measuring, write a profile of one batch (--profiler-config)"
-    )
-    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
+    common.flag(parser, "--input-len", 32, "tokens a prompt")
+    common.flag(parser, "--output-len", 128, "tokens an answer")
+    common.flag(parser, "--prefix-len", 0, "leading tokens that all prompts share")
+    common.flag(parser, "--bench-seed", 0, "seed of the prompts")
+    common.flag(parser, "--batch-size", 8, "requests at once")
+    common.flag(parser, "--n", 1, "answers a prompt")
+    common.flag(parser, "--num-iters-warmup", 10, "batches before measuring", type=int)
+    common.flag(parser, "--num-iters", 30, "batches that are measured")
+    common.flag(parser, "--temperature", 1.0, "sampling temperature")
+    common.flag(parser, "--use-beam-search", False, "beam search of width n")
+    common.flag(parser, "--profile", False, "in place of measuring, write a profile of one batch (--profiler-config)")
+    common.flag(parser, "--disable-detokenize", False, "make no text of the tokens")
     common.add_engine_arguments(parser)
 
 

@@ -47,22 +47,16 @@ FALLBACK_VOCAB_SIZE = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The server, the requests, their arrival, what is measured."""
     server = parser.add_argument_group("Server")
-    server.add_argument(
-        "--backend",
-        "--endpoint-type",
-        choices=tuple(BACKENDS),
-        default="openai",
-        help="protocol of the server (openai)",
-    )
+    common.flag(server, "--backend --endpoint-type", "openai", "protocol of the server", choices=tuple(BACKENDS))
     server.add_argument("--base-url", metavar="URL", help="the server; else http://HOST:PORT")
-    server.add_argument("--host", default="127.0.0.1", help="the server's host (127.0.0.1)")
-    server.add_argument("--port", type=common.positive, default=8000, help="its port (8000)")
+    common.flag(server, "--host", "127.0.0.1", "the server's host")
+    common.flag(server, "--port", 8000, "its port")
     server.add_argument("--endpoint", metavar="PATH", help="the route; else that of the backend")
     server.add_argument("--model", help="the model's name; else the first that the server lists")
     server.add_argument("--served-model-name", help="the name in requests, where it is not --model")
     server.add_argument("--tokenizer", metavar="PATH", help="its folder, where prompts are text and lengths matter")
-    server.add_argument("--tokenizer-mode", default="auto", help="auto, hf or slow (auto)")
-    server.add_argument("--skip-tokenizer-init", action="store_true", help="never load a tokenizer here")
+    common.flag(server, "--tokenizer-mode", "auto", "auto, hf or slow")
+    common.flag(server, "--skip-tokenizer-init", False, "never load a tokenizer here")
     server.add_argument(
         "--lora-modules", nargs="+", metavar="NAME", help="each request draws its model from these names"
     )
@@ -70,14 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--header", nargs="+", action="extend", metavar="NAME=VALUE", default=[], help="further headers"
     )
-    server.add_argument("--insecure", action="store_true", help="accept any certificate")
-    server.add_argument(
-        "--ready-check-timeout-sec",
-        type=float,
-        default=0,
-        help="wait this long until the server is ready (0: do not wait)",
+    common.flag(server, "--insecure", False, "accept any certificate")
+    common.flag(
+        server, "--ready-check-timeout-sec", 0, "wait this long until the server is ready (0: do not wait)", type=float
     )
-    server.add_argument("--start-server", action="store_true", help="start `quire serve` for this run, and end it")
+    common.flag(server, "--start-server", False, "start `quire serve` for this run, and end it")
     server.add_argument("--server-args", metavar="TEXT", help="flags for the server that is started")
     datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
     arrivals.add_arguments(parser)
@@ -103,28 +94,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="variables of the chat template, in every request",
     )
     measures = parser.add_argument_group("Measures")
-    measures.add_argument(
-        "--seed", "--bench-seed", type=int, default=0, help="seed of prompts, lengths and arrivals (0)"
-    )
-    measures.add_argument("--num-warmups", type=int, default=1, help="requests before measuring, one after another (1)")
-    measures.add_argument("--num-clients", type=common.positive, default=1, help="processes that send the requests (1)")
+    common.flag(measures, "--seed --bench-seed", 0, "seed of prompts, lengths and arrivals")
+    common.flag(measures, "--num-warmups", 1, "requests before measuring, one after another", type=int)
+    common.flag(measures, "--num-clients", 1, "processes that send the requests")
     measures.add_argument(
         "--vocab-size", type=common.positive, help="random ids are below it; else the server is asked"
     )
     measures.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:MS", help="service levels: ttft, tpot, e2el"
     )
-    measures.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="latencies to show (all)")
-    measures.add_argument("--metric-percentiles", default="99", help="percentiles of them, with commas between (99)")
-    measures.add_argument("--profile", action="store_true", help="tell the server to profile the measured part")
-    measures.add_argument(
-        "--reset-prefix-cache", action="store_true", help="empty the server's prefix cache before measuring"
-    )
-    measures.add_argument("--disable-tqdm", action="store_true", help="show no progress")
+    common.flag(measures, "--percentile-metrics", "ttft,tpot,itl,e2el", "latencies to show (all)")
+    common.flag(measures, "--metric-percentiles", "99", "percentiles of them, with commas between")
+    common.flag(measures, "--profile", False, "tell the server to profile the measured part")
+    common.flag(measures, "--reset-prefix-cache", False, "empty the server's prefix cache before measuring")
+    common.flag(measures, "--disable-tqdm", False, "show no progress")
     result = parser.add_argument_group("Result")
-    result.add_argument("--save-result", action="store_true", help="write the figures as JSON")
-    result.add_argument("--save-detailed", action="store_true", help="with every request's times and text")
-    result.add_argument("--append-result", action="store_true", help="add a line to the file")
+    common.flag(result, "--save-result", False, "write the figures as JSON")
+    common.flag(result, "--save-detailed", False, "with every request's times and text")
+    common.flag(result, "--append-result", False, "add a line to the file")
     result.add_argument("--result-dir", metavar="PATH", help="where (the current folder)")
     result.add_argument(
         "--result-filename", metavar="NAME", help="its name; else made of backend, rate, model and time"

@@ -46,14 +46,10 @@ print("@startup " + json.dumps(phases), flush=True)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How often, and the engine's flags."""
-    parser.add_argument("--num-iters", type=common.positive, default=5, help="processes that are measured (5)")
-    parser.add_argument("--num-iters-warmup", type=int, default=1, help="processes before that (1)")
-    parser.add_argument("--input-len", type=common.positive, default=128, help="tokens of the prompt (128)")
-    parser.add_argument(
-        "--cold",
-        action="store_true",
-        help="each process finds Quire's own caches empty (compiled kernels, tuned sizes)",
-    )
+    common.flag(parser, "--num-iters", 5, "processes that are measured")
+    common.flag(parser, "--num-iters-warmup", 1, "processes before that", type=int)
+    common.flag(parser, "--input-len", 128, "tokens of the prompt")
+    common.flag(parser, "--cold", False, "each process finds Quire's own caches empty (compiled kernels, tuned sizes)")
     common.add_engine_arguments(parser)
 
 

@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests that decode (1 8 32)"
     )
-    parser.add_argument("--input-len", type=common.positive, default=128, help="tokens a prompt (128)")
-    parser.add_argument("--num-steps", type=common.positive, default=64, help="steps that are measured (64)")
-    parser.add_argument("--bench-seed", type=int, default=0, help="seed of the prompts (0)")
+    common.flag(parser, "--input-len", 128, "tokens a prompt")
+    common.flag(parser, "--num-steps", 64, "steps that are measured")
+    common.flag(parser, "--bench-seed", 0, "seed of the prompts")
     common.add_engine_arguments(parser)
 
 

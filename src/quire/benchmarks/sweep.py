@@ -38,24 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands.add_argument(
         "--after-bench-cmd", metavar="COMMAND", help="run after each benchmark, in place of emptying the prefix cache"
     )
-    commands.add_argument(
-        "--server-ready-timeout", type=float, default=600.0, help="seconds a server may take to start (600)"
-    )
-    commands.add_argument("--show-stdout", action="store_true", help="show what the commands print")
+    common.flag(commands, "--server-ready-timeout", 600.0, "seconds a server may take to start")
+    common.flag(commands, "--show-stdout", False, "show what the commands print")
     grid = parser.add_argument_group("Parameters")
     grid.add_argument(
         "--bench-params", metavar="JSON", help='of the benchmark: a file, or JSON: {"request_rate": [1, 4, 16]}'
     )
     grid.add_argument("--serve-params", metavar="JSON", help="of the server, likewise")
     grid.add_argument("--link-vars", default="", metavar="A=B,…", help="only where server's A equals the benchmark's B")
-    grid.add_argument("--num-runs", type=common.positive, default=3, help="repetitions of each combination (3)")
+    common.flag(grid, "--num-runs", 3, "repetitions of each combination")
     output = parser.add_argument_group("Results")
-    output.add_argument("--output-dir", "-o", default="results", metavar="PATH", help="where sweeps are kept (results)")
+    common.flag(output, "--output-dir -o", "results", "where sweeps are kept", metavar="PATH")
     output.add_argument("--experiment-name", "-e", metavar="NAME", help="this sweep's folder there; else the time")
     output.add_argument("--resume", metavar="NAME", help="go on with the sweep in this folder")
-    output.add_argument("--dry-run", action="store_true", help="only print the commands")
+    common.flag(output, "--dry-run", False, "only print the commands")
     plot = parser.add_argument_group("Plot")
-    plot.add_argument("--plot", action="store_true", help="draw figures over the parameters, as SVG beside the summary")
+    common.flag(plot, "--plot", False, "draw figures over the parameters, as SVG beside the summary")
     add_axes(plot)  # type: ignore[arg-type]
 
 

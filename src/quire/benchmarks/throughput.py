@@ -13,11 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The requests, and the engine's flags."""
     datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
     parser.add_argument("--backend", choices=("quire", "vllm"), default="quire", help="accepted for compatibility")
-    parser.add_argument("--bench-seed", type=int, default=0, help="seed of prompts and lengths (0)")
-    parser.add_argument("--n", type=common.positive, default=1, help="answers a prompt (1)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (1.0)")
-    parser.add_argument("--no-progress", "--disable-tqdm", action="store_true", help="no progress bar")
-    parser.add_argument("--disable-detokenize", action="store_true", help="make no text of the tokens")
+    common.flag(parser, "--bench-seed", 0, "seed of prompts and lengths")
+    common.flag(parser, "--n", 1, "answers a prompt")
+    common.flag(parser, "--temperature", 1.0, "sampling temperature")
+    common.flag(parser, "--no-progress --disable-tqdm", False, "no progress bar")
+    common.flag(parser, "--disable-detokenize", False, "make no text of the tokens")
     common.add_engine_arguments(parser)
 
 
