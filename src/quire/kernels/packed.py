@@ -18,7 +18,10 @@ INT8_MAX = 127.0
 INT8_MIN_SCALE = 1e-12
 """Scales are at least this, so that rows of zeros stay zeros."""
 
-OPERATIONS = ("pack_codes", "pack_expert_codes", "packed_linear", "packed_linear_add", "pack_int8", "int8_linear")
+OPERATIONS = (
+    "pack_codes", "pack_expert_codes", "packed_linear", "packed_linear_add", "packed_norm_linear", "packed_norm_linear_gated",
+    "pack_int8", "int8_linear",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -143,6 +146,22 @@ def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor
 def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor) -> None:
     """residual += x @ weight.T (+ bias)."""
     ops.chosen("packed_linear_add")(x_TK, weight, residual_TN)
+
+
+def packed_norm_linear(
+    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, out_TN: torch.Tensor,
+    scratch_TD: torch.Tensor,
+) -> None:  # fmt: skip
+    """As `ops.norm_linear`, of a packed weight."""
+    ops.chosen("packed_norm_linear")(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
+
+
+def packed_norm_linear_gated(
+    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, kind: str, out_TI: torch.Tensor,
+    scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+) -> None:  # fmt: skip
+    """As `ops.norm_linear_gated`, of a packed weight."""
+    ops.chosen("packed_norm_linear_gated")(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
 
 
 def pack_int8(weight: Int8Weight) -> Int8Weight:

@@ -98,7 +98,7 @@ def _four_bits(kind: str, storage: torch.dtype, is_nested: bool) -> Scheme:
     if is_nested:
         tensors["weight.nested_absmax"] = Stored((Axis("values", BLOCK * NESTED_BLOCK),))
         tensors["weight.nested_quant_map"] = Stored(None)
-    return Scheme(f"{kind} (bitsandbytes)", tensors, decode, Form("packed", 4, BLOCK, fits_tiles=False))
+    return Scheme(f"{kind} (bitsandbytes)", tensors, decode, Form("packed", 4, BLOCK))
 
 
 def _read_state(data: torch.Tensor) -> dict[str, object]:

@@ -155,8 +155,8 @@ class QuantizedLinear(LinearMethod):
             return f"the kernel for experts in codes is for bfloat16 and float16, not {dtype}".replace("torch.", "")
         if not form.fits_tiles or (form.group < columns and form.group % 16):
             return (
-                "the kernel for experts in codes takes whole numbers with whole zeros (in 4 bits), or e2m1, in groups of "
-                "adjacent columns, a multiple of 16"
+                "the kernel for experts in codes takes whole numbers with whole zeros (in 4 bits), or places in a "
+                "table, in groups of adjacent columns, a multiple of 16"
             )
         return ""
 

@@ -113,7 +113,7 @@ def test_the_shares_of_two_ranks_add_up_to_the_whole(platform, gpt_oss, whole):
     torch.testing.assert_close(outs[1] + outs[2], outs[0], rtol=1e-2, atol=1e-3)
 
 
-KEPT = ("compressed nvfp4", "compressed int8, channels", "fp8 small blocks")
+KEPT = ("compressed nvfp4", "bitsandbytes nf4", "compressed int8, channels", "fp8 small blocks")
 ALSO_KEPT = ("gptq 4 bits", "awq", "compressed 4 bits", "compressed mxfp4", "compressed int8 weights", "fbgemm")
 
 
@@ -141,7 +141,7 @@ def test_a_gptq_mixture_generates_what_its_values_do(platform, mixture, tmp_path
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("gptq 4 bits, act order", "in groups of adjacent"), ("bitsandbytes nf4", "whole numbers with whole zeros")],
+    [("gptq 4 bits, act order", "in groups of adjacent"), ("torchao int4", "whole numbers with whole zeros")],
 )
 def test_experts_whose_codes_do_not_fit_become_plain_and_say_why(platform, mixture, tmp_path, name, reason):
     store(mixture, tmp_path, WEIGHT_ONLY[name])

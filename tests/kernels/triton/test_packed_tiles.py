@@ -11,11 +11,13 @@ from quire.kernels.reference import packed as reference
 from quire.kernels.triton import packed as module
 from quire.kernels.triton import packed_tiles
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.packed_codes import Tiles, layout_of
+from quire.kernels.triton.packed_codes import Tiles, _table_assembly, layout_of
 
 DEVICE = "cpu" if interpreted() else "cuda"
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-KINDS = ("whole 4", "float 4", "whole 8", "float 8")
+NF4 = torch.tensor([-1.0, -0.69619, -0.52507, -0.39492, -0.28444, -0.18477, -0.09105, 0.0, 0.07958, 0.16093, 0.24611,
+                    0.33792, 0.44071, 0.56262, 0.72296, 1.0])  # fmt: skip
+KINDS = ("whole 4", "float 4", "table 4", "whole 8", "float 8")
 
 
 def make(kind, n, k, group, dtype=torch.bfloat16, *, has_bias=True, is_permuted=False):
@@ -30,7 +32,7 @@ def make(kind, n, k, group, dtype=torch.bfloat16, *, has_bias=True, is_permuted=
         n, k, dtype, codes.to(DEVICE), bias=torch.randn(n, generator=draw).to(DEVICE) if has_bias else None,
         scale=((torch.rand(n, groups, generator=draw) + 0.5) * 2.0**-4).to(DEVICE),
         zero=torch.randint(0, 17, (n, groups), generator=draw).float().to(DEVICE) if kind == "whole 4" else None,
-        table=E2M1.to(DEVICE) if kind == "float 4" else None,
+        table={"float 4": E2M1, "table 4": NF4.to(dtype).float()}[kind].to(DEVICE) if kind in ("float 4", "table 4") else None,
         perm=torch.randperm(k, generator=draw).int().to(DEVICE) if is_permuted else None,
     )  # fmt: skip
 
@@ -108,11 +110,50 @@ def test_a_row_does_not_depend_on_the_batch_where_that_is_asked_for():
         assert torch.equal(out_TN, whole[:rows])
 
 
+def permuted(assembly, words):
+    """What a few lines of a GPU's language give, of registers of 32 bits: those that are named $0, $1 ..., with words in $4."""
+    registers = {"$4": words}
+
+    def value(text):
+        return int(text, 0) if text[0].isdigit() else registers[text]
+
+    for line in assembly[assembly.index(";") + 1 : assembly.rindex("}")].strip(" ;").split(";"):
+        name, out, *given = line.replace(",", " ").split()
+        first, *others = map(value, given)
+        match name:
+            case "mov.b32":
+                got = first
+            case "shr.u32":
+                got = first >> others[0]
+            case "and.b32":
+                got = first & others[0]
+            case "lop3.b32":
+                assert others[2] == 0xEA
+                got = (first & others[0]) | others[1]
+            case "prmt.b32":
+                pool = [*first.to_bytes(4, "little"), *others[0].to_bytes(4, "little")]
+                picks = [others[1] >> 4 * place & 15 for place in range(4)]
+                assert max(picks) < 8, "the highest bit would spread a sign"
+                got = int.from_bytes(bytes(pool[pick] for pick in picks), "little")
+        registers[out] = got
+    return registers
+
+
+def test_a_table_is_looked_up_by_permutations_of_bytes():
+    kind = layout_of(make("table 4", 16, 128, 32)).kind
+    bits = NF4.bfloat16().view(torch.int16)
+    for words in torch.randint(0, 1 << 32, (100,)).tolist():
+        registers = permuted(_table_assembly(kind), words)
+        for part in range(4):
+            both = [int(bits[words >> shift + 4 * part & 15]) & 0xFFFF for shift in (0, 16)]
+            assert registers[f"${part}"] == both[0] | both[1] << 16
+
+
 def test_what_the_tensor_cores_cannot_have_exactly_stays_as_it_is():
     fractions = make("whole 4", 32, 128, 32)
     fractions.zero = fractions.zero + 0.3
-    table = make("float 4", 32, 128, 32)
-    table.table = torch.linspace(-1, 1, 16)
+    table = make("table 4", 32, 128, 32)
+    table.zero = torch.zeros_like(table.scale)
     assert layout_of(fractions) is None and layout_of(table) is None
     assert layout_of(make("whole 4", 32, 128, 32, torch.float32)) is None
     assert layout_of(make("whole 4", 32, 72, 24)) is None

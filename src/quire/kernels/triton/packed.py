@@ -1,18 +1,20 @@
 """The operations of `kernels/packed.py` on NVIDIA GPUs: which kernel serves how many rows.
 
-Most codes are laid out in tiles for the tensor cores (`packed_tiles.py`), which take any number of rows. Tables, fractional zeros
-and float32 models stay as they are stored: up to four rows are multiplied on the ordinary units, more on the tensor cores. Scales
-become float16 where that holds them exactly. What no kernel takes (groups that are no multiples of 16 columns) is multiplied
-by the reference.
+Most codes are laid out in tiles for the tensor cores (`packed_tiles.py`), which take any number of rows. Tables with zeros,
+fractional zeros and float32 models stay as they are stored: up to four rows are multiplied on the ordinary units, more on the
+tensor cores. Scales become float16 where that holds them exactly. What no kernel takes (groups that are no multiples of 16
+columns) is multiplied by the reference.
 """
 
 import dataclasses
 
 import torch
 
+from quire.kernels import ops
 from quire.kernels.packed import Int8Weight, PackedWeight
 from quire.kernels.reference import packed as reference
 from quire.kernels.registry import kernel
+from quire.kernels.triton import packed_rows
 from quire.kernels.triton.launch import next_power_of_2
 from quire.kernels.triton.linear_dot import split_workspace
 from quire.kernels.triton.packed_codes import Tiles, layout_of, scale_sizes, tiled
@@ -24,6 +26,8 @@ from quire.kernels.triton.packed_tiles import launch_bands, launch_tiles, reserv
 MAX_BLOCK_T, INVARIANT_BLOCK_T = 128, 64
 BAND_ROWS = 256
 """From so many rows on it pays to make bands of a matrix whole."""
+FEW_ROWS = 0
+"""Up to so many rows `packed_rows` multiplies tiles, of its `MAX_ROWS`: none, until it was timed on a GPU."""
 
 
 def _narrow(values: torch.Tensor) -> torch.Tensor:
@@ -50,17 +54,23 @@ def _fits(weight: PackedWeight) -> bool:
     return group % 16 == 0 and block_k_of(group, weight.in_features) > 0
 
 
+def _require_rows(x_TK: torch.Tensor, out_TN: torch.Tensor) -> None:
+    if not (x_TK.is_contiguous() and out_TN.is_contiguous()):
+        raise ValueError(f"rows must lie together; strides are {x_TK.stride()} and {out_TN.stride()}")
+
+
 def _multiply(
     x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor, is_invariant: bool, add: bool = False
 ) -> None:
-    if not (x_TK.is_contiguous() and out_TN.is_contiguous()):
-        raise ValueError(f"rows must lie together; strides are {x_TK.stride()} and {out_TN.stride()}")
+    _require_rows(x_TK, out_TN)
     rows = x_TK.shape[0]
     if not rows:
         return
     if isinstance(weight.layout, Tiles):
         x_TK = x_TK.to(weight.dtype)
-        if rows >= BAND_ROWS and not is_invariant and out_TN.dtype == weight.dtype:
+        if rows <= FEW_ROWS and not is_invariant and (config := packed_rows.choose(weight)) is not None:
+            packed_rows.launch_packed_rows(x_TK, weight, out_TN, config, add=add)
+        elif rows >= BAND_ROWS and not is_invariant and out_TN.dtype == weight.dtype:
             launch_bands(x_TK, weight, out_TN, add=add)
         else:
             launch_tiles(x_TK, weight, out_TN, is_invariant=is_invariant, add=add)
@@ -91,6 +101,42 @@ def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: tor
     _multiply(x_TK, weight, residual_TN, is_invariant=False, add=True)
 
 
+def _fused_config(x_TD: torch.Tensor, weight: PackedWeight, *, is_gated: bool) -> packed_rows.RowsConfig | None:
+    """For inputs that can be normed on the way: float16 does not hold them before they are divided by their size."""
+    is_few = 0 < x_TD.shape[0] <= FEW_ROWS and isinstance(weight.layout, Tiles)
+    if not is_few or not x_TD.dtype == weight.dtype == torch.bfloat16:
+        return None
+    return packed_rows.choose(weight, is_gated=is_gated)
+
+
+@kernel("packed_norm_linear", platform="cuda", priority=10, invariant=False)
+def packed_norm_linear(
+    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, out_TN: torch.Tensor,
+    scratch_TD: torch.Tensor,
+) -> None:  # fmt: skip
+    """As `packed.packed_norm_linear`."""
+    if (config := _fused_config(x_TD, weight, is_gated=False)) is not None:
+        _require_rows(x_TD, out_TN)
+        packed_rows.launch_packed_rows(x_TD, weight, out_TN, config, norm_K=norm_D, eps=eps)
+    else:
+        ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+        packed_linear(scratch_TD, weight, out_TN)
+
+
+@kernel("packed_norm_linear_gated", platform="cuda", priority=10, invariant=False)
+def packed_norm_linear_gated(
+    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, kind: str, out_TI: torch.Tensor,
+    scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
+) -> None:  # fmt: skip
+    """As `packed.packed_norm_linear_gated`."""
+    if (config := _fused_config(x_TD, weight, is_gated=True)) is not None:
+        _require_rows(x_TD, out_TI)
+        packed_rows.launch_packed_rows(x_TD, weight, out_TI, config, norm_K=norm_D, eps=eps, kind=kind)
+    else:
+        packed_norm_linear(x_TD, norm_D, eps, weight, scratch_T2I, scratch_TD)
+        ops.gated_activation(scratch_T2I, kind, out_TI)
+
+
 @kernel("packed_linear", platform="cuda", priority=5)
 def invariant_packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
     """As `packed.packed_linear`; a row's bits do not depend on the others."""
@@ -114,7 +160,6 @@ def pack_int8(weight: Int8Weight) -> Int8Weight:
 @kernel("int8_linear", platform="cuda", priority=10)
 def int8_linear(x_TK: torch.Tensor, weight: Int8Weight, out_TN: torch.Tensor) -> None:
     """As `packed.int8_linear`."""
-    if not (x_TK.is_contiguous() and out_TN.is_contiguous()):
-        raise ValueError(f"rows must lie together; strides are {x_TK.stride()} and {out_TN.stride()}")
+    _require_rows(x_TK, out_TN)
     if x_TK.shape[0]:
         launch_int8(x_TK, weight, out_TN)

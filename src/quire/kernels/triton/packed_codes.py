@@ -3,7 +3,8 @@
 Rows come in blocks of 128, columns in tiles; a tile's codes lie together, row by row. A word of 16 bits holds PARTS codes of a
 row: word i of a tile has columns i, i + WORDS, i + 2 * WORDS … of it, so that taking part p of every word gives WORDS adjacent
 columns. A number is made two at a time: a code is put into the bits of a bfloat16 or float16 of known exponent, and what that
-adds is subtracted (or multiplied away) again, without rounding.
+adds is subtracted (or multiplied away) again, without rounding. Numbers of a table are picked byte by byte, four codes at a
+time: a word of 16 bits is the selector of a permutation of eight bytes.
 
 Legend: N outputs, K inputs, W words of a tile's row.
 """
@@ -17,8 +18,9 @@ from quire.kernels.packed import PackedWeight, code_bits, unpack_nibbles
 from quire.kernels.triton.launch import cdiv, interpreted, tl
 
 BLOCK_ROWS = 128
-WHOLE_4, FLOAT_4, WHOLE_8, FLOAT_8 = range(4)
-"""Kinds of codes: 0 to 15 less a zero; e2m1; -128 to 127; e4m3."""
+WHOLE_4, FLOAT_4, WHOLE_8, FLOAT_8, TABLE_4 = range(5)
+"""Kinds of codes: 0 to 15 less a zero; e2m1; -128 to 127; e4m3; places in a table, which is a number itself: kinds from `TABLE_4`
+on are `TABLE_4` plus 8 times its 16 entries' bits, the first in the lowest."""
 _FLOAT_4, _WHOLE_4, _WHOLE_8 = tl.constexpr(FLOAT_4), tl.constexpr(WHOLE_4), tl.constexpr(WHOLE_8)
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -52,8 +54,12 @@ def _kind_of(weight: PackedWeight) -> int | None:
     if weight.table is None:
         return WHOLE_4
     e2m1 = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=weight.table.device)
-    is_e2m1 = weight.zero is None and torch.equal(weight.table.float(), e2m1)
-    return FLOAT_4 if is_e2m1 else None
+    if weight.zero is not None or weight.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    if torch.equal(weight.table.float(), e2m1):
+        return FLOAT_4
+    entries = weight.table.to(weight.dtype).view(torch.int16).tolist()
+    return TABLE_4 + 8 * sum((entry & 0xFFFF) << 16 * place for place, entry in enumerate(entries))
 
 
 def layout_of(weight: PackedWeight, *, may_pad: bool = False) -> Tiles | None:
@@ -67,7 +73,7 @@ def layout_of(weight: PackedWeight, *, may_pad: bool = False) -> Tiles | None:
         return None
     if kind == WHOLE_4 and weight.zero is not None and not torch.equal(_zeros_of(weight)[1], weight.zero.float()):
         return None
-    groups, parts = weight.plain()[1].shape[1], 4 if kind in (WHOLE_4, FLOAT_4) else 2
+    groups, parts = weight.plain()[1].shape[1], 16 // code_bits(weight.plain()[0])
     for columns in (32 * parts, 16 * parts):
         words, inputs = columns // parts, weight.in_features
         if may_pad:
@@ -185,6 +191,38 @@ def _assembly(kind, part, is_half):
     return "{ .reg .b32 a, b; " + " ".join(lines) + " }"
 
 
+@triton.constexpr_function
+def _is_table(kind):
+    return kind >= TABLE_4
+
+
+@triton.constexpr_function
+def _entry(kind, code):
+    """The bits of a table's entry, as int16 has them."""
+    bits = kind >> 3 + 16 * code & 0xFFFF
+    return bits - 0x10000 * (bits >> 15)
+
+
+@triton.constexpr_function
+def _table_assembly(kind):
+    """The numbers [$0 … $3] of the four codes of each of two words [$4], two of a part in each."""
+    eighths = [[(kind >> 3 + 16 * code + shift) & 0xFF for code in range(16)] for shift in (0, 8)]
+    lines = ["shr.u32 b, $4, 16;"]
+    for word, source in (("a", "$4"), ("b", "b")):
+        # A code's lower bits pick from each half of the table, its highest one from these two.
+        lines += [f"and.b32 inner, {source}, 0x7777;", f"shr.u32 half, {source}, 1;"]
+        lines += ["lop3.b32 half, half, 0x4444, 0x3210, 0xea;"]
+        for name, entries in zip("lh", eighths, strict=True):
+            quads = [sum(byte << 8 * at for at, byte in enumerate(entries[i : i + 4])) for i in (0, 4, 8, 12)]
+            lines += [f"mov.b32 p, {quads[0]:#x};", f"prmt.b32 p, p, {quads[1]:#x}, inner;"]
+            lines += [f"mov.b32 q, {quads[2]:#x};", f"prmt.b32 q, q, {quads[3]:#x}, inner;"]
+            lines += [f"prmt.b32 {name}{word}, p, q, half;"]
+    for part, bytes_of_two in ((0, "0x5140"), (2, "0x7362")):
+        lines += [f"prmt.b32 p, la, ha, {bytes_of_two};", f"prmt.b32 q, lb, hb, {bytes_of_two};"]
+        lines += [f"prmt.b32 ${part}, p, q, 0x5410;", f"prmt.b32 ${part + 1}, p, q, 0x7632;"]
+    return "{ .reg .b32 b, inner, half, p, q, la, ha, lb, hb; " + " ".join(lines) + " }"
+
+
 @triton.jit
 def scale_of(both_N, NUMBER: tl.constexpr, SHARE: tl.constexpr):
     """Scales in float32, of what `tiled` made of scales and zeros: number NUMBER of the SHARE of each word."""
@@ -211,10 +249,23 @@ def zero_bits(both_N):
 
 @triton.jit
 def decode(words_NW, both_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Part PART of every word as numbers of the model's type, exact, less the zeros that come with the scales `both_N`."""
+    """Part PART of every word as numbers of the model's type, exact, less the zeros that come with the scales `both_N`. There may
+    be more dimensions before N."""
     dtype: tl.constexpr = tl.float16 if IS_HALF else tl.bfloat16
-    if ASSEMBLY and KIND == _WHOLE_4:
-        zero = tl.broadcast_to(zero_bits(both_N)[:, None], words_NW.shape)
+    if _is_table(KIND):
+        if ASSEMBLY:
+            bits = tl.inline_asm_elementwise(
+                _table_assembly(KIND), "=r,=r,=r,=r,r", [words_NW], dtype=(tl.int16, tl.int16, tl.int16, tl.int16),
+                is_pure=True, pack=2,
+            )[PART]  # fmt: skip
+        else:
+            code = (words_NW >> (4 * PART)) & 15
+            bits = tl.zeros_like(words_NW)
+            for entry in tl.static_range(16):
+                bits = tl.where(code == entry, _entry(KIND, entry), bits).to(tl.int16)
+        return bits.to(dtype, bitcast=True)
+    elif ASSEMBLY and KIND == _WHOLE_4:
+        zero = tl.broadcast_to(tl.expand_dims(zero_bits(both_N), -1), words_NW.shape)
         bits = tl.inline_asm_elementwise(
             _assembly(KIND, PART, IS_HALF), "=r,r,r", [words_NW, zero], dtype=tl.int16, is_pure=True, pack=2
         )
@@ -227,7 +278,8 @@ def decode(words_NW, both_N, KIND: tl.constexpr, PART: tl.constexpr, IS_HALF: tl
     elif KIND == _WHOLE_4:
         offset: tl.constexpr = 1024.0 if IS_HALF else 128.0
         code = ((words_NW >> (4 * PART)) & 15).to(tl.float32)
-        return (code + offset - zero_bits(both_N).to(dtype, bitcast=True).to(tl.float32)[:, None]).to(dtype)
+        zero = zero_bits(both_N).to(dtype, bitcast=True).to(tl.float32)
+        return (code + offset - tl.expand_dims(zero, -1)).to(dtype)
     elif KIND == _FLOAT_4:
         code = (words_NW >> (4 * PART)) & 15
         exponent = (code >> 1) & 3
