@@ -22,6 +22,7 @@ class PoolingParams(
         dimensions: keep only so many dimensions of an embedding, for models that were trained so (matryoshka).
         use_activation: normalise embeddings, turn scores into probabilities; None means as the model says.
         truncate_prompt_tokens: keep only so many tokens of a prompt, special ones included; -1 means as many as fit.
+        truncation_side: where a prompt is cut: `right` (its end, also None) or `left`. Pairs of texts are cut at the right.
         step_tag_id: give only the positions of this token (process reward models); None means as the model says.
         returned_token_ids: of a token's numbers, only these columns; None means as the model says.
         skip_reading_prefix_cache: None lets the engine decide: it reads where the last token alone counts.
@@ -36,6 +37,7 @@ class PoolingParams(
     dimensions: int | None = None
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     step_tag_id: int | None = None
     returned_token_ids: list[int] | None = None
     skip_reading_prefix_cache: bool | None = None
@@ -46,6 +48,8 @@ class PoolingParams(
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in POOLING_TASKS:
             checks.refuse("task", self.task, f"one of {', '.join(POOLING_TASKS)}, or null")
+        if self.truncation_side not in (None, "left", "right"):
+            checks.refuse("truncation_side", self.truncation_side, "left, right, or null")
         for name in ("use_activation", "normalize", "activation", "skip_reading_prefix_cache"):
             value: Any = getattr(self, name)
             if value is not None:

@@ -151,11 +151,11 @@ class PoolingProcessor:
         return ProcessedRequest(request_id, kept, completed, [request], arrival_time, None)
 
     def _fit(self, token_ids: list[int], params: PoolingParams) -> list[int]:
-        """The prompt, shortened at its end if that was asked for; special tokens that close it stay."""
+        """The prompt, shortened if that was asked for; special tokens around it stay."""
         limit = self._model.max_model_len
         keep = self._limit(params)
         if keep is not None and len(token_ids) > keep:
-            token_ids = _shorten(token_ids, keep, self._source.get())
+            token_ids = _shorten(token_ids, keep, self._source.get(), params.truncation_side == "left")
         if not token_ids:
             raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
         if len(token_ids) > limit:
@@ -223,7 +223,9 @@ class PoolingProcessor:
             )
 
 
-def _shorten(token_ids: list[int], keep: int, tokenizer: Tokenizer | None) -> list[int]:
+def _shorten(token_ids: list[int], keep: int, tokenizer: Tokenizer | None, from_left: bool) -> list[int]:
+    if from_left:
+        return _shorten(token_ids[::-1], keep, tokenizer, False)[::-1]
     special = tokenizer.special_ids if tokenizer is not None else frozenset[int]()
     closing = 0
     while closing < min(keep - 1, len(token_ids)) and token_ids[-1 - closing] in special:

@@ -5,7 +5,7 @@ Shared by `LLM` and the server; queues nothing.
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from quire.config import PoolingConfig
 from quire.engine.input_processor import TokenizedPrompt
@@ -59,9 +59,13 @@ def join_pairs(
 
 
 def render_pairs(
-    processor: PoolingProcessor, tokenizer: Tokenizer, template: ChatTemplate, pairs: Sequence[tuple[str, str]]
+    processor: PoolingProcessor,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    pairs: Sequence[tuple[str, str]],
+    variables: dict[str, Any] | None = None,
 ) -> list[TokenizedPrompt]:
-    """Each pair as one prompt, written by a template that knows the roles `query` and `document`."""
+    """Each pair as one prompt, written by a template that knows the roles `query` and `document`, and these variables."""
     texts = [
         template.render(
             [{"role": "query", "content": first}, {"role": "document", "content": second}],
@@ -69,7 +73,7 @@ def render_pairs(
             documents=None,
             add_generation_prompt=False,
             continue_final_message=False,
-            variables=dict(tokenizer.special_tokens_map),
+            variables={**tokenizer.special_tokens_map, **(variables or {})},
         )
         for first, second in pairs
     ]

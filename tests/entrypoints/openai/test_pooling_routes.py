@@ -15,6 +15,7 @@ from quire import AsyncEngineArgs, AsyncLLMEngine
 from quire.benchmarks.tiny_models import make_tiny_model
 from quire.entrypoints.openai.pooling_protocol import (
     ClassificationRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
@@ -252,6 +253,7 @@ SERVED = {
     "/classify": (ClassificationRequest, {"input": "a"}),
     "/pooling": (PoolingRequest, {"input": "a"}),
     "/v1/embeddings": (EmbeddingRequest, {"input": "a"}),
+    "/v2/embed": (CohereEmbedRequest, {"texts": ["a"]}),
 }
 
 

@@ -15,6 +15,8 @@ from quire.entrypoints.openai.errors import ErrorResponse, openapi_error_respons
 from quire.entrypoints.openai.pooling_protocol import (
     ClassificationRequest,
     ClassificationResponse,
+    CohereEmbedRequest,
+    CohereEmbedResponse,
     EmbeddingRequest,
     EmbeddingResponse,
     PoolingRequest,
@@ -121,6 +123,13 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
         EmbeddingRequest,
         EmbeddingResponse,
         {"input": ["The tower is three hundred metres tall."]},
+    ),
+    (
+        "/v2/embed",
+        "A vector for each text, in the form of Cohere's clients; for servers of embedding models.",
+        CohereEmbedRequest,
+        CohereEmbedResponse,
+        {"texts": ["The tower is three hundred metres tall."], "input_type": "search_document"},
     ),
     (
         "/classify",

@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+from starlette.responses import Response
+
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.pooling_protocol import (
     ClassificationData,
@@ -14,6 +16,7 @@ from quire.entrypoints.openai.pooling_protocol import (
 )
 from quire.entrypoints.openai.pooling_run import (
     activation,
+    binary_response,
     numbers,
     read_prompts,
     require_pooling,
@@ -34,6 +37,7 @@ async def answer_classification(
         task="classify",
         use_activation=activation(request),
         truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
     )
     prompts = await read_prompts(state, request)
     special = request.add_special_tokens is not False
@@ -65,7 +69,7 @@ def _check_task(state: ServerState, task: str) -> None:
         raise bad_request(message, "task", "not_supported")
 
 
-async def answer_pooling(state: ServerState, request: PoolingRequest, public_id: str) -> PoolingResponse:
+async def answer_pooling(state: ServerState, request: PoolingRequest, public_id: str) -> PoolingResponse | Response:
     """What the pooler gives for every input, of any task that the model has."""
     model = state.resolve_model(request.model)
     params = PoolingParams(
@@ -73,6 +77,7 @@ async def answer_pooling(state: ServerState, request: PoolingRequest, public_id:
         dimensions=request.dimensions,
         use_activation=activation(request, request.normalize),
         truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
         step_tag_id=request.step_tag_id,
         returned_token_ids=request.returned_token_ids,
     )
@@ -80,9 +85,9 @@ async def answer_pooling(state: ServerState, request: PoolingRequest, public_id:
     prompts = await read_prompts(state, request)
     special = request.add_special_tokens is not False
     outputs = await run_pooling(state, request, prompts, params, public_id, add_special_tokens=special)
-    data = [
-        PoolingData(index, numbers(output.outputs, request.encoding_format)) for index, output in enumerate(outputs)
-    ]
+    if (binary := binary_response(outputs, request, f"pool-{public_id}", model)) is not None:
+        return binary
+    data = [PoolingData(index, numbers(output.outputs, request)) for index, output in enumerate(outputs)]
     return PoolingResponse(
         id=f"pool-{public_id}", created=int(time.time()), model=model, data=data, usage=usage_of(outputs)
     )

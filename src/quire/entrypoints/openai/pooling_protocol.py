@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.entrypoints.openai.number_formats import EmbedDtype, Endianness
 from quire.entrypoints.openai.protocol import CacheSalt, Priority, PromptItem, RequestId
 
 UNSET = msgspec.UNSET
-EncodingFormat = Literal["float", "base64"]
+EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
@@ -20,6 +21,7 @@ class PoolingFields(msgspec.Struct, kw_only=True):
     use_activation: bool | None = None
     activation: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: Priority | None = None
     request_id: RequestId | None = None
     user: str | None = None
@@ -38,25 +40,28 @@ class InputFields(PoolingFields, kw_only=True):
     cache_salt: CacheSalt | None = None
 
 
-class EmbeddingRequest(InputFields, kw_only=True):
-    """Body of `POST /v1/embeddings`."""
+class EncodedFields(InputFields, kw_only=True):
+    """Of routes that answer with many numbers, and how these are written."""
 
     encoding_format: EncodingFormat | None = None
+    embed_dtype: EmbedDtype | None = None
+    endianness: Endianness | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+
+
+class EmbeddingRequest(EncodedFields, kw_only=True):
+    """Body of `POST /v1/embeddings`."""
 
 
 class ClassificationRequest(InputFields, kw_only=True):
     """Body of `POST /classify`."""
 
 
-class PoolingRequest(InputFields, kw_only=True):
+class PoolingRequest(EncodedFields, kw_only=True):
     """Body of `POST /pooling`."""
 
     task: str | None = None
-    encoding_format: EncodingFormat | None = None
-    dimensions: int | None = None
-    normalize: bool | None = None
     step_tag_id: int | None = None
     returned_token_ids: list[int] | None = None
 
@@ -66,6 +71,8 @@ class PairFields(PoolingFields, kw_only=True):
 
     max_tokens_per_query: int | None = None
     max_tokens_per_doc: int | None = None
+    instruction: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ScoreRequest(PairFields, kw_only=True):
@@ -89,6 +96,22 @@ class RerankRequest(PairFields, kw_only=True):
     return_documents: bool | None = None
 
 
+class CohereEmbedRequest(msgspec.Struct, kw_only=True):
+    """Body of `POST /v2/embed`, in Cohere's form."""
+
+    model: str | None = None
+    texts: list[str] | None = None
+    inputs: list[dict[str, Any]] | None = None
+    images: Any = None
+    input_type: str | None = None
+    embedding_types: list[str] | None = None
+    output_dimension: int | None = None
+    max_tokens: int | None = None
+    truncate: str | None = None
+    priority: Priority | None = None
+    request_id: RequestId | None = None
+
+
 class PoolingUsage(msgspec.Struct):
     """Tokens of a pooling request; nothing is generated."""
 
@@ -97,7 +120,7 @@ class PoolingUsage(msgspec.Struct):
 
 
 class EmbeddingData(msgspec.Struct):
-    """One input's vector: numbers, or base64 of little-endian float32."""
+    """One input's vector: numbers, or base64 of their bytes."""
 
     index: int
     embedding: list[float] | str
@@ -139,7 +162,7 @@ class ClassificationResponse(PoolingAnswer, kw_only=True):
 
 
 class PoolingData(msgspec.Struct):
-    """One input's numbers: a vector, a row for each token, or base64 of their little-endian float32."""
+    """One input's numbers: a vector, a row for each token, or base64 of their bytes."""
 
     index: int
     data: list[float | list[float]] | str
@@ -187,3 +210,20 @@ class RerankResponse(msgspec.Struct, kw_only=True):
     model: str
     usage: PoolingUsage
     results: list[RankedResult]
+
+
+class CohereMeta(msgspec.Struct):
+    """What a request cost."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+
+
+class CohereEmbedResponse(msgspec.Struct, kw_only=True):
+    """Answer of `POST /v2/embed`: the vectors of all texts, for each type that was asked for."""
+
+    id: str
+    embeddings: dict[str, list[Any]]
+    texts: list[str]
+    meta: CohereMeta
+    response_type: str = "embeddings_by_type"

@@ -5,13 +5,26 @@ Knows inputs and failures. What the numbers mean is in `embeddings.py`, `pooled.
 
 import asyncio
 import base64
+import itertools
+import json
+import time
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
+from starlette.responses import Response
 
 from quire.config import PoolingConfig, limits
 from quire.engine.input_processor import TokenizedPrompt
 from quire.entrypoints.openai.errors import bad_request, error_of_finished
-from quire.entrypoints.openai.pooling_protocol import InputFields, PoolingFields, PoolingUsage
+from quire.entrypoints.openai.number_formats import to_bytes
+from quire.entrypoints.openai.pooling_protocol import (
+    CohereEmbedRequest,
+    EncodedFields,
+    InputFields,
+    PoolingFields,
+    PoolingUsage,
+)
 from quire.entrypoints.openai.prompts import render_chat, require_tokenizer
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import RequestError
@@ -20,6 +33,8 @@ from quire.outputs import PoolingOutput, PoolingRequestOutput
 from quire.pooling_params import PoolingParams
 
 Pooled = PoolingRequestOutput[PoolingOutput]
+_MOST_METADATA = 60_000
+"""Bytes of a header that clients still read: Python's own takes a line of 65,536."""
 
 
 def require_pooling(state: ServerState) -> PoolingConfig:
@@ -88,7 +103,7 @@ async def _conversation(state: ServerState, request: InputFields, messages: list
 
 async def run_pooling(
     state: ServerState,
-    request: PoolingFields,
+    request: PoolingFields | CohereEmbedRequest,
     prompts: Sequence[PromptType | TokenizedPrompt],
     params: PoolingParams,
     public_id: str,
@@ -113,7 +128,7 @@ async def run_pooling(
 
 async def _run(
     state: ServerState,
-    request: PoolingFields,
+    request: PoolingFields | CohereEmbedRequest,
     prompt: PromptType | TokenizedPrompt,
     params: PoolingParams,
     public_id: str,
@@ -142,8 +157,42 @@ def usage_of(outputs: Sequence[Pooled]) -> PoolingUsage:
     return PoolingUsage(count, count)
 
 
-def numbers(pooled: PoolingOutput, encoding_format: str | None) -> Any:
-    """A vector or rows as JSON's numbers, or as base64 of little-endian float32."""
-    if encoding_format == "base64":
-        return base64.b64encode(pooled.data.astype("<f4").tobytes()).decode()
+def numbers(pooled: PoolingOutput, request: EncodedFields) -> Any:
+    """A vector or rows as JSON's numbers, or as base64 of their bytes."""
+    if request.encoding_format == "base64":
+        return base64.b64encode(_as_bytes(pooled, request)).decode()
     return pooled.data.tolist()
+
+
+def _as_bytes(pooled: PoolingOutput, request: EncodedFields) -> bytes:
+    return to_bytes(pooled.data, request.embed_dtype or "float32", request.endianness or "little")
+
+
+def binary_response(outputs: Sequence[Pooled], request: EncodedFields, answer_id: str, model: str) -> Response | None:
+    """All inputs' bytes, one behind the other; `bytes` tells in the header `metadata` where each lies. None of another format."""
+    if request.encoding_format not in ("bytes", "bytes_only"):
+        return None
+    pieces = [_as_bytes(output.outputs, request) for output in outputs]
+    headers: dict[str, str] = {}
+    if request.encoding_format == "bytes":
+        ends = list(itertools.accumulate(map(len, pieces)))
+        told = {"embed_dtype": request.embed_dtype or "float32", "endianness": request.endianness or "little"}
+        data = [
+            {"index": index, **told, "start": end - len(piece), "end": end, "shape": output.outputs.data.shape}
+            for index, (piece, end, output) in enumerate(zip(pieces, ends, outputs, strict=True))
+        ]
+        metadata = {
+            "id": answer_id,
+            "created": int(time.time()),
+            "model": model,
+            "data": data,
+            "usage": msgspec.to_builtins(usage_of(outputs)),
+        }
+        headers["metadata"] = json.dumps(metadata, separators=(",", ":"))
+        if len(headers["metadata"]) > _MOST_METADATA:
+            message = (
+                f"encoding_format: 'bytes' describes {len(outputs)} inputs in a header of {len(headers['metadata'])} bytes; at "
+                f"most {_MOST_METADATA}: send fewer, or take 'bytes_only'."
+            )
+            raise bad_request(message, "encoding_format")
+    return Response(b"".join(pieces), headers=headers, media_type="application/octet-stream")

@@ -10,11 +10,12 @@ from starlette.responses import Response
 from quire.entrypoints.anthropic.protocol import CountTokensRequest
 from quire.entrypoints.openai.decoding import read_body
 from quire.entrypoints.openai.errors import HTTPError, bad_request
-from quire.entrypoints.openai.pooling_protocol import PoolingFields
+from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, PoolingFields
 from quire.entrypoints.openai.protocol import GenerationFields, GenerativeScoringRequest
 from quire.entrypoints.openai.state import ServerState
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+RequestWithId = GenerationFields | PoolingFields | CountTokensRequest | GenerativeScoringRequest | CohereEmbedRequest
 Handler = Callable[[Request], Awaitable[Response]]
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _encode = msgspec.json.Encoder().encode
@@ -37,9 +38,7 @@ def state_of(request: Request) -> ServerState:
     return request.app.state.server
 
 
-def public_id(
-    request: Request, body: GenerationFields | PoolingFields | CountTokensRequest | GenerativeScoringRequest
-) -> str:
+def public_id(request: Request, body: RequestWithId) -> str:
     """The id that the client sees: its own (field, then header), or the one the request was given."""
     return body.request_id or str(request.scope["state"]["request_id"])
 

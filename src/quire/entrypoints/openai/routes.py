@@ -17,6 +17,7 @@ from quire.entrypoints.anthropic.messages import MessageStream, answer_message, 
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, prepare_chat
 from quire.entrypoints.openai.chat_batch import answer_chat_batch
+from quire.entrypoints.openai.cohere_embed import answer_cohere_embed
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
 from quire.entrypoints.openai.dev_routes import DEV_ROUTES
 from quire.entrypoints.openai.embeddings import answer_embeddings
@@ -26,8 +27,8 @@ from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.pooled import answer_classification, answer_pooling
 from quire.entrypoints.openai.pooling_protocol import (
     ClassificationRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
-    PoolingFields,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
@@ -43,13 +44,21 @@ from quire.entrypoints.openai.protocol import (
 )
 from quire.entrypoints.openai.push import stream_answer
 from quire.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
-from quire.entrypoints.openai.route_tools import Handler, json_response, public_id, read_bytes, read_request, state_of
+from quire.entrypoints.openai.route_tools import (
+    Handler,
+    RequestWithId,
+    json_response,
+    public_id,
+    read_bytes,
+    read_request,
+    state_of,
+)
 from quire.entrypoints.openai.scores import answer_rerank, answer_score
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import run_while_connected
 from quire.entrypoints.responses_api import handlers as responses_api
 
-BodyT = TypeVar("BodyT", bound=PoolingFields | CountTokensRequest | BatchChatRequest | GenerativeScoringRequest)
+BodyT = TypeVar("BodyT", bound=RequestWithId)
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -102,7 +111,8 @@ def _route(kind: type[BodyT], answer: Callable[[ServerState, BodyT, str], Awaita
         body = await read_request(request, kind)
 
         async def work() -> Response:
-            return json_response(await answer(state, body, public_id(request, body)))
+            answered = await answer(state, body, public_id(request, body))
+            return answered if isinstance(answered, Response) else json_response(answered)
 
         return await run_while_connected(request, work())
 
@@ -113,6 +123,7 @@ create_chat_batch = _route(BatchChatRequest, answer_chat_batch)
 create_generative_scoring = _route(GenerativeScoringRequest, answer_generative_scoring)
 count_message_tokens = _route(CountTokensRequest, count_tokens)
 create_embeddings = _route(EmbeddingRequest, answer_embeddings)
+create_cohere_embeddings = _route(CohereEmbedRequest, answer_cohere_embed)
 create_classification = _route(ClassificationRequest, answer_classification)
 create_pooling = _route(PoolingRequest, answer_pooling)
 create_score = _route(ScoreRequest, answer_score)
@@ -178,6 +189,7 @@ WORK: dict[str, Handler] = {
     "/v1/messages": create_message,
     "/v1/messages/count_tokens": count_message_tokens,
     "/v1/embeddings": create_embeddings,
+    "/v2/embed": create_cohere_embeddings,
     "/classify": create_classification,
     "/pooling": create_pooling,
     "/score": create_score,

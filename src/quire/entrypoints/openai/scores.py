@@ -6,7 +6,7 @@ A cross-encoder reads both texts as one prompt; of an embedding model a score is
 import time
 from typing import Any
 
-from quire.config import limits
+from quire.config import PoolingConfig, limits
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.pooling_protocol import (
     PairFields,
@@ -86,6 +86,9 @@ async def _score(
     if len(firsts) > limits.MAX_PROMPTS:
         message = f"{names[1]}: {len(firsts)} pairs; at most {limits.MAX_PROMPTS} in one request."
         raise bad_request(message, names[1])
+    if request.truncation_side == "left":
+        raise bad_request("truncation_side: pairs are cut at the right.", "truncation_side", "not_supported")
+    _check_instruction(state, request, config)
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), names[0])
     firsts = await _shortened(firsts, request.max_tokens_per_query, "max_tokens_per_query", tokenizer)
     seconds = await _shortened(seconds, request.max_tokens_per_doc, "max_tokens_per_doc", tokenizer)
@@ -100,18 +103,35 @@ async def _score(
         by_text = dict(zip(texts, outputs, strict=True))
         pairs = zip(firsts, seconds, strict=True)
         return [cosine(by_text[first], by_text[second]) for first, second in pairs], usage_of(outputs)
-    prompts = await _pair_prompts(state, firsts, seconds, params)
+    prompts = await _pair_prompts(state, request, firsts, seconds, params)
     outputs = await run_pooling(state, request, prompts, params, public_id, field=names[1])
     return [float(output.outputs.data[0]) for output in outputs], usage_of(outputs)
 
 
-async def _pair_prompts(state: ServerState, firsts: list[str], seconds: list[str], params: PoolingParams) -> list[Any]:
+def _check_instruction(state: ServerState, request: PairFields, config: PoolingConfig) -> None:
+    """What a template is told needs a template that joins pairs."""
+    if config.embeds or state.engine.config.model.chat_template is None:
+        for field in ("instruction", "chat_template_kwargs"):
+            if getattr(request, field):
+                message = (
+                    f"{field}: only a template (--chat-template) of a cross-encoder can read it; there is none here."
+                )
+                raise bad_request(message, field, "not_supported")
+
+
+async def _pair_prompts(
+    state: ServerState, request: PairFields, firsts: list[str], seconds: list[str], params: PoolingParams
+) -> list[Any]:
     """A prompt for each pair, written by the operator's template where there is one (`--chat-template`)."""
     engine, pairs = state.engine, list(zip(firsts, seconds, strict=True))
     size = sum(map(len, firsts)) + sum(map(len, seconds))
     tokenizer: Any = engine.get_tokenizer()
     if engine.config.model.chat_template is not None:
-        return await run_sized(size, render_pairs, engine.pooling_processor, tokenizer, tokenizer.template, pairs)
+        variables = dict(request.chat_template_kwargs or {})
+        if request.instruction is not None:
+            variables["instruction"] = request.instruction
+        template = tokenizer.template
+        return await run_sized(size, render_pairs, engine.pooling_processor, tokenizer, template, pairs, variables)
     return await run_sized(size, join_pairs, engine.pooling_processor, pairs, params)
 
 

@@ -1,0 +1,115 @@
+"""`POST /v2/embed`: embeddings in the form of Cohere's clients.
+
+Numbers (`float`, `base64` of little-endian float32), or a bit a dimension, eight to a byte (`binary`, `ubinary`). Numbers of
+eight bits need ranges that were measured for a model, which no checkpoint holds.
+"""
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from quire.config import PoolingConfig, limits
+from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, CohereEmbedResponse, CohereMeta
+from quire.entrypoints.openai.pooling_run import require_pooling, run_pooling, usage_of
+from quire.entrypoints.openai.prompts import run_sized
+from quire.entrypoints.openai.state import ServerState
+from quire.errors import RequestError
+from quire.guards import is_dict, is_sequence
+from quire.pooling_params import PoolingParams
+
+_SIDES: dict[str, str | None] = {"END": "right", "START": "left", "NONE": None}
+_PROMPTS = {"search_query": ("search_query", "query"), "search_document": ("search_document", "document", "passage")}
+_TYPES = ("float", "base64", "binary", "ubinary")
+
+
+async def answer_cohere_embed(state: ServerState, request: CohereEmbedRequest, public_id: str) -> CohereEmbedResponse:
+    """Embed every text of a request, behind the model's prompt for such inputs where it has one."""
+    state.resolve_model(request.model)
+    config = require_pooling(state)
+    kinds, texts = _kinds(request), _texts(request)
+    side = _SIDES.get(request.truncate or "END", "")
+    if side == "":
+        raise bad_request(
+            f"truncate: {str(request.truncate)[:60]!r} is unknown; allowed: {', '.join(_SIDES)}.", "truncate"
+        )
+    if request.max_tokens is not None and request.max_tokens < 1:
+        raise bad_request(f"max_tokens: {request.max_tokens} is out of range; at least 1.", "max_tokens")
+    limit = state.engine.config.model.max_model_len
+    processor, name = state.engine.pooling_processor, _prompt_name(config, request.input_type)
+    prompts = await run_sized(sum(map(len, texts)), processor.tokenize_batch, texts, True, name)
+    try:
+        params = PoolingParams(
+            task="embed",
+            dimensions=request.output_dimension,
+            truncate_prompt_tokens=None if side is None else min(request.max_tokens or limit, limit),
+            truncation_side=side,
+        )
+        outputs = await run_pooling(state, request, prompts, params, public_id, field="texts")
+    except RequestError as error:
+        if error.param == "dimensions":
+            raise bad_request(f"output_dimension: {error}", "output_dimension") from None
+        raise
+    return CohereEmbedResponse(
+        id=public_id,
+        embeddings={kind: [_written(output.outputs.data, kind) for output in outputs] for kind in kinds},
+        texts=texts,
+        meta=CohereMeta({"version": "2"}, {"input_tokens": usage_of(outputs).prompt_tokens}),
+    )
+
+
+def _kinds(request: CohereEmbedRequest) -> list[str]:
+    kinds = list(dict.fromkeys(request.embedding_types or ["float"]))
+    for index, kind in enumerate(kinds):
+        if kind not in _TYPES:
+            message = f"embedding_types[{index}]: {kind[:60]!r} is not available; allowed: {', '.join(_TYPES)}."
+            raise bad_request(message, "embedding_types", "not_supported")
+    return kinds
+
+
+def _texts(request: CohereEmbedRequest) -> list[str]:
+    if request.images:
+        raise bad_request("images: this model reads texts only.", "images", "not_supported")
+    if (request.texts is None) == (request.inputs is None):
+        raise bad_request("texts: this field is required (or inputs, but not both).", "texts", "missing_field")
+    field = "inputs" if request.texts is None else "texts"
+    texts = (
+        request.texts
+        if request.texts is not None
+        else [_input_text(one, i) for i, one in enumerate(request.inputs or ())]
+    )
+    if not 0 < len(texts) <= limits.MAX_PROMPTS:
+        raise bad_request(f"{field}: {len(texts)} texts; 1 to {limits.MAX_PROMPTS} in one request.", field)
+    return texts
+
+
+def _input_text(given: dict[str, Any], index: int) -> str:
+    """The text parts of an input, joined."""
+    path, parts = f"inputs[{index}].content", given.get("content")
+    if not is_sequence(parts) or not parts:
+        raise bad_request(f"{path}: expected a list of at least one part.", path)
+    texts: list[str] = []
+    for number, part in enumerate(parts):
+        text = part.get("text") if is_dict(part) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            message = f"{path}[{number}]: this model reads parts of type 'text' only, with a text."
+            raise bad_request(message, f"{path}[{number}]", "not_supported")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _prompt_name(config: PoolingConfig, input_type: str | None) -> str | None:
+    """The model's prompt for such inputs, if it has one."""
+    return next((name for name in _PROMPTS.get(input_type or "", (input_type,)) if name in config.prompts), None)
+
+
+def _written(vector: Any, kind: str) -> Any:
+    match kind:
+        case "float":
+            return vector.tolist()
+        case "base64":
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        case _:
+            bits = np.packbits(vector > 0)
+            return bits.tolist() if kind == "ubinary" else (bits.astype(np.int16) - 128).tolist()
