@@ -5,8 +5,6 @@ Streams' tokens come as fast as the server writes them; the client's processor t
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from quire.benchmarks import common, serve_metrics
 from quire.benchmarks.http_load import Target
 from quire.benchmarks.load import LoadJob, run_load
+from quire.benchmarks.own_server import started
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def started_source(step_s: float = 0.0) -> Iterator[str]:
     """The URL of a source of streams in another process."""
-    command = [sys.executable, "-m", "quire.benchmarks.sse_source", str(step_s)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.communicate()
+    with started("quire.benchmarks.sse_source", [str(step_s)], "http://") as (url, _):
+        yield url
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

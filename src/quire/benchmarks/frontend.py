@@ -11,8 +11,6 @@ import contextlib
 import glob
 import itertools
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ import numpy as np
 from quire.benchmarks import common
 from quire.benchmarks.frontend_load import LoadResult, request_bytes, run_load
 from quire.benchmarks.frontend_server import engine_config, write_tokenizer
+from quire.benchmarks.own_server import started
 from quire.errors import EngineError
 from quire.simulator.steady import FIRST_TOKEN, NUM_MARKS, open_clock
 
@@ -44,18 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @contextlib.contextmanager
 def _server(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
     """A server's port, its process id and its core's."""
-    command = [sys.executable, "-m", "quire.benchmarks.frontend_server", str(folder), json.dumps(settings)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = next((line for line in process.stdout if line.startswith("ready ")), None)
-        if line is None:
-            raise EngineError("The server did not start.")
+    words = [str(folder), json.dumps(settings)]
+    with started("quire.benchmarks.frontend_server", words, "frontend at port ") as (line, process):
         (core,) = _children(process.pid)
-        yield int(line.split()[1]), process.pid, core
-    finally:
-        process.terminate()
-        process.wait(30)
+        yield int(line.split()[-1]), process.pid, core
 
 
 def _children(pid: int) -> list[int]:

@@ -31,7 +31,7 @@ def engine_config(folder: Path, settings: dict[str, Any]) -> EngineConfig:
 
 
 def main() -> int:
-    """Serve until a signal; prints the port, this process's id and the core's."""
+    """Serve until a signal; prints the port."""
     folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     listener, options = open_socket(ListenOptions(port=0, access_log=False))
 
@@ -46,7 +46,7 @@ def main() -> int:
         return AsyncLLM(engine_config(folder, settings), core="process")
 
     def announce(engine: Any, seconds: float) -> None:
-        print(f"ready {options.port}", flush=True)
+        print(f"frontend at port {options.port}", flush=True)
 
     return ServerProcess(build_app(state), state, listener, options, build_engine, announce).run()
 

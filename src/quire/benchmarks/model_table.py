@@ -16,10 +16,9 @@ from quire.models.features import Features
 from quire.models.registry import ModelRegistry
 
 COLUMNS = ("TP", "PP", "LoRA", "quantized", "pooling", "multimodal")
-REPAIR = "quire models --write docs/models.md (with --check for rows that were not checked)"
 BEGIN, END = "<!-- quire models: begin -->", "<!-- quire models: end -->"
 _HEADER = ("architecture", "layers", *COLUMNS, "check", "largest difference", "compared with")
-_NOT_CHECKED = ("not checked", "", "")
+NOT_CHECKED = ("not checked", "", "")
 _VERSIONS = re.compile(r"^Checked with (.*)\.$", re.MULTILINE)
 
 Cells = tuple[str, ...]
@@ -41,7 +40,7 @@ class Table:
 
     def as_markdown(self) -> str:
         """Versions, then a row an architecture."""
-        rows = [(name, *cells, *self.checks.get(name, _NOT_CHECKED)) for name, cells in self.features.items()]
+        rows = [(name, *cells, *self.checks.get(name, NOT_CHECKED)) for name, cells in self.features.items()]
         lines = [_row(_HEADER), _row(("---",) * len(_HEADER)), *map(_row, rows)]
         return f"Checked with {self.versions}.\n\n" + "\n".join(lines)
 
@@ -134,17 +133,3 @@ def write_table(path: Path, results: Iterable[Result]) -> None:
     table = Table(cells, kept | new, _installed_versions() if new else old.versions)
     before, _, after = _split(text)
     path.write_text(f"{before}{BEGIN}\n{table.as_markdown()}\n{END}{after}", encoding="utf-8")
-
-
-def find_stale(text: str) -> list[str]:
-    """What a document's table says otherwise than the specs, as sentences; nothing when it is right."""
-    table, cells = read_table(text), feature_cells()
-    stale = [f"{name} is not in the table" for name in cells if name not in table.features]
-    stale += [f"{name} is no architecture any more" for name in table.features if name not in cells]
-    stale += [
-        f"{name} has {' | '.join(cells[name])}, not {' | '.join(said)}"
-        for name, said in table.features.items()
-        if name in cells and cells[name] != said
-    ]
-    stale += [f"{name} was not checked" for name, found in table.checks.items() if found == _NOT_CHECKED]
-    return [f"{line}: {REPAIR}" for line in stale]

@@ -1,4 +1,4 @@
-"""A server of one's own for a measurement: started on a free port, ended afterwards."""
+"""Processes of one's own for a measurement: started, awaited until they say that they are ready, ended afterwards."""
 
 import subprocess
 import sys
@@ -9,26 +9,26 @@ from contextlib import contextmanager
 from quire.errors import EngineError
 
 START_TIMEOUT_S = 900.0
-"""After this a server that is not ready is ended."""
+"""After this a process that is not ready is ended."""
 
 
 @contextmanager
-def started_server(arguments: Sequence[str]) -> Iterator[str]:
-    """The URL of `quire serve` with these arguments.
+def started(module: str, arguments: Sequence[str], mark: str) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
+    """A Python module as a process, and the line of its output with `mark` in it. Its input stays open while it is wanted.
 
     Raises:
-        EngineError: it ended before it was ready.
+        EngineError: it ended before that line came.
     """
-    command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", "--port", "0"]
-    command += ["--disable-uvicorn-access-log", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", module, *arguments]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
     too_long = threading.Timer(START_TIMEOUT_S, process.kill)
     too_long.daemon = True
     too_long.start()
     try:
-        url = _await_ready(process)
+        line = _await_line(process, mark)
         too_long.cancel()
-        yield url
+        yield line, process
     finally:
         too_long.cancel()
         process.terminate()
@@ -39,13 +39,25 @@ def started_server(arguments: Sequence[str]) -> Iterator[str]:
             process.wait()
 
 
-def _await_ready(process: "subprocess.Popen[str]") -> str:
-    """Read the server's output until it says where it is; a thread goes on reading, so that the pipe never fills."""
+def _await_line(process: "subprocess.Popen[str]", mark: str) -> str:
+    """Read the output up to the line; a thread goes on reading, so that the pipe never fills."""
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:
         lines.append(line)
-        if " is ready after " in line:
+        if mark in line:
             threading.Thread(target=process.stdout.read, daemon=True).start()
-            return line.rsplit(" at ", 1)[1].strip()
+            return line.strip()
     raise EngineError(f"The server ended with code {process.wait()}: {''.join(lines[-15:]).strip()}")
+
+
+@contextmanager
+def started_server(arguments: Sequence[str]) -> Iterator[str]:
+    """The URL of `quire serve` with these arguments.
+
+    Raises:
+        EngineError: it ended before it was ready.
+    """
+    words = ["serve", "--port", "0", "--disable-uvicorn-access-log", *arguments]
+    with started("quire.entrypoints.cli.main", words, " is ready after ") as (line, _):
+        yield line.rsplit(" at ", 1)[1]

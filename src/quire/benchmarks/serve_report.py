@@ -24,29 +24,23 @@ BUSY_CLIENT = 0.7
 def print_report(figures: dict[str, Any], metrics: Sequence[str], shares: Sequence[float]) -> None:
     """The table, with the lines that scripts written for vLLM look for."""
     print(f"\n{' Serving Benchmark Result ':=^{WIDTH}}")
+    rate = figures["request_rate"]
     rows: list[tuple[str, Any]] = [
         ("Successful requests:", figures["completed"]),
         ("Failed requests:", figures["failed"]),
-    ]
-    if figures["max_concurrency"] is not None:
-        rows.append(("Maximum request concurrency:", figures["max_concurrency"]))
-    if figures["request_rate"] != "inf":
-        rows.append(("Request rate configured (RPS):", float(figures["request_rate"])))
-    rows += [
+        ("Maximum request concurrency:", figures["max_concurrency"]),
+        ("Request rate configured (RPS):", None if rate == "inf" else float(rate)),
         ("Benchmark duration (s):", figures["duration"]),
         ("Total input tokens:", figures["total_input_tokens"]),
         ("Total generated tokens:", figures["total_output_tokens"]),
         ("Request throughput (req/s):", figures["request_throughput"]),
-    ]
-    if figures["request_goodput"] is not None:
-        rows.append(("Request goodput (req/s):", figures["request_goodput"]))
-    rows += [
+        ("Request goodput (req/s):", figures["request_goodput"]),
         ("Output token throughput (tok/s):", figures["output_throughput"]),
         ("Peak output token throughput (tok/s):", figures["max_output_tokens_per_s"]),
         ("Peak concurrent requests:", figures["max_concurrent_requests"]),
         ("Total token throughput (tok/s):", figures["total_token_throughput"]),
     ]
-    _print_rows(rows)
+    _print_rows([row for row in rows if row[1] is not None])
     for name in metrics:
         print(f"{METRICS[name]:-^{WIDTH}}")
         label = name.upper()
