@@ -72,6 +72,27 @@ def test_the_model_calls_a_tool_and_reads_its_result(client):
     assert answer.stop_reason == "end_turn" and "84" in answer.content[-1].text
 
 
+def test_a_runner_of_tools_gives_the_model_all_that_was_said_before(client):
+    """Newer clients continue threads by sending only what is new, which must not be answered alone."""
+
+    @anthropic.beta_tool
+    def calculate(expression: str) -> str:
+        """Works out an expression.
+
+        Args:
+            expression: What to work out.
+        """
+        return "84"
+
+    options = {"model": "quire-demo", "max_tokens": 200, "extra_body": {"temperature": 0}}
+    runner = client.beta.messages.tool_runner(messages=CALL, tools=[calculate], **options)
+    call, answer = [fields(message) for message in runner]
+    (block,) = call["content"]
+    result = {"type": "tool_result", "tool_use_id": "x", "content": "84"}
+    history = [*CALL, {"role": "assistant", "content": [block | {"id": "x"}]}, {"role": "user", "content": [result]}]
+    assert answer == fields(ask(client, history, tools=[calculate.to_dict()]))
+
+
 def test_what_the_model_thinks_is_a_block_of_its_own(client):
     answer = ask(client, QUESTION, **THINKS)
     thinking, text = answer.content

@@ -259,3 +259,15 @@ async def test_models_are_listed_in_the_protocol_of_who_asks():
         assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "fake", "fake")
         assert (await s.client.get("/v1/models/fake", headers=anthropics)).json() == card
         assert (await s.client.get("/v1/models")).json()["object"] == "list"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_the_end_of_a_conversation_is_not_taken_for_the_whole(path):
+    threads = [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}, {"type": "x"}, {}]
+    async with serve() as s:
+        begun, continued, *wrong = [await s.client.post(path, json=BODY | {"thread": thread}) for thread in threads]
+    assert begun.status_code == 200 and [answer.status_code for answer in wrong] == [400, 400]
+    error = continued.json()["error"]
+    assert (continued.status_code, error["type"]) == (404, "not_found_error")
+    assert error["details"] == {"error_code": "thread_not_found"} and "'msg_1' is not kept" in error["message"]

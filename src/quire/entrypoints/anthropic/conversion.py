@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, cast
 
+from quire.entrypoints.anthropic.errors import THREAD_NOT_FOUND
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.fields import object_at, string_field
@@ -24,6 +25,7 @@ def to_chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
     Raises:
         HTTPError: 400; `param` is the path of what is wrong.
     """
+    _check_thread(request.thread)
     system = [] if request.system is None else [{"role": "system", "content": _system(request.system)}]
     messages = _messages(request.messages)
     chat = ChatCompletionRequest(
@@ -51,6 +53,23 @@ def to_chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
 def _unsupported(path: str, value: Any = None) -> HTTPError:
     shown = "" if value is None else f" {str(value)[:60]!r}"
     return bad_request(f"{path}:{shown} is not supported here.", path, "not_supported")
+
+
+def _check_thread(thread: Fields | None) -> None:
+    """Nothing is kept between requests: one that begins a thread has all its messages, one that continues it lacks those before.
+
+    Anthropic's clients then send the whole conversation.
+    """
+    if thread is None or (kind := thread.get("type")) == "create":
+        return
+    if kind != "continue":
+        message = f"thread.type: {str(kind)[:60]!r} is unknown; allowed: 'create', 'continue'."
+        raise bad_request(message, "thread.type")
+    kept = str(thread.get("previous_message_id"))[:100]
+    message = (
+        f"thread.previous_message_id: {kept!r} is not kept here; send all messages, with a thread of type 'create'."
+    )
+    raise HTTPError(404, message, param="thread.previous_message_id", code=THREAD_NOT_FOUND)
 
 
 # --- messages ---

@@ -17,16 +17,21 @@ _TYPES = {
 }
 
 
+THREAD_NOT_FOUND = "thread_not_found"
+"""What makes Anthropic's clients send a whole conversation again, when they have sent its end."""
+
+
 def speaks_anthropic(path: str) -> bool:
     """Whether a route's clients expect this protocol's errors."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 class AnthropicErrorDetail(msgspec.Struct):
-    """What went wrong: a class, and a sentence."""
+    """What went wrong: a class, a sentence, and what programs go by."""
 
     type: str
     message: str
+    details: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnthropicError(msgspec.Struct):
@@ -43,7 +48,8 @@ def error_body(error: HTTPError, path: str) -> bytes:
 
 def _body(error: HTTPError) -> bytes:
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, error.detail.message)))
+    details = {"error_code": THREAD_NOT_FOUND} if error.detail.code == THREAD_NOT_FOUND else msgspec.UNSET
+    return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, error.detail.message, details)))
 
 
 def error_event(error: HTTPError) -> bytes:

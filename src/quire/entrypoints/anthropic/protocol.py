@@ -21,6 +21,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
     request_id: RequestId | None = None
 
 
