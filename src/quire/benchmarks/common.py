@@ -9,7 +9,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from quire.errors import ConfigError
@@ -125,6 +125,23 @@ def print_columns(title: str, header: Sequence[str], rows: Sequence[Sequence[Any
         ]
         print("  ".join(cells))
     print(flush=True)
+
+
+def print_records(title: str, columns: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> None:
+    """A table of results, from header to key; `step_us.median` is a key of a nested one."""
+
+    def cell(record: Any, key: str) -> Any:
+        for part in key.split("."):
+            record = record[part]
+        return record
+
+    print_columns(title, tuple(columns), [[cell(record, key) for key in columns.values()] for record in records])
+
+
+def print_summaries(title: str, summaries: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> None:
+    """A table of what `summary` gives, a row each."""
+    rows = [[name, *(figures.get(column, 0.0) for column in columns)] for name, figures in summaries.items()]
+    print_columns(title, ("", *columns), rows)
 
 
 def progress(items: Iterable[ItemT], total: int, what: str) -> Iterator[ItemT]:

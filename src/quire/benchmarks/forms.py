@@ -57,12 +57,10 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
                     "ratios": [with_form / free for with_form, free in pairs],
                 }
             )
-    header = ("requests", "form", "ms a token", "free", "ratio")
-    rows = [
-        [each["batch_size"], each["form"], each["ms_a_token"], each["free_ms_a_token"], each["ratio"]]
-        for each in results
-    ]
-    common.print_columns(f"Answers with a form: {config.model.model} ({config.model.dtype})", header, rows)
+    columns = {
+        "requests": "batch_size", "form": "form", "ms a token": "ms_a_token", "free": "free_ms_a_token", "ratio": "ratio"
+    }  # fmt: skip
+    common.print_records(f"Answers with a form: {config.model.model} ({config.model.dtype})", columns, results)
     return {
         "model": common.model_name(config.model.model),
         "dtype": config.model.dtype,

@@ -194,12 +194,11 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         ("of what the device gives", whole["output_tokens_per_second"] / whole["device_tokens_per_second"]),
     ]
     common.print_table("The server", figures)
-    columns = ("mean", "p50", "p90", "p99")
-    labels = {
-        "half_load_added_ms": "token, at half load",
-        "burst_added_ms": "token, all at once",
-        "burst_ttft_ms": "first token of a burst",
+    latencies = {
+        "token, at half load": whole["half_load_added_ms"],
+        "token, all at once": whole["burst_added_ms"],
+        "first token of a burst": whole["burst_ttft_ms"],
     }
-    table = [[label, *(whole[name].get(column, 0.0) for column in columns)] for name, label in labels.items()]
-    common.print_columns("From the step's end to the client, ms (the last: from sending)", ("", *columns), table)
+    title = "From the step's end to the client, ms (the last: from sending)"
+    common.print_summaries(title, latencies, ("mean", "p50", "p90", "p99"))
     return {"streams": args.streams, "step_ms": args.step_ms, "parts_us": parts, **whole, "machine": common.machine()}

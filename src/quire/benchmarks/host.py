@@ -255,34 +255,10 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
             ]
         finally:
             llm.shutdown()
-    header = (
-        "requests",
-        "prompt",
-        "step µs",
-        "mean",
-        "p99",
-        "before first step, ms",
-        "after last step, ms",
-        "alone, µs",
-    )
-    common.print_columns(
-        "Host: CPU time of the engine's thread",
-        header,
-        [
-            (
-                row["batch"],
-                row["prompt_len"],
-                *(row["step_us"][name] for name in ("median", "mean", "p99")),
-                row["first_us"] / 1000,
-                row["last_us"] / 1000,
-                row["alone_us"],
-            )
-            for row in rows
-        ],
-    )
-    common.print_columns(
-        "Stages, µs: a request for the first three, a step for the others",
-        ("requests", "prompt", *(name for name, _, _ in STAGES.values())),
-        [(row["batch"], row["prompt_len"], *row["stages_us"].values()) for row in rows],
-    )
+    case = {"requests": "batch", "prompt": "prompt_len"}
+    steps = {"step µs": "step_us.median", "mean": "step_us.mean", "p99": "step_us.p99"}
+    rest = {"before first step, µs": "first_us", "after last step, µs": "last_us", "alone, µs": "alone_us"}
+    common.print_records("Host: CPU time of the engine's thread", {**case, **steps, **rest}, rows)
+    stages = {about: f"stages_us.{name}" for name, (about, _, _) in STAGES.items()}
+    common.print_records("Stages, µs: a request for the first three, a step for the others", {**case, **stages}, rows)
     return {"rows": rows, "machine": common.machine()}

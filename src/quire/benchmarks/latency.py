@@ -70,17 +70,13 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         "percentiles": {str(share): common.percentile(whole, share) for share in (10, 25, 50, 75, 90, 99)},
         "machine": common.machine(),
     }
-    header = ("", "mean", "p50", "p90", "p99", "min", "max")
-    rows = [
-        [label, *(figures[name][column] for column in header[1:])]
-        for label, name in (
-            ("batch, s", "batch_seconds"),
-            ("first token, s", "first_token_seconds"),
-            ("further step, ms", "step_ms"),
-        )
-    ]
     shape = f"batch {args.batch_size}, {args.input_len} in, {args.output_len} out"
-    common.print_columns(f"Latency: {config.model.model} ({config.model.dtype}), {shape}", header, rows)
+    shown = {"batch, s": "batch_seconds", "first token, s": "first_token_seconds", "further step, ms": "step_ms"}
+    common.print_summaries(
+        f"Latency: {config.model.model} ({config.model.dtype}), {shape}",
+        {label: figures[name] for label, name in shown.items()},
+        ("mean", "p50", "p90", "p99", "min", "max"),
+    )
     print(f"Avg latency: {figures['avg_latency']} seconds")  # these lines are what scripts written for vLLM read
     for share, seconds in figures["percentiles"].items():
         print(f"{share}% percentile latency: {seconds} seconds")

@@ -140,8 +140,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, give the figures."""
     rows = run(tuple(args.num_running), args.waiting, args.context, args.steps)
-    header = ("case", "running", "µs/request", "median", "schedule", "update", "step ms")
-    keys = ("case", "running", "us_per_request_step", "median_us", "schedule_us", "update_us")
-    table = [[*(row[key] for key in keys), row["step_us"] / 1000] for row in rows]
-    common.print_columns("Scheduler: CPU time of a request and step", header, table)
+    columns = {
+        "case": "case", "running": "running", "µs/request": "us_per_request_step", "median": "median_us",
+        "schedule": "schedule_us", "update": "update_us", "step µs": "step_us",
+    }  # fmt: skip
+    common.print_records("Scheduler: CPU time of a request and step", columns, rows)
     return {"steps": args.steps, "rows": rows, "machine": common.machine()}

@@ -64,11 +64,10 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
             runs.append(phases)
     names = [name for name in (*PHASES, "peak_rss_mib") if name in runs[0]]
     figures: dict[str, Any] = {name: common.summary([run[name] for run in runs]) for name in names}
-    rows = [[name.replace("_", " "), *(figures[name][key] for key in ("p50", "min", "max"))] for name in names]
-    common.print_columns("Startup, seconds from process start", ("phase", "median", "min", "max"), rows)
+    shown = {name.replace("_", " "): figures[name] for name in names}
+    common.print_summaries("Startup, seconds from process start", shown, ("p50", "min", "max"))
     own = {name: common.summary(seconds) for name, seconds in _phase_seconds(runs).items()}
-    rows = [[name, *(own[name][key] for key in ("p50", "min", "max"))] for name in own]
-    common.print_columns("The engine's own account, seconds", ("phase", "median", "min", "max"), rows)
+    common.print_summaries("The engine's own account, seconds", own, ("p50", "min", "max"))
     return {**figures, "phases": own, "runs": runs, "machine": common.machine()}
 
 

@@ -65,12 +65,12 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         figures = _measure(engine, clock, args, batch)
         bandwidth = max(before, memory.measure() if memory else float(engine.collective_rpc("bandwidth")[0]))
         rows.append(_row(figures, work, batch, args, bandwidth))
-    header = ("batch", "step ms", "device ms", "host ms", "MB read", "GB/s", "of memory", "GFLOP", "GFLOP/s")
-    keys = ("batch", "step_ms", "device_ms", "host_ms", "mb", "gb_per_second", "share", "gflop", "gflop_per_second")
-    shown = [[f"{row[key]:.0%}" if key == "share" else row[key] for key in keys] for row in rows]
-    shown = [[str(line[0]), *line[1:]] for line in shown]
+    columns = {
+        "batch": "batch", "step ms": "step_ms", "device ms": "device_ms", "host ms": "host_ms", "MB read": "mb",
+        "GB/s": "gb_per_second", "of memory": "share", "GFLOP": "gflop", "GFLOP/s": "gflop_per_second",
+    }  # fmt: skip
     title = f"A decode step: {config.model.model} ({config.model.dtype}), {threads} threads, medians"
-    common.print_columns(title, header, shown)
+    common.print_records(title, columns, [{**row, "share": f"{row['share']:.0%}"} for row in rows])
     return {
         "model": common.model_name(config.model.model),
         "dtype": config.model.dtype,
