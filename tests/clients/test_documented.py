@@ -1,13 +1,15 @@
 """Every snippet of docs/clients.md does what the page says, with the real client.
 
 A client that is not installed beside Quire may live in other environments: CLIENTS_PYTHON names their interpreters, separated by
-colons, as some clients insist on older packages than ours (tests/clients/requirements.txt).
+colons, as some clients insist on older packages than ours (tests/clients/requirements.txt). CLIENTS_NODE names the folder in which
+npm has installed those of JavaScript (tests/clients/package.json).
 """
 
 import functools
 import http.server
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -43,6 +45,7 @@ def read_page() -> list[Snippet]:
     snippets: list[Snippet] = []
     for section in PAGE.read_text().split("\n## ")[1:]:
         packages = re.findall(r"^`pip install '?([\w-]+)", section, re.MULTILINE)
+        packages += [name for line in re.findall(r"^`npm install (.+)`$", section, re.MULTILINE) for name in line.split()]
         for part in section.split("\n### "):
             blocks = re.findall(r"^```(\w*)\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
             [(language, code), (_, prints)] = blocks
@@ -76,16 +79,35 @@ def marked(snippet: Snippet):
     return pytest.param(snippet, id=name, marks=() if snippet.title in ALWAYS else pytest.mark.exhaustive)
 
 
+def node_modules(packages: list[str]) -> Path:
+    """The folder of JavaScript's packages, if it has these."""
+    found = Path(os.environ.get("CLIENTS_NODE", "")) / "node_modules"
+    if shutil.which("node") is None or not all((found / name / "package.json").exists() for name in packages):
+        pytest.skip(f"needs node, and {' and '.join(packages)} in the folder that CLIENTS_NODE names")
+    return found.resolve()
+
+
+@pytest.mark.parametrize("snippet", [marked(one) for one in SNIPPETS if one.language == "javascript" and one.packages])
+def test_a_snippet_for_node_prints_what_the_page_says(snippet, demo, tmp_path):
+    (tmp_path / "node_modules").symlink_to(node_modules(snippet.packages))
+    (tmp_path / "snippet.mjs").write_text(snippet.code.replace("http://127.0.0.1:8000", demo.url))
+    command = ["node", "--no-warnings", "snippet.mjs"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert ran.stdout.strip() == snippet.prints, ran.stderr[-4000:] + demo.log()[-2000:]
+    assert demo.gauges() == dict.fromkeys(demo.gauges(), 0.0)
+
+
 @pytest.mark.parametrize("snippet", [marked(one) for one in SNIPPETS if one.language != "javascript"])
 def test_a_snippet_prints_what_the_page_says(snippet, request, tmp_path):
     python = interpreter_for(snippet.packages)
-    server = request.getfixturevalue("embedder" if snippet.part == "Embeddings" else "demo")
+    server = request.getfixturevalue("embedder" if '"embedder"' in snippet.code else "demo")
     environment = {
         **os.environ,
         "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
         "TOKENIZER": str(Path(quire.__path__[0]) / "assets/demo"),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "HF_HOME": str(tmp_path / "cache"),
+        "LLM_USER_PATH": str(tmp_path),
     }
     code = snippet.code.replace("http://127.0.0.1:8000", server.url)
     command = [python, "-c", code] if snippet.language == "python" else ["bash", "-c", code]
@@ -114,7 +136,7 @@ def elsewhere() -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("snippet", [marked(one) for one in SNIPPETS if one.language == "javascript"])
+@pytest.mark.parametrize("snippet", [marked(one) for one in SNIPPETS if one.title == "A page in a browser"])
 def test_a_page_of_another_origin_reads_a_stream(snippet, browser, elsewhere, demo):  # noqa: F811
     page = browser.new_page()
     lines: list[str] = []
