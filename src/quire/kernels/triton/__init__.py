@@ -25,6 +25,8 @@ MODULES: tuple[str, ...] = (
     "packed",
     "recurrent",
     "recurrent_scan",
+    "recurrent_ssd",
+    "recurrent_delta",
 )
 """The modules of this package that register kernels."""
 

@@ -1,7 +1,8 @@
 """The scans of recurrent layers: a program takes a block of one head's (or some) channels of one request, over all of its tokens.
 
 The block's state stays in registers from token to token, and is written where a page ends. Decode steps are one token a
-request. Prompts go token by token too: their parallelism is that of heads and channels only.
+request. Prompts go token by token too, where their bits must not depend on the batch and for Mamba's scan, whose decays are of
+single numbers; the longer ones of other scans go by chunks (`recurrent_ssd.py`, `recurrent_delta.py`).
 """
 
 import torch
@@ -14,6 +15,7 @@ from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, l
 
 TILE = 4096
 """Numbers of a program's state: 32 a thread."""
+ANY_NUMBER = 2**31 - 1
 
 
 @triton.jit
@@ -26,7 +28,7 @@ def softplus(x):
 
 
 @triton.jit
-def _request(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride):
+def find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride):
     """A program's request: its tokens of the step, the position of the first, and its pages."""
     request = tl.program_id(0)
     start = tl.load(query_start_ptr + request).to(tl.int64)
@@ -36,7 +38,7 @@ def _request(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride):
 
 
 @triton.jit
-def _load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside):
+def load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside):
     """The state before a request's first token of the step; `at` is where a page has this block of it."""
     has_state = (position > 0) & (start < end)
     page = tl.load(pages_ptr + tl.maximum(position - 1, 0) // page_size, mask=has_state, other=0).to(tl.int64)
@@ -44,7 +46,7 @@ def _load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, posit
 
 
 @triton.jit
-def _store_state(states_ptr, pages_ptr, page_stride, page_size, done, is_last, at, inside, state):
+def store_state(states_ptr, pages_ptr, page_stride, page_size, done, is_last, at, inside, state):
     """Keep the state after `done` tokens of the request, if a page or the step's tokens end there."""
     if (done % page_size == 0) | is_last:
         page = tl.load(pages_ptr + (done - 1) // page_size).to(tl.int64)
@@ -60,13 +62,13 @@ def selective_scan_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    start, end, position, pages_ptr = _request(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
+    start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     channel, number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE)
     is_channel, is_number = channel < channels, number < size
     inside, at = is_number[:, None] & is_channel[None, :], number[:, None] * channels + channel[None, :]
     a = tl.load(a_ptr + at, mask=inside, other=0.0)
     d = tl.load(d_ptr + channel, mask=is_channel, other=0.0)
-    state = _load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside)
+    state = load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside)
     for t in range(start, end):
         x = tl.load(x_ptr + t * x_stride + channel, mask=is_channel, other=0.0).to(tl.float32)
         dt = softplus(tl.load(dt_ptr + t * dt_stride + channel, mask=is_channel, other=0.0).to(tl.float32))
@@ -76,7 +78,7 @@ def selective_scan_kernel(
         y = tl.sum(c[:, None] * state, 0) + d * x
         tl.store(out_ptr + t * out_stride + channel, y.to(out_ptr.dtype.element_ty), mask=is_channel)
         done = position + t - start + 1
-        _store_state(states_ptr, pages_ptr, page_stride, page_size, done, t + 1 == end, at, inside, state)
+        store_state(states_ptr, pages_ptr, page_stride, page_size, done, t + 1 == end, at, inside, state)
 
 
 @kernel("selective_scan", platform="cuda", priority=10)
@@ -108,19 +110,20 @@ def selective_scan(
 def ssd_scan_kernel(
     x_ptr, dt_ptr, b_ptr, c_ptr, a_ptr, d_ptr, dt_bias_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr, rows_ptr,
     table_ptr, width, size, heads_a_group, dt_min, dt_max, x_stride, dt_stride, b_stride, c_stride, page_stride, out_stride,
-    table_stride, page_size, STATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    table_stride, page_size, most, STATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    start, end, position, pages_ptr = _request(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
+    start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
+    end = tl.where(end - start > most, start, end)
     head, offset, number = tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE)
     is_value, is_number = offset < width, number < size
     inside = is_number[:, None] & is_value[None, :]
     at = (head * size + number[:, None]) * width + offset[None, :]
     column, shared = head * width + offset, head // heads_a_group * size + number
     a, d, dt_bias = tl.load(a_ptr + head), tl.load(d_ptr + head), tl.load(dt_bias_ptr + head)
-    state = _load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside)
+    state = load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside)
     for t in range(start, end):
         x = tl.load(x_ptr + t * x_stride + column, mask=is_value, other=0.0).to(tl.float32)
         dt = softplus(tl.load(dt_ptr + t * dt_stride + head).to(tl.float32) + dt_bias)
@@ -131,10 +134,10 @@ def ssd_scan_kernel(
         y = tl.sum(c[:, None] * state, 0) + d * x
         tl.store(out_ptr + t * out_stride + column, y.to(out_ptr.dtype.element_ty), mask=is_value)
         done = position + t - start + 1
-        _store_state(states_ptr, pages_ptr, page_stride, page_size, done, t + 1 == end, at, inside, state)
+        store_state(states_ptr, pages_ptr, page_stride, page_size, done, t + 1 == end, at, inside, state)
 
 
-@kernel("ssd_scan", platform="cuda", priority=10)
+@kernel("ssd_scan", platform="cuda", priority=5)
 def ssd_scan(
     x_TNH: torch.Tensor,
     dt_TN: torch.Tensor,
@@ -144,8 +147,10 @@ def ssd_scan(
     states_PNSH: torch.Tensor,
     metadata: AttentionMetadata,
     out_TNH: torch.Tensor,
+    *,
+    most: int = ANY_NUMBER,
 ) -> None:
-    """As `recurrent.ssd_scan`."""
+    """As `recurrent.ssd_scan`; requests with more than `most` tokens in the step are left as they are."""
     _, heads, size, width = states_PNSH.shape
     state = next_power_of_2(size)
     block = _block(state, width)
@@ -155,7 +160,7 @@ def ssd_scan(
             metadata.query_start, metadata.seq_lens, metadata.rows, metadata.block_table, width, size,
             heads // b_TGS.shape[1], float(weights.dt_min), float(weights.dt_max), x_TNH.stride(0), dt_TN.stride(0),
             b_TGS.stride(0), c_TGS.stride(0), states_PNSH.stride(0), out_TNH.stride(0), metadata.block_table.stride(0),
-            metadata.block_size, STATE=state, BLOCK=block, num_warps=4, **launch_options(),
+            metadata.block_size, most, STATE=state, BLOCK=block, num_warps=4, **launch_options(),
         )  # fmt: skip
 
 
@@ -163,20 +168,21 @@ def ssd_scan(
 def gated_delta_rule_kernel(
     q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, a_weight_ptr, dt_bias_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr,
     rows_ptr, table_ptr, width, size, heads_a_key, query_scale, beta_scale, q_stride, k_stride, v_stride, a_stride,
-    b_stride, page_stride, out_stride, table_stride, page_size, STATE: tl.constexpr, BLOCK: tl.constexpr,
+    b_stride, page_stride, out_stride, table_stride, page_size, most, STATE: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    start, end, position, pages_ptr = _request(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
+    start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
+    end = tl.where(end - start > most, start, end)
     head, offset, number = tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE)
     is_value, is_number = offset < width, number < size
     inside = is_number[:, None] & is_value[None, :]
     at = (head * size + number[:, None]) * width + offset[None, :]
     column, shared = head * width + offset, head // heads_a_key * size + number
     a_weight, dt_bias = tl.load(a_weight_ptr + head), tl.load(dt_bias_ptr + head)
-    state = _load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside)
+    state = load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside)
     for t in range(start, end):
         q = tl.load(q_ptr + t * q_stride + shared, mask=is_number, other=0.0).to(tl.float32)
         k = tl.load(k_ptr + t * k_stride + shared, mask=is_number, other=0.0).to(tl.float32)
@@ -191,10 +197,10 @@ def gated_delta_rule_kernel(
         y = tl.sum(q[:, None] * state, 0)
         tl.store(out_ptr + t * out_stride + column, y.to(out_ptr.dtype.element_ty), mask=is_value)
         done = position + t - start + 1
-        _store_state(states_ptr, pages_ptr, page_stride, page_size, done, t + 1 == end, at, inside, state)
+        store_state(states_ptr, pages_ptr, page_stride, page_size, done, t + 1 == end, at, inside, state)
 
 
-@kernel("gated_delta_rule", platform="cuda", priority=10)
+@kernel("gated_delta_rule", platform="cuda", priority=5)
 def gated_delta_rule(
     q_TKS: torch.Tensor,
     k_TKS: torch.Tensor,
@@ -205,8 +211,10 @@ def gated_delta_rule(
     states_PNSH: torch.Tensor,
     metadata: AttentionMetadata,
     out_TNH: torch.Tensor,
+    *,
+    most: int = ANY_NUMBER,
 ) -> None:
-    """As `recurrent.gated_delta_rule`."""
+    """As `recurrent.gated_delta_rule`; requests with more than `most` tokens in the step are left as they are."""
     _, heads, size, width = states_PNSH.shape
     state = next_power_of_2(size)
     block = _block(state, width)
@@ -215,7 +223,7 @@ def gated_delta_rule(
             q_TKS, k_TKS, v_TNH, a_TN, b_TN, weights.a_N, weights.dt_bias_N, states_PNSH, out_TNH, metadata.query_start,
             metadata.seq_lens, metadata.rows, metadata.block_table, width, size, heads // k_TKS.shape[1], size**-0.5,
             float(weights.beta_scale), q_TKS.stride(0), k_TKS.stride(0), v_TNH.stride(0), a_TN.stride(0), b_TN.stride(0),
-            states_PNSH.stride(0), out_TNH.stride(0), metadata.block_table.stride(0), metadata.block_size, STATE=state,
+            states_PNSH.stride(0), out_TNH.stride(0), metadata.block_table.stride(0), metadata.block_size, most, STATE=state,
             BLOCK=block, num_warps=4, **launch_options(),
         )  # fmt: skip
 
