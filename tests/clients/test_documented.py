@@ -1,7 +1,7 @@
 """Every snippet of docs/clients.md does what the page says, with the real client.
 
 A client that is not installed beside Quire may live in other environments: CLIENTS_PYTHON names their interpreters, separated by
-colons, as some clients insist on older packages than ours (tests/clients/requirements.txt). CLIENTS_NODE names the folder in which
+colons, as some clients insist on older packages than ours (tests/clients/requirements.txt). CLIENTS_NODE names the folder where
 npm has installed those of JavaScript (tests/clients/package.json).
 """
 
@@ -45,7 +45,9 @@ def read_page() -> list[Snippet]:
     snippets: list[Snippet] = []
     for section in PAGE.read_text().split("\n## ")[1:]:
         packages = re.findall(r"^`pip install '?([\w-]+)", section, re.MULTILINE)
-        packages += [name for line in re.findall(r"^`npm install (.+)`$", section, re.MULTILINE) for name in line.split()]
+        packages += [
+            name for line in re.findall(r"^`npm install (.+)`$", section, re.MULTILINE) for name in line.split()
+        ]
         for part in section.split("\n### "):
             blocks = re.findall(r"^```(\w*)\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
             [(language, code), (_, prints)] = blocks

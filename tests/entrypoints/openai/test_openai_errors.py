@@ -71,7 +71,7 @@ def error_of(response, status: int) -> dict:
         (b'{"prompt": "a", "stream_options": {}}', "stream_options", "stream"),
         (b'{"prompt": "a", "stream": true, "stream_options": 1}', "stream_options", "object"),
         (b'{"prompt": "a", "n": 2, "best_of": 1}', "best_of", "less than n"),
-        (b'{"prompt": "a", "best_of": 1000000000}', "n", "at most"),
+        (b'{"prompt": "a", "best_of": 1000000000}', "best_of", "at most"),
         (b'{"prompt": ["a", "b"], "n": 10000}', "n", "at most"),
         (b'{"prompt": ["a"' + b', "a"' * 2000 + b"]}", "prompt", "at most"),
         (b'{"prompt": "a", "n": 0}', "n", "n"),
@@ -81,7 +81,7 @@ def error_of(response, status: int) -> dict:
         (b'{"prompt": "a", "suffix": "b"}', "suffix", "not supported yet"),
         (b'{"prompt": "a", "guided_json": {}, "guided_regex": "a"}', "guided_json", "cannot be used together"),
         (b'{"prompt": "a", "structured_outputs": {"form": 1}}', "structured_outputs", "allowed: json"),
-        (b'{"prompt": "a", "structured_outputs": {"regex": 5}}', "regex", "text of 1 to"),
+        (b'{"prompt": "a", "structured_outputs": {"regex": 5}}', "structured_outputs", "text of 1 to"),
         (b'{"prompt": "a", "use_beam_search": true, "guided_json": {}}', "structured_outputs", "beam search"),
         (b'{"prompt": "a", "response_format": {"type": "x"}}', "response_format.type", "unknown"),
         (b'{"prompt": "a", "response_format": {}}', "response_format.type", "required"),
@@ -211,6 +211,8 @@ async def test_a_body_over_the_limit_is_a_413(server):
 async def test_other_content_types_are_refused(server):
     async with server() as s:
         error_of(await s.client.post(COMPLETE, content=b"prompt=a", headers={"content-type": "text/plain"}), 400)
+        zipped = await s.client.post(COMPLETE, content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+        assert "Content-Encoding: 'gzip'" in error_of(zipped, 400)["message"]
 
 
 async def test_keys_guard_every_route_but_health(server):

@@ -59,6 +59,24 @@ def test_fields_that_contradict_are_refused(fields: dict[str, Any], words: str) 
         read_constraint(request_of(**fields))
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": 5},
+        {"guided_regex": ["a"]},
+        {"guided_choice": "a"},
+        {"guided_grammar": {"a": 1}},
+        {"structured_outputs": {"regex": 5}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+    ],
+)
+def test_what_is_no_form_is_refused_by_the_field_s_own_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(HTTPError) as caught:
+        read_constraint(request_of(**fields))
+    (field,) = fields
+    assert caught.value.detail.param == field and caught.value.detail.message.startswith(f"{field}: ")
+
+
 class Words:
     """A tokenizer whose tokens are the words of a text, counted in a list."""
 

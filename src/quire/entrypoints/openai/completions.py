@@ -71,8 +71,11 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     config = state.engine.config.model
     prompts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size)
     if len(prompts) * generated > limits.MAX_N:
-        message = f"n: {generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."
-        raise bad_request(message, "n")
+        field = "n" if request.best_of is None else "best_of"
+        message = (
+            f"{field}: {generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."
+        )
+        raise bad_request(message, field)
     asked = asked_completion_tokens(request)
     prompt_only = asked == 0 and bool(request.echo)
     params: list[SamplingParams | BeamSearchParams] = []

@@ -51,6 +51,9 @@ async def read_request(request: Request, kind: type[BodyT]) -> BodyT:
     if content_type not in ("application/json", "text/json", "") and not content_type.endswith("+json"):
         message = f"Content-Type: {content_type[:100]!r} cannot be read; send application/json."
         raise HTTPError(400, message, code="unsupported_media_type")
+    if (encoding := request.headers.get("content-encoding", "identity")).lower() not in ("", "identity"):
+        message = f"Content-Encoding: {encoding[:100]!r} cannot be read; send the body as it is."
+        raise HTTPError(400, message, code="unsupported_media_type")
     body = await read_bytes(request)
     await state.gate.enter()
     return state.decoder.decode(body, kind)

@@ -144,8 +144,9 @@ def chat_logprobs_count(request: ChatCompletionRequest) -> int | None:
     """How many alternatives a token the sampler must report; None for none at all."""
     if request.top_logprobs is not None and not request.logprobs and request.top_logprobs != 0:
         raise bad_request("top_logprobs: needs logprobs to be true.", "top_logprobs")
-    if request.top_logprobs is not None and request.top_logprobs < -1:
-        raise bad_request(f"top_logprobs: {request.top_logprobs} is out of range; at least 0.", "top_logprobs")
+    if request.top_logprobs is not None and not -1 <= request.top_logprobs < 1 << 31:
+        message = f"top_logprobs: {request.top_logprobs} is out of range; at least 0, below 2 ** 31."
+        raise bad_request(message, "top_logprobs")
     return (request.top_logprobs or 0) if request.logprobs else None
 
 

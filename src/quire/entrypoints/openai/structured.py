@@ -10,6 +10,7 @@ from quire.entrypoints.openai.answers import AnswerReader
 from quire.entrypoints.openai.calls import calls_or_answer
 from quire.entrypoints.openai.errors import HTTPError, bad_request
 from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
+from quire.errors import RequestError
 from quire.guards import is_dict
 from quire.parsers.choice import AnswerFormats
 from quire.parsers.thinking import build_thinking, check_budget
@@ -24,8 +25,7 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
     """The one constraint of a request, None where it has none.
 
     Raises:
-        HTTPError: 400, it has several that differ, or one whose fields make no sense.
-        RequestError: a constraint's value is wrong.
+        HTTPError: 400, it has several that differ, or one that makes no sense.
     """
     found: dict[str, dict[str, Any]] = {}
     if request.response_format is not None and (fields := _of_format(request.response_format)) is not None:
@@ -40,7 +40,13 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
     forms = list(found.values())
     if any(form != forms[0] for form in forms):  # some clients say the same in new fields and in old ones
         raise bad_request(f"{' and '.join(found)} cannot be used together: give one of them.", next(iter(found)))
-    return StructuredOutputsParams(**forms[0]) if forms else None
+    if not forms:
+        return None
+    try:
+        return StructuredOutputsParams(**forms[0])
+    except RequestError as error:
+        field = next(iter(found))
+        raise bad_request(f"{field}: {error}", field) from None
 
 
 def constrain_answer(
