@@ -52,8 +52,8 @@ class Rope:
     interleaved: bool = False
 
 
-COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add", "norm_moe")
-"""Operations that are several others in one pass. A model uses them only on platforms that have kernels of their own for them."""
+COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add", "norm_moe", "allowed_gumbel_argmax")
+"""Operations that are several others in one pass: a platform needs no kernels of its own for them."""
 ASYNCHRONOUS = (
     "unpack_step",
     "keep_tokens",
@@ -325,6 +325,20 @@ def gumbel_argmax(
     is the docstring of `kernels/reference/sampling.py`. inverse_temperature is float32 > 0; infinity means greedy.
     seed and position are int64. Logits of minus infinity are never drawn. logits stay as they are."""
     _chosen["gumbel_argmax"](logits_SV, inverse_temperature_S, seed_S, position_S, out_S)
+
+
+def allowed_gumbel_argmax(
+    logits_SV: torch.Tensor,
+    slots_S: torch.Tensor,
+    allowed_XW: torch.Tensor,
+    inverse_temperature_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    out_S: torch.Tensor,
+) -> None:
+    """`keep_allowed`, then `gumbel_argmax`."""
+    columns = inverse_temperature_S, seed_S, position_S, out_S
+    _chosen["allowed_gumbel_argmax"](logits_SV, slots_S, allowed_XW, *columns)
 
 
 def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> None:

@@ -27,8 +27,8 @@ class Form:
         bits: of a packed code.
         group: columns that share a scale, of packed codes.
         has_zeros: packed codes have a zero beside every scale.
-        fits_tiles: what tiles for tensor cores may take: packed codes are whole numbers less whole zeros (in 4 bits), or places in
-            a table, and groups are of adjacent columns.
+        fits_tiles: what tiles for tensor cores may take: packed codes are whole numbers less whole zeros (in 4 bits), or places
+            in a table, and groups are of adjacent columns.
         has_powers: scales are powers of two, for which kernels may take a byte.
     """
 

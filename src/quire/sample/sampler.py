@@ -78,7 +78,10 @@ class Sampler:
         self._position_S = torch.zeros(max_rows, dtype=torch.int64)
         self._token_ids_S = torch.zeros(max_rows, dtype=torch.int32)
         self._token_ids_array = self._token_ids_S.numpy()
+        self._slots_S = torch.zeros(max_rows, dtype=torch.int32)
+        self._slots_array = self._slots_S.numpy()
         self._begun: GrammarMasks | None = None
+        self._is_form_alone = False
 
     def add_row(
         self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
@@ -97,13 +100,14 @@ class Sampler:
     def begin(self, rows_S: IntArray, positions_S: IntArray) -> None:
         """Before these rows' logits are computed, for `sample` of the same rows: what their grammars leave is looked up, and made
         in other threads where nobody knows it yet. Without it `sample` does so itself."""
-        self._begun = None
+        self._begun, self._is_form_alone = None, True
         if self._rows.grammars is None or not self._rows.objects:
             return
         followed: list[tuple[int, int, RowConstraints]] = []
         for index in self._members(rows_S, features.CONSTRAINTS).tolist():
             constraints = self._rows.objects[int(rows_S[index])].constraints
             assert constraints is not None
+            self._is_form_alone &= constraints.is_grammar_alone
             if constraints.grammar is not None:
                 followed.append((index, int(positions_S[index]), constraints))
         if followed:
@@ -122,6 +126,10 @@ class Sampler:
         wanted = int(np.bitwise_or.reduce(self._rows.features_R[rows_S]))
         if wanted <= features.RANDOM:
             return SamplerOutput(self._draw(logits_SV, rows_S, positions_S, bool(wanted)))
+        if wanted & features.CONSTRAINTS and self._begun is None:
+            self.begin(rows_S, positions_S)
+        if self._begun is not None and self._is_form_alone and not wanted & ~(features.RANDOM | features.CONSTRAINTS):
+            return self._sample_by_forms(logits_SV, rows_S, positions_S, self._begun)
         return self._sample_with_features(logits_SV, rows_S, positions_S, wanted)
 
     def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> PositionLogprobs:
@@ -129,8 +137,15 @@ class Sampler:
         count = int(self._rows.num_prompt_logprobs_R[row])
         return compute_logprobs(logits_NV, token_ids_N, count, normalize=self._normalize)
 
-    def _draw(self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, is_random: bool) -> IntArray:
-        """Gumbel-max where a row is random, the largest logit where it is greedy."""
+    def _draw(
+        self,
+        logits_SV: torch.Tensor,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        is_random: bool,
+        allowed_XW: torch.Tensor | None = None,
+    ) -> IntArray:
+        """Gumbel-max where a row is random, the largest logit where it is greedy; of what the masks in `_slots_S` allow."""
         count = len(rows_S)
         if not is_random:
             ops.argmax(logits_SV, self._token_ids_S[:count])
@@ -142,8 +157,27 @@ class Sampler:
         self._rows.inverse_temperature_R.take(rows_S, out=inverse.numpy(), mode="clip")
         self._rows.seed_R.take(rows_S, out=seed.numpy(), mode="clip")
         position.numpy()[:] = positions_S
-        ops.gumbel_argmax(logits_SV, inverse, seed, position, out)
+        if allowed_XW is None:
+            ops.gumbel_argmax(logits_SV, inverse, seed, position, out)
+        else:
+            ops.allowed_gumbel_argmax(logits_SV, self._slots_S[:count], allowed_XW, inverse, seed, position, out)
         return self._token_ids_array[:count].copy()
+
+    def _sample_by_forms(
+        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, masks: GrammarMasks
+    ) -> SamplerOutput:
+        """Some rows have a grammar, and nothing else beside temperatures: the usual case, in one operation."""
+        self._begun = None
+        self._slots_array[: len(rows_S)] = -1
+        self._slots_array[masks.index_N] = masks.line_N
+        wrong = masks.finish()
+        allowed_XW = torch.from_numpy(masks.masks_NW)
+        output = SamplerOutput(self._draw(logits_SV, rows_S, positions_S, True, allowed_XW))
+        output.errors = {int(rows_S[index]): message for index, message in wrong.items()}
+        for index in masks.index_N:
+            self._rows.objects[int(rows_S[index])].append(int(output.token_ids[index]))
+        output.forced = self._rows.find_forced(rows_S, positions_S)
+        return output
 
     def _sample_with_features(
         self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, wanted: int
@@ -214,8 +248,6 @@ class Sampler:
         if constrained:
             for index in apply_constraints(logits_SV, constrained):
                 errors[int(rows_S[index])] = NOTHING_LEFT
-        if self._begun is None:
-            self.begin(rows_S, positions_S)
         if self._begun is not None:
             wrong = self._apply_masks(logits_SV, self._begun)
             errors.update((int(rows_S[index]), message) for index, message in wrong.items())

@@ -30,7 +30,7 @@ ScaleRowsArguments = structure("ScaleRowsArguments", pointers="x table index", l
 GatherArguments = structure("GatherArguments", pointers="x index out", longs="d")
 ScaleAndCapArguments = structure("ScaleAndCapArguments", pointers="x", longs="d", floats="scale soft_cap")
 ArgmaxArguments = structure(
-    "ArgmaxArguments", pointers="logits inverse_temperature seed position out", longs="v"
+    "ArgmaxArguments", pointers="logits inverse_temperature seed position slots allowed out", longs="v words"
 )  # fmt: skip
 KeepAllowedArguments = structure("KeepAllowedArguments", pointers="logits slots allowed", longs="v words")
 RopeArguments = structure(

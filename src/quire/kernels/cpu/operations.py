@@ -293,8 +293,9 @@ def scale_and_cap(x_TV: torch.Tensor, scale: float, soft_cap: float) -> None:
 @cpu_kernel("argmax")
 def argmax(logits_SV: torch.Tensor, out_S: torch.Tensor) -> None:
     call = native.ArgmaxArguments(
-        float_address(logits_SV, "logits"), None, None, None, address(out_S, torch.int32, "out"), logits_SV.shape[-1]
-    )
+        float_address(logits_SV, "logits"), None, None, None, None, None, address(out_S, torch.int32, "out"),
+        logits_SV.shape[-1], 0,
+    )  # fmt: skip
     run("argmax", call, logits_SV.shape[0], logits_SV, out_S)
 
 
@@ -311,10 +312,38 @@ def gumbel_argmax(
         float_address(inverse_temperature_S, "inverse_temperature"),
         address(seed_S, torch.int64, "seed"),
         address(position_S, torch.int64, "position"),
+        None,
+        None,
         address(out_S, torch.int32, "out"),
         logits_SV.shape[-1],
+        0,
     )
     run("argmax", call, logits_SV.shape[0], logits_SV, inverse_temperature_S, seed_S, position_S, out_S)
+
+
+@cpu_kernel("allowed_gumbel_argmax")
+def allowed_gumbel_argmax(
+    logits_SV: torch.Tensor,
+    slots_S: torch.Tensor,
+    allowed_XW: torch.Tensor,
+    inverse_temperature_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    out_S: torch.Tensor,
+) -> None:
+    call = native.ArgmaxArguments(
+        float_address(logits_SV, "logits"),
+        float_address(inverse_temperature_S, "inverse_temperature"),
+        address(seed_S, torch.int64, "seed"),
+        address(position_S, torch.int64, "position"),
+        address(slots_S, torch.int32, "slots"),
+        address(allowed_XW, torch.int32, "allowed"),
+        address(out_S, torch.int32, "out"),
+        logits_SV.shape[-1],
+        allowed_XW.shape[1],
+    )
+    tensors = (logits_SV, slots_S, allowed_XW, inverse_temperature_S, seed_S, position_S, out_S)
+    run("argmax", call, logits_SV.shape[0], *tensors)
 
 
 @cpu_kernel("keep_allowed")

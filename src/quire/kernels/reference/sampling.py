@@ -14,6 +14,7 @@ The noise is defined to the bit, so that every device draws the same number for 
 
 import torch
 
+from quire.kernels.reference.penalties import keep_allowed
 from quire.kernels.registry import kernel
 
 _MASK = 0xFFFFFFFF
@@ -82,6 +83,12 @@ def gumbel_noise(seed_S: torch.Tensor, position_S: torch.Tensor, count: int) -> 
     words = philox(seed_S, position_S, count)
     u = ((words >> 9) * 2 + 1).float() * 2.0**-24
     return -log_float32(-log_float32(u))
+
+
+@kernel("allowed_gumbel_argmax", platform="any")
+def allowed_gumbel_argmax(logits_SV, slots_S, allowed_XW, inverse_temperature_S, seed_S, position_S, out_S) -> None:
+    keep_allowed(logits_SV, slots_S, allowed_XW)
+    gumbel_argmax(logits_SV, inverse_temperature_S, seed_S, position_S, out_S)
 
 
 @kernel("gumbel_argmax", platform="any")

@@ -93,13 +93,15 @@ struct ScaleAndCapArguments {  // rows: logits rows
     float scale, soft_cap;
 };
 
-struct ArgmaxArguments {  // rows: logits rows; seed == nullptr: plain argmax
-    const float* logits;
+struct ArgmaxArguments {  // rows: logits rows; seed == nullptr: plain argmax; slots == nullptr, or < 0: everything is allowed
+    float* logits;
     const float* inverse_temperature;
     const int64_t* seed;
     const int64_t* position;
+    const int32_t* slots;
+    const int32_t* allowed;
     int32_t* out;
-    int64_t v;
+    int64_t v, words;
 };
 
 struct KeepAllowedArguments {  // rows: logits rows; slots[row] < 0: all of them

@@ -206,6 +206,16 @@ inline Best best_with_noise(const float* logits, int64_t begin, int64_t end, flo
     return best;
 }
 
+// Elements from `begin` (a multiple of 32) to `end` whose bit is not set become minus infinity.
+inline void hide_forbidden(float* logits, const int32_t* allowed, int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += 32) {
+        const auto bits = static_cast<uint32_t>(allowed[first / 32]);
+        if (bits == 0xffffffffu) continue;
+        const int64_t count = end - first < 32 ? end - first : 32;
+        for (int64_t i = 0; i < count; ++i) logits[first + i] = bits >> i & 1 ? logits[first + i] : -INFINITY;
+    }
+}
+
 inline void argmax(const void* arguments, int64_t rows, Team& team) {
     const auto& args = *static_cast<const ArgmaxArguments*>(arguments);
     const int64_t chunks = (args.v + ARGMAX_CHUNK - 1) / ARGMAX_CHUNK;
@@ -213,7 +223,9 @@ inline void argmax(const void* arguments, int64_t rows, Team& team) {
     for (int64_t task; (task = team.next()) < rows * chunks;) {
         int64_t row = task / chunks, begin = task % chunks * ARGMAX_CHUNK;
         int64_t end = begin + ARGMAX_CHUNK < args.v ? begin + ARGMAX_CHUNK : args.v;
-        const float* logits = args.logits + row * args.v;
+        float* logits = args.logits + row * args.v;
+        if (args.slots && args.slots[row] >= 0)
+            hide_forbidden(logits, args.allowed + args.slots[row] * args.words, begin, end);
         if (args.seed && std::isfinite(args.inverse_temperature[row]))
             found[task] = best_with_noise(logits, begin, end, args.inverse_temperature[row],
                                           static_cast<uint64_t>(args.seed[row]), static_cast<uint64_t>(args.position[row]));
@@ -236,17 +248,9 @@ inline void keep_allowed(const void* arguments, int64_t rows, Team& team) {
     const auto& args = *static_cast<const KeepAllowedArguments*>(arguments);
     int64_t first, last;
     team.share(rows, first, last);
-    for (int64_t row = first; row < last; ++row) {
-        if (args.slots[row] < 0) continue;
-        const int32_t* allowed = args.allowed + args.slots[row] * args.words;
-        for (int64_t word = 0; word < args.words; ++word) {
-            const auto bits = static_cast<uint32_t>(allowed[word]);
-            if (bits == 0xffffffffu) continue;
-            float* logits = args.logits + row * args.v + word * 32;
-            const int64_t count = args.v - word * 32 < 32 ? args.v - word * 32 : 32;
-            for (int64_t i = 0; i < count; ++i) logits[i] = bits >> i & 1 ? logits[i] : -INFINITY;
-        }
-    }
+    for (int64_t row = first; row < last; ++row)
+        if (args.slots[row] >= 0)
+            hide_forbidden(args.logits + row * args.v, args.allowed + args.slots[row] * args.words, 0, args.v);
 }
 
 }  // namespace QUIRE_ISA
