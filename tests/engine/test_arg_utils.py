@@ -248,6 +248,10 @@ def test_no_model_means_the_built_in_one_or_a_clear_error(monkeypatch: pytest.Mo
     config = EngineArgs().create_engine_config()
     assert config.model.model == "quire-demo" and config.model.path == str(demo)
     assert "built-in" in config.provenance["model.model"]
+    assert EngineArgs(model="quire-demo").create_engine_config().model.path == str(demo)
+    monkeypatch.chdir(tmp_path)
+    demo.rename("quire-demo")
+    assert EngineArgs(model="quire-demo").create_engine_config().model.path == str(tmp_path / "quire-demo")
 
 
 def test_an_unknown_environment_variable_is_warned_about(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.engine.arg_utils import EngineArgs
 
 DEMO_MODEL = "quire-demo"
-"""What the built-in demo model is called: it serves where no model is named."""
+"""What the built-in demo model is called: it serves where no model is named, too."""
 DEFAULT_BLOCK_SIZE = 16
 
 
@@ -155,7 +155,7 @@ class Resolver:
 
     def _model_path(self) -> str:
         args = self.args
-        if args.model is None:
+        if args.model is None or (args.model == DEMO_MODEL and not Path(DEMO_MODEL).is_dir()):
             return _demo_model_path()
         return resolve_config_path(args.model, revision=args.revision, download_dir=args.download_dir)
 

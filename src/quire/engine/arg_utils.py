@@ -51,7 +51,7 @@ class EngineArgs:
     """
 
     # fmt: off
-    model: str | None = setting(None, TEXT, "a local folder or a hub id; none means the built-in demo model")
+    model: str | None = setting(None, TEXT, "a local folder or a hub id; none, or quire-demo, means the built-in demo model")
     tokenizer: str | None = setting(None, TEXT, "folder or hub id of the tokenizer, if it is not the model's")
     tokenizer_mode: str = setting("auto", one_of("auto", "hf", "slow", "mistral"),
         "auto, hf, slow or mistral (mistral-common)")
