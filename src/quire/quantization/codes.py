@@ -161,10 +161,16 @@ def _order_of_groups(group_K: torch.Tensor, groups: int, group: int) -> torch.Te
 
 def unpack_e2m1(packed_NB: torch.Tensor, scale_NG: torch.Tensor, dtype: torch.dtype) -> PackedWeight:
     """A weight of 4-bit floats, two a byte (the even column in the low half), times float32 scales."""
+    return table_weight(packed_NB, scale_NG, E2M1, dtype)
+
+
+def table_weight(
+    packed_NB: torch.Tensor, scale_NG: torch.Tensor, table: torch.Tensor, dtype: torch.dtype
+) -> PackedWeight:
+    """A weight of places in a table of 16 values, two a byte (the even column in the low half), times scales."""
     outputs, half = packed_NB.shape
     check_groups(2 * half, scale_NG.shape[1])
-    table = E2M1.to(packed_NB.device)
-    scale = scale_NG.float().contiguous()
+    scale, table = scale_NG.float().contiguous(), table.float().to(packed_NB.device)
     return PackedWeight(outputs, 2 * half, dtype, packed_NB.contiguous(), scale=scale, table=table)
 
 

@@ -13,10 +13,12 @@ from quire.config.gguf.container import TYPES
 from quire.config.hf_config import HFConfig
 from quire.kernels.packed import pack_nibbles
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
-from quire.quantization.codes import affine_weight, e8m0_scale, unpack_e2m1
+from quire.quantization.codes import E2M1, affine_weight, e8m0_scale, table_weight
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused
 
-IQ4_NL = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
+IQ4_NL = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+TABLES = {"IQ4_NL": IQ4_NL, "IQ4_XS": IQ4_NL, "MXFP4": E2M1}
+"""Of types whose codes are places in one."""
 Blocks = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """(codes [..., values of a block], scale [..., G], and what is subtracted after scaling [..., G])."""
 
@@ -50,10 +52,9 @@ def _scheme(kind: str) -> Scheme:
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
         blocks_NBX = tensors["weight"].reshape(shape[0], -1, layout.num_bytes)
-        if kind == "MXFP4":  # a table's codes, rather than numbers
-            codes_NK = pack_nibbles(_nibbles(blocks_NBX[..., 1:]).flatten(1))
-            return unpack_e2m1(codes_NK, e8m0_scale(blocks_NBX[..., 0].contiguous()), dtype)
         codes, scale, offset = decode_blocks(blocks_NBX)
+        if kind in TABLES:
+            return table_weight(pack_nibbles(codes.flatten(1)), scale.flatten(1), TABLES[kind], dtype)
         offset_NG = None if offset is None else offset.flatten(1)
         return affine_weight(codes.flatten(1), scale.flatten(1), offset_NG, bits, dtype)
 
@@ -100,7 +101,7 @@ def _q8_0(blocks: torch.Tensor) -> Blocks:
 
 
 def _iq4_nl(blocks: torch.Tensor) -> Blocks:
-    return IQ4_NL.to(blocks.device)[_nibbles(blocks[..., 2:]).long()], _half(blocks, 0), None
+    return _nibbles(blocks[..., 2:]), _half(blocks, 0), None
 
 
 def _iq4_xs(blocks: torch.Tensor) -> Blocks:
@@ -108,12 +109,11 @@ def _iq4_xs(blocks: torch.Tensor) -> Blocks:
     high = (blocks[..., 2, None] | blocks[..., 3, None].int() << 8) >> pairs & 3
     low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
     scale = _half(blocks, 0) * ((low | high << 4).float() - 32)
-    codes = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
-    return IQ4_NL.to(blocks.device)[codes.long()], scale, None
+    return _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2), scale, None
 
 
 def _mxfp4(blocks: torch.Tensor) -> Blocks:
-    raise ValueError("MXFP4 has a table of its own")
+    return _nibbles(blocks[..., 1:]), e8m0_scale(blocks[..., :1].contiguous()), None
 
 
 def _two_bits(data: torch.Tensor) -> torch.Tensor:
@@ -173,8 +173,8 @@ FRACTIONS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 """Types whose zeros are no whole codes."""
 DECODERS: dict[str, tuple[Callable[[torch.Tensor], Blocks], int, int, bool]] = {
     "Q4_0": (_q4_0, 4, 32, True), "Q4_1": (_q4_1, 4, 32, True), "Q5_0": (_q5_0, 8, 32, False),
-    "Q5_1": (_q5_1, 8, 32, True), "Q8_0": (_q8_0, 8, 32, False), "IQ4_NL": (_iq4_nl, 8, 32, False),
-    "IQ4_XS": (_iq4_xs, 8, 32, False), "MXFP4": (_mxfp4, 4, 32, False),
+    "Q5_1": (_q5_1, 8, 32, True), "Q8_0": (_q8_0, 8, 32, False), "IQ4_NL": (_iq4_nl, 4, 32, False),
+    "IQ4_XS": (_iq4_xs, 4, 32, False), "MXFP4": (_mxfp4, 4, 32, False),
     "Q2_K": (_q2_k, 4, 16, True), "Q3_K": (_q3_k, 4, 16, True), "Q4_K": (_q4_k, 4, 32, True),
     "Q5_K": (_q5_k, 8, 32, True), "Q6_K": (_q6_k, 8, 16, False),
 }  # fmt: skip
