@@ -142,10 +142,10 @@ def delta_chunks_kernel(
         k_unit_L, q_unit_L = unit(k_LS), unit(q_LS) * query_scale
         zeros_LH = tl.zeros([CHUNK, BLOCK], tl.float32)
         error_LH = v_LH - multiply(k_LS, state_SH, zeros_LH) * (k_unit_L * since_L)[:, None]
+        y_LH = multiply(q_LS, state_SH, zeros_LH) * (q_unit_L * since_L)[:, None]
         write_LH = multiply(inverse_LL, error_LH, zeros_LH)
         weight_LL = between_LL * q_unit_L[:, None] * k_unit_L[None, :]
         weight_LL *= multiply(q_LS, tl.trans(k_LS), tl.zeros([CHUNK, CHUNK], tl.float32))
-        y_LH = multiply(q_LS, state_SH, zeros_LH) * (q_unit_L * since_L)[:, None]
         y_LH = multiply(weight_LL, write_LH, y_LH)
         out_at_LH = t_L[:, None] * out_stride + column_H[None, :]
         tl.store(out_ptr + out_at_LH, y_LH.to(out_ptr.dtype.element_ty), mask=tokens_LH)
@@ -200,7 +200,8 @@ def launch_delta_chunks(
     delta_inverses_kernel[(cdiv(tokens, chunk) + requests, heads)](
         k_TKS, a_TN, b_TN, weights.a_N, weights.dt_bias_N, inverses_TNL, metadata.query_start, metadata.seq_lens, size,
         heads, a_key, float(weights.beta_scale), k_TKS.stride(0), a_TN.stride(0), b_TN.stride(0), metadata.block_size,
-        requests, fewest, CHUNK=chunk, STATE=state, num_warps=4, **launch_options(),
+        requests, fewest, CHUNK=chunk, STATE=state, num_warps=4, num_stages=1,
+        **launch_options(),
     )  # fmt: skip
     delta_chunks_kernel[(requests, heads, cdiv(width, block))](
         q_TKS, k_TKS, v_TNH, a_TN, weights.a_N, weights.dt_bias_N, inverses_TNL, states_PNSH, out_TNH,
