@@ -130,12 +130,10 @@ def oracle_logprobs(model: Any, prompt: list[int], tokens: list[int]) -> tuple[l
 
 def check_kernels(report: "Report") -> None:
     """Every kernel against its reference, on drawn shapes."""
-    from gpu_check_kernels import check_kernels
+    from tools.gpu_check_kernels import check_kernels
 
-    began = time.perf_counter()
-    for label, passed, detail in check_kernels():
-        report.add("kernels", label, passed, detail, time.perf_counter() - began)
-        began = time.perf_counter()
+    for line in check_kernels():
+        report.add("kernels", *line)
 
 
 def check_models(report: "Report") -> None:
@@ -172,8 +170,9 @@ def check_experts(report: "Report") -> None:
     """Mixtures whose experts stay codes beside the same values in a plain checkpoint, both in float16."""
     from tests.oracles.quantized_models import WEIGHT_ONLY, store, store_mxfp4_experts
 
-    prompts, small = prompts_of(), {"num_experts": 8, "moe_intermediate_size": 128}
-    gpt_oss = {"head_dim": 64, "hidden_size": 192, "intermediate_size": 160, "num_local_experts": 8}
+    small: dict[str, Any] = {"num_experts": 8, "moe_intermediate_size": 128}
+    prompts = prompts_of()
+    gpt_oss: dict[str, Any] = {"head_dim": 64, "hidden_size": 192, "intermediate_size": 160, "num_local_experts": 8}
     for name, architecture, sizes in (
         ("mxfp4", "GptOssForCausalLM", gpt_oss),
         *((name, "Qwen3MoeForCausalLM", small) for name in ("gptq 4 bits", "awq", "compressed nvfp4")),
@@ -269,7 +268,7 @@ def check_demo(report: "Report") -> None:
 
 
 BESIDE = "kernels"
-"""The section that runs in a process of its own, beside the others."""
+"""The section that runs in processes of its own, beside the others."""
 SECTIONS = {
     "kernels": check_kernels,
     "models": check_models,

@@ -68,9 +68,15 @@ class Pages:
 
 class Operation:
     """One operation with random constants: `inputs` of a token (side by side in one row, at `columns`), the shape of a state
-    and of an output, and how it is called."""
+    and of an output, and how it is called.
 
-    def __init__(self, name: str, seed: int, device: str = "cpu") -> None:
+    Args:
+        sizes: heads, size of a head, size of a state; drawn where none are given, as are channels.
+    """
+
+    def __init__(
+        self, name: str, seed: int, device: str = "cpu", *, sizes: tuple[int, int, int] | None = None, channels: int = 0
+    ) -> None:
         draw, self.device = random.Random(seed), device
         generator = torch.Generator().manual_seed(seed)
 
@@ -79,9 +85,9 @@ class Operation:
 
         self.name = name
         self.arguments: Callable[..., tuple[Any, ...]]
-        heads, size, state = draw.choice([(4, 8, 5), (2, 24, 16), (6, 70, 3)])
+        heads, size, state = sizes or draw.choice([(4, 8, 5), (2, 24, 16), (6, 70, 3)])
         shared = draw.choice([1, 2])
-        channels = draw.choice([5, 64, 150])
+        channels = channels or draw.choice([5, 64, 150])
         if name == "causal_conv":
             width, gate = draw.choice([2, 3, 4, 7]), draw.choice(["identity", "silu"])
             weight, bias = normal(width, channels), draw.choice([None, normal(channels)])
