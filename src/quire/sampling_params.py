@@ -144,10 +144,16 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         end: tokens that end it.
         start: the token that begins it, if an answer may also begin without; None where the output begins inside.
+        close: what is forced where a budget is spent; nothing means `end`.
+        lead: tokens that are no thoughts, at the beginning of the output and of what is thought again.
+        over: what else tells that it has ended: other channels of an answer.
     """
 
     end: list[int]
     start: int | None = None
+    close: list[int] = []
+    lead: list[int] = []
+    over: list[list[int]] = []
 
 
 class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):

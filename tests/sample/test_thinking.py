@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.sample.test_device_sampler import draw as draw_on_device
 from tests.sample.test_device_sampler import make_device_sampler
 
 from quire.kernels import ops
+from quire.sample.thinking import ThinkingLimit
 from quire.sampling_params import SamplingParams, Thinking
 
 LENGTH = 14
@@ -82,6 +84,54 @@ def test_the_reasoning_ends_by_its_budget_and_nothing_else_changes(
     assert ended is not None and allowed < ended <= allowed + len(end)
     # The answer is drawn freely, from where the marker stands.
     assert said[ended:] == generate(kind, free, seed, said[:ended])[ended:]
+
+
+CHANNEL, ANALYSIS, FINAL, CALL, MESSAGE, END, START, WORD = range(10, 18)
+LEAD, CLOSE = [CHANNEL, ANALYSIS, MESSAGE], [END, START, CHANNEL]
+ANSWERS = Thinking([CHANNEL, FINAL, MESSAGE], None, [*CLOSE, FINAL], LEAD, [[CHANNEL, FINAL], [CHANNEL, CALL]])
+MAY_CALL = msgspec.structs.replace(ANSWERS, close=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "budget", "wanted", "said"),
+    [
+        # Thoughts are cut, and the answer begins.
+        (ANSWERS, 2, [*LEAD, *[WORD] * 9], [*LEAD, WORD, WORD, *CLOSE, FINAL, *[WORD] * 3]),
+        (ANSWERS, 0, [*LEAD, *[WORD] * 9], [*LEAD, *CLOSE, FINAL, *[WORD] * 5]),
+        # They end of themselves, or there are none: nothing is forced.
+        (ANSWERS, 2, [*LEAD, WORD, *CLOSE, FINAL, MESSAGE, WORD, WORD], None),
+        (ANSWERS, 2, [CHANNEL, FINAL, MESSAGE, *[WORD] * 9], None),
+        (ANSWERS, 2, [CHANNEL, CALL, WORD, MESSAGE, *[WORD] * 9], None),
+        (ANSWERS, 5, [*LEAD, WORD, *CLOSE, CALL, WORD, MESSAGE, WORD, WORD], None),
+        # An end that has begun is not begun again.
+        (ANSWERS, 2, [*LEAD, WORD, END, *[WORD] * 7], [*LEAD, WORD, *CLOSE, FINAL, *[WORD] * 4]),
+        # With tools the model chooses what it goes on with.
+        (MAY_CALL, 1, [*LEAD, *[WORD] * 4, CALL, MESSAGE, WORD], [*LEAD, WORD, *CLOSE, CALL, MESSAGE, WORD]),
+        (
+            MAY_CALL,
+            1,
+            [*LEAD, *[WORD] * 4, ANALYSIS, *[WORD] * 5],
+            [*LEAD, WORD, *CLOSE, ANALYSIS, MESSAGE, *CLOSE, WORD],
+        ),
+    ],
+)
+def test_thoughts_on_a_channel_end_by_their_budget(
+    thinking: Thinking, budget: int, wanted: list[int], said: list[int] | None
+) -> None:
+    output: list[int] = []
+    limit = ThinkingLimit(thinking, budget, len(PROMPT), output)
+    for token in wanted:
+        forced = limit.forced(len(PROMPT) + len(output))
+        output.append(token if forced is None else forced)
+    assert output == (wanted if said is None else said)
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+@pytest.mark.parametrize("close", [[], [90, 1, 0]])
+def test_both_samplers_force_what_closes_thoughts(kind: str, close: list[int]) -> None:
+    thinking = Thinking([90, 1, 0], None, close, [2, 2], [[1, 1, 1, 1, 1]])
+    said = generate(kind, {"thinking": thinking, "thinking_token_budget": 3, "temperature": 1.0}, 5, [2, 2])
+    assert said[5:8] == [90, 1, 0] and 90 not in said[8:]
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])

@@ -11,6 +11,9 @@ from quire.parsers.choice import AnswerFormats, begins_inside
 from quire.parsers.formats import Reasoning
 from quire.sampling_params import Thinking
 
+_TURN, _ANALYSIS, _ANSWER = "<|end|><|start|>assistant", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+_OTHER_CHANNELS = ("<|channel|>final", "<|channel|>commentary")
+
 PROMPT_END = 24
 """Tokens of a prompt's end that are looked at: a template's opening of an answer is shorter."""
 
@@ -35,8 +38,37 @@ def build_thinking(reasoning: Reasoning, inside: bool | None, tokenizer: _Tokeni
     return Thinking(end, start[0]) if len(start) == 1 else None
 
 
-def check_budget(formats: AnswerFormats, tokenizer: _Tokenizer | None) -> Reasoning:
-    """The reasoning that a `thinking_token_budget` limits.
+def harmony_thinking(tokenizer: _Tokenizer, inside: bool = False, may_call: bool = False) -> Thinking:
+    """Where a gpt-oss thinks: on its analysis channel, until a message begins on another.
+
+    Args:
+        inside: the output begins behind the header of such a message.
+        may_call: where a budget is spent, the model chooses between an answer and a call; else its answer begins.
+    """
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return Thinking(
+        ids(_ANSWER),
+        close=ids(_TURN + ("<|channel|>" if may_call else _OTHER_CHANNELS[0])),
+        lead=[] if inside else ids(_ANALYSIS),
+        over=[ids(channel) for channel in _OTHER_CHANNELS],
+    )
+
+
+def find_harmony_thinking(prompt_ids: Sequence[int], tokenizer: _Decoder, may_call: bool = False) -> Thinking | None:
+    """The same, told by the prompt; None where the answer begins on another channel."""
+    end = tokenizer.decode(list(prompt_ids[-PROMPT_END:]), skip_special_tokens=False)
+    header = end.rpartition("<|start|>assistant")[2]
+    if header == "":
+        return harmony_thinking(tokenizer, may_call=may_call)
+    inside = header.rpartition("<|channel|>")[2].startswith("analysis<|message|>") and "<|end|>" not in header
+    return harmony_thinking(tokenizer, True, may_call) if inside else None
+
+
+def check_budget(formats: AnswerFormats, tokenizer: _Tokenizer | None) -> None:
+    """Whether a `thinking_token_budget` can be kept.
 
     Raises:
         RequestError: the model has none, or none that can be told by its tokens.
@@ -45,14 +77,15 @@ def check_budget(formats: AnswerFormats, tokenizer: _Tokenizer | None) -> Reason
     if tokenizer is None:
         why = "there is no tokenizer"
     elif formats.is_harmony:
-        why = "this model's reasoning is a channel, not a part between markers; use reasoning_effort"
+        markers = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+        long = [marker for marker in markers if len(tokenizer.encode(marker, add_special_tokens=False)) != 1]
+        why = f"{long[0]!r} is not one token of this model" if long else ""
     elif formats.reasoning is None:
         why = "no reasoning format is known for this model (--reasoning-parser)"
     elif len(tokenizer.encode(formats.reasoning.start[0], add_special_tokens=False)) != 1:
         why = f"{formats.reasoning.start[0]!r} is not one token of this model"
-    if why or formats.reasoning is None:
+    if why:
         raise RequestError(f"thinking_token_budget cannot be kept: {why}", param="thinking_token_budget")
-    return formats.reasoning
 
 
 def find_prompt_thinking(formats: AnswerFormats, prompt_ids: Sequence[int], tokenizer: _Decoder) -> Thinking | None:
@@ -61,7 +94,10 @@ def find_prompt_thinking(formats: AnswerFormats, prompt_ids: Sequence[int], toke
     Raises:
         RequestError: as `check_budget`.
     """
-    reasoning = check_budget(formats, tokenizer)
+    check_budget(formats, tokenizer)
+    if formats.is_harmony or formats.reasoning is None:
+        return find_harmony_thinking(prompt_ids, tokenizer)
+    reasoning = formats.reasoning
     (start,) = tokenizer.encode(reasoning.start[0], add_special_tokens=False)
     end = tokenizer.encode(reasoning.end[0], add_special_tokens=False)
     last = next((token_id for token_id in reversed(prompt_ids) if token_id in (start, end[0])), None)

@@ -20,28 +20,40 @@ class ThinkingLimit:
     """
 
     def __init__(self, thinking: Thinking, budget: int, num_prompt_tokens: int, output_token_ids: list[int]) -> None:
-        self._end = thinking.end
+        self._ends = [thinking.end, *thinking.over]
+        self._close = thinking.close or thinking.end
+        self._lead = thinking.lead
         self._start = thinking.start
         self._output = output_token_ids
         self._num_read = 0
         self._is_over = False
-        self.deadline = num_prompt_tokens + budget + (thinking.start is not None)
+        self.deadline = num_prompt_tokens + budget + (thinking.start is not None) + len(thinking.lead)
 
     @property
     def is_over(self) -> bool:
         """Whether the row thinks no more, as far as its output tells."""
-        output, end = self._output, self._end
+        output = self._output
         if self._start is not None and output and not self._num_read:
             self._is_over = output[0] != self._start
         while not self._is_over and self._num_read < len(output):
             self._num_read += 1
-            self._is_over = output[max(0, self._num_read - len(end)) : self._num_read] == end
+            count = self._num_read
+            self._is_over = any(output[max(0, count - len(end)) : count] == end for end in self._ends)
         return self._is_over
 
     def forced(self, position: int) -> int | None:
         """The only token that may stand there; None where any may. From the deadline on the whole output must be known."""
         if position < self.deadline or self.is_over:
             return None
-        end, output = self._end, self._output
-        said = next(count for count in range(len(end) - 1, -1, -1) if output[len(output) - count :] == end[:count])
-        return end[said]
+        close, lead = self._close, self._lead
+        if self._said(close) == len(close):
+            return None  # what comes behind decides whether it is over
+        if (said := self._said(lead)) > 1 and said < len(lead):
+            return lead[said]
+        return close[self._said(close)]
+
+    def _said(self, tokens: list[int]) -> int:
+        """How many of these, from the first on, the output ends with."""
+        output = self._output
+        longest = min(len(tokens), len(output))
+        return next(count for count in range(longest, -1, -1) if output[len(output) - count :] == tokens[:count])

@@ -6,16 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 from tests.entrypoints.openai.test_demo_server import DemoServer
+from tests.parsers.test_thinking import FORMATS as GPT_OSS
+from tests.parsers.test_thinking import Tokenizer as Channels
 
 from quire.entrypoints.openai.answers import answer_reader
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.structured import find_thinking, read_constraint
+from quire.entrypoints.openai.structured import constrain_answer, find_thinking, limit_thinking, read_constraint
 from quire.errors import RequestError
 from quire.parsers.choice import AnswerFormats, choose_formats
-from quire.sampling_params import StructuredOutputsParams, Thinking
+from quire.parsers.thinking import harmony_thinking
+from quire.sampling_params import SamplingParams, StructuredOutputsParams, Thinking
 
 NULL = {"type": "null"}
+WEATHER_TOOL = {"type": "function", "function": {"name": "get_weather"}}
 TAG = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}
 
 
@@ -107,6 +111,39 @@ def test_thinking_is_found_where_answers_are_read_so(
     tokenizer = Words()
     reader = answer_reader(formats, request_of(chat_template_kwargs=variables), tokenizer, prompt)
     assert reader is not None and find_thinking(reader, tokenizer) == thinking
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_call"),
+    [
+        ({}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"tools": [WEATHER_TOOL]}, True),
+        ({"tools": [WEATHER_TOOL], "tool_choice": "none"}, False),
+    ],
+)
+def test_a_budget_knows_the_channels_of_gpt_oss(fields: dict[str, Any], may_call: bool) -> None:
+    tokenizer, params = Channels(), SamplingParams(thinking_token_budget=5)
+    prompt = tokenizer.encode("<|start|>user<|message|>hi<|end|><|start|>assistant")
+    request = request_of(**fields)
+    reader = answer_reader(GPT_OSS, request, tokenizer, prompt)  # pyright: ignore[reportArgumentType]
+    params.structured_outputs = read_constraint(request)
+    if not may_call:
+        constrain_answer(params, reader, tokenizer)
+    limit_thinking(params, GPT_OSS, reader, tokenizer, prompt)
+    assert params.thinking == harmony_thinking(tokenizer, may_call=may_call) and params.thinking_token_budget == 5
+    answered = tokenizer.encode("<|start|>assistant<|channel|>final<|message|>")
+    limit_thinking(params, GPT_OSS, reader, tokenizer, answered)
+    assert params.thinking_token_budget is None, "the answer has begun"
+
+
+def test_a_budget_and_a_form_that_covers_thoughts_exclude_one_another() -> None:
+    tokenizer = Channels()
+    reader = answer_reader(GPT_OSS, request_of(tools=[WEATHER_TOOL]), tokenizer, [])  # pyright: ignore[reportArgumentType]
+    params = SamplingParams(thinking_token_budget=5, structured_outputs=StructuredOutputsParams(grammar="start: 'a'"))
+    with pytest.raises(RequestError, match="thinking_token_budget cannot be kept") as caught:
+        limit_thinking(params, GPT_OSS, reader, tokenizer, [])
+    assert caught.value.param == "thinking_token_budget"
 
 
 def test_the_openai_package_parses_a_demo_server_s_answers() -> None:

@@ -93,7 +93,7 @@ async def prepare_chat(
     if reader is not None and reader.keeps_special_tokens and isinstance(params, SamplingParams):
         params.skip_special_tokens = False
     constrain_answer(params, reader, tokenizer)
-    limit_thinking(params, state.formats, reader, tokenizer)
+    limit_thinking(params, state.formats, reader, tokenizer, prompt.token_ids)
     last = normalize_messages(request.messages)[-1]
     continues = not _adds_generation_prompt(request) and last["role"] == "assistant"
     role = "assistant" if continues else state.settings.response_role

@@ -4,6 +4,7 @@ calls that have to be made.
 Knows the fields' names. What a constraint means is checked by `StructuredOutputsParams` and by the engine.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from quire.entrypoints.openai.answers import AnswerReader
@@ -13,7 +14,7 @@ from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
 from quire.errors import RequestError
 from quire.guards import is_dict
 from quire.parsers.choice import AnswerFormats
-from quire.parsers.thinking import build_thinking, check_budget
+from quire.parsers.thinking import build_thinking, check_budget, find_harmony_thinking
 from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, Thinking
 
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
@@ -110,7 +111,8 @@ def limit_thinking(
     params: SamplingParams | BeamSearchParams,
     formats: AnswerFormats,
     reader: AnswerReader | None,
-    tokenizer: "_Tokenizer | None",
+    tokenizer: Any,
+    prompt_ids: Sequence[int],
 ) -> None:
     """Tell a chat answer with a budget for its thoughts where it thinks. One that does not think needs no budget.
 
@@ -120,7 +122,17 @@ def limit_thinking(
     if isinstance(params, BeamSearchParams) or params.thinking_token_budget is None:
         return
     check_budget(formats, tokenizer)
-    if params.thinking is None and reader is not None and tokenizer is not None:
+    if formats.is_harmony and reader is not None:
+        if params.structured_outputs is not None and params.thinking is None:
+            why = "the form of this request's calls covers the thoughts before them"
+            raise RequestError(f"thinking_token_budget cannot be kept: {why}", param="thinking_token_budget")
+        may_call = reader.choice.kind != "none" and params.structured_outputs is None
+        thinking = find_harmony_thinking(prompt_ids, tokenizer, may_call)
+        if thinking is None:
+            params.thinking_token_budget = None
+        else:
+            params.thinking = thinking
+    elif params.thinking is None and reader is not None and tokenizer is not None:
         params.thinking = find_thinking(reader, tokenizer)
     if params.thinking is None:
         params.thinking_token_budget = None
