@@ -44,6 +44,9 @@ SANDWICH = LAYER | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+GPT_OSS = LAYER | {
+    "self_attn.sinks": "attn_sinks", "mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm",
+}  # fmt: skip
 EXPERTS = {
     "mlp.experts.{}.gate_proj": "ffn_gate_exps", "mlp.experts.{}.up_proj": "ffn_up_exps",
     "mlp.experts.{}.down_proj": "ffn_down_exps", "block_sparse_moe.experts.{}.w1": "ffn_gate_exps",
@@ -86,13 +89,16 @@ def write_gguf(
     """
     hf = json.loads((source / "config.json").read_text())
     rng, tensors = np.random.default_rng(0), load_file(source / "model.safetensors")
+    if arch == "gpt-oss":
+        tensors = by_expert(tensors)
     path, worth = target / f"{arch}.gguf", dict(tensors)
     target.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(str(path), arch)
     _write_facts(writer, hf, arch, facts or {})
     write_tokenizer(writer, source)
     heads = {"attn_q": hf["num_attention_heads"], "attn_k": hf["num_key_value_heads"]}
-    own = PACKAGE_NAMES if arch in PACKAGE_NAMES else SANDWICH if arch in ("gemma2", "gemma3") else LAYER
+    tables = {"gemma2": SANDWICH, "gemma3": SANDWICH, "gpt-oss": GPT_OSS}
+    own = PACKAGE_NAMES if arch in PACKAGE_NAMES else tables.get(arch, LAYER)
     for name, names in _groups(tensors, _package_names(arch, hf) if own is PACKAGE_NAMES else own).items():
         values = (
             np.stack([tensors[n].float().numpy() for n in names])
@@ -106,7 +112,7 @@ def write_gguf(
             values = values + 1
         values = values[0] if module == "ffn_gate_inp_shexp" else values
         kind = next((kind for part, kind in kinds.items() if part and part in name), kinds[""])
-        kind = "F32" if values.ndim == 1 or "gate_inp" in name else kind
+        kind = "F32" if values.ndim == 1 or "gate_inp" in name or name.endswith(".bias") else kind
         data, meant = encode(values, kind, rng)
         writer.add_tensor(name, data, raw_dtype=Kind[kind])
         if arch in PERMUTED and module in heads:
@@ -123,8 +129,48 @@ def write_gguf(
     for file in source.iterdir():
         if file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())
-    save_file(worth, folder / "model.safetensors")
+    save_file(in_stacks(worth) if arch == "gpt-oss" else worth, folder / "model.safetensors")
     return path
+
+
+def by_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """gpt-oss' stacks of experts, gate and up in turn, as a matrix and a bias each."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        before, experts, kind = name.partition(".experts.")
+        name = f"{name}.weight" if name.endswith(".sinks") else name
+        if not experts:
+            found[name] = tensor
+            continue
+        suffix = "bias" if kind.endswith("_bias") else "weight"
+        parts = {"gate_proj": (..., slice(0, None, 2)), "up_proj": (..., slice(1, None, 2))}
+        for part, columns in (parts if "gate_up" in kind else {"down_proj": (...,)}).items():
+            for number, values in enumerate(tensor[columns]):
+                found[f"{before}.experts.{number}.{part}.{suffix}"] = (
+                    values.t().contiguous() if values.ndim == 2 else values
+                )
+    return found
+
+
+def in_stacks(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of `by_expert`."""
+    found: dict[str, torch.Tensor] = {}
+    experts: dict[tuple[str, str, str], list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        before, is_expert, rest = name.partition(".experts.")
+        if is_expert:
+            _, part, suffix = rest.split(".")
+            experts.setdefault((before, part, suffix), []).append(tensor.t() if tensor.ndim == 2 else tensor)
+        else:
+            found[name.replace(".sinks.weight", ".sinks")] = tensor
+    for (before, part, suffix), values in experts.items():
+        end = "_bias" if suffix == "bias" else ""
+        if part == "down_proj":
+            found[f"{before}.experts.down_proj{end}"] = torch.stack(values).contiguous()
+        elif part == "gate_proj":
+            both = torch.stack((torch.stack(values), torch.stack(experts[before, "up_proj", suffix])), -1)
+            found[f"{before}.experts.gate_up_proj{end}"] = both.flatten(-2).contiguous()
+    return found
 
 
 PACKAGE_NAMES = (
@@ -198,8 +244,13 @@ def _write_facts(writer: gguf.GGUFWriter, hf: dict[str, Any], arch: str, facts: 
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(hf["num_experts_per_tok"])
-    if hf.get("moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(hf["moe_intermediate_size"])
+    width = hf["intermediate_size"] if arch == "gpt-oss" else hf.get("moe_intermediate_size")
+    if width:
+        writer.add_expert_feed_forward_length(width)
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if hf.get("shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(hf["shared_expert_intermediate_size"])
     if hf.get("attn_logit_softcapping"):

@@ -63,6 +63,16 @@ FAMILIES = {
         {"sliding_window": 4, "num_hidden_layers": 4, "layer_types": [*["sliding_attention"] * 3, "full_attention"]},
     ),
     "starcoder2": ("Starcoder2ForCausalLM", {}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 64,
+            "sliding_window": 5,
+            "head_dim": 16,
+        },
+    ),
     "qwen2moe": ("Qwen2MoeForCausalLM", {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}),
 }
 
@@ -160,6 +170,13 @@ def test_every_family_has_its_names_and_its_order(cpu, tmp_path, family):
     architecture, settings = FAMILIES[family]
     source = make_tiny_model(architecture, tmp_path / "plain", **settings)
     assert_equal(cpu, write_gguf(source, tmp_path, ARCHITECTURES.get(family, family), {"": "Q8_0"}))
+
+
+def test_gpt_oss_keeps_its_experts_as_they_are_stored(cpu, tmp_path):
+    source = make_tiny_model(FAMILIES["gpt-oss"][0], tmp_path / "plain", **FAMILIES["gpt-oss"][1])
+    path = write_gguf(source, tmp_path, "gpt-oss", {"": "Q8_0", "exps": "MXFP4"})
+    assert_equal(cpu, path)
+    assert load(cpu, path).explain()["model"]["matrices"]["experts: MXFP4"] == 3 * 4 * 3
 
 
 def test_a_stretched_rotation_comes_from_its_tensor(cpu, tmp_path):

@@ -1,7 +1,7 @@
 """Reads a GGUF file's tensors under the names that the hub's checkpoints have, as the hub's checkpoints have them.
 
-What the conversion to GGUF changed is changed back: the order of rows of q and k, ones that were added to norms. Matrices in
-block types come as bytes, row by row. Files are mapped; a tensor is read when it is sliced.
+What the conversion to GGUF changed is changed back: the order of rows of q and k, ones that were added to norms, biases of
+gates and ups that stood in turn. Matrices in block types come as bytes, row by row. Files are mapped; a tensor is read when it is sliced.
 """
 
 import dataclasses
@@ -23,11 +23,17 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """A tensor under its name in the hub's checkpoints."""
+    """A tensor under its name in the hub's checkpoints.
+
+    Attributes:
+        expert: of a tensor with all experts', this one's part.
+        other: what stands in turn with its values.
+    """
 
     file: GGUFFile
     tensor: GGUFTensor
     expert: int | None = None
+    other: "_Entry | None" = None
 
 
 class GGUFReader:
@@ -43,7 +49,7 @@ class GGUFReader:
     def __init__(self, hf: HFConfig) -> None:
         files = [read_header(str(path)) for path in hf.quantization_config.files]
         self._hf, self._family = hf, family_of(files[0])
-        self._entries = {name: entry for file in files for name, entry in _named(file, self._family)}
+        self._entries = _in_turn({name: entry for file in files for name, entry in _named(file, self._family)})
         self.path = Path(files[0].path)
         self.infos = {name: _info(entry) for name, entry in self._entries.items()}
 
@@ -58,7 +64,10 @@ class GGUFReader:
         for name, entry in self._entries.items():
             if entry.file.path not in mapped:
                 mapped = {entry.file.path: _map(entry.file.path)}
-            yield name, self._restored(name, _view(mapped[entry.file.path], entry))
+            tensor = _view(mapped[entry.file.path], entry)
+            if entry.other is not None:
+                tensor = torch.stack((tensor, _view(_map(entry.other.file.path), entry.other)), -1).flatten(-2)
+            yield name, self._restored(name, tensor)
 
     def _restored(self, name: str, tensor: torch.Tensor) -> Any:
         """As the hub's checkpoint has it."""
@@ -85,12 +94,24 @@ def _named(file: GGUFFile, family: Family) -> Iterator[tuple[str, _Entry]]:
             yield name.format(expert=expert), _Entry(file, tensor, expert)
 
 
-def _info(entry: _Entry) -> TensorInfo:
+def _in_turn(entries: dict[str, _Entry]) -> dict[str, _Entry]:
+    """With the biases of gates and of ups as one tensor."""
+    gate, up, both = (f".mlp.experts.{part}_proj_bias" for part in ("gate", "up", "gate_up"))
+    for name in [name for name in entries if name.endswith(gate)]:
+        before = name.removesuffix(gate)
+        if before + up in entries:
+            entries[before + both] = dataclasses.replace(entries.pop(name), other=entries.pop(before + up))
+    return entries
+
+
+def _info(entry: _Entry, *, alone: bool = False) -> TensorInfo:
     tensor, is_plain = entry.tensor, entry.tensor.type.name in PLAIN
     shape = tensor.shape if is_plain else (*tensor.shape[:-1], tensor.row_bytes)
     shape, num_bytes = (shape, tensor.num_bytes) if entry.expert is None else (shape[1:], tensor.num_bytes // shape[0])
     shape = (1, *shape) if "inp_shexp" in tensor.name and len(shape) == 1 else shape
     offset = tensor.offset + num_bytes * (entry.expert or 0)
+    if entry.other is not None and not alone:
+        shape, num_bytes = (*shape[:-1], 2 * shape[-1]), 2 * num_bytes
     return TensorInfo(entry.file.path, tensor.type.name if is_plain else "U8", shape, num_bytes, offset)
 
 
@@ -101,7 +122,7 @@ def _map(path: str) -> torch.Tensor:
 
 
 def _view(data: torch.Tensor, entry: _Entry) -> torch.Tensor:
-    info = _info(entry)
+    info = _info(entry, alone=True)
     piece = data[info.offset : info.offset + info.num_bytes]
     dtype = DTYPES.get(info.dtype)
     if dtype is not None:

@@ -20,6 +20,17 @@ GPT_OSS_NAMES = dataclasses.replace(
     interleaved=("experts_gate_up", "experts_gate_up_bias"),
 )
 
+BY_EXPERT = dataclasses.replace(
+    GPT_OSS_NAMES.but(
+        experts_gate_up=("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj"),
+        experts_down="mlp.experts.{expert}.down_proj",
+    ),
+    stacked={},
+    transposed=(),
+    interleaved=("experts_gate_up_bias",),
+)
+"""As GGUF files have them."""
+
 
 @register("GptOssForCausalLM")
 def gpt_oss(hf: HFConfig) -> DecoderSpec:
@@ -27,6 +38,7 @@ def gpt_oss(hf: HFConfig) -> DecoderSpec:
     hf = HFConfig({"attention_bias": True} | hf.to_dict())
     count, window = hf.num_hidden_layers, hf.get("sliding_window", 0)
     types = hf.get("layer_types") or [("sliding_attention", "full_attention")[layer % 2] for layer in range(count)]
+    stored = hf.quantization_config.get("quant_method") if "quantization_config" in hf else None
     dense = llama(hf)
     (base, *_) = dense.attentions()
     return dataclasses.replace(
@@ -42,5 +54,5 @@ def gpt_oss(hf: HFConfig) -> DecoderSpec:
             experts_bias=True,
             clamp=ClampedSwiglu(float(hf.get("swiglu_alpha", 1.702)), float(hf.get("swiglu_limit", 7.0))),
         ),
-        weights=GPT_OSS_NAMES,
+        weights=BY_EXPERT if stored == "gguf" else GPT_OSS_NAMES,
     )

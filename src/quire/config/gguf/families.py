@@ -53,6 +53,19 @@ MIXTRAL = LLAMA | {
     "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
 }
+GPT_OSS = LLAMA | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{expert}.up_proj",
+    "ffn_down_exps": "mlp.experts.{expert}.down_proj",
+}
+GPT_OSS_BARE = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
+    "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
 NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are part of the configuration."""
 
@@ -68,6 +81,7 @@ class Family:
         permutes_heads: rows of q and k stand in pairs of neighbours, for interleaved rotation.
         adds_one: norms' weights were increased by one.
         windowed: the same where the file has a sliding window.
+        bare: of a layer's tensors that are not a module's weight or bias.
     """
 
     architecture: str
@@ -77,6 +91,7 @@ class Family:
     permutes_heads: bool = False
     adds_one: bool = False
     windowed: "Family | None" = None
+    bare: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 FAMILIES = {
@@ -101,6 +116,7 @@ FAMILIES = {
     "glm4": Family("Glm4ForCausalLM", "glm4", GLM4),
     "command-r": Family("CohereForCausalLM", "cohere", LLAMA),
     "cohere2": Family("Cohere2ForCausalLM", "cohere2", LLAMA),
+    "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", GPT_OSS, bare=GPT_OSS_BARE),
     "starcoder2": Family("Starcoder2ForCausalLM", "starcoder2", STARCODER2),
 }
 
@@ -112,5 +128,8 @@ def checkpoint_name(family: Family, tensor: GGUFTensor) -> str | None:
     if outside and outside[1] in OUTSIDE:
         return f"{OUTSIDE[outside[1]]}.{outside[2]}"
     layer = LAYER.fullmatch(tensor.name)
-    module = family.names.get(layer[2]) if layer else None
-    return None if layer is None or module is None else f"model.layers.{layer[1]}.{module}.{layer[3]}"
+    if layer is None:
+        return None
+    module = family.names.get(layer[2])
+    name = family.bare.get(f"{layer[2]}.{layer[3]}", module and f"{module}.{layer[3]}")
+    return name and f"model.layers.{layer[1]}.{name}"

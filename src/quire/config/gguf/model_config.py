@@ -100,7 +100,7 @@ def build_config(files: list[GGUFFile]) -> dict[str, Any]:
         config["partial_rotary_factor"] = rotated / config["head_dim"]
     scaling = _rope_scaling(files, config["max_position_embeddings"])
     if scaling is not None:
-        config["rope_scaling"] = scaling
+        config["rope_scaling"] = scaling | ({"truncate": False} if family.model_type == "gpt_oss" else {})
     config["quantization_config"] = {
         "quant_method": "gguf",
         "files": [file.path for file in files],
@@ -126,7 +126,7 @@ SCALES = {
     "cohere2": {"logit_scale": "logit_scale"},
 }  # fmt: skip
 """Numbers that some families are multiplied by, and what their configurations call them."""
-BIASED = ("llama", "granite", "seed_oss", "hunyuan_v1_dense", "glm4", "olmo2", "olmo3", "starcoder2")
+BIASED = ("llama", "granite", "seed_oss", "hunyuan_v1_dense", "glm4", "olmo2", "olmo3", "starcoder2", "gpt_oss")
 """Families whose configurations say whether queries, keys and values have biases."""
 
 
@@ -137,6 +137,12 @@ def _own_facts(file: GGUFFile, family: Family) -> dict[str, Any]:
         return {
             "num_local_experts": _needed(file, "expert_count"),
             "num_experts_per_tok": _needed(file, "expert_used_count"),
+        }
+    if kind == "gpt_oss":
+        return {
+            "num_local_experts": _needed(file, "expert_count"),
+            "num_experts_per_tok": _needed(file, "expert_used_count"),
+            "intermediate_size": _needed(file, "expert_feed_forward_length"),
         }
     if kind in ("qwen2_moe", "qwen3_moe"):
         shared = _fact(file, "expert_shared_feed_forward_length")
