@@ -158,7 +158,7 @@ def test_chunks_of_any_request_give_what_its_tokens_give(name: str, data: st.Dat
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODULES)
-@settings(max_examples=60, phases=[Phase.generate])
+@settings(max_examples=40, phases=[Phase.generate])
 @given(data=st.data())
 def test_chunks_of_many_requests_give_what_their_tokens_give(name: str, data: st.DataObject) -> None:
     check_drawn(name, data, most=200)
@@ -185,7 +185,7 @@ def test_sixty_four_tokens_a_chunk(name: str) -> None:
         (FROM, 64, 16, torch.bfloat16, True),
         (1, 64, 16, torch.bfloat16, False),
         (FROM - 1, 64, 16, torch.bfloat16, False),
-        (FROM, 16, 16, torch.bfloat16, False),
+        (FROM, FROM - 1, 16, torch.bfloat16, False),
         (FROM, 64, 300, torch.bfloat16, False),
         (FROM, 64, 16, torch.float32, False),
     ],

@@ -14,9 +14,9 @@ from quire.attention.interface import AttentionMetadata
 from quire.kernels.triton.launch import compute_capability, next_power_of_2, tl
 
 FROM = 32
-"""Tokens that a request computes in a step from which its scan goes by chunks. A chunk's products and exponentials take 3 to 7 µs
-of a multiprocessor whether it is full or not, a token by itself 0.15 µs where programs fill the device and 0.5 to 0.8 µs where it
-waits for its loads: they are even at 5 to 30 tokens. Calculated for an H200 from counts of operations, not measured."""
+"""Tokens that a request computes in a step from which it goes by chunks. Calculated for an H200, not measured: a chunk's 3,000 to
+8,000 instructions a warp take 3 to 7 µs of a multiprocessor, full or not, and a token by itself 0.15 µs where programs fill the
+device (256 cycles of arithmetic) and 0.5 to 0.8 µs where it waits for its loads, so they are even at 5 to 30 tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +39,11 @@ def choose_tiles(hopper: Tiles, others: Tiles) -> Tiles:
     return hopper if compute_capability()[0] == 9 else others
 
 
-def goes_by_chunks(metadata: AttentionMetadata, dtype: torch.dtype, size: int, largest: int, tiles: Tiles) -> bool:
+def goes_by_chunks(metadata: AttentionMetadata, dtype: torch.dtype, size: int, largest: int) -> bool:
     """Whether requests of a step may go by chunks: only what the host knows of it counts, so that a graph of decode steps
-    never has them. Float32 models go token by token, since `multiply` would round their numbers; so do pages shorter than a
-    chunk, and states larger than the kernels have room for."""
-    is_long = metadata.max_query_len >= FROM and metadata.block_size >= tiles.chunk
-    return is_long and dtype != torch.float32 and size <= largest
+    never has them. Float32 models go token by token, since `multiply` would round their numbers; so do pages that end chunks
+    too early, and states larger than the kernels have room for."""
+    return min(metadata.max_query_len, metadata.block_size) >= FROM and dtype != torch.float32 and size <= largest
 
 
 @triton.jit

@@ -168,10 +168,9 @@ def gated_delta_rule(
 ) -> None:
     """As `recurrent.gated_delta_rule`; a result's last bits depend on how its prompt is cut into steps."""
     arguments = (q_TKS, k_TKS, v_TNH, a_TN, b_TN, weights, states_PNSH, metadata, out_TNH)
-    tiles = choose_tiles(HOPPER, OTHERS)
-    if goes_by_chunks(metadata, v_TNH.dtype, states_PNSH.shape[2], MAX_STATE, tiles):
+    if goes_by_chunks(metadata, v_TNH.dtype, states_PNSH.shape[2], MAX_STATE):
         scan_by_token(*arguments, most=FROM - 1)
-        launch_delta_chunks(*arguments, fewest=FROM, tiles=tiles)
+        launch_delta_chunks(*arguments, fewest=FROM, tiles=choose_tiles(HOPPER, OTHERS))
     else:
         scan_by_token(*arguments)
 

@@ -92,10 +92,9 @@ def ssd_scan(
 ) -> None:
     """As `recurrent.ssd_scan`; a result's last bits depend on how its prompt is cut into steps."""
     arguments = (x_TNH, dt_TN, b_TGS, c_TGS, weights, states_PNSH, metadata, out_TNH)
-    tiles = choose_tiles(HOPPER, OTHERS)
-    if goes_by_chunks(metadata, x_TNH.dtype, states_PNSH.shape[2], MAX_STATE, tiles):
+    if goes_by_chunks(metadata, x_TNH.dtype, states_PNSH.shape[2], MAX_STATE):
         scan_by_token(*arguments, most=FROM - 1)
-        launch_ssd_chunks(*arguments, fewest=FROM, tiles=tiles)
+        launch_ssd_chunks(*arguments, fewest=FROM, tiles=choose_tiles(HOPPER, OTHERS))
     else:
         scan_by_token(*arguments)
 
