@@ -132,6 +132,8 @@ MESSAGES = [{"role": "user", "content": "x"}]
 GOOD: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 2},
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/chat/completions/batch": {"messages": [MESSAGES, MESSAGES], "max_tokens": 2},
+    "/generative_scoring": {"query": "a", "items": ["b", [1]], "label_token_ids": [1, 2]},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/v1/responses": {"input": "a", "max_output_tokens": 2},
@@ -140,6 +142,7 @@ GOOD: dict[str, dict[str, object]] = {
     "/detokenize": {"tokens": [1]},
     "/v1/embeddings": {"input": "a"},
     "/rerank": {"query": "a", "documents": ["b"]},
+    "/v2/embed": {"texts": ["a"]},
 }
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.protocol import (
+    BatchChatRequest,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -18,6 +19,10 @@ from quire.entrypoints.openai.protocol import (
 ROUTES = {
     "/v1/completions": (CompletionRequest, {"prompt": "ab", "max_tokens": 2}),
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
+    "/v1/chat/completions/batch": (
+        BatchChatRequest,
+        {"messages": [[{"role": "user", "content": "x"}]], "max_tokens": 2},
+    ),
     "/v1/messages": (MessagesRequest, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
     "/v1/messages/count_tokens": (CountTokensRequest, {"messages": [{"role": "user", "content": "x"}]}),
     "/tokenize": (TokenizeRequest, {"prompt": "ab"}),
