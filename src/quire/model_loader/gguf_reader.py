@@ -1,7 +1,8 @@
 """Reads a GGUF file's tensors under the names that the hub's checkpoints have, as the hub's checkpoints have them.
 
 What the conversion to GGUF changed is changed back: the order of rows of q and k, ones that were added to norms, biases of
-gates and ups that stood in turn. Matrices in block types come as bytes, row by row. Files are mapped; a tensor is read when it is sliced.
+gates and ups that stood in turn. Matrices in block types come as bytes, row by row. Files are mapped; a tensor is read when it
+is sliced.
 """
 
 import dataclasses

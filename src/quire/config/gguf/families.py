@@ -91,7 +91,7 @@ class Family:
     permutes_heads: bool = False
     adds_one: bool = False
     windowed: "Family | None" = None
-    bare: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bare: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 FAMILIES = {
