@@ -108,13 +108,19 @@ def check_draw(
             seconds[place] += time.perf_counter() - begin
     return [
         Line(
-            f"{name} ({entry.function.__module__.rpartition('.')[2]}.{entry.function.__qualname__})",
+            _label(name, entry, is_alone=len(entries) == 1),
             not failures[place],
             failures[place] or f"worst {worst[place][0]:.1e} {worst[place][1]}, {len(rounds)} cases",
             seconds[place],
         )
         for place, entry in enumerate(entries)
     ]
+
+
+def _label(name: str, entry: registry.Kernel, *, is_alone: bool) -> str:
+    """Of several implementations one is for batches of any form."""
+    function = f"{entry.function.__module__.rpartition('.')[2]}.{entry.function.__qualname__}"
+    return f"{name} ({function}{', invariant' if entry.invariant and not is_alone else ''})"
 
 
 def _largest_error(case: Case, function: Any, expected: list[Any], device: str) -> float:
