@@ -57,6 +57,10 @@ RAW: dict[str, tuple[bytes, int]] = {
     "unknown method": (request(b"/v1/completions", b"FOO"), 400),
     "a TLS greeting": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 4, 400),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "an offer of HTTP/2": (
+        post(BODY, b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMA"),
+        200,
+    ),
     "a websocket": (request(b"/v1/completions", b"GET", b"Upgrade: websocket", b"Connection: Upgrade"), 405),
 }
 

@@ -4,9 +4,12 @@ uvicorn's httptools parser takes any number of headers of any size; a client cou
 """
 
 import asyncio
+import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.entrypoints.openai.errors import HTTPError
@@ -19,6 +22,7 @@ HEAD_TIMEOUT_S = 60.0
 """How long a new connection may take to send a request's head."""
 BODY_EXTENSION = "quire.body"
 """Where in a request's ASGI extensions its `DirectBody` is."""
+_OFFER = (b"upgrade", b"http2-settings")
 _CHUNK_HEADS = tuple(b"%x\r\n" % size for size in range(2048))
 
 
@@ -89,13 +93,19 @@ class DirectBody:
         batch.chunks.append((self._transport, data))
 
 
+def _without_offer(connection: bytes) -> bytes:
+    """A Connection header that names no upgrade."""
+    return b", ".join(word for word in re.split(rb"\s*,\s*", connection.strip()) if word.lower() not in _OFFER)
+
+
 def direct_body(scope: Mapping[str, Any]) -> DirectBody | None:
     """A request's direct body; None where another server than ours took it (a test's), and for an answer without a body."""
     return scope.get("extensions", {}).get(BODY_EXTENSION) if scope["method"] != "HEAD" else None
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Refuses a request whose head is larger than `max_header_bytes` or has more than `max_header_count` headers."""
+    """Refuses a request whose head is larger than `max_header_bytes` or has more than `max_header_count` headers; goes on in
+    HTTP/1.1 with clients that offer another protocol."""
 
     max_header_bytes = MAX_HEADER_BYTES
     max_header_count = MAX_HEADER_COUNT
@@ -109,6 +119,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._too_large = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._bodies: list[DirectBody] = []
+        self._data = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -130,6 +141,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._too_large:
             return
+        self._data = data
         super().data_received(data)
         if self._in_head and not self._too_large:
             self._head_bytes += len(data)
@@ -150,7 +162,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise ValueError("the request's headers are too large")
         super().on_header(name, value)
 
+    def _offers_upgrade(self) -> bool:
+        """Whether the client would speak something else from here on, which it can do without (CONNECT could not)."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """What uvicorn calls when its parser stops behind such a head: the request is read again, without the offer.
+
+        `curl --http2` and Java's client offer HTTP/2 with every first request; what follows is its body all the same.
+        """
+        error = sys.exception()
+        if not isinstance(error, httptools.HttpParserUpgrade) or not self._offers_upgrade():
+            return
+        rest = self._data[error.args[0] :]
+        headers = [(name, _without_offer(value) if name == b"connection" else value) for name, value in self.headers]
+        kept = [header for header in headers if header[0] not in _OFFER and header != (b"connection", b"")]
+        start = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        head = start + b"".join(b"%s: %s\r\n" % header for header in kept) + b"\r\n"
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(head + rest)
+
+    def on_message_complete(self) -> None:
+        if not self._offers_upgrade():
+            super().on_message_complete()
+
     def on_headers_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         self._in_head = False
         self._stop_head_timer()
         super().on_headers_complete()
