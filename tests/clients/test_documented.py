@@ -99,7 +99,16 @@ def test_a_snippet_for_node_prints_what_the_page_says(snippet, demo, tmp_path):
     assert demo.gauges() == dict.fromkeys(demo.gauges(), 0.0)
 
 
-@pytest.mark.parametrize("snippet", [marked(one) for one in SNIPPETS if one.language != "javascript"])
+@pytest.mark.parametrize("snippet", [marked(one) for one in SNIPPETS if one.language == "java"])
+def test_a_snippet_for_java_prints_what_the_page_says(snippet, demo, tmp_path):
+    if shutil.which("java") is None:
+        pytest.skip("needs java")
+    (tmp_path / "Ask.java").write_text(snippet.code.replace("http://127.0.0.1:8000", demo.url))
+    ran = subprocess.run(["java", "Ask.java"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert ran.stdout.strip() == snippet.prints, ran.stderr[-4000:] + demo.log()[-2000:]
+
+
+@pytest.mark.parametrize("snippet", [marked(one) for one in SNIPPETS if not one.language.startswith("java")])
 def test_a_snippet_prints_what_the_page_says(snippet, request, tmp_path):
     python = interpreter_for(snippet.packages)
     server = request.getfixturevalue("embedder" if '"embedder"' in snippet.code else "demo")
