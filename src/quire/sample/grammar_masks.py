@@ -62,6 +62,7 @@ class GrammarMasks:
         masks_NW: gets the masks.
 
     Attributes:
+        rows: as given.
         index_N, line_N: for each of these rows its index in the batch, and the line of its mask.
         num_lines: lines that are used.
     """
@@ -70,7 +71,7 @@ class GrammarMasks:
         self.masks_NW = masks_NW
         self.index_N = [index for index, _, _ in rows]
         self._narrowed = [number for number, (_, _, entry) in enumerate(rows) if entry.narrows_grammar]
-        self._rows = rows
+        self.rows = rows
         outputs = [(entry.grammar, entry.output) for _, _, entry in rows]
         self._filling = source.begin_fill(outputs, masks_NW, frozenset(self._narrowed))
         self.line_N, self.num_lines = self._filling.line_N, self._filling.num_lines
@@ -84,7 +85,7 @@ class GrammarMasks:
             self.masks_NW[self.line_N[number]] = -1
         for number in self._narrowed:
             if number not in found:
-                index, position, constraints = self._rows[number]
+                index, position, constraints = self.rows[number]
                 mask_W = self.masks_NW[self.line_N[number]]
                 _forbid(mask_W, position, constraints)
                 if not mask_W.any():

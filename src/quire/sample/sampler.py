@@ -174,9 +174,10 @@ class Sampler:
         allowed_XW = torch.from_numpy(masks.masks_NW)
         output = SamplerOutput(self._draw(logits_SV, rows_S, positions_S, True, allowed_XW))
         output.errors = {int(rows_S[index]): message for index, message in wrong.items()}
-        for index in masks.index_N:
-            self._rows.objects[int(rows_S[index])].append(int(output.token_ids[index]))
-        output.forced = self._rows.find_forced(rows_S, positions_S)
+        drawn = [(int(rows_S[index]), position) for index, position, _ in masks.rows]
+        for (row, _), token_id in zip(drawn, output.token_ids[masks.index_N].tolist(), strict=True):
+            self._rows.objects[row].append(token_id)
+        output.forced = self._rows.forced_after([at for at in drawn if self._rows.may_jump_R[at[0]]])
         return output
 
     def _sample_with_features(

@@ -160,12 +160,15 @@ class SamplingRows:
     def find_forced(self, rows_S: IntArray, positions_S: IntArray) -> dict[int, list[int]]:
         """By row, the tokens that can only follow the one drawn at its position, if that is the last one known."""
         members = np.flatnonzero(self.may_jump_R[rows_S]).tolist()
+        return self.forced_after([(int(rows_S[index]), int(positions_S[index])) for index in members])
+
+    def forced_after(self, drawn: list[tuple[int, int]]) -> dict[int, list[int]]:
+        """As `find_forced`, of rows that may jump, each with its position."""
         rows: list[int] = []
         outputs: list[tuple[Any, list[int]]] = []
-        for index in members:
-            row = int(rows_S[index])
+        for row, position in drawn:
             objects = self.objects[row]
-            if objects.constraints is not None and objects.num_tokens == int(positions_S[index]) + 1:
+            if objects.constraints is not None and objects.num_tokens == position + 1:
                 rows.append(row)
                 outputs.append((objects.constraints.grammar, objects.output_token_ids))
         if not rows or self.grammars is None:

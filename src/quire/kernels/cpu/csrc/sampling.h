@@ -208,11 +208,20 @@ inline Best best_with_noise(const float* logits, int64_t begin, int64_t end, flo
 
 // Elements from `begin` (a multiple of 32) to `end` whose bit is not set become minus infinity.
 inline void hide_forbidden(float* logits, const int32_t* allowed, int64_t begin, int64_t end) {
+    vi place;
+    for (int i = 0; i < W; ++i) place[i] = 1 << i;
     for (int64_t first = begin; first < end; first += 32) {
         const auto bits = static_cast<uint32_t>(allowed[first / 32]);
         if (bits == 0xffffffffu) continue;
-        const int64_t count = end - first < 32 ? end - first : 32;
-        for (int64_t i = 0; i < count; ++i) logits[first + i] = bits >> i & 1 ? logits[first + i] : -INFINITY;
+        float* to = logits + first;
+        if (end - first >= 32) {
+            for (int i = 0; i < 32; i += W) {
+                const vi is_allowed = ((vi{} + static_cast<int32_t>(bits >> i)) & place) != 0;
+                store(to + i, is_allowed ? load(to + i) : set1(-INFINITY));
+            }
+        } else {
+            for (int64_t i = 0; i < end - first; ++i) to[i] = bits >> i & 1 ? to[i] : -INFINITY;
+        }
     }
 }
 
