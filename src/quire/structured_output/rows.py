@@ -36,11 +36,12 @@ class RowGrammar:
         error: what is wrong with the grammar itself.
     """
 
-    __slots__ = ("_compiled", "_thinking", "at", "error", "num_consumed", "refused")
+    __slots__ = ("_compiled", "_is_met", "_thinking", "at", "error", "num_consumed", "refused")
 
     def __init__(self, compiled: "concurrent.futures.Future[States]", thinking: Thinking | None = None) -> None:
         self._compiled = compiled
         self._thinking = thinking
+        self._is_met = False
         self.at: Position | None = None
         self.num_consumed = 0
         self.refused: int | None = None
@@ -68,6 +69,8 @@ class RowGrammar:
     def follow(self, output_token_ids: Sequence[int]) -> bool:
         """Take in what is new of a row's whole output; whether its grammar says what may come next: it has met it, does not think
         any more, and nothing is wrong."""
+        if self._is_met and self.num_consumed == len(output_token_ids):
+            return True
         if self.error or self._thinks(output_token_ids):
             return False
         at = self.at
@@ -83,6 +86,7 @@ class RowGrammar:
             if not at.states.take(at, token_id):
                 self.refused = token_id
                 self.error = f"the output left its grammar with token {token_id}"
+        self._is_met = self._thinking is None and not self.error
         return not self.error
 
 

@@ -4,8 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from tools import migration_table
 from tools.migration_table import ABSENT, CHECKS, DIFFERENT, DOCUMENT, ROOT, SAME, Verdict
+
+from tools import migration_table
 
 TABLES: list[dict[str, Any]] = json.loads((ROOT / "tools/migration/vllm.json").read_text())["tables"]
 
