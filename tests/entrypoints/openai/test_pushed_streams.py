@@ -9,12 +9,14 @@ import re
 import signal
 import socket
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
 from tests.engine.builders import write_model_folder
 from tests.oracles.server_process import ServerProcess
 
+from quire.entrypoints.openai.push import PushedStream
 from quire.sampling_params import SamplingParams
 from quire.simulator.hash_model import HashModel
 from quire.tokenizers.loader import get_tokenizer
@@ -254,3 +256,22 @@ def test_a_dead_core_ends_streams_with_an_error(folder):
         asyncio.run(main())
     finally:
         server.end(signal.SIGTERM)
+
+
+def test_a_client_that_goes_away_while_its_stream_is_cancelled_is_no_error():
+    """As with Ctrl-C: the task is cancelled, and the connection is lost before it runs again."""
+
+    async def main():
+        body, source = Mock(is_writable=True, is_gone=False), Mock(is_over=False)
+        source.take.return_value = source.take_text.return_value = None
+        stream = asyncio.ensure_future(PushedStream(b"data: 1\n\n", Mock(), source, body)({}, AsyncMock(), AsyncMock()))
+        while not body.open.called:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        stream.cancel()
+        body.on_gone()
+        with pytest.raises(asyncio.CancelledError):
+            await stream
+        source.close.assert_called_once_with()
+
+    asyncio.run(main())

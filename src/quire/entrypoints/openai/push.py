@@ -178,7 +178,8 @@ class PushedStream(Response):
         """There will be nothing more to push: all is there, or nobody reads."""
         if not self._is_ended:
             self._is_ended = True
-            self._ended.set_result(None)
+            if not self._ended.done():  # its task was cancelled in the meantime
+                self._ended.set_result(None)
 
     def _take(self) -> bytes:
         """What has come, as events; what comes with the end is left for the last ones."""
