@@ -52,7 +52,7 @@ class GGUFReader:
         self._hf, self._family = hf, family_of(files[0])
         self._entries = _in_turn({name: entry for file in files for name, entry in _named(file, self._family)})
         self.path = Path(files[0].path)
-        self.infos = {name: _info(entry) for name, entry in self._entries.items()}
+        self.infos = {name: _whole_info(entry) for name, entry in self._entries.items()}
 
     @property
     def num_bytes(self) -> int:
@@ -66,8 +66,9 @@ class GGUFReader:
             if entry.file.path not in mapped:
                 mapped = {entry.file.path: _map(entry.file.path)}
             tensor = _view(mapped[entry.file.path], entry)
-            if entry.other is not None:
-                tensor = torch.stack((tensor, _view(_map(entry.other.file.path), entry.other)), -1).flatten(-2)
+            if (other := entry.other) is not None:
+                data = mapped[other.file.path] if other.file.path in mapped else _map(other.file.path)
+                tensor = torch.stack((tensor, _view(data, other)), -1).flatten(-2)
             yield name, self._restored(name, tensor)
 
     def _restored(self, name: str, tensor: torch.Tensor) -> Any:
@@ -105,14 +106,20 @@ def _in_turn(entries: dict[str, _Entry]) -> dict[str, _Entry]:
     return entries
 
 
-def _info(entry: _Entry, *, alone: bool = False) -> TensorInfo:
+def _whole_info(entry: _Entry) -> TensorInfo:
+    """Of an entry and what stands in turn with it."""
+    info = _info(entry)
+    if entry.other is None:
+        return info
+    return dataclasses.replace(info, shape=(*info.shape[:-1], 2 * info.shape[-1]), num_bytes=2 * info.num_bytes)
+
+
+def _info(entry: _Entry) -> TensorInfo:
     tensor, is_plain = entry.tensor, entry.tensor.type.name in PLAIN
     shape = tensor.shape if is_plain else (*tensor.shape[:-1], tensor.row_bytes)
     shape, num_bytes = (shape, tensor.num_bytes) if entry.expert is None else (shape[1:], tensor.num_bytes // shape[0])
     shape = (1, *shape) if "inp_shexp" in tensor.name and len(shape) == 1 else shape
     offset = tensor.offset + num_bytes * (entry.expert or 0)
-    if entry.other is not None and not alone:
-        shape, num_bytes = (*shape[:-1], 2 * shape[-1]), 2 * num_bytes
     return TensorInfo(entry.file.path, tensor.type.name if is_plain else "U8", shape, num_bytes, offset)
 
 
@@ -123,7 +130,7 @@ def _map(path: str) -> torch.Tensor:
 
 
 def _view(data: torch.Tensor, entry: _Entry) -> torch.Tensor:
-    info = _info(entry, alone=True)
+    info = _info(entry)
     piece = data[info.offset : info.offset + info.num_bytes]
     dtype = DTYPES.get(info.dtype)
     if dtype is not None:

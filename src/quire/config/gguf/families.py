@@ -53,13 +53,7 @@ MIXTRAL = LLAMA | {
     "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
 }
-GPT_OSS = LLAMA | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{expert}.up_proj",
-    "ffn_down_exps": "mlp.experts.{expert}.down_proj",
-}
+GPT_OSS = MIXTURE | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"}
 GPT_OSS_BARE = {
     "attn_sinks.weight": "self_attn.sinks",
     "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",

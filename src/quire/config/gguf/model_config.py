@@ -133,16 +133,11 @@ BIASED = ("llama", "granite", "seed_oss", "hunyuan_v1_dense", "glm4", "olmo2", "
 def _own_facts(file: GGUFFile, family: Family) -> dict[str, Any]:
     """What only some families have."""
     kind = family.model_type
-    if kind == "mixtral":
+    if kind in ("mixtral", "gpt_oss"):
         return {
             "num_local_experts": _needed(file, "expert_count"),
             "num_experts_per_tok": _needed(file, "expert_used_count"),
-        }
-    if kind == "gpt_oss":
-        return {
-            "num_local_experts": _needed(file, "expert_count"),
-            "num_experts_per_tok": _needed(file, "expert_used_count"),
-            "intermediate_size": _needed(file, "expert_feed_forward_length"),
+            **({"intermediate_size": _needed(file, "expert_feed_forward_length")} if kind == "gpt_oss" else {}),
         }
     if kind in ("qwen2_moe", "qwen3_moe"):
         shared = _fact(file, "expert_shared_feed_forward_length")

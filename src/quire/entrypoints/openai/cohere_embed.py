@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.config import PoolingConfig, limits
 from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.number_formats import to_bytes
 from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, CohereEmbedResponse, CohereMeta
 from quire.entrypoints.openai.pooling_run import require_pooling, run_pooling, usage_of
 from quire.entrypoints.openai.prompts import run_sized
@@ -109,7 +110,7 @@ def _written(vector: Any, kind: str) -> Any:
         case "float":
             return vector.tolist()
         case "base64":
-            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+            return base64.b64encode(to_bytes(vector, "float32", "little")).decode()
         case _:
             bits = np.packbits(vector > 0)
             return bits.tolist() if kind == "ubinary" else (bits.astype(np.int16) - 128).tolist()

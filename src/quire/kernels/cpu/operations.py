@@ -307,18 +307,7 @@ def gumbel_argmax(
     position_S: torch.Tensor,
     out_S: torch.Tensor,
 ) -> None:
-    call = native.ArgmaxArguments(
-        float_address(logits_SV, "logits"),
-        float_address(inverse_temperature_S, "inverse_temperature"),
-        address(seed_S, torch.int64, "seed"),
-        address(position_S, torch.int64, "position"),
-        None,
-        None,
-        address(out_S, torch.int32, "out"),
-        logits_SV.shape[-1],
-        0,
-    )
-    run("argmax", call, logits_SV.shape[0], logits_SV, inverse_temperature_S, seed_S, position_S, out_S)
+    _draw(logits_SV, None, None, inverse_temperature_S, seed_S, position_S, out_S)
 
 
 @cpu_kernel("allowed_gumbel_argmax")
@@ -331,16 +320,29 @@ def allowed_gumbel_argmax(
     position_S: torch.Tensor,
     out_S: torch.Tensor,
 ) -> None:
+    _draw(logits_SV, slots_S, allowed_XW, inverse_temperature_S, seed_S, position_S, out_S)
+
+
+def _draw(
+    logits_SV: torch.Tensor,
+    slots_S: torch.Tensor | None,
+    allowed_XW: torch.Tensor | None,
+    inverse_temperature_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    out_S: torch.Tensor,
+) -> None:
+    """Gumbel-max of what the rows' masks allow; None: of everything."""
     call = native.ArgmaxArguments(
         float_address(logits_SV, "logits"),
         float_address(inverse_temperature_S, "inverse_temperature"),
         address(seed_S, torch.int64, "seed"),
         address(position_S, torch.int64, "position"),
-        address(slots_S, torch.int32, "slots"),
-        address(allowed_XW, torch.int32, "allowed"),
+        None if slots_S is None else address(slots_S, torch.int32, "slots"),
+        None if allowed_XW is None else address(allowed_XW, torch.int32, "allowed"),
         address(out_S, torch.int32, "out"),
         logits_SV.shape[-1],
-        allowed_XW.shape[1],
+        0 if allowed_XW is None else allowed_XW.shape[1],
     )
     tensors = (logits_SV, slots_S, allowed_XW, inverse_temperature_S, seed_S, position_S, out_S)
     run("argmax", call, logits_SV.shape[0], *tensors)
