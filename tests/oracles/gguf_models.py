@@ -25,9 +25,18 @@ HALVES = {
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "Q1_0"), (0,)),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "IQ1_M": (),
+    "NVFP4": (),
 }
 """Where a drawn block has its float16 scales."""
-SPREAD = {"IQ4_NL": 2e-3, "IQ4_XS": 1e-4, "Q2_K": 2e-2, "Q3_K": 3e-3, "Q4_K": 1e-3, "Q5_K": 5e-4, "Q6_K": 1e-4}
+SPREAD = {
+    "IQ4_NL": 2e-3, "IQ4_XS": 1e-4, "Q2_K": 2e-2, "Q3_K": 3e-3, "Q4_K": 1e-3, "Q5_K": 5e-4, "Q6_K": 1e-4, "IQ1_S": 1e-2,
+    "IQ1_M": 1e-2, "IQ2_XXS": 2e-3, "IQ2_XS": 2e-3, "IQ2_S": 2e-3, "IQ3_XXS": 1e-3, "IQ3_S": 1e-3, "TQ1_0": 1e-1,
+    "TQ2_0": 1e-1, "Q1_0": 1e-1,
+}  # fmt: skip
 
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER = {
@@ -61,6 +70,12 @@ def draw(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> np.ndar
     for at in HALVES[kind]:
         scale = (rng.uniform(0.5, 1.5, raw.shape[:-1]) * SPREAD[kind]).astype(np.float16)
         raw[..., at : at + 2] = scale[..., None].view(np.uint8)
+    if kind == "IQ1_M":  # a quarter in the highest four bits of each of four words
+        scale = (rng.uniform(0.5, 1.5, raw.shape[:-1]) * SPREAD[kind]).astype(np.float16).view(np.uint16)
+        for quarter, at in enumerate(range(49, 57, 2)):
+            raw[..., at] = raw[..., at] & 15 | (scale >> 4 * quarter & 15) << 4
+    if kind == "NVFP4":
+        raw[..., :4] &= 31
     return raw.reshape(*shape[:-1], -1)
 
 
@@ -70,7 +85,17 @@ def encode(values: np.ndarray, kind: str, rng: np.random.Generator) -> tuple[np.
         data = values.astype(np.float32 if kind == "F32" else np.float16)
         return data, data.astype(np.float32)
     data = gguf.quants.quantize(values, Kind[kind]) if kind in (*ROUNDS, "BF16") else draw(values.shape, kind, rng)
-    return data, gguf.quants.dequantize(data, Kind[kind]).astype(np.float32)
+    return data, dequantize(data, kind)
+
+
+def dequantize(data: np.ndarray, kind: str) -> np.ndarray:
+    """As the package; a type that it lacks by hand."""
+    if kind != "Q1_0":
+        return gguf.quants.dequantize(data, Kind[kind]).astype(np.float32)
+    blocks = data.reshape(*data.shape[:-1], -1, 18)
+    scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)
+    is_plus = np.unpackbits(blocks[..., 2:], axis=-1, bitorder="little").astype(bool)
+    return np.where(is_plus, scale, -scale).reshape(*data.shape[:-1], -1)
 
 
 def interleave(values: np.ndarray, heads: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """GGUF files, read as they are: block types against the `gguf` package, models against their values in a plain checkpoint."""
 
+import dataclasses
 import json
 import struct
 
@@ -7,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from tests.oracles.gguf_models import HALVES, ROUNDS, SPREAD, draw, write_gguf
+from safetensors.torch import load_file, save_file
+from tests.oracles.gguf_models import HALVES, ROUNDS, dequantize, draw, write_gguf
 from tests.oracles.model_driver import ModelDriver, Sequence
 
 import tokenizers
@@ -115,7 +116,7 @@ def test_blocks_are_worth_what_the_package_says(kind):
     else:
         raw = gguf.quants.quantize(rng.standard_normal((6, 512)).astype(np.float32), gguf.GGMLQuantizationType[kind])
     weight = _scheme(kind).decode({"weight": torch.from_numpy(raw)}, (6, 512), torch.float32)
-    expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+    expected = dequantize(raw, kind)
     np.testing.assert_allclose(dense(weight, torch.float32).numpy(), expected, rtol=1e-5, atol=1e-6)
     _, bits, group, has_zeros = DECODERS[kind]
     assert weight.data.numel() == 6 * 512 * bits // 8
@@ -148,6 +149,8 @@ def test_a_llama_is_worth_its_values(cpu, tmp_path, kind):
         {"": "Q3_K", "attn_v": "Q5_K", "output.": "Q6_K"},
         {"": "Q2_K", "attn_k": "Q4_K"},
         {"": "Q4_0", "attn_v": "F16"},
+        {"": "IQ2_XXS", "attn_v": "Q4_K", "attn_k": "IQ3_S", "ffn_down": "IQ1_M", "output.": "Q5_K"},
+        {"": "NVFP4", "attn_v": "Q8_0", "ffn_up": "IQ4_XS", "ffn_down": "Q1_0", "output.": "TQ1_0"},
     ],
 )
 def test_mixed_types_are_joined(cpu, tmp_path, kinds):
@@ -199,6 +202,35 @@ def test_a_stretched_rotation_comes_from_its_tensor(cpu, tmp_path):
         patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_factors)
         path = write_gguf(source, tmp_path, "llama", {"": "F32"})
     assert_equal(cpu, path)
+
+
+def test_a_matrix_in_nvfp4_may_have_one_more_scale(cpu, tmp_path):
+    source = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", **WIDE)
+    original = gguf.GGUFWriter.write_header_to_file
+
+    def with_scales(writer):
+        for name in ("blk.0.attn_q", "blk.1.ffn_down"):
+            writer.add_tensor(f"{name}.scale", np.array([0.5], np.float32))
+            writer.add_tensor(f"{name}.input_scale", np.array([3.0], np.float32))
+        original(writer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_scales)
+        path = write_gguf(source, tmp_path, "llama", {"": "NVFP4"})
+    worth = load_file(tmp_path / "worth/model.safetensors")
+    for name in ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.down_proj.weight"):
+        worth[name] = worth[name] * 0.5
+    save_file(worth, tmp_path / "worth/model.safetensors")
+    assert_equal(cpu, path)
+
+
+def test_types_whose_tables_are_the_packages_say_when_it_is_missing(tmp_path, monkeypatch):
+    source = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", **WIDE)
+    path = write_gguf(source, tmp_path, "llama", {"": "IQ3_S"})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    hf = EngineArgs(model=str(path)).create_engine_config().model.hf_config
+    with pytest.raises(ConfigError, match=r"IQ3_S are read with .* pip install 'quire\[gguf\]'"):
+        linear_method(None, hf)
 
 
 def test_the_engine_generates_text_with_the_files_own_tokenizer(tmp_path):
@@ -399,13 +431,14 @@ def test_what_is_not_supported_is_refused_with_what_is(tmp_path):
 
 def test_a_type_without_a_decoder_is_named(tmp_path):
     source = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", **WIDE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(HALVES, "IQ3_XXS", (0,))
-        patch.setitem(SPREAD, "IQ3_XXS", 1e-3)
-        path = write_gguf(source, tmp_path, "llama", {"": "F16", "ffn_down": "IQ3_XXS"})
-    with pytest.raises(
-        ConfigError, match=r"blk\.0\.ffn_down\.weight is IQ3_XXS, which is not supported; supported: F32, F16"
+    path = write_gguf(source, tmp_path, "llama", {"": "F16", "ffn_down": "Q8_0"})
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(
+            ConfigError, match=r"blk\.0\.ffn_down\.weight is I8, which is not supported; supported: F32, F16"
+        ),
     ):
+        patch.setitem(TYPES, 8, dataclasses.replace(TYPES[8], name="I8"))
         EngineArgs(model=str(path)).create_engine_config()
 
 

@@ -33,6 +33,17 @@ def unpack_words(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
     return codes.to(torch.uint8).flatten(-2).movedim(-1, dim)
 
 
+def byte_parts(data: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes of 1, 2 or 4 bits in bytes (uint8), one a byte, the lowest first."""
+    shifts = torch.arange(0, 8, bits, device=data.device, dtype=torch.uint8)
+    return (data[..., None] >> shifts & (1 << bits) - 1).flatten(-2)
+
+
+def half_at(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """A float16 in every block of bytes, as float32 [..., 1]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).float()
+
+
 def words_axis(of: Literal["rows", "columns"], bits: int) -> Axis:
     """The dimension of words along a matrix's rows or columns."""
     common = math.gcd(bits, 32)

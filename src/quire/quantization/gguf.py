@@ -1,6 +1,6 @@
 """Matrices in GGUF's block types: each row is a chain of blocks of 32 or 256 values with their scales between the codes.
 
-Every type becomes packed codes with the same values: 4 bits with groups of 16 or 32 columns, or 8 bits. Layouts of the blocks:
+Every type becomes packed codes with the same values: 4 bits with groups of 16 columns or more, or 8 bits. Layouts of the blocks:
 https://github.com/ggml-org/ggml (ggml-common.h). Blocks of 256 have scales of 4, 6 or 8 bits, times one float16.
 Legend: N outputs, B blocks a row, G groups a block.
 """
@@ -13,11 +13,12 @@ from quire.config.gguf.container import TYPES
 from quire.config.hf_config import HFConfig
 from quire.kernels.packed import pack_nibbles
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
-from quire.quantization.codes import E2M1, affine_weight, e8m0_scale, table_weight
+from quire.quantization import gguf_grids
+from quire.quantization.codes import E2M1, affine_weight, byte_parts, e8m0_scale, half_at, table_weight
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused
 
 IQ4_NL = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
-TABLES = {"IQ4_NL": IQ4_NL, "IQ4_XS": IQ4_NL, "MXFP4": E2M1}
+TABLES = {"IQ4_NL": IQ4_NL, "IQ4_XS": IQ4_NL, "MXFP4": E2M1, "NVFP4": E2M1}
 """Of types whose codes are places in one."""
 Blocks = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """(codes [..., values of a block], scale [..., G], and what is subtracted after scaling [..., G])."""
@@ -32,6 +33,8 @@ def parse(section: HFConfig) -> SchemeOf:
     types = section.types.to_dict() if "types" in section else {}
     for kind in set(types.values()) - set(DECODERS):
         raise refused("types", kind, ", ".join(DECODERS))
+    if not gguf_grids.DECODERS.keys().isdisjoint(types.values()):
+        gguf_grids.check_package()
     schemes = {kind: _scheme(kind) for kind in DECODERS}
 
     def scheme_of(source: str) -> Scheme | None:
@@ -53,18 +56,20 @@ def _scheme(kind: str) -> Scheme:
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
         blocks_NBX = tensors["weight"].reshape(shape[0], -1, layout.num_bytes)
         codes, scale, offset = decode_blocks(blocks_NBX)
-        if kind in TABLES:
-            return table_weight(pack_nibbles(codes.flatten(1)), scale.flatten(1), TABLES[kind], dtype)
+        scale = scale * tensors["scale"].float() if "scale" in tensors else scale
+        table = gguf_grids.grid(kind)[1] if kind in gguf_grids.DECODERS else TABLES.get(kind)
+        if table is not None:
+            return table_weight(pack_nibbles(codes.flatten(1)), scale.flatten(1), table, dtype)
         offset_NG = None if offset is None else offset.flatten(1)
         return affine_weight(codes.flatten(1), scale.flatten(1), offset_NG, bits, dtype)
 
     tensors = {"weight": Stored((ROWS, Axis("columns", layout.values, layout.num_bytes)), (torch.uint8,))}
-    return Scheme(kind, tensors, decode, Form("packed", bits, group, has_zeros, fits_tiles=kind not in FRACTIONS))
-
-
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """A float16 in every block, as float32 [..., 1]."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).float()
+    if kind == "NVFP4":
+        tensors["scale"] = Stored((), optional=True)
+    has_table = kind in TABLES or kind in gguf_grids.DECODERS
+    table = "" if not has_table else kind if kind.startswith("IQ3") else kind[:3]  # IQ1's types share one, IQ2's, IQ4's
+    form = Form("packed", bits, group, has_zeros, fits_tiles=kind not in FRACTIONS, table=table)
+    return Scheme(kind, tensors, decode, form)
 
 
 def _nibbles(data: torch.Tensor) -> torch.Tensor:
@@ -72,48 +77,48 @@ def _nibbles(data: torch.Tensor) -> torch.Tensor:
     return torch.cat((data & 15, data >> 4), dim=-1)
 
 
-def _fifth_bits(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """32 bits, the lowest of the first byte first."""
-    shifts = torch.arange(8, device=blocks.device, dtype=torch.uint8)
-    return (blocks[..., at : at + 4, None] >> shifts & 1).flatten(-2)
-
-
 def _q4_0(blocks: torch.Tensor) -> Blocks:
-    scale = _half(blocks, 0)
+    scale = half_at(blocks, 0)
     return _nibbles(blocks[..., 2:]), scale, 8 * scale
 
 
 def _q4_1(blocks: torch.Tensor) -> Blocks:
-    return _nibbles(blocks[..., 4:]), _half(blocks, 0), -_half(blocks, 2)
+    return _nibbles(blocks[..., 4:]), half_at(blocks, 0), -half_at(blocks, 2)
 
 
 def _q5_0(blocks: torch.Tensor) -> Blocks:
-    codes = _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2) << 4
-    return codes.to(torch.int8) - 16, _half(blocks, 0), None
+    codes = _nibbles(blocks[..., 6:]) | byte_parts(blocks[..., 2:6], 1) << 4
+    return codes.to(torch.int8) - 16, half_at(blocks, 0), None
 
 
 def _q5_1(blocks: torch.Tensor) -> Blocks:
-    return _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4) << 4, _half(blocks, 0), -_half(blocks, 2)
+    return _nibbles(blocks[..., 8:]) | byte_parts(blocks[..., 4:8], 1) << 4, half_at(blocks, 0), -half_at(blocks, 2)
 
 
 def _q8_0(blocks: torch.Tensor) -> Blocks:
-    return blocks[..., 2:].contiguous().view(torch.int8), _half(blocks, 0), None
+    return blocks[..., 2:].contiguous().view(torch.int8), half_at(blocks, 0), None
 
 
 def _iq4_nl(blocks: torch.Tensor) -> Blocks:
-    return _nibbles(blocks[..., 2:]), _half(blocks, 0), None
+    return _nibbles(blocks[..., 2:]), half_at(blocks, 0), None
 
 
 def _iq4_xs(blocks: torch.Tensor) -> Blocks:
     pairs = torch.arange(0, 16, 2, device=blocks.device, dtype=torch.int32)
     high = (blocks[..., 2, None] | blocks[..., 3, None].int() << 8) >> pairs & 3
-    low = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
-    scale = _half(blocks, 0) * ((low | high << 4).float() - 32)
+    scale = half_at(blocks, 0) * ((byte_parts(blocks[..., 4:8], 4) | high << 4).float() - 32)
     return _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2), scale, None
 
 
 def _mxfp4(blocks: torch.Tensor) -> Blocks:
     return _nibbles(blocks[..., 1:]), e8m0_scale(blocks[..., :1].contiguous()), None
+
+
+def _nvfp4(blocks: torch.Tensor) -> Blocks:
+    """Scales are e4m3 without a sign; the number that would be none is 0."""
+    stored = blocks[..., :4]
+    scale = stored.masked_fill(stored == 0x7F, 0).contiguous().view(torch.float8_e4m3fn).float()
+    return _nibbles(blocks[..., 4:].unflatten(-1, (4, 8))).flatten(-2), scale, None
 
 
 def _two_bits(data: torch.Tensor) -> torch.Tensor:
@@ -125,7 +130,7 @@ def _two_bits(data: torch.Tensor) -> torch.Tensor:
 
 def _q2_k(blocks: torch.Tensor) -> Blocks:
     scales = blocks[..., :16]
-    scale, offset = _half(blocks, 80) * (scales & 15).float(), _half(blocks, 82) * (scales >> 4).float()
+    scale, offset = half_at(blocks, 80) * (scales & 15).float(), half_at(blocks, 82) * (scales >> 4).float()
     return _two_bits(blocks[..., 16:80]), scale, offset
 
 
@@ -139,7 +144,7 @@ def _q3_k(blocks: torch.Tensor) -> Blocks:
     )
     twos = torch.arange(0, 8, 2, device=blocks.device, dtype=torch.uint8)[:, None]
     six_bits = low | (packed[..., 2:, :] >> twos & 3).flatten(-2) << 4
-    scale = _half(blocks, 108) * (six_bits.float() - 32)
+    scale = half_at(blocks, 108) * (six_bits.float() - 32)
     return codes, scale, 4 * scale
 
 
@@ -148,7 +153,7 @@ def _scales_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
     offsets = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
-    return _half(blocks, 0) * scales.float(), _half(blocks, 2) * offsets.float()
+    return half_at(blocks, 0) * scales.float(), half_at(blocks, 2) * offsets.float()
 
 
 def _q4_k(blocks: torch.Tensor) -> Blocks:
@@ -166,7 +171,30 @@ def _q6_k(blocks: torch.Tensor) -> Blocks:
     low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))
     codes = low.flatten(-2) | _two_bits(blocks[..., 128:192]) << 4
     scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
-    return codes.to(torch.int8) - 32, _half(blocks, 208) * scales, None
+    return codes.to(torch.int8) - 32, half_at(blocks, 208) * scales, None
+
+
+def _trits(data: torch.Tensor, count: int) -> torch.Tensor:
+    """Some of the five numbers of 0 to 2 whose place among all 243 a byte tells, in parts of 256: the first of all bytes, then
+    the next."""
+    powers = 3 ** torch.arange(count, device=data.device, dtype=torch.int32)[:, None]
+    return ((data[..., None, :].int() * powers & 255) * 3 >> 8).flatten(-2)
+
+
+def _tq1_0(blocks: torch.Tensor) -> Blocks:
+    codes = (_trits(blocks[..., :32], 5), _trits(blocks[..., 32:48], 5), _trits(blocks[..., 48:52], 4))
+    scale = half_at(blocks, 52)
+    return torch.cat(codes, -1), scale, scale
+
+
+def _tq2_0(blocks: torch.Tensor) -> Blocks:
+    scale = half_at(blocks, 64)
+    return _two_bits(blocks[..., :64]), scale, scale
+
+
+def _q1_0(blocks: torch.Tensor) -> Blocks:
+    scale = half_at(blocks, 0)
+    return 2 * byte_parts(blocks[..., 2:], 1), scale, scale
 
 
 FRACTIONS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
@@ -177,5 +205,7 @@ DECODERS: dict[str, tuple[Callable[[torch.Tensor], Blocks], int, int, bool]] = {
     "IQ4_XS": (_iq4_xs, 4, 32, False), "MXFP4": (_mxfp4, 4, 32, False),
     "Q2_K": (_q2_k, 4, 16, True), "Q3_K": (_q3_k, 4, 16, True), "Q4_K": (_q4_k, 4, 32, True),
     "Q5_K": (_q5_k, 8, 32, True), "Q6_K": (_q6_k, 8, 16, False),
+    "TQ1_0": (_tq1_0, 4, 256, True), "TQ2_0": (_tq2_0, 4, 256, True), "Q1_0": (_q1_0, 4, 128, True),
+    "NVFP4": (_nvfp4, 4, 16, False), **gguf_grids.DECODERS,
 }  # fmt: skip
 """By type: how its blocks are read, bits of the codes that they become, columns a scale, whether there are zeros."""

@@ -126,8 +126,11 @@ def _join_packed(parts: Sequence[PackedWeight]) -> PackedWeight | None:
     first, *others = parts
     if not others:
         return first
-    if not all(_same(part.perm, first.perm) and _same(part.table, first.table) for part in others):
+    if not all(_same(part.perm, first.perm) for part in others):
         return None
+    if not all(_same(part.table, first.table) for part in others):
+        wide = [_without_table(part) for part in parts]
+        return None if None in wide else _join_packed([part for part in wide if part is not None])
     if len({part.plain()[0].is_floating_point() for part in parts}) > 1:
         return None
     bits = max(code_bits(part.plain()[0]) for part in parts)
@@ -156,6 +159,19 @@ def _converted(part: PackedWeight, bits: int, groups: int) -> PackedWeight:
         return dataclasses.replace(part, data=codes)
     zero = None if part.zero is None else part.zero.repeat_interleave(repeats, 1)
     return dataclasses.replace(part, data=codes, scale=scale_NG.repeat_interleave(repeats, 1), zero=zero)
+
+
+def _without_table(part: PackedWeight) -> PackedWeight | None:
+    """The same values in codes of 8 bits; None where those of the table are no whole numbers of -127 to 127, nor halves."""
+    if part.table is None:
+        return part
+    codes, scale_NG = part.plain()
+    unit = next((unit for unit in (1.0, 0.5) if bool((part.table % unit == 0).all())), None)
+    if unit is None or float(part.table.abs().max()) > 127 * unit:
+        return None
+    data = (part.table / unit).to(torch.int8)[unpack_nibbles(codes).long()]
+    zero = None if part.zero is None else part.zero / unit
+    return dataclasses.replace(part, data=data, scale=scale_NG * unit, zero=zero, table=None)
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -30,6 +30,7 @@ class Form:
         fits_tiles: what tiles for tensor cores may take: packed codes are whole numbers less whole zeros (in 4 bits), or places
             in a table, and groups are of adjacent columns.
         has_powers: scales are powers of two, for which kernels may take a byte.
+        table: of packed codes that are places in one, its name.
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class Form:
     has_zeros: bool = False
     fits_tiles: bool = True
     has_powers: bool = False
+    table: str = ""
 
     def num_bytes(self, rows: int, columns: int, dtype: torch.dtype) -> int:
         """Of a matrix."""
@@ -53,10 +55,10 @@ class Form:
         """Of two matrices that stand under one another."""
         if self.kind != other.kind:
             return Form("dense")
-        group = min(self.group, other.group)
+        group, is_alike = min(self.group, other.group), self.table == other.table
         return Form(
-            self.kind, max(self.bits, other.bits), group, self.has_zeros or other.has_zeros,
-            self.fits_tiles and other.fits_tiles, self.has_powers and other.has_powers,
+            self.kind, max(self.bits, other.bits) if is_alike else 8, group, self.has_zeros or other.has_zeros,
+            self.fits_tiles and other.fits_tiles, self.has_powers and other.has_powers, self.table if is_alike else "",
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from quire.config.gguf.container import GGUFTensor
 
-LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)$")
+LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias|scale)$")
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LLAMA = {
     "attn_norm": "input_layernorm",
@@ -118,7 +118,7 @@ FAMILIES = {
 def checkpoint_name(family: Family, tensor: GGUFTensor) -> str | None:
     """What a tensor is called in the hub's checkpoints, with `{expert}` where it holds all experts; None: it has no name
     there."""
-    outside = re.fullmatch(r"(\w+)\.(weight|bias)", tensor.name)
+    outside = re.fullmatch(r"(\w+)\.(weight|bias|scale)", tensor.name)
     if outside and outside[1] in OUTSIDE:
         return f"{OUTSIDE[outside[1]]}.{outside[2]}"
     layer = LAYER.fullmatch(tensor.name)

@@ -12,7 +12,10 @@ from quire.config.gguf.families import FAMILIES, NOT_WEIGHTS, Family, checkpoint
 from quire.errors import ConfigError
 
 PLAIN = ("F32", "F16", "BF16")
-PACKED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+PACKED = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS",
+    "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "Q1_0", "MXFP4", "NVFP4",
+)  # fmt: skip
 
 
 def family_of(file: GGUFFile) -> Family:
@@ -227,7 +230,8 @@ def _types(files: list[GGUFFile], family: Family) -> dict[str, str]:
     for file in files:
         for tensor in file.tensors.values():
             name, kind = checkpoint_name(family, tensor), tensor.type.name
-            if name is None and tensor.name not in NOT_WEIGHTS:
+            is_known = tensor.name in NOT_WEIGHTS or tensor.name.endswith(".input_scale")  # activations are not rounded
+            if name is None and not is_known:
                 raise ConfigError(
                     f"{file.path} has a tensor {tensor.name}, which {family.architecture} has not", setting="model"
                 )
