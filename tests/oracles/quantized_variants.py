@@ -63,7 +63,10 @@ def gptq_dynamic() -> Format:
     return Format(form.section | {"dynamic": dynamic}, form.write, others)
 
 
-def hqq(bits: int, group: int | None, axis: int = 1, *, as_floats: bool = False, by_tag: bool = False) -> Format:
+def hqq(
+    bits: int, group: int | None, axis: int = 1, *, as_floats: bool = False, by_tag: bool = False,
+    rounds_scales: bool = False,
+) -> Format:  # fmt: skip
     """Rows of a group each; packed rows hold, from the highest bits on, the first part of the rows, then the next."""
 
     def write(w_NK: np.ndarray, rng: np.random.Generator) -> Stored:
@@ -73,10 +76,11 @@ def hqq(bits: int, group: int | None, axis: int = 1, *, as_floats: bool = False,
         scale = ((high - low) / (2**bits - 1)).astype(np.float32)
         zero = (-low / scale).astype(np.float32)
         codes = np.clip(np.round(rows / scale + zero), 0, 2**bits - 1).astype(np.int64)
-        count = 10 if bits == 3 else 8 // bits
+        stored_bits = 8 if bits > 4 else bits
+        count = 10 if bits == 3 else 8 // stored_bits
         filled = np.concatenate([codes, np.zeros((-len(codes) % count, codes.shape[1]), np.int64)])
         parts = np.split(filled, count)
-        packed = sum(part << bits * (count - 1 - i) for i, part in enumerate(parts))
+        packed = sum(part << stored_bits * (count - 1 - i) for i, part in enumerate(parts))
         data = torch.from_numpy(packed.astype(np.int32 if bits == 3 else np.uint8))
         text = torch.tensor(list(b"torch.float32"), dtype=torch.uint8)
         tensors = {
@@ -94,7 +98,10 @@ def hqq(bits: int, group: int | None, axis: int = 1, *, as_floats: bool = False,
         return Stored(tensors, ((codes - zero) * scale).reshape(w_NK.shape).astype(np.float32))
 
     params = {"nbits": bits, "group_size": group, "axis": axis, "view_as_float": as_floats, "channel_wise": True}
-    config: dict[str, Any] = {"weight_quant_params": params, "scale_quant_params": None, "zero_quant_params": None}
+    ignored = {"nbits": 8, "channel_wise": True, "group_size": 128, "optimize": False} if rounds_scales else None
+    config: dict[str, Any] = {"weight_quant_params": params} | dict.fromkeys(
+        ("scale_quant_params", "zero_quant_params"), ignored
+    )
     others: dict[str, Writer | None] = {}
     if by_tag:
         tags = [f"self_attn.{name}_proj" for name in "qkv"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
@@ -347,6 +354,7 @@ VARIANTS = {
     "auto-round nvfp4": auto_round("auto_round:llm_compressor", basic.nvfp4(False), bits=4, data_type="nv_fp4"),
     "auto-round mixed bits": auto_round_mixed(),
     "hqq 8 bits": hqq(8, 32),
+    "hqq 6 bits": hqq(6, 32),
     "hqq 4 bits": hqq(4, 32),
     "hqq 4 bits, channels": hqq(4, None),
     "hqq 4 bits, over the ends of rows": hqq(4, 64),
@@ -354,6 +362,7 @@ VARIANTS = {
     "hqq 4 bits, by tag, as floats": hqq(4, 16, as_floats=True, by_tag=True),
     "hqq 3 bits": hqq(3, 32),
     "hqq 2 bits": hqq(2, 16),
+    "hqq 1 bit": hqq(1, 16, rounds_scales=True),
     "quark mxfp4": quark_mxfp4(),
     "quark int4": quark_int4(32, signed=True, reorders=True),
     "quark uint4, in order": quark_int4(32, signed=False, reorders=False),
