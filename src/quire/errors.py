@@ -3,6 +3,8 @@
 Knows nothing of HTTP: `status` is only a hint that a server may use.
 """
 
+from typing import Self
+
 
 class QuireError(Exception):
     """Base of every error that Quire raises on purpose."""
@@ -16,6 +18,11 @@ class ConfigError(QuireError, ValueError):
     def __init__(self, message: str, *, setting: str | None = None) -> None:
         super().__init__(message)
         self.setting = setting
+
+    @classmethod
+    def of(cls, setting: str, why: str) -> Self:
+        """`setting: why`."""
+        return cls(f"{setting}: {why}", setting=setting)
 
 
 class RequestError(QuireError, ValueError):

@@ -40,11 +40,11 @@ class Arrivals:
     def __post_init__(self) -> None:
         for name, value in (("request_rate", self.rate), ("burstiness", self.burstiness)):
             if not value > 0:
-                raise ConfigError(f"{name}: {value} must be above 0.", setting=name)
+                raise ConfigError.of(name, f"{value} must be above 0.")
         given = (self.ramp is not None, self.start_rate is not None, self.end_rate is not None)
         if any(given) and not all(given):
-            message = "ramp_up_strategy: a ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps."
-            raise ConfigError(message, setting="ramp_up_strategy")
+            message = "a ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps."
+            raise ConfigError.of("ramp_up_strategy", message)
         if self.ramp is None:
             return
         assert self.start_rate is not None and self.end_rate is not None
@@ -53,8 +53,7 @@ class Arrivals:
             message = f"ramp_up_start_rps, ramp_up_end_rps: {self.start_rate} to {self.end_rate} must be above 0."
             raise ConfigError(message, setting="ramp_up_start_rps")
         if self.rate != math.inf:
-            message = f"request_rate: {self.rate:g} is given, and a ramp too; leave one of them out."
-            raise ConfigError(message, setting="request_rate")
+            raise ConfigError.of("request_rate", f"{self.rate:g} is given, and a ramp too; leave one of them out.")
 
     def times(self, count: int, seed: int) -> list[float]:
         """Seconds from the start for each of `count` requests, ascending, the first at 0.

@@ -170,7 +170,7 @@ def write_text(path: str, text: str, setting: str, mode: str = "w") -> None:
         with open(path, mode, encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"{setting}: cannot write {path!r}: {error}.", setting=setting) from None
+        raise ConfigError.of(setting, f"cannot write {path!r}: {error}.") from None
 
 
 def processor() -> str:

@@ -129,8 +129,8 @@ def load_samples(
     if args.dataset_name == "prefix_repetition":
         return _prefix_repetition(args, source, vocab_size)
     if not args.dataset_path:
-        message = f"dataset_path: the data set {args.dataset_name!r} is a file; name it with --dataset-path."
-        raise ConfigError(message, setting="dataset_path")
+        message = f"the data set {args.dataset_name!r} is a file; name it with --dataset-path."
+        raise ConfigError.of("dataset_path", message)
     entries = _read(args.dataset_path, is_lines=args.dataset_name == "custom")
     if not args.disable_shuffle:
         source.shuffle(entries)
@@ -139,7 +139,7 @@ def load_samples(
     else:
         samples = _custom(args, entries)
     if not samples:
-        raise ConfigError(f"dataset_path: {args.dataset_path!r} has no usable entry.", setting="dataset_path")
+        raise ConfigError.of("dataset_path", f"{args.dataset_path!r} has no usable entry.")
     if len(samples) < args.num_prompts and not args.no_oversample:
         samples += [source.choice(samples) for _ in range(args.num_prompts - len(samples))]
     return samples[: args.num_prompts]
@@ -191,9 +191,9 @@ def _read(path: str, is_lines: bool) -> list[Any]:
                 entries = [json.loads(line) for line in file if line.strip()]
     except (OSError, ValueError) as error:
         kind = "JSON lines" if is_lines else "JSON"
-        raise ConfigError(f"dataset_path: cannot read {path!r} as {kind}: {error}.", setting="dataset_path") from None
+        raise ConfigError.of("dataset_path", f"cannot read {path!r} as {kind}: {error}.") from None
     if not isinstance(entries, list):
-        raise ConfigError(f"dataset_path: {path!r} must hold a JSON list of conversations.", setting="dataset_path")
+        raise ConfigError.of("dataset_path", f"{path!r} must hold a JSON list of conversations.")
     return entries
 
 
@@ -201,8 +201,7 @@ def _sharegpt(args: argparse.Namespace, entries: Sequence[Any], count_tokens: Co
     """The first turn of each conversation, and an answer as long as the second."""
     answer_len = args.output_len or args.sharegpt_output_len
     if count_tokens is None:
-        message = "tokenizer: sharegpt is chosen by lengths in tokens; name its folder with --tokenizer."
-        raise ConfigError(message, setting="tokenizer")
+        raise ConfigError.of("tokenizer", "sharegpt is chosen by lengths in tokens; name its folder with --tokenizer.")
     samples: list[Sample] = []
     for entry in entries:
         turns = [str(turn.get("value", "")) for turn in (entry.get("conversations") or entry.get("conversation") or [])]
@@ -225,14 +224,14 @@ def _custom(args: argparse.Namespace, entries: Sequence[Any]) -> list[Sample]:
     for number, entry in enumerate(entries[: args.num_prompts], start=1):
         prompt = (entry.get("prompt", entry.get("messages")) if isinstance(entry, dict) else None) or None
         if not isinstance(prompt, str | list):
-            message = f"dataset_path: line {number} of {args.dataset_path!r} has neither `prompt` nor `messages`."
-            raise ConfigError(message, setting="dataset_path")
+            message = f"line {number} of {args.dataset_path!r} has neither `prompt` nor `messages`."
+            raise ConfigError.of("dataset_path", message)
         output_len = args.output_len or args.custom_output_len
         if output_len < 1:
             output_len = entry.get("output_tokens")
             if not isinstance(output_len, int) or output_len < 1:
-                message = f"custom_output_len: -1 takes `output_tokens` of each line; line {number} has {output_len!r}."
-                raise ConfigError(message, setting="custom_output_len")
+                message = f"-1 takes `output_tokens` of each line; line {number} has {output_len!r}."
+                raise ConfigError.of("custom_output_len", message)
         sample = Sample(prompt, None, output_len)
         samples.append(dataclasses.replace(sample, prompt_len=len(prompt)) if sample.kind == "ids" else sample)
     return samples

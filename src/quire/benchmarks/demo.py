@@ -28,7 +28,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     tasks = args.tasks or list(known)
     unknown = sorted(set(tasks) - set(known))
     if unknown:
-        raise ConfigError(f"tasks: {unknown[0]!r} is unknown; there are {', '.join(known)}.", setting="tasks")
+        raise ConfigError.of("tasks", f"{unknown[0]!r} is unknown; there are {', '.join(known)}.")
     drawn = {task: demo_questions.draw(task, args.num_examples, args.bench_seed) for task in tasks}
     llm = common.load_engine(args)
     figures: dict[str, Any] = {"model": common.model_name(llm.llm_engine.config.model.model), "tasks": {}}

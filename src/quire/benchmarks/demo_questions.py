@@ -73,9 +73,7 @@ def draw(task: str, count: int, seed: int) -> list[Question]:
     """
     questions = held_out()[task]
     if count > len(questions):
-        raise ConfigError(
-            f"num_examples: {count} is more than there are; at most {len(questions)} a task.", setting="num_examples"
-        )
+        raise ConfigError.of("num_examples", f"{count} is more than there are; at most {len(questions)} a task.")
     return random.Random(seed).sample(questions, count) if seed else questions[:count]
 
 

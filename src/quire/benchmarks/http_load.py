@@ -45,8 +45,7 @@ class Target(msgspec.Struct, frozen=True):
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            message = f"base_url: {url!r} is not an address; for example http://127.0.0.1:8000."
-            raise ConfigError(message, setting="base_url")
+            raise ConfigError.of("base_url", f"{url!r} is not an address; for example http://127.0.0.1:8000.")
         is_tls = parts.scheme == "https"
         path = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port or (443 if is_tls else 80), path, is_tls, insecure, headers or {})

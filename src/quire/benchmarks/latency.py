@@ -40,7 +40,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.profile and config.observability.profiler is None:
         setting = '{"profiler": "torch", "torch_profiler_dir": FOLDER}'
-        raise ConfigError(f"profile: there is no profiler; give --profiler-config '{setting}'.", setting="profile")
+        raise ConfigError.of("profile", f"there is no profiler; give --profiler-config '{setting}'.")
     seeds = iter(range(args.bench_seed, 1 << 30))
     for _ in range(args.num_iters_warmup):
         batch(next(seeds), args.output_len)

@@ -32,7 +32,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Draw, and tell where."""
     rows = [row for path in args.results for row in read_rows(path)]
     if args.output and len(args.y or ()) != 1:
-        raise ConfigError("output: one file holds one chart; name one figure with --y.", setting="output")
+        raise ConfigError.of("output", "one file holds one chart; name one figure with --y.")
     written = draw(rows, args.x, args.y, args.curve_by or [], lambda figure: args.output or f"{figure}.svg")
     return {"written": written}
 
@@ -53,7 +53,7 @@ def draw(
     chosen = list(figures or [name for name in USUAL_FIGURES if name in names])
     for name in (x, *chosen, *curve_by):
         if name not in names:
-            raise ConfigError(f"plot: no result has {name!r}; there are {', '.join(names)}.", setting="plot")
+            raise ConfigError.of("plot", f"no result has {name!r}; there are {', '.join(names)}.")
     written: list[str] = []
     for figure in chosen:
         chart = plots.line_chart(curves_of(rows, x, figure, curve_by), f"{figure} over {x}", x, figure)
@@ -70,7 +70,7 @@ def first_varying(rows: Sequence[Row]) -> str:
         values = {row.get(name) for row in rows}
         if len(values) > 1 and all(is_number(value) for value in values):
             return name
-    raise ConfigError("x: no number differs between the results; name one with --x.", setting="x")
+    raise ConfigError.of("x", "no number differs between the results; name one with --x.")
 
 
 def curves_of(rows: Sequence[Row], x: str, figure: str, curve_by: Sequence[str]) -> list[plots.Curve]:

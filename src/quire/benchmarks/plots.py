@@ -113,7 +113,7 @@ def line_chart(curves: Sequence[Curve], title: str, x_label: str, y_label: str) 
         y for curve in curves for pair in curve.spread for y in pair
     ]
     if not xs:
-        raise ConfigError("plot: there is no result with both of the keys that are to be drawn.", setting="plot")
+        raise ConfigError.of("plot", "there is no result with both of the keys that are to be drawn.")
     canvas = _Canvas(title, x_label, y_label, nice_ticks(min(xs), max(xs)), nice_ticks(min(0.0, *ys), max(ys)))
     for number, curve in enumerate(curves):
         colour = COLOURS[number % len(COLOURS)]

@@ -60,7 +60,7 @@ def read_rows(path: str) -> list[Row]:
     else:
         rows = [flatten(result) for result in _read_results(path)]
     if not rows:
-        raise ConfigError(f"results: {path!r} has no result of a benchmark.", setting="results")
+        raise ConfigError.of("results", f"{path!r} has no result of a benchmark.")
     return rows
 
 
@@ -73,10 +73,10 @@ def _read_results(path: str) -> list[Mapping[str, Any]]:
         except ValueError:
             found = [json.loads(line) for line in text.splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"results: cannot read {path!r} as JSON: {error}.", setting="results") from None
+        raise ConfigError.of("results", f"cannot read {path!r} as JSON: {error}.") from None
     results = found if isinstance(found, list) else [found]
     if not all(isinstance(result, Mapping) for result in results):
-        raise ConfigError(f"results: {path!r} holds something else than results of benchmarks.", setting="results")
+        raise ConfigError.of("results", f"{path!r} holds something else than results of benchmarks.")
     return results
 
 

@@ -29,15 +29,9 @@ BACKENDS = {
 """Kinds of servers and their routes. vLLM's other kinds are not measured here."""
 
 SAMPLING = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "frequency_penalty": float,
-    "presence_penalty": float,
-    "repetition_penalty": float,
-    "logprobs": int,
-}
+    "temperature": float, "top_p": float, "top_k": int, "min_p": float, "frequency_penalty": float,
+    "presence_penalty": float, "repetition_penalty": float, "logprobs": int,
+}  # fmt: skip
 STARTING = 503
 """The status of a server that is not ready, or that is not there yet."""
 FALLBACK_VOCAB_SIZE = 1000
@@ -234,8 +228,7 @@ def _body_maker(args: argparse.Namespace, model: str, is_chat: bool, is_fixed: b
                 prompt = [{"role": "user", "content": prompt if sample.kind == "text" else text_of(prompt)}]
             body |= {"messages": prompt, "max_completion_tokens": sample.output_len}
         elif sample.kind == "messages":
-            message = "backend: the data set has `messages`, which only --backend openai-chat can send."
-            raise ConfigError(message, setting="backend")
+            raise ConfigError.of("backend", "the data set has `messages`, which only --backend openai-chat can send.")
         else:
             body |= {"prompt": prompt, "max_tokens": sample.output_len}
         return json.dumps(body | args.extra_body, separators=(",", ":")).encode()
@@ -252,7 +245,7 @@ def _headers(args: argparse.Namespace) -> dict[str, str]:
         headers["Authorization"] = f"Bearer {key}"
     for name, value in headers.items():
         if any(letter in name + value for letter in "\r\n") or ":" in name:
-            raise ConfigError(f"header: {name!r} is not a header's name, or its value has line ends.", setting="header")
+            raise ConfigError.of("header", f"{name!r} is not a header's name, or its value has line ends.")
     return headers
 
 
@@ -261,7 +254,7 @@ def _pairs(words: list[str], setting: str) -> dict[str, str]:
     for word in words:
         name, sign, value = word.partition("=")
         if not sign or not name:
-            raise ConfigError(f"{setting}: {word!r} must be NAME=VALUE.", setting=setting)
+            raise ConfigError.of(setting, f"{word!r} must be NAME=VALUE.")
         pairs[name.strip()] = value.strip()
     return pairs
 
@@ -270,8 +263,8 @@ def _own_server(args: argparse.Namespace) -> Any:
     from quire.benchmarks.own_server import started_server
 
     if args.base_url:
-        message = f"base_url: {args.base_url!r} is a running server, and --start-server starts one; give one of them."
-        raise ConfigError(message, setting="base_url")
+        message = f"{args.base_url!r} is a running server, and --start-server starts one; give one of them."
+        raise ConfigError.of("base_url", message)
     return started_server([*([args.model] if args.model else []), *shlex.split(args.server_args or "")])
 
 
@@ -300,12 +293,11 @@ def _await_model(target: Target, args: argparse.Namespace) -> str:
     if given and status in (200, 404, 405):  # a server without this route may serve the others
         return given
     if status != 200:
-        raise ConfigError(f"base_url: cannot use {target.url}: {reason}", setting="base_url")
+        raise ConfigError.of("base_url", f"cannot use {target.url}: {reason}")
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
-        message = f"model: {target.url} lists no model; name it with --model."
-        raise ConfigError(message, setting="model") from None
+        raise ConfigError.of("model", f"{target.url} lists no model; name it with --model.") from None
 
 
 def _vocab_size(target: Target) -> int:
@@ -335,7 +327,7 @@ def _token_counter(target: Target, args: argparse.Namespace, model: str) -> Coun
         try:
             return int(control(target, "POST", "/tokenize", {"model": model, "prompt": text})["count"])
         except (OSError, EngineError, KeyError, TypeError) as error:
-            message = f"tokenizer: lengths in tokens are needed, and the server does not count them ({error}); give --tokenizer."
-            raise ConfigError(message, setting="tokenizer") from None
+            message = f"lengths in tokens are needed, and the server does not count them ({error}); give --tokenizer."
+            raise ConfigError.of("tokenizer", message) from None
 
     return count

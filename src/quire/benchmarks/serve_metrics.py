@@ -80,10 +80,8 @@ def parse_goodput(words: Sequence[str]) -> dict[str, float]:
         except ValueError:
             level = 0.0
         if name not in SLO_METRICS or not level > 0:
-            message = (
-                f"goodput: {word!r} is no service level; write {', '.join(SLO_METRICS)} with milliseconds: ttft:200."
-            )
-            raise ConfigError(message, setting="goodput")
+            message = f"{word!r} is no service level; write {', '.join(SLO_METRICS)} with milliseconds: ttft:200."
+            raise ConfigError.of("goodput", message)
         levels[name] = level
     return levels
 

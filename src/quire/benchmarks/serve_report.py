@@ -113,8 +113,8 @@ def parse_shares(text: str) -> list[float]:
     except ValueError:
         shares = [math.nan]
     if not all(0 <= share <= 100 for share in shares):
-        message = f"metric_percentiles: {text!r} must be numbers from 0 to 100, with commas between: 50,90,99."
-        raise ConfigError(message, setting="metric_percentiles")
+        message = f"{text!r} must be numbers from 0 to 100, with commas between: 50,90,99."
+        raise ConfigError.of("metric_percentiles", message)
     return shares
 
 
@@ -127,6 +127,5 @@ def parse_metrics(text: str) -> list[str]:
     names = text.split(",")
     unknown = [name for name in names if name not in METRICS]
     if unknown:
-        message = f"percentile_metrics: {unknown[0]!r} is not known; there are {', '.join(METRICS)}."
-        raise ConfigError(message, setting="percentile_metrics")
+        raise ConfigError.of("percentile_metrics", f"{unknown[0]!r} is not known; there are {', '.join(METRICS)}.")
     return names

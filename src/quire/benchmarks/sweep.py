@@ -60,16 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Run what is missing, write the summary, give it."""
     if not args.bench_cmd:
-        raise ConfigError(
-            "bench_cmd: name the benchmark to run, for example --bench-cmd 'quire bench latency'.", setting="bench_cmd"
-        )
+        raise ConfigError.of("bench_cmd", "name the benchmark to run, for example --bench-cmd 'quire bench latency'.")
     plan = sweep_grid.combine(
         sweep_grid.read_parameters(args.serve_params, "serve_params"),
         sweep_grid.read_parameters(args.bench_params, "bench_params"),
         sweep_grid.parse_links(args.link_vars),
     )
     if args.serve_params and not args.serve_cmd:
-        raise ConfigError("serve_params: there is no server to give them to; add --serve-cmd.", setting="serve_params")
+        raise ConfigError.of("serve_params", "there is no server to give them to; add --serve-cmd.")
     folder = os.path.join(args.output_dir, args.resume or args.experiment_name or time.strftime("%Y%m%d_%H%M%S"))
     sweep = _Sweep(args, folder)
     if args.dry_run:
@@ -114,14 +112,12 @@ class _Sweep:
                 known = json.load(file)
             changed = [name for name, value in definition.items() if known.get(name) != value]
             if not args.resume:
-                raise ConfigError(
-                    f"experiment_name: {self._folder!r} is there; go on with --resume.", setting="experiment_name"
-                )
+                raise ConfigError.of("experiment_name", f"{self._folder!r} is there; go on with --resume.")
             if changed:
                 names = ", ".join(changed)
-                raise ConfigError(f"resume: {self._folder!r} is a sweep with another {names}.", setting="resume")
+                raise ConfigError.of("resume", f"{self._folder!r} is a sweep with another {names}.")
         elif args.resume:
-            raise ConfigError(f"resume: there is no sweep in {self._folder!r}.", setting="resume")
+            raise ConfigError.of("resume", f"there is no sweep in {self._folder!r}.")
         os.makedirs(self._folder, exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             json.dump(definition, file, indent=2)
@@ -221,7 +217,7 @@ def _start(words: list[str], output: Any) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(words, stdout=output, stderr=None if output is None else subprocess.STDOUT)
     except OSError as error:
-        raise ConfigError(f"bench_cmd: cannot run {words[0]!r}: {error}.", setting="bench_cmd") from None
+        raise ConfigError.of("bench_cmd", f"cannot run {words[0]!r}: {error}.") from None
 
 
 def _is_done(path: str) -> bool:

@@ -35,8 +35,7 @@ def read_parameters(text: str | None, setting: str) -> list[Parameters]:
         else:
             given = json.loads(text)
     except (OSError, ValueError) as error:
-        message = f"{setting}: {text!r} is neither a file nor JSON: {error}."
-        raise ConfigError(message, setting=setting) from None
+        raise ConfigError.of(setting, f"{text!r} is neither a file nor JSON: {error}.") from None
     if isinstance(given, Mapping) and given and all(isinstance(value, Mapping) for value in given.values()):
         given = list(given.values())
     if isinstance(given, Mapping):
@@ -44,8 +43,7 @@ def read_parameters(text: str | None, setting: str) -> list[Parameters]:
         return [dict(zip(given, values, strict=True)) for values in itertools.product(*columns)]
     if isinstance(given, list) and given and all(isinstance(one, Mapping) for one in given):
         return [{name: value for name, value in one.items() if name != "_benchmark_name"} for one in given]
-    message = f"{setting}: {text!r} must be an object of lists (a grid) or a list of objects (combinations)."
-    raise ConfigError(message, setting=setting)
+    raise ConfigError.of(setting, f"{text!r} must be an object of lists (a grid) or a list of objects (combinations).")
 
 
 def parse_links(text: str) -> list[tuple[str, str]]:
@@ -57,9 +55,7 @@ def parse_links(text: str) -> list[tuple[str, str]]:
     pairs = [tuple(part.strip() for part in pair.split("=")) for pair in text.split(",") if pair.strip()]
     for pair in pairs:
         if len(pair) != 2 or not all(pair):
-            raise ConfigError(
-                f"link_vars: {text!r} must be SERVER_NAME=BENCH_NAME, with commas between.", setting="link_vars"
-            )
+            raise ConfigError.of("link_vars", f"{text!r} must be SERVER_NAME=BENCH_NAME, with commas between.")
     return [(pair[0], pair[1]) for pair in pairs]
 
 
@@ -73,15 +69,15 @@ def combine(
     """
     for server_name, bench_name in links:
         if not any(server_name in one for one in serve) or not any(bench_name in one for one in bench):
-            message = f"link_vars: {server_name}={bench_name} names a parameter that the sweep does not have."
-            raise ConfigError(message, setting="link_vars")
+            message = f"{server_name}={bench_name} names a parameter that the sweep does not have."
+            raise ConfigError.of("link_vars", message)
     combined: list[tuple[Parameters, list[Parameters]]] = []
     for server in serve:
         fitting = [one for one in bench if all(server.get(left) == one.get(right) for left, right in links)]
         if fitting:
             combined.append((server, fitting))
     if not combined:
-        raise ConfigError("link_vars: no combination has equal values; nothing is left to run.", setting="link_vars")
+        raise ConfigError.of("link_vars", "no combination has equal values; nothing is left to run.")
     return combined
 
 

@@ -35,8 +35,8 @@ class SweepServer:
 
     def __enter__(self) -> "SweepServer":
         if self._answers():
-            message = f"serve_cmd: something answers at {self.target.url} already; end it, or give --port."
-            raise ConfigError(message, setting="serve_cmd")
+            message = f"something answers at {self.target.url} already; end it, or give --port."
+            raise ConfigError.of("serve_cmd", message)
         os.makedirs(os.path.dirname(self.log), exist_ok=True)
         with open(self.log, "w", encoding="utf-8") as output:
             try:
@@ -44,7 +44,7 @@ class SweepServer:
                     self._words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
                 )
             except OSError as error:
-                raise ConfigError(f"serve_cmd: cannot run {self._words[0]!r}: {error}.", setting="serve_cmd") from None
+                raise ConfigError.of("serve_cmd", f"cannot run {self._words[0]!r}: {error}.") from None
         last = time.monotonic() + self._timeout_s
         try:
             while not self._answers():

@@ -84,8 +84,7 @@ def run(llm: Any, samples: Sequence[datasets.Sample], params: Sequence[Any], use
         ]
         return llm.generate(prompts, list(params), use_tqdm=use_tqdm)
     if "ids" in kinds:
-        message = "dataset_path: a file with `messages` cannot have prompts of token ids too."
-        raise ConfigError(message, setting="dataset_path")
+        raise ConfigError.of("dataset_path", "a file with `messages` cannot have prompts of token ids too.")
     conversations = [
         sample.prompt if sample.kind == "messages" else [{"role": "user", "content": sample.prompt}]
         for sample in samples

@@ -12,16 +12,6 @@ from quire.config.scheduler import SchedulerConfig
 from quire.config.structured import StructuredOutputsConfig
 
 __all__ = [
-    "AttentionConfig",
-    "CacheConfig",
-    "DeviceConfig",
-    "EngineConfig",
-    "HFConfig",
-    "LoadConfig",
-    "ModelConfig",
-    "ObservabilityConfig",
-    "ParallelConfig",
-    "PoolingConfig",
-    "SchedulerConfig",
-    "StructuredOutputsConfig",
-]
+    "AttentionConfig", "CacheConfig", "DeviceConfig", "EngineConfig", "HFConfig", "LoadConfig", "ModelConfig",
+    "ObservabilityConfig", "ParallelConfig", "PoolingConfig", "SchedulerConfig", "StructuredOutputsConfig",
+]  # fmt: skip

@@ -77,9 +77,7 @@ def _check_usable(chosen: dict[str, Any], setting: str, remedy: str) -> None:
     try:
         SamplingParams(**chosen)
     except RequestError as error:
-        raise ConfigError(
-            f"{setting}: its sampling defaults cannot be used: {error}; {remedy}", setting=setting
-        ) from error
+        raise ConfigError.of(setting, f"its sampling defaults cannot be used: {error}; {remedy}") from error
 
 
 def eos_token_ids(hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int, ...]:

@@ -55,11 +55,7 @@ _SBERT_FILES = tuple(
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 )
 _ACTIVATIONS = {"identity": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
-_PROBLEMS = {
-    "regression": "none",
-    "single_label_classification": "softmax",
-    "multi_label_classification": "sigmoid",
-}
+_PROBLEMS = {"regression": "none", "single_label_classification": "softmax", "multi_label_classification": "sigmoid"}
 TWO_WAY = "from_2_way_softmax"
 _POOLER_KEYS = (
     *("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", "softmax", "activation"),
@@ -393,4 +389,4 @@ def _wished_kind(value: object) -> str:
 
 
 def _wrong(name: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError(f"pooler_config: {name}={value!r} is not valid: it must be {allowed}", setting="pooler_config")
+    return ConfigError.of("pooler_config", f"{name}={value!r} is not valid: it must be {allowed}")

@@ -27,15 +27,9 @@ DTYPE_NAMES = {
 }
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LENGTH_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "max_sequence_length",
-    "max_seq_length",
-    "model_max_length",
-    "max_target_positions",
-)
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length",
+    "model_max_length", "max_target_positions",
+)  # fmt: skip
 _TABLE_KEYS = ("n_positions", "max_target_positions")
 """Lengths of a learned table of positions: nothing can be computed beyond them."""
 _UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")

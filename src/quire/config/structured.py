@@ -57,13 +57,13 @@ def read_structured_outputs_config(
             raise ConfigError(f"structured_outputs_config.{name}={value!r} must be true or false", setting=setting)
     config = StructuredOutputsConfig(**values)
     if config.backend not in BACKENDS:
-        raise ConfigError(f"{setting}: backend={config.backend!r} is not one of {', '.join(BACKENDS)}", setting=setting)
+        raise ConfigError.of(setting, f"backend={config.backend!r} is not one of {', '.join(BACKENDS)}")
     if config.backend != "auto":
         package, extra = _PACKAGES[config.backend]
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"{setting}: backend={config.backend!r} needs the package {package}, which is not installed: "
+            raise ConfigError.of(
+                setting,
+                f"backend={config.backend!r} needs the package {package}, which is not installed: "
                 f"pip install 'quire[{extra}]'",
-                setting=setting,
             )
     return config

@@ -54,10 +54,10 @@ def help_text(parser: argparse.ArgumentParser, topic: str = "") -> str:
         elsewhere = [name.replace("_", "-") for name in getattr(parser, "accepted_at_default", ())]
         if elsewhere := [f"--{name}" for name in elsewhere if word in name]:
             told = f"of vLLM's flags, not available yet in Quire: {', '.join(elsewhere)}"
-            raise ConfigError(f"help: nothing here speaks of {topic!r}; {told}", setting="help")
+            raise ConfigError.of("help", f"nothing here speaks of {topic!r}; {told}")
         near = difflib.get_close_matches(f"--{word}", [name for each in options for name in each.option_strings], n=1)
         hint = f"did you mean {near[0]}?" if near else f"the groups are {', '.join(filter(None, groups))}"
-        raise ConfigError(f"help: nothing here speaks of {topic!r}; {hint}", setting="help")
+        raise ConfigError.of("help", f"nothing here speaks of {topic!r}; {hint}")
     return _page(parser, found, with_description=False)
 
 

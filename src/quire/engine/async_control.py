@@ -125,11 +125,7 @@ class AsyncControl(abc.ABC):
         return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
 
     async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
         """Call a worker's method on every worker.
 

@@ -83,10 +83,7 @@ class LLMEngine:
 
     @classmethod
     def from_engine_config(
-        cls,
-        config: EngineConfig,
-        stat_loggers: Sequence[StatsHook] = (),
-        enable_multiprocessing: bool | None = None,
+        cls, config: EngineConfig, stat_loggers: Sequence[StatsHook] = (), enable_multiprocessing: bool | None = None
     ) -> "LLMEngine":
         """An engine from a resolved configuration; None leaves the choice to QUIRE_ENABLE_MULTIPROCESSING."""
         multiprocess = envs.QUIRE_ENABLE_MULTIPROCESSING if enable_multiprocessing is None else enable_multiprocessing
@@ -250,11 +247,7 @@ class LLMEngine:
         return supported_tasks(self.config)
 
     def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
         """Call a worker's method on every worker. `timeout` has no meaning for workers in this process."""
         return self._client.call(Utility.COLLECTIVE_RPC, method, list(args), kwargs)

@@ -14,21 +14,9 @@ from quire.metrics.engine_metrics import FinishedRequest
 logger = init_logger(__name__)
 
 _SHOWN = (
-    "n",
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-    "logprobs",
-    "prompt_logprobs",
-)
+    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "seed", "ignore_eos", "logprobs", "prompt_logprobs",
+)  # fmt: skip
 """Parameters that hold numbers, and nothing that a user wrote."""
 
 

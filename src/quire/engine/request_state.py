@@ -61,33 +61,11 @@ class SequenceState:
     """
 
     __slots__ = (
-        "_checked",
-        "_detokenizer",
-        "_ends",
-        "_fed",
-        "_hide_last",
-        "_interval",
-        "_stops",
-        "_tokenizer",
-        "core_id",
-        "cumulative_logprob",
-        "finish_reason",
-        "first_token_time",
-        "has_stops",
-        "index",
-        "is_plain",
-        "is_quiet",
-        "last_token_time",
-        "logprobs",
-        "params",
-        "prompt_token_ids",
-        "sent_chars",
-        "sent_finish",
-        "sent_tokens",
-        "stop_reason",
-        "text",
-        "token_ids",
-    )
+        "_checked", "_detokenizer", "_ends", "_fed", "_hide_last", "_interval", "_stops", "_tokenizer", "core_id",
+        "cumulative_logprob", "finish_reason", "first_token_time", "has_stops", "index", "is_plain", "is_quiet",
+        "last_token_time", "logprobs", "params", "prompt_token_ids", "sent_chars", "sent_finish", "sent_tokens",
+        "stop_reason", "text", "token_ids",
+    )  # fmt: skip
 
     def __init__(self, request: EngineRequest, index: int, tokenizer: Tokenizer | None) -> None:
         params = request.sampling_params or NO_TOKENS

@@ -349,11 +349,7 @@ class LLM(PoolingMethods):
         return self.llm_engine.config.parallel.world_size
 
     def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
         """Call a worker's method on every worker."""
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)

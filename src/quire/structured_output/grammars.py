@@ -118,10 +118,7 @@ class Grammars:
         return future is not None and future.done()
 
     def _try(
-        self,
-        params: StructuredOutputsParams,
-        eos_token_ids: tuple[int, ...],
-        load_vocabulary: Callable[[], Vocabulary],
+        self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]
     ) -> RequestError | None:
         name = choose_backend(self._settings.backend, params)
         _check_end(eos_token_ids)
@@ -156,12 +153,7 @@ class Grammars:
         """`begin_fill`, and wait for it."""
         return self.begin_fill(rows, masks_NW).finish()
 
-    def begin_fill(
-        self,
-        rows: Rows,
-        masks_NW: IntArray,
-        alone: Collection[int] | None = None,
-    ) -> Filling:
+    def begin_fill(self, rows: Rows, masks_NW: IntArray, alone: Collection[int] | None = None) -> Filling:
         """Have other threads find out which tokens may come next.
 
         Args:
@@ -244,10 +236,7 @@ class Grammars:
         return self._threads
 
     def _build(
-        self,
-        params: StructuredOutputsParams,
-        eos_token_ids: tuple[int, ...],
-        load_vocabulary: Callable[[], Vocabulary],
+        self, params: StructuredOutputsParams, eos_token_ids: tuple[int, ...], load_vocabulary: Callable[[], Vocabulary]
     ) -> States:
         """In a compiler's thread."""
         name = choose_backend(self._settings.backend, params)

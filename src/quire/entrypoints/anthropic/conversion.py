@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from quire.entrypoints.anthropic.errors import THREAD_NOT_FOUND
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
-from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.fields import object_at, string_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 
@@ -63,8 +63,7 @@ def _check_thread(thread: Fields | None) -> None:
     if thread is None or (kind := thread.get("type")) == "create":
         return
     if kind != "continue":
-        message = f"thread.type: {str(kind)[:60]!r} is unknown; allowed: 'create', 'continue'."
-        raise bad_request(message, "thread.type")
+        raise bad_field("thread.type", f"{str(kind)[:60]!r} is unknown; allowed: 'create', 'continue'.")
     kept = str(thread.get("previous_message_id"))[:100]
     message = (
         f"thread.previous_message_id: {kept!r} is not kept here; send all messages, with a thread of type 'create'."
@@ -77,7 +76,7 @@ def _check_thread(thread: Fields | None) -> None:
 
 def _messages(messages: list[Fields]) -> list[Fields]:
     if not messages:
-        raise bad_request("messages: at least one message is needed.", "messages")
+        raise bad_field("messages", "at least one message is needed.")
     converted: list[Fields] = []
     names: dict[str, str] = {}
     for index, message in enumerate(messages):
@@ -85,18 +84,18 @@ def _messages(messages: list[Fields]) -> list[Fields]:
         role, content = message.get("role"), message.get("content")
         if role not in _ROLES:
             allowed = ", ".join(_ROLES)
-            raise bad_request(f"{path}.role: {str(role)[:60]!r} is unknown; allowed: {allowed}.", f"{path}.role")
+            raise bad_field(f"{path}.role", f"{str(role)[:60]!r} is unknown; allowed: {allowed}.")
         if isinstance(content, str):
             converted.append({"role": role, "content": content})
         elif not isinstance(content, list):
-            raise bad_request(f"{path}.content: expected a string or a list of blocks.", f"{path}.content")
+            raise bad_field(f"{path}.content", "expected a string or a list of blocks.")
         elif role == "assistant":
             converted.append(_assistant(_blocks(content, f"{path}.content"), names))
         else:
             converted += _turn(role, _blocks(content, f"{path}.content"), names)
     converted = _joined(converted)
     if converted[-1]["role"] == "assistant" and "tool_calls" in converted[-1]:
-        raise bad_request("messages: tool_use blocks must be followed by their tool_result blocks.", "messages")
+        raise bad_field("messages", "tool_use blocks must be followed by their tool_result blocks.")
     return converted
 
 
@@ -181,7 +180,7 @@ def _result(content: Any, path: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise bad_request(f"{path}.content: expected a string or a list of blocks.", f"{path}.content")
+        raise bad_field(f"{path}.content", "expected a string or a list of blocks.")
     blocks = _blocks(cast("list[Any]", content), f"{path}.content")
     return "\n".join(_text(kind, block, where) for kind, block, where in blocks)
 
@@ -222,8 +221,7 @@ def _set_tool_choice(chat: ChatCompletionRequest, choice: Fields | None) -> None
         chat.tool_choice = _CHOICES[kind]
     else:
         allowed = ", ".join((*_CHOICES, "tool"))
-        message = f"tool_choice.type: {kind[:60]!r} is unknown; allowed: {allowed}."
-        raise bad_request(message, "tool_choice.type")
+        raise bad_field("tool_choice.type", f"{kind[:60]!r} is unknown; allowed: {allowed}.")
     if choice.get("disable_parallel_tool_use") is True:
         chat.parallel_tool_calls = False
 
@@ -234,8 +232,7 @@ def _set_thinking(chat: ChatCompletionRequest, thinking: Fields | None) -> None:
         return
     kind = string_field(thinking, "type", "thinking")
     if kind not in _THINKING:
-        message = f"thinking.type: {kind[:60]!r} is unknown; allowed: {', '.join(_THINKING)}."
-        raise bad_request(message, "thinking.type")
+        raise bad_field("thinking.type", f"{kind[:60]!r} is unknown; allowed: {', '.join(_THINKING)}.")
     thinks = kind != "disabled"
     chat.include_reasoning = thinks
     chat.chat_template_kwargs = {"enable_thinking": thinks, "thinking": thinks} | (chat.chat_template_kwargs or {})

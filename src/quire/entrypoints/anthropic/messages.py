@@ -20,14 +20,8 @@ from quire.entrypoints.anthropic.protocol import (
 )
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
-from quire.entrypoints.openai.errors import bad_request
-from quire.entrypoints.openai.generation import (
-    TokenCount,
-    check_output,
-    last_output,
-    open_generation,
-    start_generation,
-)
+from quire.entrypoints.openai.errors import bad_field
+from quire.entrypoints.openai.generation import TokenCount, check_output, last_output, open_generation, start_generation
 from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.state import ServerState
@@ -59,9 +53,7 @@ def _limit_thinking(state: ServerState, request: MessagesRequest, chat: ChatComp
     if budget is None or thinking.get("type") != "enabled":
         return
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
-        raise bad_request(
-            f"thinking.budget_tokens: {budget!r:.60} is not a whole number from 0.", "thinking.budget_tokens"
-        )
+        raise bad_field("thinking.budget_tokens", f"{budget!r:.60} is not a whole number from 0.")
     with contextlib.suppress(RequestError):
         check_budget(state.formats, state.engine.get_tokenizer())
         chat.thinking_token_budget = budget
@@ -70,7 +62,7 @@ def _limit_thinking(state: ServerState, request: MessagesRequest, chat: ChatComp
 async def prepare_message(state: ServerState, request: MessagesRequest, public_id: str) -> MessageJob:
     """Check a request and tokenize its prompt. Raises what the client must be told."""
     if request.max_tokens < 1:
-        raise bad_request(f"max_tokens: {request.max_tokens} is out of range; at least 1.", "max_tokens")
+        raise bad_field("max_tokens", f"{request.max_tokens} is out of range; at least 1.")
     chat = to_chat_request(request)
     _limit_thinking(state, request, chat)
     job = await prepare_chat(state, chat, public_id)

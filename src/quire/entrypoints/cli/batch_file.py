@@ -159,7 +159,7 @@ def _open(path: str, mode: str, setting: str) -> BinaryIO:
     try:
         return open(path, mode)  # type: ignore[return-value]  # every mode here is binary; the caller closes it
     except OSError as error:
-        raise ConfigError(f"{setting}: cannot open {path!r}: {error.strerror}.", setting=setting) from None
+        raise ConfigError.of(setting, f"cannot open {path!r}: {error.strerror}.") from None
 
 
 def open_output(path: str, *, append: bool) -> BinaryIO:
@@ -181,8 +181,7 @@ def new_temporary_file(folder: str | None) -> str:
     try:
         handle, path = tempfile.mkstemp(prefix="quire-batch-", suffix=".jsonl", dir=folder)
     except OSError as error:
-        message = f"output_tmp_dir: cannot write there: {error}."
-        raise ConfigError(message, setting="output_tmp_dir") from None
+        raise ConfigError.of("output_tmp_dir", f"cannot write there: {error}.") from None
     os.close(handle)
     return path
 
@@ -197,7 +196,7 @@ def download(url: str, path: str) -> None:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response, open(path, "wb") as file:
             shutil.copyfileobj(response, file)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"input_file: cannot get {url!r}: {error}.", setting="input_file") from None
+        raise ConfigError.of("input_file", f"cannot get {url!r}: {error}.") from None
 
 
 def upload(path: str, url: str) -> None:
@@ -214,5 +213,4 @@ def upload(path: str, url: str) -> None:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S):
                 pass
     except (OSError, ValueError) as error:
-        message = f"output_file: cannot put to {url!r}: {error}. The answers are in {path!r}."
-        raise ConfigError(message, setting="output_file") from None
+        raise ConfigError.of("output_file", f"cannot put to {url!r}: {error}. The answers are in {path!r}.") from None

@@ -56,9 +56,7 @@ def serve_frontends(
         ConfigError: a setting that cannot work.
     """
     if args.api_server_count > MAX_COUNT:
-        raise ConfigError(
-            f"api_server_count: {args.api_server_count} processes; at most {MAX_COUNT}.", setting="api_server_count"
-        )
+        raise ConfigError.of("api_server_count", f"{args.api_server_count} processes; at most {MAX_COUNT}.")
     from quire.engine.usage_context import UsageContext
 
     listener, options = open_socket(options, shared=True, listen=bool(options.uds))

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     take_model(args)
     rows = list(read_rows(args.input, args.chat, args.system_prompt))
     if not rows:
-        raise ConfigError(f"input: {args.input!r} holds no prompt.", setting="input")
+        raise ConfigError.of("input", f"{args.input!r} holds no prompt.")
     engine_args = EngineArgs.from_cli_args(args)
 
     from quire import LLM
@@ -103,7 +103,7 @@ def _read_lines(path: str) -> list[str]:
         with open(path, encoding="utf-8") as file:
             return file.read().split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"input: cannot read {path!r}: {error}.", setting="input") from None
+        raise ConfigError.of("input", f"cannot read {path!r}: {error}.") from None
 
 
 def _parse(line: str, where: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _open_output(path: str) -> Any:
     try:
         return open(path, "w", encoding="utf-8")  # the caller closes it
     except OSError as error:
-        raise ConfigError(f"output: cannot write {path!r}: {error}.", setting="output") from None
+        raise ConfigError.of("output", f"cannot write {path!r}: {error}.") from None
 
 
 def _answer(llm: Any, rows: list[dict[str, Any]], params: Any, progress: bool) -> list[Any]:

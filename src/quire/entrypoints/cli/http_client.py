@@ -26,12 +26,11 @@ class OpenAIClient:
     ) -> None:
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            message = f"url: {url!r} is not an address; for example http://127.0.0.1:8000/v1."
-            raise ConfigError(message, setting="url")
+            raise ConfigError.of("url", f"{url!r} is not an address; for example http://127.0.0.1:8000/v1.")
         try:
             self._port = parts.port
         except ValueError:
-            raise ConfigError(f"url: {url!r} has no valid port.", setting="url") from None
+            raise ConfigError.of("url", f"{url!r} has no valid port.") from None
         self.url = url
         self._host = parts.hostname
         self._is_tls = parts.scheme == "https"
@@ -47,8 +46,7 @@ class OpenAIClient:
         try:
             return str(json.loads(listed)["data"][0]["id"])
         except (ValueError, KeyError, TypeError, IndexError):
-            message = f"model_name: the server at {self.url} lists no model."
-            raise ConfigError(message, setting="model_name") from None
+            raise ConfigError.of("model_name", f"the server at {self.url} lists no model.") from None
 
     def get(self, path: str) -> bytes:
         """What the server gives at a path.
@@ -86,8 +84,7 @@ class OpenAIClient:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            message = f"url: cannot reach {self.url}: {reason}. Is `quire serve` running there?"
-            raise ConfigError(message, setting="url") from None
+            raise ConfigError.of("url", f"cannot reach {self.url}: {reason}. Is `quire serve` running there?") from None
         if response.status >= 400:
             try:
                 text = response.read(65536).decode("utf-8", "replace")

@@ -35,8 +35,7 @@ async def metrics_port(app: ASGIApp, host: str, port: int) -> AsyncIterator[int]
     try:
         server = await asyncio.start_server(handle, host, port)
     except OSError as error:
-        message = f"port: cannot listen on {host}:{port}: {error.strerror or error}."
-        raise ConfigError(message, setting="port") from None
+        raise ConfigError.of("port", f"cannot listen on {host}:{port}: {error.strerror or error}.") from None
     async with server:
         yield server.sockets[0].getsockname()[1]
 

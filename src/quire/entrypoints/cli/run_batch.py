@@ -101,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
 def _answer_file(args: argparse.Namespace, requests: str) -> int:
     total = batch_file.count_lines(requests)
     if not total:
-        raise ConfigError(f"input_file: {args.input_file!r} holds no request.", setting="input_file")
+        raise ConfigError.of("input_file", f"{args.input_file!r} holds no request.")
     output, goes_to_url = args.output_file, batch_file.is_url(args.output_file)
     if goes_to_url:
         if args.resume:
-            raise ConfigError("resume: an output that is PUT cannot be resumed; write to a file.", setting="resume")
+            raise ConfigError.of("resume", "an output that is PUT cannot be resumed; write to a file.")
         output = batch_file.new_temporary_file(args.output_tmp_dir)
     done = _resume_point(args, output, requests)
     if done < total:
@@ -126,8 +126,7 @@ def _resume_point(args: argparse.Namespace, output: str, requests: str) -> int:
         return 0
     if args.resume:
         return batch_file.find_resume_point(output, requests)
-    message = f"output_file: {output!r} exists; --resume goes on with it, --overwrite replaces it."
-    raise ConfigError(message, setting="output_file")
+    raise ConfigError.of("output_file", f"{output!r} exists; --resume goes on with it, --overwrite replaces it.")
 
 
 async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO, done: int, total: int) -> None:

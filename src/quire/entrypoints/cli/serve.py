@@ -148,8 +148,7 @@ def take_model(args: argparse.Namespace) -> None:
     if args.model_tag is None:
         return
     if getattr(args, "model", None) not in (None, args.model_tag):
-        message = f"model: {args.model_tag!r} is named, and --model {args.model!r} too; give one of them."
-        raise ConfigError(message, setting="model")
+        raise ConfigError.of("model", f"{args.model_tag!r} is named, and --model {args.model!r} too; give one of them.")
     args.model = args.model_tag
 
 
@@ -159,13 +158,13 @@ def _check_tls(options: "ListenOptions") -> None:
     for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
         path = getattr(options, name)
         if path and not os.path.isfile(path):
-            raise ConfigError(f"{name}: there is no file {path!r}.", setting=name)
+            raise ConfigError.of(name, f"there is no file {path!r}.")
 
 
 def _api_keys(args: argparse.Namespace) -> list[str]:
     keys = list(args.api_key or ([envs.QUIRE_API_KEY] if envs.QUIRE_API_KEY else []))
     if any(not key.strip() for key in keys):
-        raise ConfigError("api_key: a key is empty.", setting="api_key")
+        raise ConfigError.of("api_key", "a key is empty.")
     return keys
 
 

@@ -14,13 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.entrypoints.anthropic.errors import error_body
 from quire.entrypoints.console.routes import build_console_routes
 from quire.entrypoints.openai.errors import HTTPError
-from quire.entrypoints.openai.middleware import (
-    Authentication,
-    BehindOthers,
-    RequestContext,
-    logged_error,
-    route_path,
-)
+from quire.entrypoints.openai.middleware import Authentication, BehindOthers, RequestContext, logged_error, route_path
 from quire.entrypoints.openai.openapi import build_openapi
 from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.routes import WORK, build_routes

@@ -9,7 +9,7 @@ import importlib.util
 import json
 from typing import Any
 
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.tool_choice import ToolChoice
 from quire.parsers.call_grammar import calls_only, calls_or_json, harmony_calls, text_and_calls
 from quire.parsers.choice import AUTO, AnswerFormats
@@ -43,8 +43,8 @@ def enforced(
     if (grammar := _derived("calls", formats, choice, tokenizer, only_one)) is not None:
         return formats, grammar
     if formats.is_harmony:
-        message = "tools: this model can call functions whose names are letters, digits, '_', '-' and '.' alone."
-        raise bad_request(message, "tools")
+        message = "this model can call functions whose names are letters, digits, '_', '-' and '.' alone."
+        raise bad_field("tools", message)
     plain = dataclasses.replace(formats, tools=PLAIN)
     return plain, _derived("calls", plain, choice, tokenizer, only_one)
 

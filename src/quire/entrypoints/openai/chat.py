@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.answers import AnswerReader, PieceReader, answer_reader
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.generation import (
     TokenCount,
     check_output,
@@ -83,7 +83,7 @@ async def prepare_chat(
     if request.use_beam_search:
         for field in ("logprobs", "logprob_token_ids"):
             if getattr(request, field):
-                raise bad_request(f"{field}: not available with use_beam_search.", field, "not_supported")
+                raise bad_field(field, "not available with use_beam_search.", "not_supported")
         params = build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
     else:
         params = build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)

@@ -11,7 +11,7 @@ import msgspec
 
 from quire.config import limits
 from quire.entrypoints.openai.chat import ChatJob, answer_chat, prepare_chat
-from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.errors import HTTPError, bad_field
 from quire.entrypoints.openai.protocol import BatchChatRequest, ChatCompletionRequest
 from quire.entrypoints.openai.responses import UNSET, ChatCompletionResponse, Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
@@ -41,14 +41,13 @@ async def answer_chat_batch(state: ServerState, request: BatchChatRequest, publi
 async def _prepare(state: ServerState, request: BatchChatRequest, public_id: str) -> list[ChatJob]:
     for field in _OF_ONE:
         if (value := getattr(request, field)) is not None and value is not False:
-            raise bad_request(f"{field}: not available for a batch of conversations.", field, "not_supported")
+            raise bad_field(field, "not available for a batch of conversations.", "not_supported")
     count = len(request.messages)
     if not 0 < count <= limits.MAX_PROMPTS:
-        message = f"messages: {count} conversations; 1 to {limits.MAX_PROMPTS} in one request."
-        raise bad_request(message, "messages")
+        raise bad_field("messages", f"{count} conversations; 1 to {limits.MAX_PROMPTS} in one request.")
     if count * (request.n or 1) > limits.MAX_N:
-        message = f"n: {request.n} answers to {count} conversations; at most {limits.MAX_N} sequences in one request."
-        raise bad_request(message, "n")
+        message = f"{request.n} answers to {count} conversations; at most {limits.MAX_N} sequences in one request."
+        raise bad_field("n", message)
     fields = msgspec.structs.asdict(request)
     return [
         await _prepare_one(state, fields | {"messages": messages}, public_id, f"messages[{index}]")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.config import PoolingConfig, limits
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field, bad_request
 from quire.entrypoints.openai.number_formats import to_bytes
 from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, CohereEmbedResponse, CohereMeta
 from quire.entrypoints.openai.pooling_run import require_pooling, run_pooling, usage_of
@@ -32,11 +32,9 @@ async def answer_cohere_embed(state: ServerState, request: CohereEmbedRequest, p
     kinds, texts = _kinds(request), _texts(request)
     side = _SIDES.get(request.truncate or "END", "")
     if side == "":
-        raise bad_request(
-            f"truncate: {str(request.truncate)[:60]!r} is unknown; allowed: {', '.join(_SIDES)}.", "truncate"
-        )
+        raise bad_field("truncate", f"{str(request.truncate)[:60]!r} is unknown; allowed: {', '.join(_SIDES)}.")
     if request.max_tokens is not None and request.max_tokens < 1:
-        raise bad_request(f"max_tokens: {request.max_tokens} is out of range; at least 1.", "max_tokens")
+        raise bad_field("max_tokens", f"{request.max_tokens} is out of range; at least 1.")
     limit = state.engine.config.model.max_model_len
     processor, name = state.engine.pooling_processor, _prompt_name(config, request.input_type)
     prompts = await run_sized(sum(map(len, texts)), processor.tokenize_batch, texts, True, name)
@@ -50,7 +48,7 @@ async def answer_cohere_embed(state: ServerState, request: CohereEmbedRequest, p
         outputs = await run_pooling(state, request, prompts, params, public_id, field="texts")
     except RequestError as error:
         if error.param == "dimensions":
-            raise bad_request(f"output_dimension: {error}", "output_dimension") from None
+            raise bad_field("output_dimension", str(error)) from None
         raise
     return CohereEmbedResponse(
         id=public_id,
@@ -71,9 +69,9 @@ def _kinds(request: CohereEmbedRequest) -> list[str]:
 
 def _texts(request: CohereEmbedRequest) -> list[str]:
     if request.images:
-        raise bad_request("images: this model reads texts only.", "images", "not_supported")
+        raise bad_field("images", "this model reads texts only.", "not_supported")
     if (request.texts is None) == (request.inputs is None):
-        raise bad_request("texts: this field is required (or inputs, but not both).", "texts", "missing_field")
+        raise bad_field("texts", "this field is required (or inputs, but not both).", "missing_field")
     field = "inputs" if request.texts is None else "texts"
     texts = (
         request.texts
@@ -81,7 +79,7 @@ def _texts(request: CohereEmbedRequest) -> list[str]:
         else [_input_text(one, i) for i, one in enumerate(request.inputs or ())]
     )
     if not 0 < len(texts) <= limits.MAX_PROMPTS:
-        raise bad_request(f"{field}: {len(texts)} texts; 1 to {limits.MAX_PROMPTS} in one request.", field)
+        raise bad_field(field, f"{len(texts)} texts; 1 to {limits.MAX_PROMPTS} in one request.")
     return texts
 
 
@@ -89,13 +87,13 @@ def _input_text(given: dict[str, Any], index: int) -> str:
     """The text parts of an input, joined."""
     path, parts = f"inputs[{index}].content", given.get("content")
     if not is_sequence(parts) or not parts:
-        raise bad_request(f"{path}: expected a list of at least one part.", path)
+        raise bad_field(path, "expected a list of at least one part.")
     texts: list[str] = []
     for number, part in enumerate(parts):
         text = part.get("text") if is_dict(part) and part.get("type") == "text" else None
         if not isinstance(text, str):
-            message = f"{path}[{number}]: this model reads parts of type 'text' only, with a text."
-            raise bad_request(message, f"{path}[{number}]", "not_supported")
+            message = "this model reads parts of type 'text' only, with a text."
+            raise bad_field(f"{path}[{number}]", message, "not_supported")
         texts.append(text)
     return "".join(texts)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.config import limits
 from quire.engine.request_stream import MergedStream, OutputStream
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.generation import (
     TokenCount,
     check_output,
@@ -72,10 +72,8 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     prompts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size)
     if len(prompts) * generated > limits.MAX_N:
         field = "n" if request.best_of is None else "best_of"
-        message = (
-            f"{field}: {generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."
-        )
-        raise bad_request(message, field)
+        message = f"{generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."
+        raise bad_field(field, message)
     asked = asked_completion_tokens(request)
     prompt_only = asked == 0 and bool(request.echo)
     params: list[SamplingParams | BeamSearchParams] = []
@@ -104,9 +102,9 @@ def _choice_counts(request: CompletionRequest) -> tuple[int, int]:
     if request.best_of is None:
         return choices, choices
     if request.best_of < choices:
-        raise bad_request(f"best_of: {request.best_of} is less than n ({choices}).", "best_of")
+        raise bad_field("best_of", f"{request.best_of} is less than n ({choices}).")
     if request.best_of > choices and request.stream:
-        raise bad_request("best_of: cannot be larger than n in a stream.", "best_of")
+        raise bad_field("best_of", "cannot be larger than n in a stream.")
     return request.best_of, choices
 
 
@@ -116,7 +114,7 @@ def _params(
     if request.use_beam_search:
         for field in ("logprobs", "echo", "logprob_token_ids"):
             if getattr(request, field):
-                raise bad_request(f"{field}: not available with use_beam_search.", field, "not_supported")
+                raise bad_field(field, "not available with use_beam_search.", "not_supported")
         return build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
     logprobs = request.logprobs
     if generated > choices and logprobs is None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
 from quire.logger import init_logger
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -155,9 +155,9 @@ def _validation_error(error: msgspec.ValidationError) -> HTTPError:
     if missing:
         prefix = f"{path[2:]}." if path and len(path) > 1 else ""
         field = prefix + missing[1]
-        return bad_request(f"{field}: this field is required.", param=field, code="missing_field")
+        return bad_field(field, "this field is required.", "missing_field")
     field = path.removeprefix("$").removeprefix(".") if path else ""
     what = what[:1].lower() + what[1:]
     if not field:
         return bad_request(f"The request body: {what}.", code="invalid_type")
-    return bad_request(f"{field}: {what}.", param=field, code="invalid_type")
+    return bad_field(field, f"{what}.", "invalid_type")

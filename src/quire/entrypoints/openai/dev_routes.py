@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.engine.pausing import PAUSE_MODES
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.route_tools import Handler, flag_of, json_response, read_request, state_of
 
 _LEVELS = ("0", "1", "2")
@@ -82,7 +82,7 @@ def _mode(request: Request) -> str:
 def _one_of(request: Request, name: str, allowed: tuple[str, ...], default: str) -> str:
     value = request.query_params.get(name, default)
     if value not in allowed:
-        raise bad_request(f"{name}: {value[:20]!r} is not one of {', '.join(allowed)}.", name)
+        raise bad_field(name, f"{value[:20]!r} is not one of {', '.join(allowed)}.")
     return value
 
 
@@ -90,7 +90,7 @@ async def wake_up(request: Request) -> Response:
     """`POST /wake_up?tags=weights&tags=kv_cache&tags=scheduling`: undo `/sleep`; without tags, all of it."""
     tags = request.query_params.getlist("tags")
     if unknown := [tag for tag in tags if tag not in _TAGS]:
-        raise bad_request(f"tags: {unknown[0][:40]!r} is not one of {', '.join(_TAGS)}.", "tags")
+        raise bad_field("tags", f"{unknown[0][:40]!r} is not one of {', '.join(_TAGS)}.")
     await _engine(request).wake_up(tags or None)
     return Response(status_code=200)
 

@@ -70,6 +70,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return HTTPError(400, message, param=param, code=code)
 
 
+def bad_field(field: str, why: str, code: str | None = None) -> HTTPError:
+    """A 400 that says what is wrong with a field, by its path: `field: why`."""
+    return bad_request(f"{field}: {why}", field, code)
+
+
 def not_ready(message: str, retry_after: float = DEFAULT_RETRY_AFTER_S) -> HTTPError:
     """A 503 that says when to come back."""
     return HTTPError(503, message, code="unavailable", headers=_retry_after(retry_after))

@@ -9,7 +9,7 @@ import time
 
 from quire.config import limits
 from quire.entrypoints.openai.completions import prepare_completion, run_completion
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.prompts import TokenizerLike, check_token_ids, encode_text, require_tokenizer
 from quire.entrypoints.openai.protocol import CompletionRequest, GenerativeScoringRequest
 from quire.entrypoints.openai.responses import GenerativeScoringResponse, LabelScore, build_usage
@@ -25,8 +25,7 @@ async def answer_generative_scoring(
     state.resolve_model(request.model)
     check_token_ids(labels, config.vocab_size, "label_token_ids")
     if len(labels) > limits.MAX_LOGPROB_TOKEN_IDS:
-        message = f"label_token_ids: {len(labels)} tokens; at most {limits.MAX_LOGPROB_TOKEN_IDS}."
-        raise bad_request(message, "label_token_ids")
+        raise bad_field("label_token_ids", f"{len(labels)} tokens; at most {limits.MAX_LOGPROB_TOKEN_IDS}.")
     completion = CompletionRequest(
         prompt=[prompt[: config.max_model_len - 1] for prompt in await _prompts(state, request)],
         model=request.model,
@@ -58,7 +57,7 @@ async def _prompts(state: ServerState, request: GenerativeScoringRequest) -> lis
     """The query with each item behind it, or before it."""
     items = request.items
     if not 0 < len(items) <= limits.MAX_PROMPTS:
-        raise bad_request(f"items: {len(items)} items; 1 to {limits.MAX_PROMPTS} in one request.", "items")
+        raise bad_field("items", f"{len(items)} items; 1 to {limits.MAX_PROMPTS} in one request.")
     tokenizer, size = state.engine.get_tokenizer(), state.engine.config.model.vocab_size
     query = await _token_ids(request.query, "query", request.add_special_tokens is not False, tokenizer, size)
     prompts: list[list[int]] = []
@@ -66,7 +65,7 @@ async def _prompts(state: ServerState, request: GenerativeScoringRequest) -> lis
         token_ids = await _token_ids(item, f"items[{index}]", False, tokenizer, size)
         prompts.append(token_ids + query if request.item_first else query + token_ids)
         if not prompts[-1]:
-            raise bad_request(f"items[{index}]: the query and this item have no tokens.", f"items[{index}]")
+            raise bad_field(f"items[{index}]", "the query and this item have no tokens.")
     return prompts
 
 

@@ -68,10 +68,10 @@ def open_socket(
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         if options.uds:
-            raise ConfigError(f"uds: cannot listen on {options.uds!r}: {reason}.", setting="uds") from None
+            raise ConfigError.of("uds", f"cannot listen on {options.uds!r}: {reason}.") from None
         where = f"{options.host}:{options.port}"
-        message = f"port: cannot listen on {where}: {reason}. Choose another with --host and --port."
-        raise ConfigError(message, setting="port") from None
+        message = f"cannot listen on {where}: {reason}. Choose another with --host and --port."
+        raise ConfigError.of("port", message) from None
 
 
 def _unix_socket(path: str) -> socket.socket:

@@ -93,11 +93,7 @@ def prompt_logprobs_json(
         None
         if not position
         else {
-            str(token_id): {
-                "logprob": finite(entry.logprob),
-                "rank": entry.rank,
-                "decoded_token": entry.decoded_token,
-            }
+            str(token_id): {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
             for token_id, entry in position.items()
         }
         for position in positions

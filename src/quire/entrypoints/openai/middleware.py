@@ -206,10 +206,9 @@ def named_middleware(path: str) -> Middleware:
     try:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"middleware: {path!r} cannot be imported: {error}", setting="middleware") from error
+        raise ConfigError.of("middleware", f"{path!r} cannot be imported: {error}") from error
     if inspect.isclass(found):
         return Middleware(cast("Any", found))
     if inspect.iscoroutinefunction(found):
         return Middleware(BaseHTTPMiddleware, dispatch=found)
-    message = f"middleware: {path!r} must be an ASGI class, or an async function of (request, call_next)"
-    raise ConfigError(message, setting="middleware")
+    raise ConfigError.of("middleware", f"{path!r} must be an ASGI class, or an async function of (request, call_next)")

@@ -247,10 +247,7 @@ def _work_operation(summary: str, body: Any, answer: Any, example: dict[str, Any
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": body, "example": example}}},
-        "responses": {
-            "200": {"description": "The answer.", "content": content},
-            **openapi_error_responses(),
-        },
+        "responses": {"200": {"description": "The answer.", "content": content}, **openapi_error_responses()},
     }
 
 

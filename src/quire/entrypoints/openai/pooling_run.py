@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from quire.config import PoolingConfig, limits
 from quire.engine.input_processor import TokenizedPrompt
-from quire.entrypoints.openai.errors import bad_request, error_of_finished
+from quire.entrypoints.openai.errors import bad_field, bad_request, error_of_finished
 from quire.entrypoints.openai.number_formats import to_bytes
 from quire.entrypoints.openai.pooling_protocol import (
     CohereEmbedRequest,
@@ -58,22 +58,22 @@ def activation(request: PoolingFields, normalize: bool | None = None) -> bool | 
 async def read_prompts(state: ServerState, request: InputFields) -> list[PromptType]:
     """The inputs: a text, texts, token ids, lists of token ids; or a conversation."""
     if (request.input is None) == (request.messages is None):
-        raise bad_request("input: this field is required (or messages, but not both).", "input", "missing_field")
+        raise bad_field("input", "this field is required (or messages, but not both).", "missing_field")
     if request.messages is not None:
         return [await _conversation(state, request, request.messages)]
     given = request.input
     if isinstance(given, str):
         items: list[Any] = [given]
     elif not given:
-        raise bad_request("input: the list is empty.", "input")
+        raise bad_field("input", "the list is empty.")
     elif all(isinstance(item, int) for item in given):
         items = [given]
     else:
         items = list(given)
     if len(items) > limits.MAX_PROMPTS:
-        raise bad_request(f"input: {len(items)} inputs; at most {limits.MAX_PROMPTS} in one request.", "input")
+        raise bad_field("input", f"{len(items)} inputs; at most {limits.MAX_PROMPTS} in one request.")
     if any(isinstance(item, int) for item in items):
-        raise bad_request("input: a list mixes token ids with texts or lists.", "input")
+        raise bad_field("input", "a list mixes token ids with texts or lists.")
     return [_prompt(item, request.cache_salt) for item in items]
 
 
@@ -142,7 +142,7 @@ async def _run(
             return output
     except RequestError as error:
         if error.param in ("prompt", "prompt_token_ids"):
-            raise bad_request(f"{field}: {error}", field) from None
+            raise bad_field(field, str(error)) from None
         raise
     finally:
         close = getattr(outputs, "aclose", None)
@@ -191,8 +191,8 @@ def binary_response(outputs: Sequence[Pooled], request: EncodedFields, answer_id
         headers["metadata"] = json.dumps(metadata, separators=(",", ":"))
         if len(headers["metadata"]) > _MOST_METADATA:
             message = (
-                f"encoding_format: 'bytes' describes {len(outputs)} inputs in a header of {len(headers['metadata'])} bytes; at "
+                f"'bytes' describes {len(outputs)} inputs in a header of {len(headers['metadata'])} bytes; at "
                 f"most {_MOST_METADATA}: send fewer, or take 'bytes_only'."
             )
-            raise bad_request(message, "encoding_format")
+            raise bad_field("encoding_format", message)
     return Response(b"".join(pieces), headers=headers, media_type="application/octet-stream")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.entrypoints.openai.admission import encode_text
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field, bad_request
 from quire.entrypoints.openai.messages import normalize_messages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from quire.errors import ConfigError
@@ -58,7 +58,7 @@ async def run_sized(size: int, function: Callable[Parameters, ResultT], *args: A
 def require_tokenizer(tokenizer: TokenizerLike | None, field: str) -> TokenizerLike:
     """The tokenizer, or a 400 where the server runs without one."""
     if tokenizer is None:
-        raise bad_request(f"{field}: this server has no tokenizer (--skip-tokenizer-init); send token ids.", field)
+        raise bad_field(field, "this server has no tokenizer (--skip-tokenizer-init); send token ids.")
     return tokenizer
 
 
@@ -68,17 +68,17 @@ async def completion_prompts(
     """The prompts of a completion request: a text, texts, token ids, or lists of token ids."""
     prompt = request.prompt
     if prompt is None:
-        raise bad_request("prompt: this field is required.", "prompt", "missing_field")
+        raise bad_field("prompt", "this field is required.", "missing_field")
     if isinstance(prompt, str):
         items: list[Any] = [prompt]
     elif not prompt:
-        raise bad_request("prompt: the list is empty.", "prompt")
+        raise bad_field("prompt", "the list is empty.")
     elif set(map(type, prompt)) == {int}:
         items = [prompt]
     else:
         items = list(prompt)
     if len(items) > limits.MAX_PROMPTS:
-        raise bad_request(f"prompt: {len(items)} prompts; at most {limits.MAX_PROMPTS} in one request.", "prompt")
+        raise bad_field("prompt", f"{len(items)} prompts; at most {limits.MAX_PROMPTS} in one request.")
     return [await _completion_prompt(item, request, tokenizer, vocab_size) for item in items]
 
 
@@ -86,12 +86,12 @@ async def _completion_prompt(
     item: str | int | list[int], request: CompletionRequest, tokenizer: TokenizerLike | None, vocab_size: int
 ) -> Prompt:
     if isinstance(item, int):
-        raise bad_request("prompt: a list mixes token ids with texts or lists.", "prompt")
+        raise bad_field("prompt", "a list mixes token ids with texts or lists.")
     if isinstance(item, str):
         special = request.add_special_tokens is not False
         prompt = Prompt(await encode_text(require_tokenizer(tokenizer, "prompt"), item, special), item)
         if not prompt.token_ids:
-            raise bad_request("prompt: the text is empty, and has no tokens.", "prompt")
+            raise bad_field("prompt", "the text is empty, and has no tokens.")
     else:
         check_token_ids(item, vocab_size, "prompt")
         text = tokenizer.decode(item) if request.echo and tokenizer is not None else None
@@ -102,11 +102,11 @@ async def _completion_prompt(
 def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> None:
     """Token ids of the model's vocabulary, at least one."""
     if not token_ids:
-        raise bad_request(f"{field}: the list of token ids is empty.", field)
+        raise bad_field(field, "the list of token ids is empty.")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
         shown = str(wrong) if abs(wrong) < 1 << 64 else "a huge number"
-        raise bad_request(f"{field}: token id {shown} is outside the vocabulary (0 to {vocab_size - 1}).", field)
+        raise bad_field(field, f"token id {shown} is outside the vocabulary (0 to {vocab_size - 1}).")
 
 
 def _truncated(
@@ -115,8 +115,7 @@ def _truncated(
     if keep is None or keep == -1:
         return prompt
     if keep < 1:
-        message = f"truncate_prompt_tokens: {keep} is out of range; -1, or at least 1."
-        raise bad_request(message, "truncate_prompt_tokens")
+        raise bad_field("truncate_prompt_tokens", f"{keep} is out of range; -1, or at least 1.")
     if len(prompt.token_ids) <= keep:
         return prompt
     kept = prompt.token_ids[:keep] if side == "right" else prompt.token_ids[-keep:]
@@ -168,7 +167,7 @@ async def tokenize_prompt(
 ) -> list[int]:
     """The token ids of a `/tokenize` request; `template_kwargs` are the operator's."""
     if (request.prompt is None) == (request.messages is None):
-        raise bad_request("prompt: give either prompt or messages.", "prompt")
+        raise bad_field("prompt", "give either prompt or messages.")
     if request.messages is None:
         text = request.prompt or ""
         special = request.add_special_tokens is not False
@@ -201,12 +200,10 @@ async def render_chat(
 ) -> Prompt:
     """Render the messages through the chat template and tokenize the result."""
     if continue_final_message and add_generation_prompt:
-        message = "continue_final_message: cannot be set together with add_generation_prompt."
-        raise bad_request(message, "continue_final_message")
+        raise bad_field("continue_final_message", "cannot be set together with add_generation_prompt.")
     conversation = normalize_messages(messages, keep_parts=True)
     if continue_final_message and conversation[-1]["role"] != "assistant":
-        message = "continue_final_message: the last message must be the assistant's."
-        raise bad_request(message, "continue_final_message")
+        raise bad_field("continue_final_message", "the last message must be the assistant's.")
     generation_prompt = not continue_final_message if add_generation_prompt is None else add_generation_prompt
     options = {
         "tools": tools,
@@ -245,5 +242,4 @@ _RESERVED_KWARGS = frozenset((
 def _check_template_kwargs(kwargs: dict[str, Any]) -> None:
     reserved = sorted(_RESERVED_KWARGS & kwargs.keys())
     if reserved:
-        message = f"chat_template_kwargs: {reserved[0]!r} has a field of its own in the request."
-        raise bad_request(message, "chat_template_kwargs")
+        raise bad_field("chat_template_kwargs", f"{reserved[0]!r} has a field of its own in the request.")

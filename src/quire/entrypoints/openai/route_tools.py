@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from quire.entrypoints.anthropic.protocol import CountTokensRequest
 from quire.entrypoints.openai.decoding import read_body
-from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.errors import HTTPError, bad_field
 from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, PoolingFields
 from quire.entrypoints.openai.protocol import GenerationFields, GenerativeScoringRequest
 from quire.entrypoints.openai.state import ServerState
@@ -30,7 +30,7 @@ def flag_of(request: Request, name: str, default: bool) -> bool:
     """A parameter of the query that is true or false."""
     value = request.query_params.get(name, str(default)).lower()
     if value not in _TRUTH:
-        raise bad_request(f"{name}: {value[:20]!r} is not true or false.", name)
+        raise bad_field(name, f"{value[:20]!r} is not true or false.")
     return _TRUTH[value]
 
 

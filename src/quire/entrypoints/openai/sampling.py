@@ -7,7 +7,7 @@ Ranges are checked by `SamplingParams` itself; its `RequestError` becomes a 400.
 from typing import Any
 
 from quire.config import limits
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 from quire.entrypoints.openai.structured import read_constraint
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -16,30 +16,11 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`; chat completions may run to the end of the context."""
 
 _SAME_NAME = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-    "prompt_logprobs",
-    "allowed_token_ids",
-    "bad_words",
-    "logprob_token_ids",
-    "thinking_token_budget",
-    "repetition_detection",
-    "stream_interval",
-)
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "prompt_logprobs", "allowed_token_ids",
+    "bad_words", "logprob_token_ids", "thinking_token_budget", "repetition_detection", "stream_interval",
+)  # fmt: skip
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -54,16 +35,16 @@ def resolve_max_tokens(
     room = max_model_len - num_prompt_tokens
     limit = f"The model's maximum context length is {max_model_len} tokens"
     if room < 1:
-        message = f"{prompt_field}: {limit}, and the prompt has {num_prompt_tokens}; shorten the prompt."
-        raise bad_request(message, prompt_field, "context_length_exceeded")
+        message = f"{limit}, and the prompt has {num_prompt_tokens}; shorten the prompt."
+        raise bad_field(prompt_field, message, "context_length_exceeded")
     if asked is None:
         return min(room, int(model_default)) if model_default else room
     if asked > room:
         message = (
-            f"{field}: {limit}; the prompt has {num_prompt_tokens} and {asked} more were asked for. "
+            f"{limit}; the prompt has {num_prompt_tokens} and {asked} more were asked for. "
             f"Ask for at most {room}, or shorten the prompt."
         )
-        raise bad_request(message, field, "context_length_exceeded")
+        raise bad_field(field, message, "context_length_exceeded")
     return asked
 
 
@@ -102,7 +83,7 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
         return {int(token_id): value for token_id, value in bias.items()}
     except ValueError:
         wrong = next((key for key in bias if not key.strip().lstrip("-").isdigit()), min(bias, key=len))
-        raise bad_request(f"logit_bias: {wrong[:100]!r} is not a token id.", "logit_bias") from None
+        raise bad_field("logit_bias", f"{wrong[:100]!r} is not a token id.") from None
 
 
 def build_beam_search_params(
@@ -110,12 +91,12 @@ def build_beam_search_params(
 ) -> BeamSearchParams:
     """The parameters of a beam search; `n` is the beam width, as in vLLM."""
     if request.stream:
-        raise bad_request("stream: beam search has no tokens to stream before it ends.", "stream")
+        raise bad_field("stream", "beam search has no tokens to stream before it ends.")
     if read_constraint(request) is not None:
-        raise bad_request("structured_outputs: beam search follows no grammar.", "structured_outputs")
+        raise bad_field("structured_outputs", "beam search follows no grammar.")
     width = 1 if request.n is None else request.n
     if not 1 <= width <= limits.MAX_BEAM_WIDTH:
-        raise bad_request(f"n: {width} is out of range; a beam search takes 1 to {limits.MAX_BEAM_WIDTH}.", "n")
+        raise bad_field("n", f"{width} is out of range; a beam search takes 1 to {limits.MAX_BEAM_WIDTH}.")
     temperature = request.temperature if request.temperature is not None else defaults.get("temperature")
     return BeamSearchParams(
         beam_width=width,
@@ -143,14 +124,13 @@ def asked_chat_tokens(request: ChatCompletionRequest) -> tuple[int | None, str]:
 def chat_logprobs_count(request: ChatCompletionRequest) -> int | None:
     """How many alternatives a token the sampler must report; None for none at all."""
     if request.top_logprobs is not None and not request.logprobs and request.top_logprobs != 0:
-        raise bad_request("top_logprobs: needs logprobs to be true.", "top_logprobs")
+        raise bad_field("top_logprobs", "needs logprobs to be true.")
     if request.top_logprobs is not None and not -1 <= request.top_logprobs < 1 << 31:
-        message = f"top_logprobs: {request.top_logprobs} is out of range; at least 0, below 2 ** 31."
-        raise bad_request(message, "top_logprobs")
+        raise bad_field("top_logprobs", f"{request.top_logprobs} is out of range; at least 0, below 2 ** 31.")
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
 def check_stream_options(request: GenerationFields) -> None:
     """`stream_options` only make sense on a stream."""
     if request.stream_options is not None and not request.stream:
-        raise bad_request("stream_options: only allowed when stream is true.", "stream_options")
+        raise bad_field("stream_options", "only allowed when stream is true.")

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from quire.config import PoolingConfig, limits
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.pooling_protocol import (
     PairFields,
     PoolingUsage,
@@ -48,7 +48,7 @@ def _names(request: ScoreRequest) -> Names:
     found = [names for names in _PAIRS_OF_NAMES if all(getattr(request, name) is not None for name in names)]
     if len(found) != 1:
         allowed = ", ".join(f"{first} and {second}" for first, second in _PAIRS_OF_NAMES)
-        raise bad_request(f"text_1: give one pair of these: {allowed}.", "text_1", "missing_field")
+        raise bad_field("text_1", f"give one pair of these: {allowed}.", "missing_field")
     return found[0]
 
 
@@ -56,9 +56,9 @@ async def answer_rerank(state: ServerState, request: RerankRequest, public_id: s
     """The documents, the one that fits the query best first."""
     model = state.resolve_model(request.model)
     if not request.documents:
-        raise bad_request("documents: the list is empty.", "documents")
+        raise bad_field("documents", "the list is empty.")
     if request.top_n is not None and request.top_n < 0:
-        raise bad_request(f"top_n: {request.top_n} is out of range; at least 0 (0 means all).", "top_n")
+        raise bad_field("top_n", f"{request.top_n} is out of range; at least 0 (0 means all).")
     texts = [_document_text(document, index) for index, document in enumerate(request.documents)]
     queries = [request.query] * len(texts)
     scores, usage = await _score(state, request, queries, texts, ("query", "documents"), public_id)
@@ -73,7 +73,7 @@ async def answer_rerank(state: ServerState, request: RerankRequest, public_id: s
 def _document_text(document: str | dict[str, Any], index: int) -> str:
     text = document if isinstance(document, str) else document.get("text")
     if not isinstance(text, str):
-        raise bad_request(f"documents[{index}].text: expected a string.", f"documents[{index}].text")
+        raise bad_field(f"documents[{index}].text", "expected a string.")
     return text
 
 
@@ -84,10 +84,9 @@ async def _score(
     config = require_pooling(state)
     check_scores(config)
     if len(firsts) > limits.MAX_PROMPTS:
-        message = f"{names[1]}: {len(firsts)} pairs; at most {limits.MAX_PROMPTS} in one request."
-        raise bad_request(message, names[1])
+        raise bad_field(names[1], f"{len(firsts)} pairs; at most {limits.MAX_PROMPTS} in one request.")
     if request.truncation_side == "left":
-        raise bad_request("truncation_side: pairs are cut at the right.", "truncation_side", "not_supported")
+        raise bad_field("truncation_side", "pairs are cut at the right.", "not_supported")
     _check_instruction(state, request, config)
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), names[0])
     firsts = await _shortened(firsts, request.max_tokens_per_query, "max_tokens_per_query", tokenizer)
@@ -113,10 +112,8 @@ def _check_instruction(state: ServerState, request: PairFields, config: PoolingC
     if config.embeds or state.engine.config.model.chat_template is None:
         for field in ("instruction", "chat_template_kwargs"):
             if getattr(request, field):
-                message = (
-                    f"{field}: only a template (--chat-template) of a cross-encoder can read it; there is none here."
-                )
-                raise bad_request(message, field, "not_supported")
+                message = "only a template (--chat-template) of a cross-encoder can read it; there is none here."
+                raise bad_field(field, message, "not_supported")
 
 
 async def _pair_prompts(
@@ -140,7 +137,7 @@ async def _shortened(texts: list[str], keep: int | None, field: str, tokenizer: 
     if keep is None:
         return texts
     if keep < 1:
-        raise bad_request(f"{field}: {keep} is out of range; at least 1.", field)
+        raise bad_field(field, f"{keep} is out of range; at least 1.")
 
     def cut(text: str) -> str:
         token_ids = tokenizer.encode(text, add_special_tokens=False)

@@ -16,7 +16,7 @@ from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.admission import AdmissionGate
 from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
-from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
+from quire.entrypoints.openai.errors import HTTPError, bad_field, not_ready
 from quire.entrypoints.openai.fingerprint import build_fingerprint
 from quire.entrypoints.openai.prompts import TokenizerLike
 from quire.entrypoints.openai.siblings import Siblings
@@ -199,10 +199,8 @@ class ServerState:
     def check_request_template(self, chat_template: str | None) -> None:
         """A 400 for a request that brings a chat template where the operator has not allowed it."""
         if chat_template is not None and not self.settings.trust_request_chat_template:
-            message = (
-                "chat_template: the operator has not allowed templates in requests (--trust-request-chat-template)."
-            )
-            raise bad_request(message, "chat_template")
+            message = "the operator has not allowed templates in requests (--trust-request-chat-template)."
+            raise bad_field("chat_template", message)
 
     def engine_request_id(self, public_id: str) -> str:
         """An id that is unique in the engine even when two clients choose the same one."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from quire.entrypoints.openai.answers import AnswerReader
 from quire.entrypoints.openai.calls import calls_or_answer
-from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
 from quire.errors import RequestError
 from quire.guards import is_dict
@@ -47,7 +47,7 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
         return StructuredOutputsParams(**forms[0])
     except RequestError as error:
         field = next(iter(found))
-        raise bad_request(f"{field}: {error}", field) from None
+        raise bad_field(field, str(error)) from None
 
 
 def constrain_answer(
@@ -63,12 +63,10 @@ def constrain_answer(
     must_call = reader.choice.must_call
     if isinstance(params, BeamSearchParams):
         if must_call:
-            raise bad_request("tool_choice: beam search follows no grammar, so no call can be forced.", "tool_choice")
+            raise bad_field("tool_choice", "beam search follows no grammar, so no call can be forced.")
         return
     if must_call and params.structured_outputs is not None and reader.request.response_format is None:
-        raise bad_request(
-            "tool_choice: a call that has to be made has a form of its own; leave the other out.", "tool_choice"
-        )
+        raise bad_field("tool_choice", "a call that has to be made has a form of its own; leave the other out.")
     grammar = reader.call_grammar if must_call or params.structured_outputs is None else _calls_too(params, reader)
     if grammar is not None:
         params.structured_outputs = StructuredOutputsParams(grammar=grammar)
@@ -151,9 +149,7 @@ def _of_format(given: ResponseFormat) -> dict[str, Any] | None:
             return {"structural_tag": {name: value for name, value in tag.items() if value is not None}}
         case _:
             allowed = ", ".join(map(repr, _FORMATS))
-            raise bad_request(
-                f"response_format.type: {given.type!r} is unknown; allowed: {allowed}.", "response_format.type"
-            )
+            raise bad_field("response_format.type", f"{given.type!r} is unknown; allowed: {allowed}.")
 
 
 def _schema_of(given: Any) -> Any:
@@ -168,11 +164,9 @@ def _of_structured_outputs(given: Any) -> dict[str, Any]:
         raise _wrong("structured_outputs", "an object")
     if unknown := sorted(set(given) - set(StructuredOutputsParams.__struct_fields__)):
         allowed = ", ".join(StructuredOutputsParams.__struct_fields__)
-        raise bad_request(
-            f"structured_outputs: {', '.join(unknown)[:200]} is unknown; allowed: {allowed}.", "structured_outputs"
-        )
+        raise bad_field("structured_outputs", f"{', '.join(unknown)[:200]} is unknown; allowed: {allowed}.")
     return given
 
 
 def _wrong(field: str, wanted: str) -> HTTPError:
-    return bad_request(f"{field}: must be {wanted}.", field)
+    return bad_field(field, f"must be {wanted}.")

@@ -6,7 +6,7 @@ Checks shapes and names. How calls are written belongs to `quire.parsers`.
 import dataclasses
 from typing import Any, Literal
 
-from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.errors import HTTPError, bad_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.guards import is_dict, is_sequence
 from quire.parsers.offered import Function, offered_functions
@@ -56,7 +56,7 @@ def read_tool_choice(request: ChatCompletionRequest) -> ToolChoice:
         given = "required"
     if given is not None and given not in _MODES:
         allowed = ", ".join(map(repr, _MODES))
-        raise bad_request(f"tool_choice: {given!r} is unknown; allowed: {allowed}, or a named function.", "tool_choice")
+        raise bad_field("tool_choice", f"{given!r} is unknown; allowed: {allowed}, or a named function.")
     if given == "required":
         _need(functions, given)
         return ToolChoice("required", functions)
@@ -73,28 +73,25 @@ def _chosen(given: dict[str, Any], functions: tuple[Function, ...]) -> ToolChoic
         inner = given["allowed_tools"] if is_dict(given.get("allowed_tools")) else given
         mode, tools = inner.get("mode", "auto"), inner.get("tools")
         if mode not in ("auto", "required"):
-            raise bad_request(
-                f"tool_choice.mode: {mode!r} is unknown; allowed: 'auto', 'required'.", "tool_choice.mode"
-            )
+            raise bad_field("tool_choice.mode", f"{mode!r} is unknown; allowed: 'auto', 'required'.")
         if not is_sequence(tools) or not tools:
-            raise bad_request("tool_choice.tools: expected a list of at least one function.", "tool_choice.tools")
+            raise bad_field("tool_choice.tools", "expected a list of at least one function.")
         _need(functions, "allowed_tools")
         names = [_name(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(tools)]
         found = _found(names, functions, "tool_choice.tools")
         return ToolChoice("required" if mode == "required" else "auto", found, len(found) < len(functions))
-    message = f"tool_choice.type: {kind!r} is unknown; allowed: 'function', 'allowed_tools'."
-    raise bad_request(message, "tool_choice.type")
+    raise bad_field("tool_choice.type", f"{kind!r} is unknown; allowed: 'function', 'allowed_tools'.")
 
 
 def _need(functions: tuple[Function, ...], choice: str) -> None:
     if not functions:
-        raise bad_request(f"tool_choice: {choice!r} needs at least one function in `tools`.", "tool_choice")
+        raise bad_field("tool_choice", f"{choice!r} needs at least one function in `tools`.")
 
 
 def _found(names: list[str], functions: tuple[Function, ...], field: str) -> tuple[Function, ...]:
     offered = [function.name for function in functions]
     if missing := [name for name in names if name not in offered]:
-        raise bad_request(f"{field}: {missing[0][:100]!r} is not one of `tools`: {', '.join(offered)[:500]}.", field)
+        raise bad_field(field, f"{missing[0][:100]!r} is not one of `tools`: {', '.join(offered)[:500]}.")
     return tuple(function for function in functions if function.name in names)
 
 
@@ -102,20 +99,18 @@ def _check_tool(tool: dict[str, Any], path: str) -> None:
     kind = tool.get("type", "function")
     if kind != "function":
         shown = repr(kind)[:60]
-        message = f"{path}.type: {shown} is not supported; allowed: 'function'."
-        raise bad_request(message, f"{path}.type", "not_supported")
+        raise bad_field(f"{path}.type", f"{shown} is not supported; allowed: 'function'.", "not_supported")
     name = _name(tool, path)
     if len(name) > _MAX_NAME:
-        message = f"{path}.function.name: {len(name)} characters; at most {_MAX_NAME}."
-        raise bad_request(message, f"{path}.function.name")
+        raise bad_field(f"{path}.function.name", f"{len(name)} characters; at most {_MAX_NAME}.")
     parameters = tool["function"].get("parameters") if is_dict(tool.get("function")) else tool.get("parameters")
     if parameters is None:
         return
     field = f"{path}.function.parameters"
     if not is_dict(parameters):
-        raise bad_request(f"{field}: expected a JSON schema of type 'object'.", field)
+        raise bad_field(field, "expected a JSON schema of type 'object'.")
     if parameters.get("type", "object") != "object":
-        raise bad_request(f"{field}.type: {parameters['type']!r} is not possible; allowed: 'object'.", f"{field}.type")
+        raise bad_field(f"{field}.type", f"{parameters['type']!r} is not possible; allowed: 'object'.")
 
 
 def _name(value: Any, path: str) -> str:
@@ -127,4 +122,4 @@ def _name(value: Any, path: str) -> str:
 
 
 def _no_name(path: str) -> HTTPError:
-    return bad_request(f"{path}.function.name: expected the name of a function.", f"{path}.function.name")
+    return bad_field(f"{path}.function.name", "expected the name of a function.")

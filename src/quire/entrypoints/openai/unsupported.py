@@ -5,14 +5,10 @@ A field that is silently dropped gives a wrong answer that looks right.
 
 from typing import Any
 
-from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 
-_NOT_YET = (
-    "logits_processors",
-    "kv_transfer_params",
-    "mm_processor_kwargs",
-)
+_NOT_YET = ("logits_processors", "kv_transfer_params", "mm_processor_kwargs")
 _CHAT_NOT_YET = ("audio", "prediction", "functions", "function_call", "web_search_options")
 _COMPLETION_NOT_YET = ("suffix", "prompt_embeds")
 
@@ -50,7 +46,6 @@ def refuse_unsupported_chat(request: ChatCompletionRequest, *, trust_chat_templa
     if request.modalities and request.modalities != ["text"]:
         raise _refuse("modalities", request.modalities)
     if request.chat_template is not None and not trust_chat_template:
-        raise bad_request(
-            "chat_template: the operator has not allowed templates in requests (--trust-request-chat-template).",
-            "chat_template",
+        raise bad_field(
+            "chat_template", "the operator has not allowed templates in requests (--trust-request-chat-template)."
         )

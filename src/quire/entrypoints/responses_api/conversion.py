@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.entrypoints.openai.errors import HTTPError, bad_request
+from quire.entrypoints.openai.errors import HTTPError, bad_field
 from quire.entrypoints.openai.fields import object_at, string_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 from quire.entrypoints.responses_api.items import new_id
@@ -21,15 +21,10 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text",
 _FORMATS = ("text", "json_object", "json_schema")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (
-    _LOGPROBS,
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
+    _LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
-)
+)  # fmt: skip
 _SAME_NAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
     "stop_token_ids", "logit_bias", "min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
@@ -51,14 +46,14 @@ def normalize_input(given: str | list[Fields]) -> list[Fields]:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
-        raise bad_request("input: at least one item is needed.", "input")
+        raise bad_field("input", "at least one item is needed.")
     return [_normalize(item, f"input[{index}]") for index, item in enumerate(given)]
 
 
 def _normalize(item: Fields, path: str) -> Fields:
     kind = item.get("type", "message" if "role" in item else None)
     if not isinstance(kind, str):
-        raise bad_request(f"{path}.type: expected a string, one of {', '.join(_ITEMS)}.", f"{path}.type")
+        raise bad_field(f"{path}.type", f"expected a string, one of {', '.join(_ITEMS)}.")
     if kind not in _ITEMS:
         raise _unsupported(f"{path}.type", kind, _ITEMS)
     if kind == REFERENCE:
@@ -72,8 +67,8 @@ def _normalize(item: Fields, path: str) -> Fields:
 
 
 def _unsupported(path: str, value: Any, allowed: Sequence[str]) -> HTTPError:
-    message = f"{path}: {str(value)[:60]!r} is not supported here; allowed: {', '.join(allowed)}."
-    return bad_request(message, path, "not_supported")
+    message = f"{str(value)[:60]!r} is not supported here; allowed: {', '.join(allowed)}."
+    return bad_field(path, message, "not_supported")
 
 
 def _text(content: Any, path: str) -> str:
@@ -81,7 +76,7 @@ def _text(content: Any, path: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise bad_request(f"{path}: expected a string or a list of parts.", path)
+        raise bad_field(path, "expected a string or a list of parts.")
     return "\n".join(_part(object_at(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(content))
 
 
@@ -124,7 +119,7 @@ class _Conversation:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             allowed = ", ".join(_ROLES)
-            raise bad_request(f"{path}.role: {str(role)[:60]!r} is unknown; allowed: {allowed}.", f"{path}.role")
+            raise bad_field(f"{path}.role", f"{str(role)[:60]!r} is unknown; allowed: {allowed}.")
         self.say(_ROLES[role], _text(item.get("content"), f"{path}.content"))
 
     def _think(self, item: Fields, path: str) -> None:
@@ -146,7 +141,7 @@ class _Conversation:
         except ValueError:
             if item.get("status") == "incomplete":  # an answer that was cut off within a call
                 return
-            raise bad_request(f"{path}.arguments: not valid JSON.", f"{path}.arguments") from None
+            raise bad_field(f"{path}.arguments", "not valid JSON.") from None
         self._names[call_id] = name
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._turn("assistant").setdefault("tool_calls", []).append(call)
@@ -154,18 +149,16 @@ class _Conversation:
     def _give_result(self, item: Fields, path: str) -> None:
         call_id = string_field(item, "call_id", path)
         if call_id not in self._names:
-            message = f"{path}.call_id: there is no function_call {call_id[:100]!r} before its output."
-            raise bad_request(message, f"{path}.call_id")
+            raise bad_field(f"{path}.call_id", f"there is no function_call {call_id[:100]!r} before its output.")
         result = _text(item.get("output"), f"{path}.output")
         name = self._names[call_id]
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": result})
 
     def check_end(self) -> None:
         if not self.messages:
-            raise bad_request("input: there is no message in it.", "input")
+            raise bad_field("input", "there is no message in it.")
         if calls := self.messages[-1].get("tool_calls"):
-            message = f"input: the function_call {calls[-1]['id'][:100]!r} has no function_call_output."
-            raise bad_request(message, "input")
+            raise bad_field("input", f"the function_call {calls[-1]['id'][:100]!r} has no function_call_output.")
 
 
 # --- the request ---
@@ -205,7 +198,7 @@ def to_chat_request(request: InputTokensRequest, history: list[Fields], items: l
         chat.response_format = _format(request.text.format)
     for field in ("conversation", "prompt"):
         if getattr(request, field):
-            raise bad_request(f"{field}: this field is not supported here.", field, "not_supported")
+            raise bad_field(field, "this field is not supported here.", "not_supported")
     if isinstance(request, ResponsesRequest):
         _set_generation(chat, request)
     return chat
@@ -214,7 +207,7 @@ def to_chat_request(request: InputTokensRequest, history: list[Fields], items: l
 def _set_generation(chat: ChatCompletionRequest, request: ResponsesRequest) -> None:
     for field in ("moderation", "previous_input_messages"):
         if getattr(request, field):
-            raise bad_request(f"{field}: this field is not supported here.", field, "not_supported")
+            raise bad_field(field, "this field is not supported here.", "not_supported")
     for name in _SAME_NAME:
         setattr(chat, name, getattr(request, name))
     for index, name in enumerate(request.include or ()):
@@ -228,8 +221,8 @@ def _set_generation(chat: ChatCompletionRequest, request: ResponsesRequest) -> N
 def _tool(tool: Fields, path: str) -> Fields:
     kind = string_field(tool, "type", path)
     if kind != "function":
-        message = f"{path}.type: {kind[:60]!r} is not run here; allowed: 'function', which the client runs."
-        raise bad_request(message, f"{path}.type", "not_supported")
+        message = f"{kind[:60]!r} is not run here; allowed: 'function', which the client runs."
+        raise bad_field(f"{path}.type", message, "not_supported")
     function: Fields = {"name": string_field(tool, "name", path)}
     if tool.get("description") is not None:
         function["description"] = string_field(tool, "description", path)

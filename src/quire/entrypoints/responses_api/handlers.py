@@ -4,7 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field, bad_request
 from quire.entrypoints.openai.push import stream_answer
 from quire.entrypoints.openai.route_tools import Handler, json_response, read_request, state_of
 from quire.entrypoints.openai.streaming import STREAM_HEADERS, EventStream, run_while_connected
@@ -61,8 +61,7 @@ async def retrieve_response(request: Request) -> Response:
         return EventStream(b"", run.follow(after))
     events = None if run is not None else (await find(state, response_id)).events
     if events is None:
-        message = "stream: only a response that was made with background and stream can be streamed again."
-        raise bad_request(message, "stream")
+        raise bad_field("stream", "only a response that was made with background and stream can be streamed again.")
     rest = events.split(b"\n\n", after + 1)  # JSON has no raw line ends
     told = rest[-1] if len(rest) == after + 2 else b""
     return Response(told, headers={name.decode(): value.decode() for name, value in STREAM_HEADERS})
@@ -99,7 +98,7 @@ async def list_input_items(request: Request) -> Response:
     limit = _number(request, "limit", 20, 1, MAX_LISTED)
     order, after = query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
-        raise bad_request(f"order: {order[:60]!r} is unknown; allowed: 'asc', 'desc'.", "order")
+        raise bad_field("order", f"{order[:60]!r} is unknown; allowed: 'asc', 'desc'.")
     record = await find(state_of(request), request.path_params["response_id"])
     items: list[dict[str, str]] = msgspec.json.decode(record.input)
     if order == "desc":
@@ -107,7 +106,7 @@ async def list_input_items(request: Request) -> Response:
     if after is not None:
         places = [index for index, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise bad_request(f"after: there is no item {after[:100]!r} in this response's input.", "after")
+            raise bad_field("after", f"there is no item {after[:100]!r} in this response's input.")
         items = items[places[0] + 1 :]
     page = items[:limit]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
@@ -121,7 +120,7 @@ def _json(body: bytes) -> Response:
 def _flag(request: Request, name: str) -> bool:
     text = request.query_params.get(name, "false").lower()
     if text not in ("true", "1", "false", "0"):
-        raise bad_request(f"{name}: {text[:60]!r} is unknown; allowed: 'true', 'false'.", name)
+        raise bad_field(name, f"{text[:60]!r} is unknown; allowed: 'true', 'false'.")
     return text in ("true", "1")
 
 
@@ -131,7 +130,7 @@ def _number(request: Request, name: str, default: int, low: int, high: int = 1 <
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
         wanted = f"{low} to {high}" if high < 1 << 62 else f"at least {low}"
-        raise bad_request(f"{name}: {text[:60]!r} is no whole number from the range {wanted}.", name)
+        raise bad_field(name, f"{text[:60]!r} is no whole number from the range {wanted}.")
     return int(text)
 
 

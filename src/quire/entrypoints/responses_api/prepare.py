@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.generation import TokenCount
 from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
@@ -62,7 +62,7 @@ class ResponseJob:
 async def prepare_response(state: ServerState, request: ResponsesRequest) -> ResponseJob:
     """Check a request and tokenize its prompt. Raises what the client must be told."""
     if request.background and request.store is False:
-        raise bad_request("background: what nobody waits for must be kept; store must not be false.", "background")
+        raise bad_field("background", "what nobody waits for must be kept; store must not be false.")
     chat_request, items = await _conversation(state, request)
     chat = await prepare_chat(state, chat_request, "", prompt_field="input")
     assert isinstance(chat.params, SamplingParams)
@@ -100,11 +100,10 @@ async def _conversation(state: ServerState, request: InputTokensRequest) -> tupl
         try:
             history = await state.responses.conversation(request.previous_response_id)
         except Missing as missing:
-            message = f"previous_response_id: there is no response {missing.args[0][:100]!r} here, or no longer."
-            raise bad_request(message, "previous_response_id", "previous_response_not_found") from None
+            message = f"there is no response {missing.args[0][:100]!r} here, or no longer."
+            raise bad_field("previous_response_id", message, "previous_response_not_found") from None
         except StillRunning as running:
-            message = f"previous_response_id: the response {running.args[0]!r} is not complete."
-            raise bad_request(message, "previous_response_id") from None
+            raise bad_field("previous_response_id", f"the response {running.args[0]!r} is not complete.") from None
     chat = to_chat_request(request, history, items)
     if request.truncation == "auto":
         asked = request.max_output_tokens if isinstance(request, ResponsesRequest) else None
@@ -120,8 +119,8 @@ async def _resolve_references(state: ServerState, items: list[Fields]) -> list[F
     found = await state.responses.items(wanted)
     for index, item in enumerate(items):
         if item["type"] == REFERENCE and item["id"] not in found:
-            message = f"input[{index}].id: there is no item {item['id'][:100]!r} here, or no longer."
-            raise bad_request(message, f"input[{index}].id", "item_not_found")
+            message = f"there is no item {item['id'][:100]!r} here, or no longer."
+            raise bad_field(f"input[{index}].id", message, "item_not_found")
     return [found[item["id"]] if item["type"] == REFERENCE else item for item in items]
 
 

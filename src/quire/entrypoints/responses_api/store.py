@@ -118,8 +118,7 @@ class ResponseStore:
             try:
                 self._thread.submit(self._open).result()
             except (OSError, sqlite3.Error) as error:
-                message = f"responses_store: {path!r} cannot be opened: {error}."
-                raise ConfigError(message, setting="responses_store") from None
+                raise ConfigError.of("responses_store", f"{path!r} cannot be opened: {error}.") from None
 
     async def save(self, record: Record) -> None:
         """Keep a response, in place of what was kept under its id."""
