@@ -179,9 +179,9 @@ def test_activations_by_any_of_their_names_give_transformers_results(architectur
 
 
 def test_an_activation_that_is_not_known_is_refused_with_those_that_are(tmp_path):
-    make_tiny_model("LlamaForCausalLM", tmp_path, tokenizer=False, hidden_act="laplace")
+    make_tiny_model("LlamaForCausalLM", tmp_path, tokenizer=False, hidden_act="prelu")
     with pytest.raises(
-        ConfigError, match=r"activation 'laplace' of config\.json is not known; known: silu, .*quick_gelu"
+        ConfigError, match=r"activation 'prelu' of config\.json is not known; known: silu, .*quick_gelu"
     ):
         LLM(str(tmp_path), skip_tokenizer_init=True)
 

@@ -53,7 +53,7 @@ def _scheme(facts: HFConfig) -> Scheme:
         raise refused("quant_config", sorted(facts.to_dict()), "weight_quant_params")
     bits, axis = weights.get("nbits", 4), weights.get("axis", 1)
     group = weights.group_size if "group_size" in weights else 64
-    if bits not in BITS:
+    if not isinstance(bits, int | float) or bits not in BITS:
         raise refused("nbits", bits, ", ".join(map(str, BITS)))
     stored_bits = BITS[bits]
 

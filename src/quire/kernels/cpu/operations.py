@@ -14,7 +14,7 @@ from quire.kernels.ops import LinearWeight, Rope
 
 ACTIVATIONS = {
     "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "quick_gelu": 5, "gelu_10": 6, "relu6": 7, "leaky_relu": 8,
-    "sigmoid": 9, "tanh": 10, "mish": 11, "hardswish": 12, "linear": 13,
+    "sigmoid": 9, "tanh": 10, "mish": 11, "hardswish": 12, "linear": 13, "laplace": 14, "sqrtsoftplus": 15,
 }  # fmt: skip
 MAX_HEAD_DIM = 1024
 

@@ -1,5 +1,7 @@
 """Reference norms, activations, gathers."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ ACTIVATIONS = {
     "mish": torch.nn.functional.mish,
     "hardswish": torch.nn.functional.hardswish,
     "linear": lambda x: x,
+    "laplace": lambda x: 0.5 * (1.0 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2.0)))),
+    "sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt(),
 }
 
 

@@ -17,7 +17,7 @@ from quire.kernels.triton.launch import (
 
 KINDS = (
     "silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "gelu_10", "relu6", "leaky_relu", "sigmoid", "tanh", "mish",
-    "hardswish", "linear",
+    "hardswish", "linear", "laplace", "sqrtsoftplus",
 )  # fmt: skip
 BLOCK = 1024
 """Values a program handles: eight a thread, which is one vector of 16 bit types. Larger blocks gain nothing (H200)."""
@@ -68,6 +68,12 @@ def activate(x, KIND: tl.constexpr):
         y = x * (tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0)
     elif KIND == 13:
         y = x
+    elif KIND == 14:
+        y = 0.5 * (1.0 + tl.erf((x - 0.707107) * 2.5066264))  # its mean, and 1 / (0.282095 * sqrt(2))
+    elif KIND == 15:
+        e = tl.exp(-tl.abs(x))  # small ones by the series: the logarithm of a sum with 1 would lose them
+        log1p = tl.where(e < 0.01, e * (1.0 - e * (0.5 - e * 0.33333333)), tl.log(1.0 + e))
+        y = tl.sqrt(tl.maximum(x, 0.0) + log1p)
     else:
         y = tl.maximum(x, 0.0)
         if KIND == 4:

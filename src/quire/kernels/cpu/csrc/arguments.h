@@ -8,7 +8,8 @@ namespace quire {
 
 enum DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Activation : int32_t {
-    kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kQuickGelu, kGelu10, kRelu6, kLeakyRelu, kLogistic, kTanh, kMish, kHardSwish, kLinear
+    kSilu, kGelu, kGeluTanh, kRelu, kRelu2, kQuickGelu, kGelu10, kRelu6, kLeakyRelu, kLogistic, kTanh, kMish, kHardSwish, kLinear,
+    kLaplace, kSqrtSoftplus
 };
 
 struct PackArguments {  // rows: panels of 16 output features

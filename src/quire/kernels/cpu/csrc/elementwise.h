@@ -111,6 +111,8 @@ QUIRE_INLINE vf activate(vf x) {
     if (kind == kHardSwish) return x * (min(max(x + 3.0f, zero()), set1(6.0f)) / 6.0f);
     if (kind == kLeakyRelu) return max(x, 0.01f * x);
     if (kind == kLinear) return x;
+    if (kind == kLaplace) return 0.5f * (1.0f + error_function((x - 0.707107f) * 2.5066264f));  // mean, 1 / (0.282095 sqrt 2)
+    if (kind == kSqrtSoftplus) return square_root(softplus(x));
     vf positive = max(x, zero());
     if (kind == kRelu6) return min(positive, set1(6.0f));
     return kind == kRelu2 ? positive * positive : positive;
@@ -139,6 +141,8 @@ void with_kind(int32_t kind, Body body) {
         case kMish: return body(Kind<kMish>());
         case kHardSwish: return body(Kind<kHardSwish>());
         case kLinear: return body(Kind<kLinear>());
+        case kLaplace: return body(Kind<kLaplace>());
+        case kSqrtSoftplus: return body(Kind<kSqrtSoftplus>());
     }
 }
 

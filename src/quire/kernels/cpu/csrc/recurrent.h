@@ -70,23 +70,6 @@ QUIRE_INLINE vf apply_gate(vf x, int32_t kind) {
     return kind == kIdentity ? x : kind == kSiluGate ? activate<kSilu>(x) : sigmoid(x);
 }
 
-// log(1 + e^x): max(x, 0) + log1p(e^-|x|), the latter by the series of atanh, which keeps small results exact.
-QUIRE_INLINE vf softplus(vf x) {
-    vf magnitude = max(x, -x);
-    vf u = exponential(-magnitude);
-    vf s = u / (u + 2.0f), q = s * s;
-    vf p = set1(2.0f / 17.0f);
-    p = fma(p, q, set1(2.0f / 15.0f));
-    p = fma(p, q, set1(2.0f / 13.0f));
-    p = fma(p, q, set1(2.0f / 11.0f));
-    p = fma(p, q, set1(2.0f / 9.0f));
-    p = fma(p, q, set1(2.0f / 7.0f));
-    p = fma(p, q, set1(2.0f / 5.0f));
-    p = fma(p, q, set1(2.0f / 3.0f));
-    p = fma(p, q, set1(2.0f));
-    return fma(p, s, max(x, zero()));
-}
-
 // One request's tokens of this step, and its pages.
 struct Request {
     int64_t start, end;  // rows of the step

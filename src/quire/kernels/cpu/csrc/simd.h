@@ -227,6 +227,28 @@ QUIRE_INLINE vf hyperbolic_tangent(vf x) {
     return magnitude < set1(0.625f) ? small : large;
 }
 
+// log(1 + e^x): max(x, 0) + log1p(e^-|x|), the latter by the series of atanh, which keeps small results exact.
+QUIRE_INLINE vf softplus(vf x) {
+    vf magnitude = max(x, -x);
+    vf u = exponential(-magnitude);
+    vf s = u / (u + 2.0f), q = s * s;
+    vf p = set1(2.0f / 17.0f);
+    p = fma(p, q, set1(2.0f / 15.0f));
+    p = fma(p, q, set1(2.0f / 13.0f));
+    p = fma(p, q, set1(2.0f / 11.0f));
+    p = fma(p, q, set1(2.0f / 9.0f));
+    p = fma(p, q, set1(2.0f / 7.0f));
+    p = fma(p, q, set1(2.0f / 5.0f));
+    p = fma(p, q, set1(2.0f / 3.0f));
+    p = fma(p, q, set1(2.0f));
+    return fma(p, s, max(x, zero()));
+}
+
+QUIRE_INLINE vf square_root(vf x) {
+    for (int i = 0; i < W; ++i) x[i] = std::sqrt(x[i]);
+    return x;
+}
+
 // Abramowitz and Stegun 7.1.26: absolute error below 2e-7.
 QUIRE_INLINE vf error_function(vf x) {
     vf magnitude = bit_cast<vf>(bit_cast<vi>(x) & 0x7fffffff);
