@@ -12,7 +12,6 @@ from tests.worker.tiny_engine import TinyEngine, make_request
 from transformers import DynamicCache
 
 from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
-from quire.errors import ConfigError
 from quire.executor import uniproc
 
 Scales = dict[int, tuple[float, float]]
@@ -93,11 +92,9 @@ def test_a_cache_in_another_type_has_no_use_for_scales(tmp_path: Path, monkeypat
     assert tokens[0] == tokens[1]
 
 
-def test_scales_by_head_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uniproc, "current_platform", lambda _name: AsyncCpuPlatform("reference"))
-    path = with_scales(tmp_path, {"self_attn.v_scale": 1.0, "self_attn.k_scale": [0.5, 0.6]})
-    with pytest.raises(ConfigError, match="k_scale of 2 values; supported: one a layer"):
-        TinyEngine(path, block_size=16, kv_cache_dtype="fp8")
+def test_of_scales_by_head_the_largest_serves_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_scales(tmp_path, {"self_attn.v_scale": 0.7, "self_attn.k_scale": [[[0.1]], [[0.3]]]})
+    assert largest_difference(path, "reference", monkeypatch, {0: (0.3, 0.7)}) < 1e-4
 
 
 def largest_difference(

@@ -14,7 +14,6 @@ import torch
 
 from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
-from quire.errors import ConfigError
 from quire.kernels import ops, recurrent
 from quire.kernels.heads import clip, head_norm, scale_rows
 from quire.layers.assembly import NormWeight
@@ -283,18 +282,12 @@ def _of_heads(norm: NormWeight, mixer: Attention, heads: slice) -> NormWeight:
 def with_cache_scale(params: AttentionParams, name: str, scale: torch.Tensor, context: LayerContext) -> AttentionParams:
     """The constants with one of the scales of pages in float8; others have none, and a checkpoint marks a missing one by 0 or -1.
 
-    Raises:
-        ConfigError: one scale a head.
+    Of one scale a head the largest serves all: no head's values go beyond the range, and those of 2^-6 of the scale and more
+    keep as many bits as by any other.
     """
     if context.kv_dtype != torch.float8_e4m3fn:
         return params
-    if scale.numel() != 1:
-        raise ConfigError(
-            f"kv_cache_dtype='fp8': the checkpoint has a {name} of {scale.numel()} values; supported: one a layer "
-            "(kv_cache_scheme.strategy='tensor'). Use kv_cache_dtype='auto'",
-            setting="kv_cache_dtype",
-        )
-    value = float(scale)
+    value = float(scale.max())
     return dataclasses.replace(params, **{name: value}) if value > 0 else params
 
 
