@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import time
-from types import TracebackType
 
 from quire.benchmarks.http_load import Target, ask
 from quire.errors import ConfigError, EngineError
@@ -58,9 +57,7 @@ class SweepServer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stop()
 
     def is_alive(self) -> bool:

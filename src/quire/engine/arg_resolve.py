@@ -6,7 +6,7 @@ Each value that is derived comes with a note on where it came from. Knows no tor
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire import envs
 from quire.config import CacheConfig, DeviceConfig, HFConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig
@@ -22,6 +22,7 @@ from quire.platforms.interface import Capabilities, Platform
 if TYPE_CHECKING:
     from quire.engine.arg_utils import EngineArgs
 
+SectionT = TypeVar("SectionT")
 DEMO_MODEL = "quire-demo"
 """What the built-in demo model is called: it serves where no model is named, too."""
 DEFAULT_BLOCK_SIZE = 16
@@ -42,6 +43,13 @@ def _demo_model_path() -> str:
             setting="model",
         )
     return str(path)
+
+
+def section(kind: type[SectionT], args: object, **decided: Any) -> SectionT:
+    """A section of the configuration: what was decided, and for the rest the settings that are called as its fields."""
+    fields: Any = kind
+    names = {field.name for field in dataclasses.fields(fields)} & vars(args).keys() - decided.keys()
+    return kind(**{name: getattr(args, name) for name in names}, **decided)
 
 
 def _is_causal(model: ModelConfig) -> bool:
@@ -77,7 +85,9 @@ class Resolver:
         self.provenance["model.max_model_len"] = length.why
         if args.model is None:
             self.provenance["model.model"] = "none was named: the built-in demo model"
-        return ModelConfig(
+        return section(
+            ModelConfig,
+            args,
             model=name,
             path=path,
             hf_config=hf_config,
@@ -88,32 +98,11 @@ class Resolver:
             architecture=architecture,
             eos_token_ids=self._eos_token_ids(hf_config, generation),
             default_sampling=default_sampling(generation, args.generation_config, args.override_generation_config),
-            tokenizer_mode=args.tokenizer_mode,
-            trust_remote_code=args.trust_remote_code,
-            seed=args.seed,
-            revision=args.revision,
-            code_revision=args.code_revision,
-            tokenizer_revision=args.tokenizer_revision,
-            quantization=args.quantization,
-            model_impl=args.model_impl,  # type: ignore[arg-type]  # checked by arg_checks
-            enforce_eager=args.enforce_eager,
-            deterministic=args.deterministic,
-            max_logprobs=args.max_logprobs,
-            logprobs_mode=args.logprobs_mode,  # type: ignore[arg-type]  # checked by arg_checks
-            disable_sliding_window=args.disable_sliding_window,
-            skip_tokenizer_init=args.skip_tokenizer_init,
             served_model_name=self._served_names(name),
-            generation_config=args.generation_config,
             runner="generate" if pooling is None else "pooling",
-            convert=args.convert,
-            allowed_local_media_path=args.allowed_local_media_path,
             logits_processors=tuple(args.logits_processors or ()),
-            chat_template=args.chat_template,
-            chat_template_content_format=args.chat_template_content_format,  # type: ignore[arg-type]  # checked by arg_checks
             hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
             override_generation_config=dict(args.override_generation_config),
-            rope_scaling=args.rope_scaling,
-            rope_theta=args.rope_theta,
             pooling=pooling,
         )
 
@@ -205,35 +194,21 @@ class Resolver:
             self.provenance["cache.block_size"] = why
         window = model.hf_config.get("sliding_window")
         events = args.kv_events_config or {}
-        return CacheConfig(
+        return section(
+            CacheConfig,
+            args,
             block_size=block_size,
             is_block_size_given=args.block_size is not None,
-            gpu_memory_utilization=args.gpu_memory_utilization,
-            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
-            num_gpu_blocks_override=args.num_gpu_blocks_override,
             swap_space=float(args.swap_space),
             cache_dtype=args.kv_cache_dtype,
             enable_prefix_caching=args.enable_prefix_caching is not False and _is_causal(model),
-            prefix_caching_hash_algo=args.prefix_caching_hash_algo,
             sliding_window=window if isinstance(window, int) and not args.disable_sliding_window else None,
             cpu_offload_gb=float(args.cpu_offload_gb),
             enable_kv_events=bool(events.get("enable_kv_cache_events", False)),
         )
 
     def parallel(self) -> ParallelConfig:
-        args = self.args
-        return ParallelConfig(
-            pipeline_parallel_size=args.pipeline_parallel_size,
-            tensor_parallel_size=args.tensor_parallel_size,
-            data_parallel_size=args.data_parallel_size,
-            enable_expert_parallel=args.enable_expert_parallel,
-            distributed_executor_backend=args.distributed_executor_backend,
-            worker_cls=args.worker_cls,
-            disable_custom_all_reduce=args.disable_custom_all_reduce,
-            max_parallel_loading_workers=args.max_parallel_loading_workers,
-            ray_workers_use_nsight=args.ray_workers_use_nsight,
-            placement_group=args.placement_group,
-        )
+        return section(ParallelConfig, self.args)
 
     def scheduler(self, model: ModelConfig) -> SchedulerConfig:
         args = self.args
@@ -241,23 +216,18 @@ class Resolver:
         if not _is_causal(model):
             self.provenance["scheduler.enable_chunked_prefill"] = "every token sees every other: a prompt is one step"
         seqs = self._rows()
-        return SchedulerConfig(
+        return section(
+            SchedulerConfig,
+            args,
             max_num_batched_tokens=self._step_tokens(seqs, model.max_model_len, chunked),
             max_num_seqs=seqs,
             max_model_len=model.max_model_len,
-            policy=args.scheduling_policy,  # type: ignore[arg-type]  # checked by arg_checks
+            policy=args.scheduling_policy,
             enable_chunked_prefill=chunked,
             preemption_mode=self._preemption_mode(model),
-            num_lookahead_slots=args.num_lookahead_slots,
             delay_factor=float(args.delay_factor),
             async_scheduling=self._async_scheduling(),
-            scheduler_cls=args.scheduler_cls,
-            long_prefill_token_threshold=args.long_prefill_token_threshold,
-            max_num_partial_prefills=args.max_num_partial_prefills,
             max_step_ms=float(args.max_step_ms),
-            max_num_waiting=args.max_num_waiting,
-            max_waiting_tokens=args.max_waiting_tokens,
-            stream_interval=args.stream_interval,
             record_timelines=args.record_timelines and self.usage_context is not UsageContext.LLM_CLASS,
         )
 
@@ -330,11 +300,10 @@ class Resolver:
         return DeviceConfig(device=self.platform.name, cpu_threads=self.args.cpu_threads)
 
     def load(self) -> LoadConfig:
-        args = self.args
-        patterns = args.ignore_patterns
-        return LoadConfig(
-            load_format=args.load_format,
-            download_dir=args.download_dir,
+        patterns = self.args.ignore_patterns
+        return section(
+            LoadConfig,
+            self.args,
             ignore_patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns or ()),
-            model_loader_extra_config=dict(args.model_loader_extra_config),
+            model_loader_extra_config=dict(self.args.model_loader_extra_config),
         )

@@ -30,7 +30,7 @@ from quire.engine.arg_checks import (
     strings,
     whole,
 )
-from quire.engine.arg_resolve import Resolver
+from quire.engine.arg_resolve import Resolver, section
 from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
 from quire.engine.usage_context import UsageContext
 from quire.logger import init_logger, trace_this_thread_if_asked
@@ -214,7 +214,13 @@ class EngineArgs:
             device=resolver.device(),
             load=resolver.load(),
             attention=AttentionConfig(backend=self.attention_backend),
-            observability=self._observability(),
+            observability=section(
+                ObservabilityConfig,
+                self,
+                log_stats_interval_s=self.log_stats_interval or envs.QUIRE_LOG_STATS_INTERVAL,
+                otlp_traces_endpoint=self.otlp_traces_endpoint or None,
+                profiler=resolve_profiler(self.profiler_config),
+            ),
             structured_outputs=read_structured_outputs_config(
                 self.structured_outputs_config, self.guided_decoding_backend
             ),
@@ -222,14 +228,6 @@ class EngineArgs:
             provenance=provenance,
         )
         return platform.check_config(config)
-
-    def _observability(self) -> ObservabilityConfig:
-        return ObservabilityConfig(
-            disable_log_stats=self.disable_log_stats,
-            log_stats_interval_s=self.log_stats_interval or envs.QUIRE_LOG_STATS_INTERVAL,
-            otlp_traces_endpoint=self.otlp_traces_endpoint or None,
-            profiler=resolve_profiler(self.profiler_config),
-        )
 
 
 @refuse_unknown
@@ -241,15 +239,6 @@ class AsyncEngineArgs(EngineArgs):
     enable_log_outputs: bool = setting(False, FLAG, "log how each request ended")
     log_prompts: bool = setting(False, FLAG, "with these two, log prompts and answers too, and not only their lengths")
     max_log_len: int | None = setting(None, whole(0), "characters of a text in the log (all)")
-
-    def _observability(self) -> ObservabilityConfig:
-        return dataclasses.replace(
-            super()._observability(),
-            enable_log_requests=self.enable_log_requests,
-            enable_log_outputs=self.enable_log_outputs,
-            log_prompts=self.log_prompts,
-            max_log_len=self.max_log_len,
-        )
 
 
 def _warn_unknown_variables() -> None:

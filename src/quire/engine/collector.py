@@ -5,7 +5,6 @@ A collection visits every item of every list that was made since the last one, s
 """
 
 import gc
-from types import TracebackType
 
 FREEZE_FROM = 64
 """Requests from which on they are kept out of sight while they run. Fewer are not worth it: what is unfrozen later counts as
@@ -36,9 +35,7 @@ class CollectorPause:
             self._has_frozen = True
         gc.enable()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._has_frozen:
             gc.unfreeze()
         if self._was_enabled:

@@ -85,7 +85,6 @@ class ThreadChannel(CoreChannel):
             core.shutdown()
 
     def send(self, message: FrontendMessage) -> None:
-        """Send a message."""
         self._inbox.put(message)
 
     def shutdown(self) -> None:

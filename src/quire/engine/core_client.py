@@ -63,17 +63,14 @@ class InprocClient(CoreClient):
         self._dead: EngineDeadError | None = None
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests."""
         self._check_alive()
         self.core.add_requests(requests)
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """Forget requests."""
         if self._dead is None:
             self.core.abort_requests(request_ids)
 
     def get_outputs(self) -> EngineCoreOutputs:
-        """Run one step."""
         self._check_alive()
         try:
             return self.core.step()
@@ -83,12 +80,10 @@ class InprocClient(CoreClient):
             raise self._dead from error
 
     def call(self, utility: Utility, *args: Any) -> Any:
-        """Call a utility."""
         self._check_alive()
         return call_utility(self.core, utility, list(args))
 
     def shutdown(self) -> None:
-        """Release the executor."""
         self.core.shutdown()
         self._dead = self._dead or EngineDeadError("the engine was shut down")
 
@@ -109,17 +104,14 @@ class ProcessClient(CoreClient):
         self._dead: EngineDeadError | None = None
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests."""
         self._check_alive()
         self.handle.send(AddRequests(requests))
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
-        """Forget requests."""
         if self._dead is None:
             self.handle.send(AbortRequests(list(request_ids)))
 
     def get_outputs(self) -> EngineCoreOutputs:
-        """The next step's news."""
         if self._kept:
             return self._kept.popleft()
         while True:
@@ -142,7 +134,6 @@ class ProcessClient(CoreClient):
                 return message.value
 
     def shutdown(self) -> None:
-        """End the child."""
         self.handle.shutdown()
         self._dead = self._dead or EngineDeadError("the engine was shut down")
 

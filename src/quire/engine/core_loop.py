@@ -55,11 +55,9 @@ class ThreadInbox:
         self._arrived.set()
 
     def interrupt(self) -> None:
-        """Have a waiting `receive` return; from any thread."""
         self._arrived.set()
 
     def receive(self, block: bool) -> list[FrontendMessage]:
-        """Every message that has come."""
         if block:
             self._arrived.wait()
         if not self._arrived.is_set():
@@ -72,38 +70,8 @@ class ThreadInbox:
 
 
 def call_utility(core: EngineCore, utility: Utility, args: list[Any]) -> Any:
-    """One utility's value. The names are fixed: nothing else of the core can be called from outside."""
-    match utility:
-        case Utility.RESET_PREFIX_CACHE:
-            return core.reset_prefix_cache(*args)
-        case Utility.SLEEP:
-            return core.sleep(*args)
-        case Utility.WAKE_UP:
-            return core.wake_up(*args)
-        case Utility.IS_SLEEPING:
-            return core.is_sleeping()
-        case Utility.RELEASE_KV_CACHE:
-            return core.release_kv_cache()
-        case Utility.PAUSE:
-            return core.pause(*args)
-        case Utility.RESUME:
-            return core.resume()
-        case Utility.PAUSE_STATE:
-            return core.pause_state()
-        case Utility.IS_STANDING_STILL:
-            return core.is_standing_still()
-        case Utility.ABORT_NAMED:
-            return core.abort_named(*args)
-        case Utility.STATS:
-            return core.stats()
-        case Utility.EXPLAIN:
-            return core.explain()
-        case Utility.INSPECT:
-            return core.inspect()
-        case Utility.TIMELINE:
-            return core.timeline(*args)
-        case Utility.COLLECTIVE_RPC:
-            return core.collective_rpc(*args)
+    """One utility's value: of the core's method that is called so. Nothing else of the core can be called from outside."""
+    return getattr(core, utility.value)(*args)
 
 
 def describe_death(error: BaseException) -> Dead:

@@ -54,11 +54,9 @@ class SocketInbox:
         self._poller.register(self._interrupt_fd, zmq.POLLIN)
 
     def interrupt(self) -> None:
-        """Have a waiting `receive` return; from any thread."""
         os.write(self._interrupt_write_fd, b"!")
 
     def receive(self, block: bool) -> list[FrontendMessage]:
-        """Every message that has come."""
         taken: list[FrontendMessage] = []
         ready = dict(self._poller.poll(None if block else 0))
         if self._interrupt_fd in ready:
@@ -140,15 +138,8 @@ class CoreProcess:
         gc.collect()
         gc.freeze()  # what was loaded stays: later collections need not look at it
         gc.set_threshold(*_COLLECT_AFTER)
-        self._send(
-            Ready(
-                {
-                    "num_kv_blocks": core.kv_cache.num_blocks,
-                    "kv_block_size": core.kv_cache.block_size,
-                    "pid": os.getpid(),
-                }
-            )
-        )
+        cache = core.kv_cache
+        self._send(Ready({"num_kv_blocks": cache.num_blocks, "kv_block_size": cache.block_size, "pid": os.getpid()}))
         return core
 
     def _send(self, message: CoreMessage) -> None:

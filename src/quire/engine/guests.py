@@ -259,7 +259,6 @@ class GuestChannel(CoreChannel):
                 self._on_message(message)
 
     def send(self, message: FrontendMessage) -> None:
-        """Send a message."""
         self._tell(self._encode(message))
 
     def serves(self) -> None:

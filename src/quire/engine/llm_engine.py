@@ -1,5 +1,6 @@
 """The synchronous engine: add requests, call `step`, get outputs."""
 
+import abc
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,59 @@ from quire.timeline import STARTUP
 from quire.tokenizers.interface import Tokenizer
 
 
-class LLMEngine:
+class EngineControl(abc.ABC):
+    """What an engine may be told besides requests; `AsyncControl` is the same for `AsyncLLM`."""
+
+    @abc.abstractmethod
+    def call(self, utility: Utility, *args: Any) -> Any:
+        """Call a utility of the core and wait for its value."""
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""
+        del reset_connector
+        return bool(self.call(Utility.RESET_PREFIX_CACHE, reset_running_requests))
+
+    def release_kv_cache_memory(self) -> None:
+        """Give the KV cache's memory back until `wake_up(["kv_cache"])`; unfinished requests stand still, and are computed
+        anew."""
+        self.call(Utility.RELEASE_KV_CACHE)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone."""
+        self.call(Utility.WAKE_UP, tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether the engine sleeps."""
+        return bool(self.call(Utility.IS_SLEEPING))
+
+    def start_profile(self, prefix: str = "") -> None:
+        """Profile the workers' steps from now on, as `profiler_config` says.
+
+        Raises:
+            RequestError: profiles are off, or one is being taken.
+        """
+        check_profile_started(self.collective_rpc("start_profile", args=(prefix,)))
+
+    def stop_profile(self) -> list[str]:
+        """End the profile; the files that were written.
+
+        Raises:
+            RequestError: none is being taken.
+        """
+        return profile_files(self.collective_rpc("stop_profile"))
+
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a worker's method on every worker. `timeout` has no meaning here."""
+        return self.call(Utility.COLLECTIVE_RPC, method, list(args), kwargs)
+
+    def explain(self) -> dict[str, Any]:
+        """What was chosen and why."""
+        return self.call(Utility.EXPLAIN)
+
+
+class LLMEngine(EngineControl):
     """Requests in, outputs out, one step at a time, in the caller's thread.
 
     Args:
@@ -111,14 +164,10 @@ class LLMEngine:
         check_lora(lora_request)
         if not isinstance(prompt, TokenizedPrompt):
             prompt = self.input_processor.tokenize(prompt, add_special_tokens(tokenization_kwargs))
-        if isinstance(params, PoolingParams):
-            processed = self.pooling_processor.process(
-                request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
-            )
-        else:
-            processed = self.input_processor.process(
-                request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
-            )
+        processor: Any = self.pooling_processor if isinstance(params, PoolingParams) else self.input_processor
+        processed = processor.process(
+            request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
+        )
         self.add_processed([processed])
 
     def add_processed(self, requests: Sequence[ProcessedRequest]) -> None:
@@ -177,6 +226,9 @@ class LLMEngine:
 
     # --- the rest ---
 
+    def call(self, utility: Utility, *args: Any) -> Any:
+        return self._client.call(utility, *args)
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer.
 
@@ -186,11 +238,6 @@ class LLMEngine:
         if self.tokenizer is None:
             raise ConfigError(f"there is no tokenizer: {self._tokenizer_source.why_absent}", setting="tokenizer")
         return self.tokenizer
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""
-        del reset_connector
-        return bool(self._client.call(Utility.RESET_PREFIX_CACHE, reset_running_requests))
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`: level 0 none (a pause: new requests wait), 1 the KV cache, 2 the weights too.
@@ -209,52 +256,13 @@ class LLMEngine:
             self.abort_request([record.request_id for record in self._outputs.records])
         self._client.call(Utility.SLEEP, level, mode)
 
-    def release_kv_cache_memory(self) -> None:
-        """Give the KV cache's memory back until `wake_up(["kv_cache"])`; unfinished requests stand still, and are computed
-        anew."""
-        self._client.call(Utility.RELEASE_KV_CACHE)
-
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone."""
-        self._client.call(Utility.WAKE_UP, tags)
-
-    def is_sleeping(self) -> bool:
-        """Whether the engine sleeps."""
-        return bool(self._client.call(Utility.IS_SLEEPING))
-
     def is_standing_still(self) -> bool:
         """Whether steps give no news of unfinished requests: the core is paused, or sleeps with requests that were kept."""
         return bool(self._client.call(Utility.IS_STANDING_STILL))
 
-    def start_profile(self, prefix: str = "") -> None:
-        """Profile the workers' steps from now on, as `profiler_config` says.
-
-        Raises:
-            RequestError: profiles are off, or one is being taken.
-        """
-        check_profile_started(self.collective_rpc("start_profile", args=(prefix,)))
-
-    def stop_profile(self) -> list[str]:
-        """End the profile; the files that were written.
-
-        Raises:
-            RequestError: none is being taken.
-        """
-        return profile_files(self.collective_rpc("stop_profile"))
-
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model can be asked for: `generate`, or what it pools."""
         return supported_tasks(self.config)
-
-    def collective_rpc(
-        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
-        """Call a worker's method on every worker. `timeout` has no meaning for workers in this process."""
-        return self._client.call(Utility.COLLECTIVE_RPC, method, list(args), kwargs)
-
-    def explain(self) -> dict[str, Any]:
-        """What was chosen and why."""
-        return self._client.call(Utility.EXPLAIN)
 
     def get_metrics(self) -> EngineMetrics:
         """Counters and histograms of this engine.

@@ -5,7 +5,7 @@ Typed msgpack both ways: a message that is not one of these is an error, and not
 
 import enum
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -101,14 +101,10 @@ FrontendMessage = Start | AddRequests | AbortRequests | UtilityCall | Shutdown
 CoreMessage = Ready | Outputs | UtilityResult | Dead
 
 
-def _to_plain(value: Any) -> Any:
-    return value.tolist()
-
-
 def _encode_other(value: Any) -> Any:
     """What msgpack does not know: numpy arrays and scalars become lists and numbers; functions cannot travel."""
     if isinstance(value, np.ndarray | np.generic):
-        return _to_plain(value)
+        return cast("Any", value).tolist()
     if callable(value):
         raise RequestError(
             "logits_processors are functions and cannot be sent to an engine core in another process; run the core "

@@ -71,11 +71,9 @@ class RequestStream(OutputStream):
         self.take_text = record.sequences[0].take_text if len(record.sequences) == 1 else no_text
 
     def push_to(self, on_news: Callable[[], None]) -> None:
-        """Call this from now on."""
         self.record.notify = on_news
 
     def take(self) -> AnyOutput | None:
-        """What is new."""
         record = self.record
         if record.refusal is not None:
             raise record.refusal
@@ -88,7 +86,6 @@ class RequestStream(OutputStream):
         return output
 
     def close(self) -> None:
-        """Abort it, unless it has ended."""
         self.record.notify = None
         if not self.record.is_finished:
             self._abort([self.record.request_id])
@@ -102,18 +99,15 @@ class MergedStream(OutputStream):
         self.take_text = no_text
 
     def push_to(self, on_news: Callable[[], None]) -> None:
-        """Call this from now on, for each of them."""
         for stream in self._streams:
             stream.push_to(on_news)
 
     def take(self) -> AnyOutput | None:
-        """What is new of one of them."""
         output = next((output for stream in self._streams if (output := stream.take()) is not None), None)
         self.is_over = all(stream.is_over for stream in self._streams)
         return output
 
     def close(self) -> None:
-        """Abort what has not ended."""
         for stream in self._streams:
             stream.close()
 

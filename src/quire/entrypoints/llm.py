@@ -6,15 +6,15 @@ Thin: what may be asked is checked by the input processor before anything is que
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from quire.config import EngineConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch
 from quire.engine.collector import CollectorPause
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
-from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
+from quire.engine.llm_engine import EngineControl, LLMEngine, add_special_tokens, check_lora
+from quire.engine.messages import Utility
 from quire.engine.usage_context import UsageContext
 from quire.entrypoints.beam_search import BeamSearchOutput, build_output, run_beam_searches
 from quire.entrypoints.conversations import check_content_format, prepare_conversation, split_conversations
@@ -33,7 +33,20 @@ ParamsPerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Tqdm = bool | Callable[..., Any]
 
 
-class LLM(PoolingMethods):
+class ChatOptions(TypedDict, total=False):
+    """How conversations become prompts. `priority` is as in `generate`; `continue_final_message` goes on with the last message
+    and needs `add_generation_prompt=False`; `chat_template_kwargs` are further variables of the template."""
+
+    priority: list[int] | None
+    chat_template: str | None
+    chat_template_content_format: ContentFormat
+    add_generation_prompt: bool
+    continue_final_message: bool
+    tools: list[dict[str, Any]] | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+class LLM(PoolingMethods, EngineControl):
     """A model, ready to generate, or to embed, classify and score.
 
     Args:
@@ -154,29 +167,17 @@ class LLM(PoolingMethods):
         sampling_params: ParamsPerPrompt = None,
         use_tqdm: Tqdm = True,
         lora_request: Any = None,
-        *,
-        priority: list[int] | None = None,
-        chat_template: str | None = None,
-        chat_template_content_format: ContentFormat = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation or several; as `generate`, with the model's chat template.
 
         Args:
             messages: a list of messages (`role`, `content`), or a list of such lists.
-            continue_final_message: go on with the last message; needs `add_generation_prompt=False`.
+            options: see `ChatOptions`.
         """
         check_lora(lora_request)
-        template = _template_arguments(
-            tools, chat_template, add_generation_prompt, continue_final_message, chat_template_content_format
-        ) | (chat_template_kwargs or {})
         with CollectorPause() as pause:
-            return self._run(
-                self._process(self._render(messages, template), sampling_params, priority), use_tqdm, pause
-            )
+            return self._run(self._process_chat(messages, sampling_params, **options), use_tqdm, pause)
 
     def enqueue_chat(
         self,
@@ -184,22 +185,34 @@ class LLM(PoolingMethods):
         sampling_params: ParamsPerPrompt = None,
         use_tqdm: Tqdm = True,
         lora_request: Any = None,
-        *,
-        priority: list[int] | None = None,
-        chat_template: str | None = None,
-        chat_template_content_format: ContentFormat = "auto",
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[str]:
         """Queue conversations as `chat` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
         check_lora(lora_request)
-        template = _template_arguments(
-            tools, chat_template, add_generation_prompt, continue_final_message, chat_template_content_format
-        ) | (chat_template_kwargs or {})
-        return self._enqueue(self._process(self._render(messages, template), sampling_params, priority))
+        return self._enqueue(self._process_chat(messages, sampling_params, **options))
+
+    def _process_chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: ParamsPerPrompt,
+        *,
+        priority: list[int] | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[ProcessedRequest]:
+        template = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "content_format": check_content_format(chat_template_content_format),
+        } | (chat_template_kwargs or {})
+        return self._process(self._render(messages, template), sampling_params, priority)
 
     def _render(self, messages: Sequence[Any], template: dict[str, Any]) -> list[TokenizedPrompt]:
         """One prompt a conversation."""
@@ -322,9 +335,8 @@ class LLM(PoolingMethods):
         """
         return self.llm_engine.get_metrics()
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""
-        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+    def call(self, utility: Utility, *args: Any) -> Any:
+        return self.llm_engine.call(utility, *args)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`: level 0 none (a pause), 1 the KV cache, 2 the weights too.
@@ -335,40 +347,10 @@ class LLM(PoolingMethods):
         """
         self.llm_engine.sleep(level, mode)
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone."""
-        self.llm_engine.wake_up(tags)
-
-    def release_kv_cache_memory(self) -> None:
-        """Give the KV cache's memory back until `wake_up(["kv_cache"])`; enqueued requests are computed anew."""
-        self.llm_engine.release_kv_cache_memory()
-
     def get_world_size(self, include_dp: bool = True) -> int:
         """Devices that the model is spread over; there is no data parallelism yet."""
         del include_dp
         return self.llm_engine.config.parallel.world_size
-
-    def collective_rpc(
-        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
-        """Call a worker's method on every worker."""
-        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
-
-    def start_profile(self, prefix: str = "") -> None:
-        """Profile the workers' steps from now on, as `profiler_config` says.
-
-        Raises:
-            RequestError: profiles are off, or one is being taken.
-        """
-        self.llm_engine.start_profile(prefix)
-
-    def stop_profile(self) -> list[str]:
-        """End the profile; the files that were written.
-
-        Raises:
-            RequestError: none is being taken.
-        """
-        return self.llm_engine.stop_profile()
 
     def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
         """Write each rank's finished weights to a folder, which `load_format="sharded_state"` reads without any work.
@@ -388,9 +370,7 @@ class LLM(PoolingMethods):
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.shutdown()
 
 
@@ -432,20 +412,3 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY
     return final
-
-
-def _template_arguments(
-    tools: list[dict[str, Any]] | None,
-    chat_template: str | None,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    content_format: ContentFormat,
-) -> dict[str, Any]:
-    """What `apply_chat_template` takes beside the messages."""
-    return {
-        "tools": tools,
-        "chat_template": chat_template,
-        "add_generation_prompt": add_generation_prompt,
-        "continue_final_message": continue_final_message,
-        "content_format": check_content_format(content_format),
-    }

@@ -5,7 +5,7 @@ Thin: parameters and prompts are checked by the pooling processor before anythin
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
@@ -29,6 +29,17 @@ from quire.tokenizers.chat_template import ChatTemplate
 PoolingPerPrompt = PoolingParams | Sequence[PoolingParams] | None
 Pooled = PoolingRequestOutput[PoolingOutput]
 OutputT = TypeVar("OutputT")
+
+
+class EncodeOptions(TypedDict, total=False):
+    """What `encode` takes besides prompts and a task."""
+
+    pooling_params: PoolingPerPrompt
+    truncate_prompt_tokens: int | None
+    use_tqdm: bool | Callable[..., Any]
+    lora_request: Any
+    tokenization_kwargs: dict[str, Any] | None
+    prompt_name: str | None
 
 
 class PoolingMethods:
@@ -70,72 +81,23 @@ class PoolingMethods:
         return self._pool(tokenized, params, use_tqdm)
 
     def embed(
-        self,
-        prompts: PromptType | Sequence[PromptType],
-        *,
-        pooling_params: PoolingPerPrompt = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
-        prompt_name: str | None = None,
+        self, prompts: PromptType | Sequence[PromptType], **options: Unpack[EncodeOptions]
     ) -> list[EmbeddingRequestOutput]:
         """An embedding of each prompt; arguments as those of `encode`."""
-        pooled = self.encode(
-            prompts,
-            pooling_params,
-            pooling_task="embed",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-            prompt_name=prompt_name,
-        )
-        return [_as(output, EmbeddingOutput.from_base) for output in pooled]
+        return [
+            _as(output, EmbeddingOutput.from_base) for output in self.encode(prompts, pooling_task="embed", **options)
+        ]
 
     def classify(
-        self,
-        prompts: PromptType | Sequence[PromptType],
-        *,
-        pooling_params: PoolingPerPrompt = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
+        self, prompts: PromptType | Sequence[PromptType], **options: Unpack[EncodeOptions]
     ) -> list[ClassificationRequestOutput]:
         """A probability for each class, of each prompt; arguments as those of `encode`."""
-        pooled = self.encode(
-            prompts,
-            pooling_params,
-            pooling_task="classify",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-        )
+        pooled = self.encode(prompts, pooling_task="classify", **options)
         return [_as(output, ClassificationOutput.from_base) for output in pooled]
 
-    def reward(
-        self,
-        prompts: PromptType | Sequence[PromptType],
-        /,
-        *,
-        pooling_params: PoolingPerPrompt = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: Any = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
-    ) -> list[Pooled]:
+    def reward(self, prompts: PromptType | Sequence[PromptType], /, **options: Unpack[EncodeOptions]) -> list[Pooled]:
         """A reward model's numbers for each token (or each step) of each prompt; arguments as those of `encode`."""
-        return self.encode(
-            prompts,
-            pooling_params,
-            pooling_task="token_classify",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-        )
+        return self.encode(prompts, pooling_task="token_classify", **options)
 
     def score(
         self,

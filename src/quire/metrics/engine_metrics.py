@@ -111,18 +111,15 @@ class EngineMetrics:
                 self.step_time.observe(stats.step_ms / 1e3)
 
     def record_first_token(self, seconds_since_arrival: float, num_prompt_tokens: int) -> None:
-        """A request's prompt is done and its first token is out."""
         self.time_to_first_token.observe(seconds_since_arrival)
         self.prompt_tokens += num_prompt_tokens
         self.generation_tokens += 1
 
     def record_next_tokens(self, seconds: float, count: int = 1, times: int = 1) -> None:
-        """`count` further tokens came `seconds` after those before them; the same of `times` sequences."""
         self.inter_token_latency.observe(seconds / count, count * times)
         self.generation_tokens += count * times
 
     def record_finished(self, request: FinishedRequest) -> None:
-        """A sequence ended."""
         self.success[request.finish_reason] = self.success.get(request.finish_reason, 0) + 1
         self.request_prompt_tokens.observe(request.num_prompt_tokens)
         self.request_generation_tokens.observe(request.num_generation_tokens)

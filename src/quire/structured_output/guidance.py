@@ -36,7 +36,6 @@ class GuidanceBackend:
         self._executor = llguidance.LLExecutor(num_threads=min(max(1, cores - 1), _MOST_THREADS))
 
     def compile(self, params: StructuredOutputsParams) -> LLMatcher:
-        """As `Backend.compile`."""
         matcher = llguidance.LLMatcher(self._tokenizer, write_grammar(params), log_level=0, limits=self._limits)
         error = matcher.get_error() if matcher.is_error() else self._try(matcher.deep_copy())
         if error:
@@ -51,15 +50,12 @@ class GuidanceBackend:
         return f"no text satisfies it ({matcher.get_error()})" if matcher.is_error() else ""
 
     def begin(self, form: LLMatcher) -> LLMatcher:
-        """As `Backend.begin`."""
         return form.deep_copy()
 
     def take(self, matcher: LLMatcher, token_ids: list[int]) -> bool:
-        """As `Backend.take`."""
         return matcher.consume_token(token_ids[0]) if len(token_ids) == 1 else matcher.consume_tokens(token_ids)
 
     def take_all(self, moves: Sequence[tuple[LLMatcher, list[int]]]) -> None:
-        """As `Backend.take_all`."""
         singles = [(matcher, token_ids[0]) for matcher, token_ids in moves if len(token_ids) == 1]
         if len(singles) > _FEW:
             self._executor.consume_token_par(singles)
@@ -68,27 +64,22 @@ class GuidanceBackend:
                 matcher.consume_tokens(token_ids)
 
     def fill(self, wanted: Sequence[tuple[LLMatcher, int]], masks_NW: IntArray) -> None:
-        """As `Backend.fill`."""
         count, words = masks_NW.shape
         self._executor.unsafe_compute_mask_ptr(list(wanted), masks_NW.ctypes.data, words * 4, count)
 
     def why_stuck(self, matcher: LLMatcher) -> str | None:
-        """As `Backend.why_stuck`."""
         return _first_lines(matcher.get_error()) if matcher.is_error() else None
 
     def is_forced(self, matcher: LLMatcher) -> bool:
-        """As `Backend.is_forced`."""
         return bool(matcher.compute_ff_bytes())
 
     def forced(self, matcher: LLMatcher) -> list[int]:
-        """As `Backend.forced`."""
         return list(itertools.takewhile(self._is_plain, matcher.compute_ff_tokens()))
 
     def _is_plain(self, token_id: int) -> bool:
         return token_id not in self._special
 
     def room(self, matcher: LLMatcher, token_ids: list[int]) -> int:
-        """As `Backend.room`."""
         return matcher.validate_tokens(token_ids)
 
 

@@ -45,7 +45,6 @@ class XGrammarBackend:
         self._batch: Any = xgrammar.BatchGrammarMatcher(max_threads=min(max(1, cores - 1), _MOST_THREADS))
 
     def compile(self, params: StructuredOutputsParams) -> Any:
-        """As `Backend.compile`."""
         kind, value = params.constraint()
         if params.whitespace_pattern is not None:
             raise RequestError(
@@ -89,23 +88,19 @@ class XGrammarBackend:
                 return compiler.compile_grammar(value) if "::=" in value else compiler.compile_lark(value)
 
     def begin(self, form: Any) -> Any:
-        """As `Backend.begin`."""
         return xgrammar.GrammarMatcher(form)
 
     def take(self, matcher: Any, token_ids: list[int]) -> bool:
-        """As `Backend.take`."""
         return all(
             token_id in self._eos if matcher.is_terminated() else matcher.accept_token(token_id)
             for token_id in token_ids
         )
 
     def take_all(self, moves: Sequence[tuple[Any, list[int]]]) -> None:
-        """As `Backend.take_all`."""
         for matcher, token_ids in moves:
             self.take(matcher, token_ids)
 
     def fill(self, wanted: Sequence[tuple[Any, int]], masks_NW: IntArray) -> None:
-        """As `Backend.fill`."""
         running: list[tuple[Any, int]] = []
         for matcher, index in wanted:
             if matcher.is_terminated():
@@ -129,7 +124,6 @@ class XGrammarBackend:
         return []
 
     def room(self, matcher: Any, token_ids: list[int]) -> int:
-        """As `Backend.room`."""
         count = next((count for count, token_id in enumerate(token_ids) if not matcher.accept_token(token_id)), None)
         taken = len(token_ids) if count is None else count
         if taken:

@@ -117,7 +117,6 @@ class MessageStream:
         self._opened = False
 
     async def open(self) -> OutputStream:
-        """Queue the request."""
         chat = self._job.chat
         assert isinstance(chat.params, SamplingParams)
         request_id = self._state.engine_request_id(self._job.public_id)
@@ -144,13 +143,11 @@ class MessageStream:
         return b"".join(events)
 
     def write_text(self, text: str) -> bytes:
-        """The events of new text."""
         if (kind := self._reader.plain_kind(text)) is not None and kind == self._writer.kind:
             return self._writer.write_delta(text)
         return b"".join(map(self._writer.write, self._reader.read_text(text) if kind is None else [Piece(kind, text)]))
 
     async def end(self, error: Exception | None) -> bytes:
-        """Nothing, or what went wrong."""
         return b"" if error is None else error_event(failure_of(error, self._job.public_id))
 
 

@@ -184,7 +184,6 @@ class ChatStream:
         self.takes_text = not (self._continuous or _tells_tokens(job.request))
 
     async def open(self) -> OutputStream:
-        """Queue the request."""
         job = self._job
         assert isinstance(job.params, SamplingParams)
         request_id = self._state.engine_request_id(job.public_id)
@@ -209,7 +208,6 @@ class ChatStream:
         return b"".join(pieces)
 
     def write_text(self, text: str) -> bytes:
-        """New text of the only choice."""
         return self._text(0, text)
 
     def _text(self, index: int, text: str) -> bytes:
@@ -227,7 +225,6 @@ class ChatStream:
         return chunks
 
     async def end(self, error: Exception | None) -> bytes:
-        """The usage, where it was asked for."""
         if error is not None:
             return error_event(failure_of(error, self._job.public_id)) + DONE
         usage = self._writer.usage(self._count.usage(), self._count.timing()) if self._include_usage else b""

@@ -267,14 +267,12 @@ class CompletionStream:
         return streams[0] if len(streams) == 1 else MergedStream(streams)
 
     async def end(self, error: Exception | None) -> bytes:
-        """The usage, where it was asked for."""
         if error is not None:
             return error_event(failure_of(error, self._job.public_id)) + DONE
         total = self._total()
         return (self._writer.usage(total.usage(), total.timing()) if self._include_usage else b"") + DONE
 
     def write(self, output: RequestOutput) -> bytes:
-        """An output of one of the prompts as chunks."""
         prompt_index = self._prompt_index[output.request_id]
         check_output(output, self._job.public_id)
         count = self._counts[prompt_index]

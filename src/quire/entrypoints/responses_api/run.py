@@ -45,7 +45,6 @@ class ResponseStream:
         self.takes_text = not job.chat.request.logprobs
 
     async def open(self) -> OutputStream:
-        """Queue the request."""
         job, chat = self._job, self._job.chat
         assert isinstance(chat.params, SamplingParams)
         request_id = self._state.engine_request_id(job.request_id)
@@ -75,11 +74,9 @@ class ResponseStream:
         return events
 
     def write(self, output: RequestOutput) -> bytes:
-        """An output's events."""
         return b"".join(self.events(output))
 
     def write_text(self, text: str) -> bytes:
-        """The events of new text."""
         reader, writer = self._job.reader, self._job.writer
         if (kind := reader.plain_kind(text)) is not None and kind == writer.kind:
             return writer.write_delta(text)
