@@ -19,9 +19,9 @@ from quire.entrypoints.anthropic.protocol import (
     OutputTokensDetails,
 )
 from quire.entrypoints.openai.answers import PieceReader
-from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
+from quire.entrypoints.openai.chat import ChatJob, open_chat, prepare_chat, token_count
 from quire.entrypoints.openai.errors import bad_field
-from quire.entrypoints.openai.generation import TokenCount, check_output, last_output, open_generation, start_generation
+from quire.entrypoints.openai.generation import TokenCount, check_output, last_output, start_generation
 from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.state import ServerState
@@ -117,10 +117,7 @@ class MessageStream:
         self._opened = False
 
     async def open(self) -> OutputStream:
-        chat = self._job.chat
-        assert isinstance(chat.params, SamplingParams)
-        request_id = self._state.engine_request_id(self._job.public_id)
-        return await open_generation(self._state, chat.request, chat.prompt, chat.params, request_id)
+        return await open_chat(self._state, self._job.chat, self._job.public_id)
 
     def write(self, output: RequestOutput) -> bytes:
         """An output's events; before the first, the message without content."""

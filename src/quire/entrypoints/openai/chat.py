@@ -42,7 +42,7 @@ from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
 from quire.entrypoints.openai.structured import constrain_answer, limit_thinking
 from quire.entrypoints.openai.tool_choice import read_tool_choice
-from quire.entrypoints.openai.unsupported import refuse_unsupported_chat
+from quire.entrypoints.openai.unsupported import refuse_unsupported
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
@@ -68,7 +68,8 @@ async def prepare_chat(
     """Check a request and tokenize its prompt. Raises what the client must be told, who wrote `prompt_field`."""
     model = state.resolve_model(request.model)
     apply_defaults(state.settings, request)
-    refuse_unsupported_chat(request, trust_chat_template=state.settings.trust_request_chat_template)
+    refuse_unsupported(request)
+    state.check_request_template(request.chat_template)
     read_tool_choice(request)  # before a template reads the tools
     check_stream_options(request)
     logprobs = chat_logprobs_count(request)
@@ -143,6 +144,13 @@ def token_count(state: ServerState, job: ChatJob) -> TokenCount:
     return TokenCount(len(job.prompt.token_ids), details=details, thoughts=thoughts, times=times)
 
 
+async def open_chat(state: ServerState, job: ChatJob, public_id: str) -> OutputStream:
+    """Queue a request whose answer is streamed."""
+    assert isinstance(job.params, SamplingParams)
+    request_id = state.engine_request_id(public_id)
+    return await open_generation(state, job.request, job.prompt, job.params, request_id)
+
+
 def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
     message, finish_reason = ChatMessage(role=job.role, content=job.echoed + choice.text), choice.finish_reason
     if job.reader is not None:
@@ -184,10 +192,7 @@ class ChatStream:
         self.takes_text = not (self._continuous or _tells_tokens(job.request))
 
     async def open(self) -> OutputStream:
-        job = self._job
-        assert isinstance(job.params, SamplingParams)
-        request_id = self._state.engine_request_id(job.public_id)
-        return await open_generation(self._state, job.request, job.prompt, job.params, request_id)
+        return await open_chat(self._state, self._job, self._job.public_id)
 
     def write(self, output: RequestOutput) -> bytes:
         """An output as chunks; before the first, who speaks."""

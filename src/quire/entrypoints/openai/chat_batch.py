@@ -3,7 +3,6 @@
 Choice `i * n + j` is the j-th answer to the i-th conversation, as the choices of completions are.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 from quire.config import limits
 from quire.entrypoints.openai.chat import ChatJob, answer_chat, prepare_chat
 from quire.entrypoints.openai.errors import HTTPError, bad_field
+from quire.entrypoints.openai.generation import all_of
 from quire.entrypoints.openai.protocol import BatchChatRequest, ChatCompletionRequest
 from quire.entrypoints.openai.responses import UNSET, ChatCompletionResponse, Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
@@ -23,12 +23,7 @@ _OF_ONE = ("stream", "prompt_logprobs", "return_prompt_text", "return_timing")
 async def answer_chat_batch(state: ServerState, request: BatchChatRequest, public_id: str) -> ChatCompletionResponse:
     """Answer every conversation. One that cannot be answered is the request's error, and cancels the others."""
     jobs = await _prepare(state, request, public_id)
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(answer_chat(state, job)) for job in jobs]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    answers = [task.result() for task in tasks]
+    answers = await all_of([answer_chat(state, job) for job in jobs])
     choices = [choice for answer in answers for choice in answer.choices]
     for index, choice in enumerate(choices):
         choice.index = index

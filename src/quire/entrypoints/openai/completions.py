@@ -3,7 +3,6 @@
 Several prompts give choices numbered prompt by prompt: choice `i * n + j` is the j-th answer to the i-th prompt.
 """
 
-import asyncio
 import dataclasses
 import functools
 import time
@@ -14,6 +13,7 @@ from quire.engine.request_stream import MergedStream, OutputStream
 from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.generation import (
     TokenCount,
+    all_of,
     check_output,
     last_output,
     open_generation,
@@ -36,7 +36,7 @@ from quire.entrypoints.openai.sampling import (
 from quire.entrypoints.openai.sse import DONE, ChunkWriter, completion_chunk_writer, error_event
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
-from quire.entrypoints.openai.unsupported import refuse_unsupported_completion
+from quire.entrypoints.openai.unsupported import refuse_unsupported
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.thinking import find_prompt_thinking
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -65,7 +65,7 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     """Check a request and tokenize its prompts. Raises what the client must be told."""
     model = state.resolve_model(request.model)
     apply_defaults(state.settings, request)
-    refuse_unsupported_completion(request)
+    refuse_unsupported(request)
     check_stream_options(request)
     generated, choices = _choice_counts(request)
     config = state.engine.config.model
@@ -161,14 +161,7 @@ async def run_completion(state: ServerState, job: CompletionJob) -> list[Request
         last_output(start_generation(state, job.request, prompt, params, job.public_id), job.public_id)
         for prompt, params in zip(job.prompts, job.params, strict=True)
     ]
-    if len(runs) == 1:
-        return [await runs[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run) for run in runs]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+    return await all_of(runs)
 
 
 def _best(outputs: list[CompletionOutput], keep: int) -> list[CompletionOutput]:

@@ -1,7 +1,9 @@
 """What completions and chat share: running a request in the engine, counting its tokens, noticing its failure."""
 
+import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from msgspec import UnsetType
 
@@ -16,6 +18,8 @@ from quire.entrypoints.openai.timing import build_timing
 from quire.inputs import TokensPrompt
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
+
+ResultT = TypeVar("ResultT")
 
 
 def engine_prompt(prompt: Prompt, cache_salt: str | None) -> TokensPrompt:
@@ -49,6 +53,18 @@ async def open_generation(
     """The running request, by the engine's id of it, for a reader that wants to be called."""
     tokens = engine_prompt(prompt, request.cache_salt)
     return await state.engine.open_stream(tokens, params, request_id, priority=request.priority or 0)
+
+
+async def all_of(runs: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
+    """The results of what runs together. One that fails cancels the others, and its error is raised."""
+    if len(runs) == 1:
+        return [await runs[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run) for run in runs]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def last_output(outputs: AsyncIterator[RequestOutput], public_id: str) -> RequestOutput:

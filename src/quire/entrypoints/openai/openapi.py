@@ -5,175 +5,69 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.anthropic.protocol import (
-    CountTokensRequest,
-    CountTokensResponse,
-    MessageResponse,
-    MessagesRequest,
-)
+from quire.entrypoints.anthropic import protocol as anthropic
+from quire.entrypoints.openai import pooling_protocol as pooling
+from quire.entrypoints.openai import protocol, responses
 from quire.entrypoints.openai.errors import ErrorResponse, openapi_error_responses
-from quire.entrypoints.openai.pooling_protocol import (
-    ClassificationRequest,
-    ClassificationResponse,
-    CohereEmbedRequest,
-    CohereEmbedResponse,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    PoolingRequest,
-    PoolingResponse,
-    RerankRequest,
-    RerankResponse,
-    ScoreRequest,
-    ScoreResponse,
-)
-from quire.entrypoints.openai.protocol import (
-    BatchChatRequest,
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerativeScoringRequest,
-    TokenizeRequest,
-)
-from quire.entrypoints.openai.responses import (
-    ChatCompletionResponse,
-    CompletionResponse,
-    DetokenizeResponse,
-    GenerativeScoringResponse,
-    ModelCard,
-    ModelList,
-    TokenizeResponse,
-)
-from quire.entrypoints.responses_api.protocol import (
-    DeletedResponse,
-    InputTokensRequest,
-    InputTokensResponse,
-    ItemList,
-    ResponseObject,
-    ResponsesRequest,
-)
+from quire.entrypoints.responses_api import protocol as kept
 from quire.version import __version__
 
 _DOCUMENTS = ["Three hundred metres.", "I like rivers."]
 _SCORE: dict[str, Any] = {"text_1": "How tall is the tower?", "text_2": _DOCUMENTS}
 _RERANK: dict[str, Any] = {"query": "How tall is the tower?", "documents": _DOCUMENTS, "top_n": 1}
 
+_QUESTION = {"messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+_QUESTIONS = [[{"role": "user", "content": f"What is {number} + 25?"}] for number in (17, 18)]
+_GREEDY = {"max_tokens": 32, "temperature": 0}
+_TEXTS = ["The tower is three hundred metres tall."]
+
 _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
-    (
-        "/v1/chat/completions",
-        "Answer a conversation; `stream: true` gives server-sent events.",
-        ChatCompletionRequest,
-        ChatCompletionResponse,
-        {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 32, "temperature": 0},
-    ),
-    (
-        "/v1/chat/completions/batch",
-        "Answer several conversations at once.",
-        BatchChatRequest,
-        ChatCompletionResponse,
-        {
-            "messages": [[{"role": "user", "content": f"What is {number} + 25?"}] for number in (17, 18)],
-            "max_tokens": 32,
-        },
-    ),
-    (
-        "/generative_scoring",
-        "How likely a token is to come next, behind a query with each of several items.",
-        GenerativeScoringRequest,
-        GenerativeScoringResponse,
-        {"query": "Is this a river? ", "items": ["The Rhine", "A chair"], "label_token_ids": [1, 2]},
-    ),
-    (
-        "/v1/completions",
-        "Continue a prompt; `stream: true` gives server-sent events.",
-        CompletionRequest,
-        CompletionResponse,
-        {"prompt": "one two three", "max_tokens": 16, "temperature": 0},
-    ),
-    (
-        "/v1/responses",
-        "Answer, and remember: `previous_response_id` goes on from an earlier response; `stream: true` gives OpenAI's events.",
-        ResponsesRequest,
-        ResponseObject,
-        {"input": "What is 17 + 25?", "max_output_tokens": 32, "temperature": 0},
-    ),
-    (
-        "/v1/responses/input_tokens",
-        "How many tokens a request to /v1/responses has.",
-        InputTokensRequest,
-        InputTokensResponse,
-        {"input": "What is 17 + 25?"},
-    ),
-    (
-        "/v1/messages",
-        "Answer a conversation in Anthropic's protocol; `stream: true` gives its events.",
-        MessagesRequest,
-        MessageResponse,
-        {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 32, "temperature": 0},
-    ),
-    (
-        "/v1/messages/count_tokens",
-        "How many tokens a request to /v1/messages has.",
-        CountTokensRequest,
-        CountTokensResponse,
-        {"messages": [{"role": "user", "content": "What is 17 + 25?"}]},
-    ),
-    (
-        "/v1/embeddings",
-        "A vector for each input; for servers of embedding models.",
-        EmbeddingRequest,
-        EmbeddingResponse,
-        {"input": ["The tower is three hundred metres tall."]},
-    ),
-    (
-        "/v2/embed",
-        "A vector for each text, in the form of Cohere's clients; for servers of embedding models.",
-        CohereEmbedRequest,
-        CohereEmbedResponse,
-        {"texts": ["The tower is three hundred metres tall."], "input_type": "search_document"},
-    ),
-    (
-        "/classify",
-        "The probability of each class, for every input; for servers of classifiers.",
-        ClassificationRequest,
-        ClassificationResponse,
-        {"input": ["A fine film."]},
-    ),
-    (
-        "/pooling",
-        "What the pooler gives for every input, of any task that the model has.",
-        PoolingRequest,
-        PoolingResponse,
-        {"input": ["A fine film."]},
-    ),
-    *(
-        (path, "How well pairs of texts match.", ScoreRequest, ScoreResponse, _SCORE)
-        for path in ("/score", "/v1/score")
-    ),
-    *(
-        (path, "Documents in the order in which they fit a query.", RerankRequest, RerankResponse, _RERANK)
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
-    ),
-    ("/tokenize", "Token ids of a prompt or of messages.", TokenizeRequest, TokenizeResponse, {"prompt": "Hello"}),
-    ("/detokenize", "The text of token ids.", DetokenizeRequest, DetokenizeResponse, {"tokens": [1, 2, 3]}),
-)
-_KEPT: tuple[tuple[str, str, str, type, tuple[tuple[str, str], ...]], ...] = (
-    (
-        "/v1/responses/{response_id}",
-        "get",
-        "A response that was kept; `stream=true`: its events, behind number `starting_after`.",
-        ResponseObject,
-        (("stream", "boolean"), ("starting_after", "integer")),
-    ),
-    ("/v1/responses/{response_id}", "delete", "Forget a response.", DeletedResponse, ()),
-    ("/v1/responses/{response_id}/cancel", "post", "Stop a response made in the background.", ResponseObject, ()),
-    (
-        "/v1/responses/{response_id}/input_items",
-        "get",
-        "The items that a response was made from.",
-        ItemList,
-        (("limit", "integer"), ("order", "string"), ("after", "string")),
-    ),
-)
+    ("/v1/chat/completions", "Answer a conversation; `stream: true` gives server-sent events.",
+     protocol.ChatCompletionRequest, responses.ChatCompletionResponse, _QUESTION | _GREEDY),
+    ("/v1/chat/completions/batch", "Answer several conversations at once.",
+     protocol.BatchChatRequest, responses.ChatCompletionResponse, {"messages": _QUESTIONS, "max_tokens": 32}),
+    ("/generative_scoring", "How likely a token is to come next, behind a query with each of several items.",
+     protocol.GenerativeScoringRequest, responses.GenerativeScoringResponse,
+     {"query": "Is this a river? ", "items": ["The Rhine", "A chair"], "label_token_ids": [1, 2]}),
+    ("/v1/completions", "Continue a prompt; `stream: true` gives server-sent events.",
+     protocol.CompletionRequest, responses.CompletionResponse,
+     {"prompt": "one two three", "max_tokens": 16, "temperature": 0}),
+    ("/v1/responses",
+     "Answer, and remember: `previous_response_id` goes on from an earlier response; `stream: true` gives OpenAI's events.",
+     kept.ResponsesRequest, kept.ResponseObject,
+     {"input": "What is 17 + 25?", "max_output_tokens": 32, "temperature": 0}),
+    ("/v1/responses/input_tokens", "How many tokens a request to /v1/responses has.",
+     kept.InputTokensRequest, kept.InputTokensResponse, {"input": "What is 17 + 25?"}),
+    ("/v1/messages", "Answer a conversation in Anthropic's protocol; `stream: true` gives its events.",
+     anthropic.MessagesRequest, anthropic.MessageResponse, _QUESTION | _GREEDY),
+    ("/v1/messages/count_tokens", "How many tokens a request to /v1/messages has.",
+     anthropic.CountTokensRequest, anthropic.CountTokensResponse, _QUESTION),
+    ("/v1/embeddings", "A vector for each input; for servers of embedding models.",
+     pooling.EmbeddingRequest, pooling.EmbeddingResponse, {"input": _TEXTS}),
+    ("/v2/embed", "A vector for each text, in the form of Cohere's clients; for servers of embedding models.",
+     pooling.CohereEmbedRequest, pooling.CohereEmbedResponse, {"texts": _TEXTS, "input_type": "search_document"}),
+    ("/classify", "The probability of each class, for every input; for servers of classifiers.",
+     pooling.ClassificationRequest, pooling.ClassificationResponse, {"input": ["A fine film."]}),
+    ("/pooling", "What the pooler gives for every input, of any task that the model has.",
+     pooling.PoolingRequest, pooling.PoolingResponse, {"input": ["A fine film."]}),
+    *((path, "How well pairs of texts match.", pooling.ScoreRequest, pooling.ScoreResponse, _SCORE)
+      for path in ("/score", "/v1/score")),
+    *((path, "Documents in the order in which they fit a query.", pooling.RerankRequest, pooling.RerankResponse, _RERANK)
+      for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    ("/tokenize", "Token ids of a prompt or of messages.",
+     protocol.TokenizeRequest, responses.TokenizeResponse, {"prompt": "Hello"}),
+    ("/detokenize", "The text of token ids.",
+     protocol.DetokenizeRequest, responses.DetokenizeResponse, {"tokens": [1, 2, 3]}),
+)  # fmt: skip
+_KEPT: tuple[tuple[str, str, str, type, dict[str, str]], ...] = (
+    ("/v1/responses/{response_id}", "get",
+     "A response that was kept; `stream=true`: its events, behind number `starting_after`.",
+     kept.ResponseObject, {"stream": "boolean", "starting_after": "integer"}),
+    ("/v1/responses/{response_id}", "delete", "Forget a response.", kept.DeletedResponse, {}),
+    ("/v1/responses/{response_id}/cancel", "post", "Stop a response made in the background.", kept.ResponseObject, {}),
+    ("/v1/responses/{response_id}/input_items", "get", "The items that a response was made from.",
+     kept.ItemList, {"limit": "integer", "order": "string", "after": "string"}),
+)  # fmt: skip
 _ACTIONS: tuple[tuple[str, str], ...] = (
     ("/reset_prefix_cache", "Forget every cached prefix."),
     ("/start_profile", "Profile the workers' steps from now on, as --profiler-config says; 400 without it."),
@@ -182,8 +76,8 @@ _ACTIONS: tuple[tuple[str, str], ...] = (
     ("/v1/unload_lora_adapter", "Refused: adapters are not supported yet."),
 )
 _READS: tuple[tuple[str, str, type | None], ...] = (
-    ("/v1/models", "The served models.", ModelList),
-    ("/v1/models/{model}", "One served model.", ModelCard),
+    ("/v1/models", "The served models.", responses.ModelList),
+    ("/v1/models/{model}", "One served model.", responses.ModelCard),
     ("/health", "200 while the engine lives and makes progress; needs no key.", None),
     ("/ping", "The same as /health, under another name.", None),
     ("/live", "200 unless the engine has died, also while it starts; needs no key.", None),
@@ -214,7 +108,7 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
         paths[path] = {"get": _read_operation(path, summary, reference[kind] if kind else None)}
     for path, method, summary, kind, query in _KEPT:
         operation = _read_operation(path, summary, reference[kind])
-        named = [{"name": name, "in": "query", "schema": {"type": of_type}} for name, of_type in query]
+        named = [{"name": name, "in": "query", "schema": {"type": of_type}} for name, of_type in query.items()]
         operation["parameters"] += named
         paths.setdefault(path, {})[method] = operation
     for path, summary in _ACTIONS:

@@ -3,7 +3,6 @@
 Knows inputs and failures. What the numbers mean is in `embeddings.py`, `pooled.py` and `scores.py`.
 """
 
-import asyncio
 import base64
 import itertools
 import json
@@ -14,9 +13,10 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from quire.config import PoolingConfig, limits
+from quire.config import PoolingConfig
 from quire.engine.input_processor import TokenizedPrompt
 from quire.entrypoints.openai.errors import bad_field, bad_request, error_of_finished
+from quire.entrypoints.openai.generation import all_of
 from quire.entrypoints.openai.number_formats import to_bytes
 from quire.entrypoints.openai.pooling_protocol import (
     CohereEmbedRequest,
@@ -25,7 +25,7 @@ from quire.entrypoints.openai.pooling_protocol import (
     PoolingFields,
     PoolingUsage,
 )
-from quire.entrypoints.openai.prompts import render_chat, require_tokenizer
+from quire.entrypoints.openai.prompts import listed, render_chat, require_tokenizer
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import RequestError
 from quire.inputs import PromptType, TextPrompt, TokensPrompt
@@ -61,17 +61,7 @@ async def read_prompts(state: ServerState, request: InputFields) -> list[PromptT
         raise bad_field("input", "this field is required (or messages, but not both).", "missing_field")
     if request.messages is not None:
         return [await _conversation(state, request, request.messages)]
-    given = request.input
-    if isinstance(given, str):
-        items: list[Any] = [given]
-    elif not given:
-        raise bad_field("input", "the list is empty.")
-    elif all(isinstance(item, int) for item in given):
-        items = [given]
-    else:
-        items = list(given)
-    if len(items) > limits.MAX_PROMPTS:
-        raise bad_field("input", f"{len(items)} inputs; at most {limits.MAX_PROMPTS} in one request.")
+    items = listed(request.input, "input", "inputs")
     if any(isinstance(item, int) for item in items):
         raise bad_field("input", "a list mixes token ids with texts or lists.")
     return [_prompt(item, request.cache_salt) for item in items]
@@ -87,17 +77,9 @@ def _prompt(item: str | list[int], cache_salt: str | None) -> PromptType:
 
 async def _conversation(state: ServerState, request: InputFields, messages: list[dict[str, Any]]) -> PromptType:
     state.check_request_template(request.chat_template)
-    prompt = await render_chat(
-        messages,
-        require_tokenizer(state.engine.get_tokenizer(), "messages"),
-        tools=None,
-        documents=None,
-        chat_template=request.chat_template,
-        add_generation_prompt=bool(request.add_generation_prompt),
-        continue_final_message=bool(request.continue_final_message),
-        add_special_tokens=bool(request.add_special_tokens),
-        template_kwargs=dict(request.chat_template_kwargs or {}),
-    )
+    tokenizer = require_tokenizer(state.engine.get_tokenizer(), "messages")
+    variables = dict(request.chat_template_kwargs or {})
+    prompt = await render_chat(request, messages, tokenizer, variables, bool(request.add_generation_prompt))
     return _prompt(prompt.token_ids, request.cache_salt)
 
 
@@ -117,13 +99,7 @@ async def run_pooling(
         field: named where a prompt cannot be served.
     """
     options = {"add_special_tokens": add_special_tokens}
-    runs = [_run(state, request, prompt, params, public_id, field, options) for prompt in prompts]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run) for run in runs]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+    return await all_of([_run(state, request, prompt, params, public_id, field, options) for prompt in prompts])
 
 
 async def _run(

@@ -6,14 +6,14 @@ Knows the tokenizer's three verbs (encode, decode, apply a chat template). Knows
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.entrypoints.openai.admission import encode_text
 from quire.entrypoints.openai.errors import bad_field, bad_request
 from quire.entrypoints.openai.messages import normalize_messages
-from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,23 +62,25 @@ def require_tokenizer(tokenizer: TokenizerLike | None, field: str) -> TokenizerL
     return tokenizer
 
 
+def listed(given: str | Sequence[PromptItem] | None, field: str, what: str) -> list[Any]:
+    """A text, texts, token ids or lists of token ids, as a list of prompts."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise bad_field(field, "the list is empty.")
+    items = [given] if set(map(type, given)) == {int} else list(given)
+    if len(items) > limits.MAX_PROMPTS:
+        raise bad_field(field, f"{len(items)} {what}; at most {limits.MAX_PROMPTS} in one request.")
+    return items
+
+
 async def completion_prompts(
     request: CompletionRequest, tokenizer: TokenizerLike | None, vocab_size: int
 ) -> list[Prompt]:
     """The prompts of a completion request: a text, texts, token ids, or lists of token ids."""
-    prompt = request.prompt
-    if prompt is None:
+    if request.prompt is None:
         raise bad_field("prompt", "this field is required.", "missing_field")
-    if isinstance(prompt, str):
-        items: list[Any] = [prompt]
-    elif not prompt:
-        raise bad_field("prompt", "the list is empty.")
-    elif set(map(type, prompt)) == {int}:
-        items = [prompt]
-    else:
-        items = list(prompt)
-    if len(items) > limits.MAX_PROMPTS:
-        raise bad_field("prompt", f"{len(items)} prompts; at most {limits.MAX_PROMPTS} in one request.")
+    items = listed(request.prompt, "prompt", "prompts")
     return [await _completion_prompt(item, request, tokenizer, vocab_size) for item in items]
 
 
@@ -137,15 +139,13 @@ async def chat_prompt(
     """
     leaves_tools_out = settings is None or settings.exclude_tools_when_tool_choice_none
     prompt = await render_chat(
+        request,
         request.messages,
         require_tokenizer(tokenizer, "messages"),
+        _template_kwargs(request, settings),
+        request.add_generation_prompt,
         tools=None if request.tool_choice == "none" and leaves_tools_out else request.tools,
         documents=request.documents,
-        chat_template=request.chat_template,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=bool(request.continue_final_message),
-        add_special_tokens=bool(request.add_special_tokens),
-        template_kwargs=_template_kwargs(request, settings),
     )
     keep = request.truncate_prompt_tokens
     if keep == -1:
@@ -173,32 +173,37 @@ async def tokenize_prompt(
         special = request.add_special_tokens is not False
         return await encode_text(require_tokenizer(tokenizer, "prompt"), text, special)
     prompt = await render_chat(
+        request,
         request.messages,
         require_tokenizer(tokenizer, "messages"),
+        template_kwargs | (request.chat_template_kwargs or {}),
+        request.add_generation_prompt,
         tools=request.tools,
         documents=request.documents,
-        chat_template=request.chat_template,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=bool(request.continue_final_message),
-        add_special_tokens=bool(request.add_special_tokens),
-        template_kwargs=template_kwargs | (request.chat_template_kwargs or {}),
     )
     return prompt.token_ids
 
 
+class TemplateFields(Protocol):
+    """What the requests that bring a conversation have in common."""
+
+    chat_template: str | None
+    continue_final_message: bool | None
+    add_special_tokens: bool | None
+
+
 async def render_chat(
+    request: TemplateFields,
     messages: list[dict[str, Any]],
     tokenizer: TokenizerLike,
-    *,
-    tools: list[dict[str, Any]] | None,
-    documents: list[dict[str, Any]] | None,
-    chat_template: str | None,
-    add_generation_prompt: bool | None,
-    continue_final_message: bool,
-    add_special_tokens: bool,
     template_kwargs: dict[str, Any],
+    add_generation_prompt: bool | None,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    documents: list[dict[str, Any]] | None = None,
 ) -> Prompt:
     """Render the messages through the chat template and tokenize the result."""
+    continue_final_message = bool(request.continue_final_message)
     if continue_final_message and add_generation_prompt:
         raise bad_field("continue_final_message", "cannot be set together with add_generation_prompt.")
     conversation = normalize_messages(messages, keep_parts=True)
@@ -208,7 +213,7 @@ async def render_chat(
     options = {
         "tools": tools,
         "documents": documents,
-        "chat_template": chat_template,
+        "chat_template": request.chat_template,
         "add_generation_prompt": generation_prompt,
         "continue_final_message": continue_final_message,
     }
@@ -226,7 +231,7 @@ async def render_chat(
     rendered = await run_sized(size, render)
     if writes_tokens:
         return Prompt(rendered)
-    return Prompt(await encode_text(tokenizer, rendered, add_special_tokens), rendered)
+    return Prompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
 
 
 def _size(content: str | list[dict[str, str]] | None) -> int:

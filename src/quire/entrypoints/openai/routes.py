@@ -42,7 +42,7 @@ from quire.entrypoints.openai.protocol import (
     GenerativeScoringRequest,
     TokenizeRequest,
 )
-from quire.entrypoints.openai.push import stream_answer
+from quire.entrypoints.openai.push import AnswerStream, stream_answer
 from quire.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
 from quire.entrypoints.openai.route_tools import (
     Handler,
@@ -61,46 +61,27 @@ from quire.entrypoints.responses_api import handlers as responses_api
 BodyT = TypeVar("BodyT", bound=RequestWithId)
 
 
-async def create_chat_completion(request: Request) -> Response:
-    """`POST /v1/chat/completions`."""
-    state = state_of(request)
-    body = await read_request(request, ChatCompletionRequest)
+def _streaming_route(
+    kind: type[Any],
+    prepare: Callable[[ServerState, Any, str], Awaitable[Any]],
+    stream: Callable[[ServerState, Any], AnswerStream],
+    answer: Callable[[ServerState, Any], Awaitable[Any]],
+) -> Handler:
+    """A route whose body becomes a job, which is answered whole or as a stream."""
 
-    async def work() -> Response:
-        job = await prepare_chat(state, body, public_id(request, body))
-        if body.stream:
-            return await stream_answer(request, ChatStream(state, job), state.settings.sse_keep_alive_interval)
-        return json_response(await answer_chat(state, job))
+    async def handler(request: Request) -> Response:
+        state = state_of(request)
+        body = await read_request(request, kind)
 
-    return await run_while_connected(request, work())
+        async def work() -> Response:
+            job = await prepare(state, body, public_id(request, body))
+            if body.stream:
+                return await stream_answer(request, stream(state, job), state.settings.sse_keep_alive_interval)
+            return json_response(await answer(state, job))
 
+        return await run_while_connected(request, work())
 
-async def create_completion(request: Request) -> Response:
-    """`POST /v1/completions`."""
-    state = state_of(request)
-    body = await read_request(request, CompletionRequest)
-
-    async def work() -> Response:
-        job = await prepare_completion(state, body, public_id(request, body))
-        if body.stream:
-            return await stream_answer(request, CompletionStream(state, job), state.settings.sse_keep_alive_interval)
-        return json_response(await answer_completion(state, job))
-
-    return await run_while_connected(request, work())
-
-
-async def create_message(request: Request) -> Response:
-    """`POST /v1/messages`."""
-    state = state_of(request)
-    body = await read_request(request, MessagesRequest)
-
-    async def work() -> Response:
-        job = await prepare_message(state, body, public_id(request, body))
-        if body.stream:
-            return await stream_answer(request, MessageStream(state, job), state.settings.sse_keep_alive_interval)
-        return json_response(await answer_message(state, job))
-
-    return await run_while_connected(request, work())
+    return handler
 
 
 def _route(kind: type[BodyT], answer: Callable[[ServerState, BodyT, str], Awaitable[Any]]) -> Handler:
@@ -119,6 +100,9 @@ def _route(kind: type[BodyT], answer: Callable[[ServerState, BodyT, str], Awaita
     return handler
 
 
+create_chat_completion = _streaming_route(ChatCompletionRequest, prepare_chat, ChatStream, answer_chat)
+create_completion = _streaming_route(CompletionRequest, prepare_completion, CompletionStream, answer_completion)
+create_message = _streaming_route(MessagesRequest, prepare_message, MessageStream, answer_message)
 create_chat_batch = _route(BatchChatRequest, answer_chat_batch)
 create_generative_scoring = _route(GenerativeScoringRequest, answer_generative_scoring)
 count_message_tokens = _route(CountTokensRequest, count_tokens)

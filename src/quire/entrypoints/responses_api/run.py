@@ -11,8 +11,9 @@ from contextlib import aclosing
 import msgspec
 
 from quire.engine.request_stream import OutputStream
+from quire.entrypoints.openai.chat import open_chat
 from quire.entrypoints.openai.errors import HTTPError
-from quire.entrypoints.openai.generation import TokenCount, check_output, open_generation
+from quire.entrypoints.openai.generation import TokenCount, check_output
 from quire.entrypoints.openai.logprobs import chat_logprobs
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
@@ -29,7 +30,6 @@ from quire.entrypoints.responses_api.protocol import (
 from quire.entrypoints.responses_api.store import Missing, Record
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece
-from quire.sampling_params import SamplingParams
 
 _encode = msgspec.json.Encoder().encode
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -45,10 +45,7 @@ class ResponseStream:
         self.takes_text = not job.chat.request.logprobs
 
     async def open(self) -> OutputStream:
-        job, chat = self._job, self._job.chat
-        assert isinstance(chat.params, SamplingParams)
-        request_id = self._state.engine_request_id(job.request_id)
-        return await open_generation(self._state, chat.request, chat.prompt, chat.params, request_id)
+        return await open_chat(self._state, self._job.chat, self._job.request_id)
 
     def events(self, output: RequestOutput) -> list[bytes]:
         """An output's events, but for the response's end."""
