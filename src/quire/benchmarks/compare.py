@@ -86,11 +86,7 @@ class _Contender:
         self.ask({**job, **extra})
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a job, wait for its answer.
-
-        Raises:
-            EngineError: the engine failed or ended.
-        """
+        """Send a job, wait for its answer. Raises EngineError: the engine failed or ended."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()

@@ -60,11 +60,7 @@ class LoadResult(msgspec.Struct):
 
 
 def run_load(job: LoadJob, num_clients: int = 1) -> LoadResult:
-    """Send everything and wait for every answer.
-
-    Raises:
-        EngineError: a client process died.
-    """
+    """Send everything and wait for every answer. Raises EngineError: a client process died."""
     num_clients = min(num_clients, len(job.bodies), job.max_concurrency or len(job.bodies))
     if num_clients > 1:
         return _run_processes(job, num_clients)

@@ -87,11 +87,7 @@ def _installed_versions() -> str:
 
 
 def read_table(text: str) -> Table:
-    """The table of a document.
-
-    Raises:
-        ConfigError: not both markers stand in it, in order.
-    """
+    """The table of a document. Raises ConfigError: not both markers stand in it, in order."""
     inside = _split(text)[1]
     versions = _VERSIONS.search(inside)
     rows = [tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in inside.splitlines() if line[:1] == "|"]

@@ -53,11 +53,7 @@ def _await_line(process: "subprocess.Popen[str]", mark: str) -> str:
 
 @contextmanager
 def started_server(arguments: Sequence[str]) -> Iterator[str]:
-    """The URL of `quire serve` with these arguments.
-
-    Raises:
-        EngineError: it ended before it was ready.
-    """
+    """The URL of `quire serve` with these arguments. Raises EngineError: it ended before it was ready."""
     words = ["serve", "--port", "0", "--disable-uvicorn-access-log", *arguments]
     with started("quire.entrypoints.cli.main", words, " is ready after ") as (line, _):
         yield line.rsplit(" at ", 1)[1]

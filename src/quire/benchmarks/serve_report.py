@@ -103,11 +103,7 @@ def timestamp() -> str:
 
 
 def parse_shares(text: str) -> list[float]:
-    """Percentiles from `50,99.9`.
-
-    Raises:
-        ConfigError: no number from 0 to 100.
-    """
+    """Percentiles from `50,99.9`. Raises ConfigError: no number from 0 to 100."""
     try:
         shares = [float(part) for part in text.split(",")]
     except ValueError:
@@ -119,11 +115,7 @@ def parse_shares(text: str) -> list[float]:
 
 
 def parse_metrics(text: str) -> list[str]:
-    """Names of latencies from `ttft,tpot`.
-
-    Raises:
-        ConfigError: another name.
-    """
+    """Names of latencies from `ttft,tpot`. Raises ConfigError: another name."""
     names = text.split(",")
     unknown = [name for name in names if name not in METRICS]
     if unknown:

@@ -12,11 +12,7 @@ from quire.errors import ConfigError
 
 
 def read_json(path: str, *, setting: str) -> object:
-    """A file's JSON value.
-
-    Raises:
-        ConfigError: it cannot be read, is too large, or is not JSON.
-    """
+    """A file's JSON value. Raises ConfigError: it cannot be read, is too large, or is not JSON."""
     try:
         size = os.path.getsize(path)
         if size > limits.MAX_CONFIG_FILE_BYTES:
@@ -34,11 +30,7 @@ def read_json(path: str, *, setting: str) -> object:
 
 
 def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
-    """A file's JSON object.
-
-    Raises:
-        ConfigError: as `read_json`, or it is not an object.
-    """
+    """A file's JSON object. Raises ConfigError: as `read_json`, or it is not an object."""
     content = read_json(path, setting=setting)
     if not isinstance(content, dict):
         raise ConfigError(f"{path!r} must hold a JSON object, not {type(content).__name__}", setting=setting)

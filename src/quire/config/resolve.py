@@ -93,11 +93,7 @@ def _merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_architecture(hf_config: HFConfig) -> str:
-    """The architecture that config.json names.
-
-    Raises:
-        ConfigError: it names none.
-    """
+    """The architecture that config.json names. Raises ConfigError: it names none."""
     names = hf_config.get("architectures")
     if not is_sequence(names) or not names or not isinstance(names[0], str):
         raise ConfigError(

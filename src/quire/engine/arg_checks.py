@@ -38,11 +38,7 @@ class Check:
         return Check(allowed, lambda value: value is None or self.passes(value), self.words)
 
     def __call__(self, name: str, value: Any) -> None:
-        """Refuse another value.
-
-        Raises:
-            ConfigError: it is not allowed; the message names setting, value and what is.
-        """
+        """Refuse another value. Raises ConfigError: it is not allowed; the message names setting, value and what is."""
         if self.passes(value):
             return
         near = difflib.get_close_matches(str(value), self.words, n=1)
@@ -60,11 +56,7 @@ def setting(default: T, check: Check, text: str) -> T:
 
 
 def check(args: Any) -> None:
-    """Check every field of a dataclass of settings by itself.
-
-    Raises:
-        ConfigError: the first that is not valid.
-    """
+    """Check every field of a dataclass of settings by itself. Raises ConfigError: the first that is not valid."""
     for field in dataclasses.fields(args):
         field.metadata["check"](field.name, getattr(args, field.name))
 

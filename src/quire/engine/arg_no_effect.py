@@ -44,11 +44,7 @@ SEVERAL = ("cudagraph_capture_sizes", "compile_sizes")
 
 
 def take(name: str, value: Any) -> None:
-    """Say that a setting changes nothing.
-
-    Raises:
-        ConfigError: it asks for what another setting does.
-    """
+    """Say that a setting changes nothing. Raises ConfigError: it asks for what another setting does."""
     if name == "compilation_config" and _asks_for_none(value):
         raise ConfigError(f"compilation_config={value!r} records no steps: use enforce_eager", setting="enforce_eager")
     logger.info("%s has no effect: %s", name, NO_EFFECT[name])

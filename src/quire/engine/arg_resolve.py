@@ -29,11 +29,7 @@ DEFAULT_BLOCK_SIZE = 16
 
 
 def _demo_model_path() -> str:
-    """The folder of the built-in demo model.
-
-    Raises:
-        ConfigError: this installation has none.
-    """
+    """The folder of the built-in demo model. Raises ConfigError: this installation has none."""
     from importlib.resources import files
 
     path = Path(str(files("quire"))) / "assets" / "demo"
@@ -126,11 +122,7 @@ class Resolver:
         return pooling
 
     def _label_tokens(self, path: str, tokens: Sequence[Any]) -> tuple[int, ...]:
-        """Ids of the tokens that `classifier_from_token` names.
-
-        Raises:
-            ConfigError: the tokenizer does not have one.
-        """
+        """Ids of the tokens that `classifier_from_token` names. Raises ConfigError: the tokenizer does not have one."""
         from quire.tokenizers.loader import get_tokenizer
 
         tokenizer = get_tokenizer(self._tokenizer_path(path) or path, self.args.tokenizer_mode)

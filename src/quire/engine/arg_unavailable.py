@@ -147,11 +147,7 @@ def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, t
 
 
 def check_not_yet(args: Any) -> None:
-    """Refuse values of real fields that nothing would act on.
-
-    Raises:
-        ConfigError: such a value.
-    """
+    """Refuse values of real fields that nothing would act on. Raises ConfigError: such a value."""
     for name, allowed in NOT_YET_AT_OTHER_VALUES.items():
         value = getattr(args, name)
         if not _is_among(value, allowed):

@@ -117,19 +117,11 @@ class AsyncControl(abc.ABC):
         check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", [prefix, overrides]))
 
     async def stop_profile(self) -> list[str]:
-        """End the profile; the files that were written.
-
-        Raises:
-            RequestError: none is being taken.
-        """
+        """End the profile; the files that were written. Raises RequestError: none is being taken."""
         return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
 
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Call a worker's method on every worker.
-
-        Raises:
-            TimeoutError: no answer within `timeout` seconds.
-        """
+        """Call a worker's method on every worker. Raises TimeoutError: no answer within `timeout` seconds."""
         return await asyncio.wait_for(self._call(Utility.COLLECTIVE_RPC, method, list(args), kwargs), timeout)

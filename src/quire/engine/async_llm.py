@@ -450,11 +450,7 @@ class AsyncLLM(AsyncControl):
         return len(self._outputs)
 
     async def wait_for_requests_to_drain(self, timeout: float | None = None) -> None:
-        """Return when no request is unfinished.
-
-        Raises:
-            TimeoutError: that took longer than `timeout` seconds.
-        """
+        """Return when no request is unfinished. Raises TimeoutError: that took longer than `timeout` seconds."""
         self._use_running_loop()
         if not len(self._outputs) or self._dead is not None:
             return

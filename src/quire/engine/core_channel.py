@@ -129,11 +129,7 @@ class ProcessChannel(CoreChannel):
                 self._on_message(message)
 
     def send(self, message: FrontendMessage) -> None:
-        """Send a message.
-
-        Raises:
-            RequestError: it holds a function.
-        """
+        """Send a message. Raises RequestError: it holds a function."""
         self.handle.send(message)
 
     def shutdown(self) -> None:

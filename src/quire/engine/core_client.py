@@ -44,11 +44,7 @@ class CoreClient(abc.ABC):
 
     @abc.abstractmethod
     def call(self, utility: Utility, *args: Any) -> Any:
-        """Call a utility and wait for its value.
-
-        Raises:
-            EngineError: it failed.
-        """
+        """Call a utility and wait for its value. Raises EngineError: it failed."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:

@@ -164,11 +164,7 @@ class InputProcessor:
         return self.require_tokenizer().encode(text, add_special_tokens)
 
     def require_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            RequestError: there is none.
-        """
+        """The tokenizer. Raises RequestError: there is none."""
         tokenizer = self._source.get()
         if tokenizer is None:
             raise RequestError(
@@ -353,11 +349,7 @@ class InputProcessor:
         return shared_grammars(model.tokenizer_path, model.tokenizer_mode, model.vocab_size, self._structured_outputs)
 
     def knows_grammar(self, constraint: StructuredOutputsParams) -> bool:
-        """Whether `check_grammar` does not have to wait.
-
-        Raises:
-            RequestError: it is too large, or no JSON.
-        """
+        """Whether `check_grammar` does not have to wait. Raises RequestError: it is too large, or no JSON."""
         ends = self._eos_token_ids
         return ends is not None and self._grammars().is_known(constraint, ends, shared=self._allow_functions)
 

@@ -64,11 +64,7 @@ class EngineControl(abc.ABC):
         check_profile_started(self.collective_rpc("start_profile", args=(prefix,)))
 
     def stop_profile(self) -> list[str]:
-        """End the profile; the files that were written.
-
-        Raises:
-            RequestError: none is being taken.
-        """
+        """End the profile; the files that were written. Raises RequestError: none is being taken."""
         return profile_files(self.collective_rpc("stop_profile"))
 
     def collective_rpc(
@@ -156,11 +152,7 @@ class LLMEngine(EngineControl):
         lora_request: Any = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Queue a request.
-
-        Raises:
-            RequestError: it cannot be served; nothing was queued.
-        """
+        """Queue a request. Raises RequestError: it cannot be served; nothing was queued."""
         check_lora(lora_request)
         if not isinstance(prompt, TokenizedPrompt):
             prompt = self.input_processor.tokenize(prompt, add_special_tokens(tokenization_kwargs))
@@ -171,11 +163,7 @@ class LLMEngine(EngineControl):
         self.add_processed([processed])
 
     def add_processed(self, requests: Sequence[ProcessedRequest]) -> None:
-        """Queue requests that were processed before: all of them, or none.
-
-        Raises:
-            RequestError: an id is in use.
-        """
+        """Queue requests that were processed before: all of them, or none. Raises RequestError: an id is in use."""
         added: list[str] = []
         try:
             for processed in requests:
@@ -200,11 +188,7 @@ class LLMEngine(EngineControl):
         self._aborted.clear()
 
     def step(self) -> list[AnyOutput]:
-        """Run one step: the outputs of every request that has news.
-
-        Raises:
-            EngineDeadError: the core has failed.
-        """
+        """Run one step: the outputs of every request that has news. Raises EngineDeadError: the core has failed."""
         touched, self._aborted = self._aborted, []
         if not touched and len(self._outputs):
             outputs = self._client.get_outputs()
@@ -230,11 +214,7 @@ class LLMEngine(EngineControl):
         return self._client.call(utility, *args)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The tokenizer. Raises ConfigError: there is none."""
         if self.tokenizer is None:
             raise ConfigError(f"there is no tokenizer: {self._tokenizer_source.why_absent}", setting="tokenizer")
         return self.tokenizer
@@ -312,11 +292,7 @@ def check_profile_started(problems: list[str | None]) -> None:
 
 
 def profile_files(results: list[dict[str, str | None]]) -> list[str]:
-    """The files that the workers' `stop_profile` wrote.
-
-    Raises:
-        RequestError: no profile was being taken.
-    """
+    """The files that the workers' `stop_profile` wrote. Raises RequestError: no profile was being taken."""
     if results[0]["problem"] is not None:
         raise RequestError(results[0]["problem"], param="profiler_config")
     return [result["file"] for result in results if result["file"] is not None]

@@ -126,11 +126,7 @@ class Codec(Generic[MessageT]):
         self.decode = decoder
 
     def encode(self, message: Any) -> bytes:
-        """One message as bytes.
-
-        Raises:
-            RequestError: it holds a function.
-        """
+        """One message as bytes. Raises RequestError: it holds a function."""
         return self._encoder.encode(message)
 
 

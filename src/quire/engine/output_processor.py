@@ -65,11 +65,7 @@ class OutputProcessor:
         return list(self._records.values())
 
     def add(self, record: RequestRecord) -> None:
-        """A new request.
-
-        Raises:
-            RequestError: its id is in use.
-        """
+        """A new request. Raises RequestError: its id is in use."""
         if record.request_id in self._records:
             raise RequestError(
                 f"request_id {record.request_id!r} is in use by a request that has not ended", param="request_id"

@@ -34,11 +34,7 @@ class PoolingProcessor:
 
     @property
     def config(self) -> PoolingConfig:
-        """How the model pools.
-
-        Raises:
-            RequestError: it generates.
-        """
+        """How the model pools. Raises RequestError: it generates."""
         pooling = self._model.pooling
         if pooling is None:
             raise RequestError(

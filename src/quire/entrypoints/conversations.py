@@ -9,11 +9,7 @@ from quire.tokenizers.content_format import ContentFormat
 
 
 def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
-    """One conversation or several, as several; and whether it was one.
-
-    Raises:
-        RequestError: it is neither.
-    """
+    """One conversation or several, as several; and whether it was one. Raises RequestError: it is neither."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of messages, or a list of such lists", param="messages")
     is_one = isinstance(messages[0], Mapping)
@@ -28,11 +24,7 @@ def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool
 
 
 def check_content_format(content_format: ContentFormat) -> ContentFormat:
-    """The format, if it is one.
-
-    Raises:
-        RequestError: it is none.
-    """
+    """The format, if it is one. Raises RequestError: it is none."""
     if content_format not in get_args(ContentFormat):
         raise RequestError(
             f"chat_template_content_format is {content_format!r}; it may be auto, string or openai",

@@ -320,11 +320,7 @@ class LLM(PoolingMethods, EngineControl):
         return SamplingParams(**self.llm_engine.config.model.default_sampling)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """The tokenizer. Raises ConfigError: there is none."""
         return self.llm_engine.get_tokenizer()
 
     def get_metrics(self) -> EngineMetrics:

@@ -189,11 +189,7 @@ class Grammars:
     def _key(
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int]
     ) -> tuple[StructuredOutputsParams, bytes]:
-        """The grammar as it is compiled, and by what it is known.
-
-        Raises:
-            RequestError: it is too large, or no JSON.
-        """
+        """The grammar as it is compiled, and by what it is known. Raises RequestError: it is too large, or no JSON."""
         params = self._as_set(params)
         schema: Any = params.json
         if isinstance(schema, bool):  # is one, too

@@ -173,11 +173,7 @@ class Filling:
 
 
 def result_of(compiled: "concurrent.futures.Future[States]") -> States:
-    """A form's states, once it is compiled.
-
-    Raises:
-        RequestError: it does not compile, or not in time.
-    """
+    """A form's states, once it is compiled. Raises RequestError: it does not compile, or not in time."""
     try:
         return compiled.result(limits.MAX_GRAMMAR_SECONDS + _READING_S)
     except concurrent.futures.TimeoutError:

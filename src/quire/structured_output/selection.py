@@ -35,11 +35,7 @@ def is_installed(name: str) -> bool:
 
 
 def find_backend(name: str) -> Callable[[Vocabulary, tuple[int, ...]], Backend]:
-    """The class of a backend.
-
-    Raises:
-        RequestError: its package is not installed.
-    """
+    """The class of a backend. Raises RequestError: its package is not installed."""
     module, backend_class, package, extra = BACKENDS[name]
     try:
         return getattr(importlib.import_module(module), backend_class)

@@ -114,11 +114,7 @@ def _error_detail(body: bytes) -> dict[str, Any]:
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """The lines that are not blank.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """The lines that are not blank. Raises ConfigError: the file cannot be read."""
     with _open(path, "rb", "input_file") as file:
         for line in file:
             if line.strip():
@@ -163,11 +159,7 @@ def _open(path: str, mode: str, setting: str) -> BinaryIO:
 
 
 def open_output(path: str, *, append: bool) -> BinaryIO:
-    """The output, to be written.
-
-    Raises:
-        ConfigError: it cannot be.
-    """
+    """The output, to be written. Raises ConfigError: it cannot be."""
     return _open(path, "ab" if append else "wb", "output_file")
 
 
@@ -187,11 +179,7 @@ def new_temporary_file(folder: str | None) -> str:
 
 
 def download(url: str, path: str) -> None:
-    """Get an address' content into a file.
-
-    Raises:
-        ConfigError: it cannot be got.
-    """
+    """Get an address' content into a file. Raises ConfigError: it cannot be got."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response, open(path, "wb") as file:
             shutil.copyfileobj(response, file)

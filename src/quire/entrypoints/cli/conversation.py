@@ -113,11 +113,7 @@ class Conversation:
         return json.dumps({name: getattr(self, name) for name in names}, indent=2, ensure_ascii=False) + "\n"
 
     def restore(self, text: str) -> None:
-        """Become the conversation of `as_json`, on this server's model.
-
-        Raises:
-            RequestError: the text is none.
-        """
+        """Become the conversation of `as_json`, on this server's model. Raises RequestError: the text is none."""
         try:
             kept = json.loads(text)
             messages, settings, tools = kept["messages"], kept.get("settings", {}), kept.get("tools", [])

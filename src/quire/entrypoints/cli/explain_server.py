@@ -12,11 +12,7 @@ _TOLD_APART = ("reasoning_parser", "tool_call_parser", "api_key", "host", "port"
 
 
 def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
-    """Each fact with its value and why it is so.
-
-    Raises:
-        ConfigError: a flag of the server that cannot work.
-    """
+    """Each fact with its value and why it is so. Raises ConfigError: a flag of the server that cannot work."""
     from quire.engine.tokenizer_source import TokenizerSource
     from quire.entrypoints.cli.serve import listen_options, server_settings
     from quire.parsers.choice import AUTO, NONE, choose_formats

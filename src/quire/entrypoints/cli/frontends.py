@@ -50,11 +50,7 @@ def serve_frontends(
     keys: list[str],
     announce: Callable[["EngineConfig", ListenOptions, float], None],
 ) -> int:
-    """Serve until a signal ends it; the exit code.
-
-    Raises:
-        ConfigError: a setting that cannot work.
-    """
+    """Serve until a signal ends it; the exit code. Raises ConfigError: a setting that cannot work."""
     if args.api_server_count > MAX_COUNT:
         raise ConfigError.of("api_server_count", f"{args.api_server_count} processes; at most {MAX_COUNT}.")
     from quire.engine.usage_context import UsageContext

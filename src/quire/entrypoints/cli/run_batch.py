@@ -188,11 +188,7 @@ class LineAnswerer:
             self._seen.add(request.custom_id)
 
     async def answer(self, line: bytes) -> BatchResult:
-        """The line's result.
-
-        Raises:
-            EngineDeadError: the engine has died; no further line can be answered.
-        """
+        """The line's result. Raises EngineDeadError: the engine has died; no further line can be answered."""
         request = batch_file.read_request(line)
         if isinstance(request, BatchResult):
             return request

@@ -40,11 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def listen_options(args: argparse.Namespace) -> "ListenOptions":
-    """Where and how to listen.
-
-    Raises:
-        ConfigError: TLS is half given.
-    """
+    """Where and how to listen. Raises ConfigError: TLS is half given."""
     from quire.entrypoints.openai.listen import ListenOptions
 
     options = ListenOptions(

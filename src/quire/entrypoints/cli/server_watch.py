@@ -55,11 +55,7 @@ class ServerWatch:
         self._has_state = True
 
     def sample(self) -> Sample:
-        """The figures now.
-
-        Raises:
-            QuireError: the server cannot be reached, or gives none.
-        """
+        """The figures now. Raises QuireError: the server cannot be reached, or gives none."""
         sample = read_metrics(self._client.get("/metrics").decode("utf-8", "replace"), time.monotonic())
         if self._has_state:
             try:

@@ -68,11 +68,7 @@ class BodyDecoder:
         self._logged: set[str] = set()
 
     def decode(self, body: bytes, kind: type[BodyT]) -> BodyT:
-        """The body as `kind`.
-
-        Raises:
-            HTTPError: 400; `param` is the path of the field at fault.
-        """
+        """The body as `kind`. Raises HTTPError: 400; `param` is the path of the field at fault."""
         _check_encoding(body)
         _check_depth(body)
         fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])

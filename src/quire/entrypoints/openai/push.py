@@ -127,11 +127,7 @@ class PushedStream(Response):
             self._source.close()
 
     async def _push_until_end(self) -> None:
-        """Returns when the answer has ended.
-
-        Raises:
-            ClientGone: nobody reads it any more.
-        """
+        """Returns when the answer has ended. Raises ClientGone: nobody reads it any more."""
         body = self._body
         timer: asyncio.TimerHandle | None = None
 

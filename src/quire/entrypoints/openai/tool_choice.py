@@ -41,11 +41,7 @@ class ToolChoice:
 
 
 def read_tool_choice(request: ChatCompletionRequest) -> ToolChoice:
-    """What a request says of calls.
-
-    Raises:
-        HTTPError: 400; `param` is the path of what is wrong.
-    """
+    """What a request says of calls. Raises HTTPError: 400; `param` is the path of what is wrong."""
     for index, tool in enumerate(request.tools or ()):
         _check_tool(tool, f"tools[{index}]")
     functions = tuple(offered_functions(request.tools))
