@@ -23,7 +23,7 @@ from tests.oracles.float64 import in_float64
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.recurrent import DeltaWeights, SsdWeights
 from quire.kernels.reference import recurrent as reference
-from quire.kernels.triton import recurrent_delta, recurrent_scan, recurrent_ssd
+from quire.kernels.triton import recurrent_delta, recurrent_scan, recurrent_selective, recurrent_ssd
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.recurrent_chunks import Tiles, choose_tiles
 
@@ -41,7 +41,8 @@ RESULTS: dict[str, Any] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """Heads, the keys (or groups of B and C) that they share, numbers of a state and channels of a head."""
+    """Heads, the keys (or groups of B and C) that they share, numbers of a state and channels of a head. Mamba's channels are
+    those of all heads."""
 
     op: str
     heads: int
@@ -49,31 +50,56 @@ class Layer:
     size: int
     width: int
 
-    def weights(self) -> SsdWeights | DeltaWeights:
+    @property
+    def is_mamba(self) -> bool:
+        return self.op == "selective_scan"
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        return (self.heads * self.width,) if self.is_mamba else (self.heads, self.width)
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.size, *self.out) if self.is_mamba else (self.heads, self.size, self.width)
+
+    @property
+    def inputs(self) -> list[tuple[int, ...]]:
+        keys, heads = (self.keys, self.size), (self.heads,)
+        if self.is_mamba:
+            return [self.out, self.out, keys[1:], keys[1:]]
+        return [self.out, heads, keys, keys] if self.op == "ssd_scan" else [keys, keys, self.out, heads, heads]
+
+    def weights(self) -> tuple[Any, ...]:
         """Decays of 0.9 to 0.9999 a token, about."""
-        a = -torch.rand(self.heads, device=DEVICE) * 0.1
+        a = -torch.rand(self.state[: 2 if self.is_mamba else 1], device=DEVICE) * 0.1
+        if self.is_mamba:
+            return a, torch.randn_like(a[0])
         bias = torch.randn(self.heads, device=DEVICE) - 1
-        return SsdWeights(a, torch.randn_like(a), bias) if self.op == "ssd_scan" else DeltaWeights(a, bias)
+        return (SsdWeights(a, torch.randn_like(a), bias) if self.op == "ssd_scan" else DeltaWeights(a, bias),)
 
     @property
     def module(self) -> Any:
-        return recurrent_ssd if self.op == "ssd_scan" else recurrent_delta
+        modules = {"selective_scan": recurrent_selective, "ssd_scan": recurrent_ssd}
+        return modules.get(self.op, recurrent_delta)
 
     @property
     def tiles(self) -> Tiles:
-        return choose_tiles(self.module.HOPPER, self.module.OTHERS)
+        return self.module.TILES if self.is_mamba else choose_tiles(self.module.HOPPER, self.module.OTHERS)
 
     def by_token(self) -> Callable[..., None]:
-        return recurrent_scan.ssd_scan if self.op == "ssd_scan" else recurrent_scan.gated_delta_rule
+        return recurrent_scan.__dict__[self.op]
 
     def by_chunks(self, tiles: Tiles) -> Callable[..., None]:
-        launch = self.module.launch_ssd_chunks if self.op == "ssd_scan" else self.module.launch_delta_chunks
+        names = {"selective_scan": "launch_selective_chunks", "ssd_scan": "launch_ssd_chunks"}
+        launch = getattr(self.module, names.get(self.op, "launch_delta_chunks"))
         return lambda *arguments: launch(*arguments, fewest=1, tiles=tiles)
 
 
 LAYERS = {
+    "small Mamba": Layer("selective_scan", 1, 1, 5, 40),
     "small Mamba-2": Layer("ssd_scan", 2, 1, 12, 16), "small delta rule": Layer("gated_delta_rule", 2, 1, 12, 16),
 } if SMALL else {
+    "Mamba 2.8B": Layer("selective_scan", 80, 1, 16, 64), "FalconMamba 7B": Layer("selective_scan", 128, 1, 16, 64),
     "Mamba-2 2.7B": Layer("ssd_scan", 80, 1, 128, 64), "Nemotron-H 8B": Layer("ssd_scan", 128, 8, 128, 64),
     "Bamba 9B": Layer("ssd_scan", 128, 1, 128, 64), "Qwen3-Next": Layer("gated_delta_rule", 32, 16, 128, 128),
 }  # fmt: skip
@@ -83,6 +109,10 @@ LENGTHS, BATCHES = (8, 16, 32, 48, 64, 512, 2048, 8192), (1, 4, 16)
 MOST_TOKENS = 1 << 16
 TUNED = (1, 2048), (8, 512)
 """Requests and tokens of each that tiles are tried with."""
+MAMBA_TILES = [Tiles(*sizes, num_stages=1) for sizes in (
+    (64, 32, 4), (32, 32, 4), (64, 32, 8), (128, 32, 8), (64, 16, 2), (32, 16, 2), (64, 16, 4), (128, 16, 4), (32, 64, 4)
+)]  # fmt: skip
+"""Groups of a chunk: 32 times warps / channels."""
 
 
 class Step:
@@ -106,12 +136,10 @@ class Step:
             num_requests=len(work),
             max_query_len=max(counts),
         )
-        self.states = torch.randn(len(work) * pages + 1, layer.heads, layer.size, layer.width, device=DEVICE) * 0.3
-        values, keys, heads = (layer.heads, layer.width), (layer.keys, layer.size), (layer.heads,)
-        shapes = [values, heads, keys, keys] if layer.op == "ssd_scan" else [keys, keys, values, heads, heads]
-        inputs = [torch.randn(tokens, *shape, device=DEVICE).bfloat16() for shape in shapes]
-        self.arguments = (*inputs, layer.weights())
-        self.out = torch.empty(tokens, *values, device=DEVICE, dtype=torch.bfloat16)
+        self.states = torch.randn(len(work) * pages + 1, *layer.state, device=DEVICE) * 0.3
+        inputs = [torch.randn(tokens, *shape, device=DEVICE).bfloat16() for shape in layer.inputs]
+        self.arguments = (*inputs, *layer.weights())
+        self.out = torch.empty(tokens, *layer.out, device=DEVICE, dtype=torch.bfloat16)
 
     def run(self, function: Callable[..., None]) -> None:
         function(*self.arguments, self.states, self.metadata, self.out)
@@ -174,15 +202,15 @@ def time_ways() -> None:
 
 def tune() -> None:
     """Other tiles than the chosen ones."""
-    for name in ("Mamba-2 2.7B", "Qwen3-Next"):
+    for name in ("Mamba 2.8B", "Mamba-2 2.7B", "Qwen3-Next"):
         layer = LAYERS[name]
-        variants = [
+        variants = MAMBA_TILES if layer.is_mamba else [
             Tiles(chunk, channels, warps, stages)
             for chunk in (32, 64)
             for channels in (32, 64)
             for warps in (4, 8)
             for stages in (1, 2)
-        ]
+        ]  # fmt: skip
         for batch, length in TUNED:
             step, rows = Step(layer, [(0, length)] * batch), []
             for tiles in variants:

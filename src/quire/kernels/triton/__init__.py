@@ -25,6 +25,7 @@ MODULES: tuple[str, ...] = (
     "packed",
     "recurrent",
     "recurrent_scan",
+    "recurrent_selective",
     "recurrent_ssd",
     "recurrent_delta",
 )

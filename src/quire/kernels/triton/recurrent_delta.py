@@ -39,6 +39,9 @@ from quire.kernels.triton.recurrent_scan import gated_delta_rule as scan_by_toke
 HOPPER, OTHERS = Tiles(64, 32, num_warps=4), Tiles(32, 32, num_warps=8)
 """What needs few more registers than there are, as compiled for compute capabilities 9.0 and 8.0."""
 MAX_STATE = 128
+SCRATCH = 64 << 20
+"""Bytes of inverses there are at a time, one layer after another: those of 8,192 tokens and 32 heads. A step that needs more is
+cut, each part going on from the states that the one before left. Of the worker's reserve for what only steps take, an eighth."""
 
 
 @triton.jit
@@ -59,10 +62,11 @@ def invert(a_LL, CHUNK: tl.constexpr):
 @triton.jit(do_not_specialize=["num_requests"])
 def delta_inverses_kernel(
     k_ptr, a_ptr, b_ptr, a_weight_ptr, dt_bias_ptr, inverses_ptr, query_start_ptr, seq_lens_ptr, size, heads, heads_a_key,
-    beta_scale, k_stride, a_stride, b_stride, page_size, num_requests, fewest, CHUNK: tl.constexpr, STATE: tl.constexpr,
-    PDL: tl.constexpr,
+    beta_scale, k_stride, a_stride, b_stride, page_size, num_requests, fewest, low, high, CHUNK: tl.constexpr,
+    STATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Inverses of 1 + A, their columns times the strengths of the writes: a row of CHUNK numbers each token and head."""
+    """Inverses of 1 + A, their columns times the strengths of the writes: a row of CHUNK numbers each token and head, for the
+    step's tokens from `low` on, up to `high`."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -78,8 +82,10 @@ def delta_inverses_kernel(
     i_L = tl.arange(0, CHUNK)
     # The request's programs of this grid share its chunks, of which short pages may make more.
     programs = (end // CHUNK - start // CHUNK + 1).to(tl.int32)
+    own = tl.program_id(0) - (start // CHUNK).to(tl.int32) - request
+    start, end, position = part_of(start, end, position, low, high)
     first, behind = chunks_of(start, end, position, page_size, CHUNK)
-    first += tl.program_id(0) - (start // CHUNK).to(tl.int32) - request
+    first += own
     for number in range(first, behind, programs):
         begin, stop = chunk_at(number, start, end, position, page_size, CHUNK)
         t_L = begin + i_L
@@ -94,8 +100,15 @@ def delta_inverses_kernel(
         a_LL = tl.where(i_L[:, None] > i_L[None, :], between_LL, 0.0) * (beta_L * unit_L)[:, None] * unit_L[None, :]
         a_LL *= multiply(k_LS, tl.trans(k_LS), tl.zeros([CHUNK, CHUNK], tl.float32))
         inverse_LL = invert(a_LL, CHUNK) * beta_L[None, :]
-        at_LL = ((t_L * heads + head) * CHUNK)[:, None] + i_L[None, :]
+        at_LL = (((t_L - low) * heads + head) * CHUNK)[:, None] + i_L[None, :]
         tl.store(inverses_ptr + at_LL, inverse_LL, mask=is_token_L[:, None])
+
+
+@triton.jit
+def part_of(start, end, position, low, high):
+    """What of a request's tokens is from `low` on, up to `high`, and the position where that begins."""
+    position += tl.maximum(low - start, 0)
+    return tl.maximum(start, low), tl.minimum(end, high), position
 
 
 @triton.jit
@@ -109,7 +122,7 @@ def unit(x_LS):
 def delta_chunks_kernel(
     q_ptr, k_ptr, v_ptr, a_ptr, a_weight_ptr, dt_bias_ptr, inverses_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr,
     rows_ptr, table_ptr, heads, heads_a_key, query_scale, q_stride, k_stride, v_stride, a_stride, page_stride,
-    out_stride, table_stride, page_size, fewest, WIDTH: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    out_stride, table_stride, page_size, fewest, low, high, WIDTH: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
     STATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -118,6 +131,7 @@ def delta_chunks_kernel(
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
     if end - start < fewest:
         return
+    start, end, position = part_of(start, end, position, low, high)
     head, offset_H, number_S = tl.program_id(1), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE)
     is_value_H, is_number_S = offset_H < WIDTH, number_S < SIZE
     inside_SH = is_number_S[:, None] & is_value_H[None, :]
@@ -135,7 +149,7 @@ def delta_chunks_kernel(
         q_LS = tl.load(q_ptr + t_L[:, None] * q_stride + shared_S[None, :], mask=tokens_LS, other=0.0)
         k_LS = tl.load(k_ptr + t_L[:, None] * k_stride + shared_S[None, :], mask=tokens_LS, other=0.0)
         v_LH = tl.load(v_ptr + t_L[:, None] * v_stride + column_H[None, :], mask=tokens_LH, other=0.0).to(tl.float32)
-        at_LL = ((t_L * heads + head) * CHUNK)[:, None] + i_L[None, :]
+        at_LL = (((t_L - low) * heads + head) * CHUNK)[:, None] + i_L[None, :]
         inverse_LL = tl.load(inverses_ptr + at_LL, mask=is_token_L[:, None], other=0.0)
         dt_L = softplus(tl.load(a_ptr + t_L * a_stride + head, mask=is_token_L, other=0.0).to(tl.float32) + dt_bias)
         between_LL, since_L, until_L, whole = decays(tl.where(is_token_L, dt_L * a_weight, 0.0), CHUNK)
@@ -195,17 +209,19 @@ def launch_delta_chunks(
     chunk, block, state = tiles.chunk, tiles.block(size, width), max(16, next_power_of_2(size))
     if not requests:
         return
-    inverses_TNL = torch.empty(tokens, heads, chunk, device=v_TNH.device)
-    delta_inverses_kernel[(cdiv(tokens, chunk) + requests, heads)](
-        k_TKS, a_TN, b_TN, weights.a_N, weights.dt_bias_N, inverses_TNL, metadata.query_start, metadata.seq_lens, size,
-        heads, a_key, float(weights.beta_scale), k_TKS.stride(0), a_TN.stride(0), b_TN.stride(0), metadata.block_size,
-        requests, fewest, CHUNK=chunk, STATE=state, num_warps=4, num_stages=1,
-        **launch_options(),
-    )  # fmt: skip
-    delta_chunks_kernel[(requests, heads, cdiv(width, block))](
-        q_TKS, k_TKS, v_TNH, a_TN, weights.a_N, weights.dt_bias_N, inverses_TNL, states_PNSH, out_TNH,
-        metadata.query_start, metadata.seq_lens, metadata.rows, metadata.block_table, heads, a_key, size**-0.5,
-        q_TKS.stride(0), k_TKS.stride(0), v_TNH.stride(0), a_TN.stride(0), states_PNSH.stride(0), out_TNH.stride(0),
-        metadata.block_table.stride(0), metadata.block_size, fewest, WIDTH=width, SIZE=size, CHUNK=chunk, STATE=state,
-        BLOCK=block, num_warps=tiles.num_warps, num_stages=tiles.num_stages, **launch_options(),
-    )  # fmt: skip
+    part = max(SCRATCH // (4 * heads * chunk) // chunk * chunk, chunk)
+    inverses_TNL = torch.empty(min(tokens, part), heads, chunk, device=v_TNH.device)
+    for low in range(0, tokens, part):
+        delta_inverses_kernel[(cdiv(tokens, chunk) + requests, heads)](
+            k_TKS, a_TN, b_TN, weights.a_N, weights.dt_bias_N, inverses_TNL, metadata.query_start, metadata.seq_lens, size,
+            heads, a_key, float(weights.beta_scale), k_TKS.stride(0), a_TN.stride(0), b_TN.stride(0), metadata.block_size,
+            requests, fewest, low, low + part, CHUNK=chunk, STATE=state, num_warps=4, num_stages=1, **launch_options(),
+        )  # fmt: skip
+        delta_chunks_kernel[(requests, heads, cdiv(width, block))](
+            q_TKS, k_TKS, v_TNH, a_TN, weights.a_N, weights.dt_bias_N, inverses_TNL, states_PNSH, out_TNH,
+            metadata.query_start, metadata.seq_lens, metadata.rows, metadata.block_table, heads, a_key, size**-0.5,
+            q_TKS.stride(0), k_TKS.stride(0), v_TNH.stride(0), a_TN.stride(0), states_PNSH.stride(0), out_TNH.stride(0),
+            metadata.block_table.stride(0), metadata.block_size, fewest, low, low + part, WIDTH=width, SIZE=size,
+            CHUNK=chunk, STATE=state, BLOCK=block, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            **launch_options(),
+        )  # fmt: skip

@@ -1,8 +1,8 @@
 """The scans of recurrent layers: a program takes a block of one head's (or some) channels of one request, over all of its tokens.
 
 The block's state stays in registers from token to token, and is written where a page ends. Decode steps are one token a
-request. Prompts go token by token too, where their bits must not depend on the batch and for Mamba's scan, whose decays are of
-single numbers; the longer ones of other scans go by chunks (`recurrent_ssd.py`, `recurrent_delta.py`).
+request. Prompts go token by token too where they are short, and where their bits must not depend on the batch; others go by
+chunks (`recurrent_selective.py`, `recurrent_ssd.py`, `recurrent_delta.py`).
 """
 
 import torch
@@ -56,13 +56,14 @@ def store_state(states_ptr, pages_ptr, page_stride, page_size, done, is_last, at
 @triton.jit
 def selective_scan_kernel(
     x_ptr, dt_ptr, b_ptr, c_ptr, a_ptr, d_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr,
-    channels, size, x_stride, dt_stride, b_stride, c_stride, page_stride, out_stride, table_stride, page_size,
+    channels, size, x_stride, dt_stride, b_stride, c_stride, page_stride, out_stride, table_stride, page_size, most,
     STATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     start, end, position, pages_ptr = find_tokens(query_start_ptr, seq_lens_ptr, rows_ptr, table_ptr, table_stride)
+    end = tl.where(end - start > most, start, end)
     channel, number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, STATE)
     is_channel, is_number = channel < channels, number < size
     inside, at = is_number[:, None] & is_channel[None, :], number[:, None] * channels + channel[None, :]
@@ -81,7 +82,7 @@ def selective_scan_kernel(
         store_state(states_ptr, pages_ptr, page_stride, page_size, done, t + 1 == end, at, inside, state)
 
 
-@kernel("selective_scan", platform="cuda", priority=10)
+@kernel("selective_scan", platform="cuda", priority=5)
 def selective_scan(
     x_TC: torch.Tensor,
     dt_TC: torch.Tensor,
@@ -92,8 +93,10 @@ def selective_scan(
     states_PSC: torch.Tensor,
     metadata: AttentionMetadata,
     out_TC: torch.Tensor,
+    *,
+    most: int = ANY_NUMBER,
 ) -> None:
-    """As `recurrent.selective_scan`."""
+    """As `recurrent.selective_scan`; requests with more than `most` tokens in the step are left as they are."""
     size, channels = a_SC.shape
     state = next_power_of_2(size)
     block = max(16, min(64, TILE // state))
@@ -101,8 +104,8 @@ def selective_scan(
         selective_scan_kernel[(metadata.num_requests, cdiv(channels, block))](
             x_TC, dt_TC, b_TS, c_TS, a_SC, d_C, states_PSC, out_TC, metadata.query_start, metadata.seq_lens, metadata.rows,
             metadata.block_table, channels, size, x_TC.stride(0), dt_TC.stride(0), b_TS.stride(0), c_TS.stride(0),
-            states_PSC.stride(0), out_TC.stride(0), metadata.block_table.stride(0), metadata.block_size, STATE=state,
-            BLOCK=block, num_warps=4, **launch_options(),
+            states_PSC.stride(0), out_TC.stride(0), metadata.block_table.stride(0), metadata.block_size, most,
+            STATE=state, BLOCK=block, num_warps=4, **launch_options(),
         )  # fmt: skip
 
 
