@@ -50,24 +50,36 @@ class Format:
         return next((write for pattern, write in self.others.items() if re.search(pattern, name)), self.write)
 
 
+MATRICES = r"layers\.\d+\..*_proj\.weight$"
+"""Names of the matrices of a tiny Llama's layers."""
+
+
 def is_matrix(name: str) -> bool:
     """Whether a tensor of a tiny model is one of a layer's matrices."""
-    return bool(re.search(r"layers\.\d+\..*_proj\.weight$", name))
+    return bool(re.search(MATRICES, name))
 
 
 def store(
-    source: Path, target: Path, form: Format, *, plain: str = "^$", head: bool = False, seed: int = 0
+    source: Path,
+    target: Path,
+    form: Format,
+    *,
+    plain: str = "^$",
+    head: bool = False,
+    matrices: str = MATRICES,
+    seed: int = 0,
 ) -> dict[str, torch.Tensor]:
     """Write `source` again in a format, and its values as a plain checkpoint into `target`/worth; returns the values.
 
     Args:
         plain: a regular expression for names of matrices that stay as they are.
         head: the head is written so too.
+        matrices: a regular expression for names of what is written in the format.
     """
     rng = np.random.default_rng(seed)
     tensors = load_file(source / "model.safetensors")
     worth = dict(tensors)
-    wanted = [name for name in tensors if is_matrix(name) or (head and name == "lm_head.weight")]
+    wanted = [name for name in tensors if re.search(matrices, name) or (head and name == "lm_head.weight")]
     for name in [name for name in wanted if not re.search(plain, name)]:
         write = form.writer(name)
         if write is None:

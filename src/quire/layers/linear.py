@@ -30,12 +30,14 @@ class Axis:
         per: so many of them ...
         entries: ... take so many entries of this dimension.
         is_stream: entries are one stream of bits: the last of them may stand for fewer.
+        is_packed: an entry holds a value for each of them, rather than one that they share; so do streams, and several entries.
     """
 
     of: Literal["rows", "columns", "values", "none"]
     per: int = 1
     entries: int = 1
     is_stream: bool = False
+    is_packed: bool = False
 
     def length(self, shape: tuple[int, int]) -> int:
         """Entries for a matrix of some shape."""
@@ -51,8 +53,8 @@ class Axis:
             if columns != slice(0, shape[1]):
                 return None
             size, part = shape[0] * shape[1], slice(rows.start * shape[1], rows.stop * shape[1])
-        if self.per >= size:
-            return slice(0, self.entries)
+        if self.per >= size and not (self.is_packed or self.is_stream or self.entries > 1):
+            return slice(0, 1)
         if part.step is not None:
             return part if self.per == self.entries == 1 else None
         if part.start % self.per or (part.stop % self.per and part.stop != size):

@@ -65,7 +65,7 @@ def gemm(
         zeros_NG = unpack(tensors[zeros]).T[: shape[0]] if zeros in tensors else None
         return packed_weight(unpack(tensors[codes]).T[: shape[0]], tensors[scales].T, zeros_NG, 4, dtype, size)
 
-    eights, groups = Axis("rows", 8), Axis("columns", size)
+    eights, groups = Axis("rows", 8, is_packed=True), Axis("columns", size)
     tensors = {
         codes: Stored((COLUMNS, eights), INT32),
         zeros: Stored((groups, eights), INT32, optional=not has_zeros),
@@ -87,8 +87,8 @@ def _gemv(group: int) -> Scheme:
         )
 
     tensors = {
-        "qweight": Stored((ROWS, Axis("columns", 8)), INT32),
-        "qzeros": Stored((ROWS, Axis("columns", size * 8 * words, words)), INT32),
+        "qweight": Stored((ROWS, Axis("columns", 8, is_packed=True)), INT32),
+        "qzeros": Stored((ROWS, Axis("columns", size * 8 * words, words, is_packed=True)), INT32),
         "scales": Stored((ROWS, Axis("columns", size * 8 * words, words * 8))),
     }
     return Scheme(f"int4 (AWQ gemv), groups of {group}", tensors, decode, Form("packed", 4, size, True))

@@ -73,7 +73,8 @@ def weight_of_words(
     order = None if group_K is None else _order_of_groups(group_K.long(), scale_NG.shape[1], group)
     is_even = inputs % group == 0 or group >= inputs
     if order is None and is_even and bits in (4, 8) and words_NW.shape[1] * 32 == inputs * bits:
-        data = words_NW.contiguous().view(torch.uint8)  # words are bytes as we have them
+        # Words are bytes as we have them. (One word a row has any stride, which a view in another type does not take.)
+        data = words_NW.reshape(-1).view(torch.uint8).view(words_NW.shape[0], -1)
         return _finished(data if bits == 4 else (data ^ 128).view(torch.int8), inputs, scale_NG, zero_NG, bits, dtype)
     codes_NK = unpack_words(words_NW, bits, 1)[:, :inputs]
     if order is None:
@@ -95,7 +96,10 @@ def packed_weight(
 ) -> PackedWeight:
     """A weight of codes without sign (0 to 2**bits - 1), one a byte. Raises ConfigError as `weight_of_words`."""
     inputs = codes_NK.shape[1]
-    data = pack_nibbles(codes_NK) if bits <= 4 else (codes_NK.short() - (1 << bits - 1)).to(torch.int8)
+    if bits <= 4:  # of an odd number of columns in 8 bits
+        data = codes_NK.to(torch.int8) if inputs % 2 else pack_nibbles(codes_NK)
+    else:
+        data = (codes_NK.short() - (1 << bits - 1)).to(torch.int8)
     zero_NG = None if zero_NG is None else even_groups(zero_NG, inputs, group)
     return _finished(data, inputs, even_groups(scale_NG, inputs, group), zero_NG, bits, dtype)
 
@@ -143,8 +147,8 @@ def affine_weight(
 
 
 def check_groups(inputs: int, groups: int) -> None:
-    """Raises ConfigError where columns do not fall into equal groups of an even number."""
-    if inputs % groups or inputs % 2:
+    """Raises ConfigError where columns do not fall into equal groups."""
+    if inputs % groups:
         raise ConfigError(
             f"{inputs} columns with {groups} scales a row are no equal groups of columns, which is not supported",
             setting="quantization",

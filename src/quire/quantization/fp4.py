@@ -13,7 +13,7 @@ from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within
 
 BYTES = (torch.uint8,)
 E8M0 = (torch.uint8, torch.float8_e8m0fnu)
-PAIRS = Stored((ROWS, Axis("columns", 2)), BYTES)
+PAIRS = Stored((ROWS, Axis("columns", 2, is_packed=True)), BYTES)
 
 
 def nvfp4(codes: str, whole_scale: str, divides: bool) -> Scheme:

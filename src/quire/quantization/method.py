@@ -31,7 +31,7 @@ def is_float8(part: Decoded) -> bool:
 
 
 def _has_kernels(part: PackedWeight, groups: int) -> bool:
-    return groups == 1 or part.in_features // groups % 8 == 0
+    return part.in_features % 2 == 0 if groups == 1 else part.in_features // groups % 8 == 0
 
 
 class QuantizedLinear(LinearMethod):
@@ -89,6 +89,8 @@ class QuantizedLinear(LinearMethod):
 
     def scheme(self, source: str) -> Scheme | None:
         """How the checkpoint stores a matrix; None: in a plain type, be it that only the names of its tensors tell."""
+        if source in self._names:  # all experts in one plain tensor
+            return None
         scheme = self._scheme_of(source)
         if scheme is None or f"{source}.weight" not in self._names:
             return scheme
@@ -111,7 +113,11 @@ class QuantizedLinear(LinearMethod):
             raise ConfigError(f"{source}: {error}", setting=error.setting) from error
         if isinstance(part, PackedWeight) and part.scale is not None and not _has_kernels(part, part.scale.shape[1]):
             part = join.dense(part, dtype)
-            self._note(part, f"stored as {scheme.name}", "their groups have no multiple of 8 columns")
+            self._note(
+                part,
+                f"stored as {scheme.name}",
+                "their groups have no multiple of 8 columns, or all of them an odd number",
+            )
         elif is_float8(part) and not self._has_fp8:
             part = join.dense(part, dtype)
             self._note(part, f"stored as {scheme.name}", self._lacks_fp8)

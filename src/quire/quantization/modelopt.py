@@ -83,7 +83,7 @@ def _four_bits(group: int) -> Scheme:
         return packed_weight(codes_NK, tensors["weight_scale"], None, 4, dtype, group)
 
     tensors = {
-        "weight": Stored((Axis("rows", 2), COLUMNS), (torch.uint8,)),
+        "weight": Stored((Axis("rows", 2, is_packed=True), COLUMNS), (torch.uint8,)),
         "weight_scale": Stored((ROWS, Axis("columns", group))),
     }
     return Scheme(f"int4 (AWQ), groups of {group}", tensors, decode, Form("packed", 4, group, True))

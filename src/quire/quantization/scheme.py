@@ -87,9 +87,14 @@ SchemeOf: TypeAlias = Callable[[str], Scheme | None]
 """How a checkpoint stores the matrix of this name (without the model's prefix); None: in a plain type."""
 
 
+PREFIXES = (
+    "", "model.", "model.language_model.", "language_model.model.", "transformer.", "gpt_neox.", "model.decoder.", "backbone.",
+)  # fmt: skip
+
+
 def spellings(source: str) -> list[str]:
     """A matrix's name with every prefix that checkpoints' descriptions may give it."""
-    return [prefix + source for prefix in ("", "model.", "model.language_model.", "language_model.model.")]
+    return [prefix + source for prefix in PREFIXES]
 
 
 def matches(pattern: str, source: str) -> bool:

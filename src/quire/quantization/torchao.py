@@ -12,7 +12,7 @@ from quire.guards import is_dict, is_sequence
 from quire.kernels.packed import Int8Weight, unpack_nibbles
 from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import fp8
-from quire.quantization.codes import affine_weight, check_groups
+from quire.quantization.codes import affine_weight, check_groups, even_groups
 from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
@@ -105,9 +105,10 @@ def _tensors(rows: bool, columns: int) -> dict[str, Stored]:
 
 def _int8(rows: bool, columns: int) -> Scheme:
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        scale_NG = tensors[SCALE].float().expand(shape[0], -1)
+        scale_NG = even_groups(tensors[SCALE].float().expand(shape[0], -1), shape[1], columns)
         check_groups(shape[1], scale_NG.shape[1])
         zero = tensors.get(ZERO)
+        zero = zero if zero is None else even_groups(zero, shape[1], columns)
         offset_NG = None if zero is None or not bool(zero.any()) else zero.float() * scale_NG
         return affine_weight(tensors[CODES], scale_NG, offset_NG, 8, dtype)
 
@@ -137,7 +138,7 @@ def _int4(group: int) -> Scheme:
 
     by_group = (Axis("columns", group), ROWS)
     tensors = {
-        CODES: Stored((ROWS, Axis("columns", 2)), (torch.int8, torch.uint8)),
+        CODES: Stored((ROWS, Axis("columns", 2, is_packed=True)), (torch.int8, torch.uint8)),
         SCALE: Stored(by_group),
         ZERO: Stored(by_group),
     }

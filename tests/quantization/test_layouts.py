@@ -1,0 +1,44 @@
+"""Matrices of other shapes and names than a Llama's, in the formats whose packing makes them hard to take apart."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from tests.oracles.model_driver import ModelDriver, Sequence
+from tests.oracles.quantized_models import MATRICES, WEIGHT_ONLY, store
+from tests.oracles.quantized_variants import VARIANTS
+
+from quire.benchmarks.tiny_models import make_tiny_model
+from quire.engine.arg_utils import EngineArgs
+from quire.model_loader import load_model
+from quire.platforms.cpu import CpuPlatform
+
+TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
+FORMATS = WEIGHT_ONLY | VARIANTS
+CASES: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "rows of two kinds in one word": ("Qwen3NextForCausalLM", {}, "awq", r"in_proj_ba\.weight$"),
+    "an odd number of columns": ("MambaForCausalLM", {"time_step_rank": 7}, "gptq 4 bits", MATRICES),
+    "one word a row": ("LlamaForCausalLM", {"intermediate_size": 8}, "gptq 4 bits", MATRICES),
+    "experts left in one plain tensor": ("GraniteMoeForCausalLM", {}, "bitsandbytes nf4", MATRICES),
+    "blocks under another name": ("BloomForCausalLM", {}, "auto-round gptq", r"h\.\d+\..*(dense|query_key_value)\w*\.weight$"),
+}  # fmt: skip
+
+
+def logprobs_of(path):
+    platform = CpuPlatform()
+    platform.select_kernels(deterministic=True)
+    config = EngineArgs(model=str(path), dtype="float32").create_engine_config()
+    loaded = load_model(config, platform, torch.device("cpu"), 64, 16)
+    return ModelDriver(loaded.model, pages_a_row=16).prefill(Sequence(list(TOKENS), row=0))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_checkpoint_is_worth_its_values(tmp_path, case):
+    architecture, settings, name, matrices = CASES[case]
+    form = FORMATS[name]
+    if "block_name_to_quantize" in form.section:
+        form = dataclasses.replace(form, section=form.section | {"block_name_to_quantize": "transformer.h"})
+    source = make_tiny_model(architecture, tmp_path / "plain", **settings)
+    store(source, tmp_path, form, matrices=matrices)
+    torch.testing.assert_close(logprobs_of(tmp_path), logprobs_of(tmp_path / "worth"), rtol=0, atol=1e-3)
