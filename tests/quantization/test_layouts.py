@@ -1,10 +1,12 @@
 """Matrices of other shapes and names than a Llama's, in the formats whose packing makes them hard to take apart."""
 
 import dataclasses
+import shutil
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.quantized_models import MATRICES, WEIGHT_ONLY, store
 from tests.oracles.quantized_variants import VARIANTS
@@ -31,6 +33,24 @@ def logprobs_of(path):
     config = EngineArgs(model=str(path), dtype="float32").create_engine_config()
     loaded = load_model(config, platform, torch.device("cpu"), 64, 16)
     return ModelDriver(loaded.model, pages_a_row=16).prefill(Sequence(list(TOKENS), row=0))
+
+
+def test_llama4s_experts_may_stand_one_by_one(tmp_path):
+    """As tools have them that know linear layers only; rows are outputs then."""
+    source = make_tiny_model("Llama4ForCausalLM", tmp_path / "stacked")
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        before, _, kind = name.rpartition(".")
+        for number, matrix in enumerate(tensors.pop(name)):
+            parts = {"gate_proj": matrix.T.chunk(2)[0], "up_proj": matrix.T.chunk(2)[1]}
+            for part, values in (parts if kind == "gate_up_proj" else {"down_proj": matrix.T}).items():
+                tensors[f"{before}.{number}.{part}.weight"] = values.contiguous()
+    plain = tmp_path / "plain"
+    shutil.copytree(source, plain)
+    save_file(tensors, plain / "model.safetensors")
+    torch.testing.assert_close(logprobs_of(plain), logprobs_of(source), rtol=0, atol=1e-4)
+    store(plain, tmp_path, FORMATS["compressed 4 bits"])
+    torch.testing.assert_close(logprobs_of(tmp_path), logprobs_of(tmp_path / "worth"), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("case", CASES)

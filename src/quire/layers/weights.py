@@ -247,7 +247,8 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
     columns = module.local_columns(plan) if module.columns else None
     is_formatted = columns and not module.plain and (module.kind != "embedding" or method.stores_embeddings)
     is_formatted = is_formatted and module.kind not in ("norm", "table")
-    plain = CONVOLUTION if module.is_conv else TRANSPOSED if module.transposed else PLAIN["weight"]
+    is_transposed = module.transposed and (is_stack or not module.stacked)
+    plain = CONVOLUTION if module.is_conv else TRANSPOSED if is_transposed else PLAIN["weight"]
     prefix = "" if module.name.startswith("lm_head") else prefix
     for name, (rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
         source = functools.partial(

@@ -16,6 +16,8 @@ LLAMA4_NAMES = dataclasses.replace(
         router="feed_forward.router",
         shared_gate_up=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
         shared_down="feed_forward.shared_expert.down_proj",
+        experts_gate_up=("feed_forward.experts.{expert}.gate_proj", "feed_forward.experts.{expert}.up_proj"),
+        experts_down="feed_forward.experts.{expert}.down_proj",
     ),
     stacked={"experts_gate_up": "feed_forward.experts.gate_up_proj", "experts_down": "feed_forward.experts.down_proj"},
     transposed=("experts_gate_up", "experts_down"),
