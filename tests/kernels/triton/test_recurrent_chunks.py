@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.kernels.test_recurrent import PAGES_A_ROW, Pages, implementation
 from tests.oracles.float64 import in_float64
 from torch import Tensor
+from triton import jit
 
 from quire.kernels import registry, triton
 from quire.kernels.recurrent import DeltaWeights, SsdWeights
@@ -243,6 +244,20 @@ def test_what_the_host_knows_of_a_step_says_whether_it_has_chunks(
 def test_results_that_must_not_depend_on_the_batch_go_token_by_token(name: str) -> None:
     assert registry.choose(name, "cuda").chosen.function is MODULES[name].__dict__[name]
     assert registry.choose(name, "cuda", deterministic=True).chosen.function is recurrent_scan.__dict__[name]
+
+
+@jit
+def softplus_kernel(x_ptr, out_ptr):
+    at = tl.arange(0, 4096)
+    tl.store(out_ptr + at, recurrent_selective.softplus(tl.load(x_ptr + at)))
+
+
+def test_the_polynomial_for_time_steps_is_as_good_as_float32() -> None:
+    x = torch.linspace(-80, 80, 4096, device=DEVICE)
+    out = torch.empty_like(x)
+    softplus_kernel[(1,)](x, out)
+    error = (out.double() / torch.nn.functional.softplus(x.double(), threshold=100) - 1).abs()
+    assert (error <= 4e-7 + 1.2e-7 * x.abs()).all(), "the exponent itself is rounded to 2^-24"
 
 
 COMPILE = """
