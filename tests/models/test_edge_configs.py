@@ -18,6 +18,7 @@ from quire.errors import ConfigError
 from quire.kernels.xielu import XIELU
 from quire.layers.activation import KERNEL_KINDS
 from quire.models.registry import ModelRegistry
+from quire.models.spec import MoE
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
@@ -55,6 +56,7 @@ def edges(architecture: str) -> Iterator[tuple[str, Config]]:
         for label, count, chosen in (("one expert", 1, 1), ("all experts", 3, 3), ("one of five experts", 5, 1)):
             numbers = dict.fromkeys(EXPERTS, count) | dict.fromkeys(CHOSEN, chosen)
             yield label, known(**numbers, n_group=1, topk_group=1)
+        yield "no experts", known(**dict.fromkeys(EXPERTS, 0))
     for name in fields & {*ZERO}:
         yield f"{name}=0", {name: 0}
     for name in fields & {*DENSE}:
@@ -104,6 +106,11 @@ WAYS: dict[str, Rewrite] = {
     "rope_parameters without a type": lambda config: _rotated(config, {"rope_theta": 500.0}),
     "rope_parameters null": lambda config: _rotated(config, None),
     "no rope_parameters": lambda config: {name: value for name, value in config.items() if name != "rope_parameters"},
+    "a window that its class does not know": lambda config: (
+        None
+        if "sliding_window" in fields_of(config["architectures"][0])
+        else config | {"sliding_window": 7, "use_sliding_window": True}
+    ),
     "several ends": lambda config: config | {"eos_token_id": [1, 5]},
 }
 """From a config.json to the same, or nearly the same, written otherwise; None where that makes no sense."""
@@ -126,6 +133,8 @@ SAMPLE = (
     ("GraniteMoeSWAForCausalLM", "one layer"), ("LlamaForCausalLM", "a quarter of each head"),
     ("CohereForCausalLM", "rope_parameters without a base"), ("CwmForCausalLM", "rope_parameters null"),
     ("Mistral4ForCausalLM", "no rope_parameters"), ("Qwen3MoeForCausalLM", "one expert"),
+    ("LlamaForCausalLM", "a window that its class does not know"), ("Qwen3NextForCausalLM", "no experts"),
+    ("Qwen3NextForCausalLM", "a window that its class does not know"),
     ("Llama4ForCausalLM", "no layer with experts"), ("NemotronHForCausalLM", "moe_shared_expert_intermediate_size=0"),
 )  # fmt: skip
 
@@ -227,6 +236,46 @@ def test_lists_of_layers_end_with_the_last_layer_and_may_not_end_before_it(archi
         assert [cut.mixers_of(layer) for layer in range(count)] == [whole.mixers_of(layer) for layer in range(count)]
     with pytest.raises(ConfigError, match=r"num_hidden_layers=99, but layer\w+ of config\.json names"):
         entry.make_spec(HFConfig(config | {"num_hidden_layers": 99}))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "listed"),
+    [
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1, 2, 3, 1], "num_experts": 6}),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": 2, "num_experts": [6, 5, 4, 3]}),
+    ],
+)
+def test_numbers_listed_by_layer_end_with_the_last_layer_too(architecture, listed):
+    values = class_of(architecture).config_class(**tiny_values(architecture)).to_dict() | listed
+    entry, hf = ModelRegistry.resolve(architecture), values | {"architectures": [architecture]}
+    assert len(entry.make_spec(HFConfig(hf | {"num_hidden_layers": 4})).mlps()) == 4
+    cut = entry.make_spec(HFConfig(hf | {"num_hidden_layers": 2})).mlps()
+    numbers = [(mlp.routing.num_experts, mlp.routing.top_k) for mlp in cut if isinstance(mlp, MoE)]
+    assert numbers in ([(6, 1), (6, 2)], [(6, 2), (5, 2)])
+    with pytest.raises(ConfigError, match=r"num_hidden_layers=5, but \w+ of config\.json names 4"):
+        entry.make_spec(HFConfig(hf | {"num_hidden_layers": 5}))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window", "windows"),
+    [
+        ("Qwen2ForCausalLM", {"max_window_layers": 2}, [0, 0, 4096]),
+        ("Qwen2ForCausalLM", {"sliding_window": 9}, [0, 0, 0]),
+        ("Qwen3ForCausalLM", {"max_window_layers": 1, "sliding_window": None}, [0, 0, 0]),
+        ("Qwen3MoeForCausalLM", {"max_window_layers": 2, "sliding_window": 9}, [9, 9, 9]),
+    ],
+)
+def test_windows_are_those_of_the_class_where_a_config_leaves_out_what_they_need(architecture, window, windows):
+    values = {**tiny_values(architecture), "use_sliding_window": True, **window, "architectures": [architecture]}
+    hf = HFConfig({"hidden_act": "silu", "rms_norm_eps": 1e-6, **values})
+    assert [mixer.window for mixer in ModelRegistry.resolve(architecture).make_spec(hf).attentions()] == windows
+
+
+def test_the_first_llamas_call_their_length_otherwise():
+    values = {**tiny_values("LlamaForCausalLM"), "architectures": ["LLaMAForCausalLM"], "max_sequence_length": 77}
+    entry = ModelRegistry.resolve("LLaMAForCausalLM")
+    assert entry.make_spec(HFConfig(values)).max_positions == values.pop("max_position_embeddings")
+    assert entry.make_spec(HFConfig(values)).max_positions == 77
 
 
 @pytest.mark.parametrize("kinds", [["mlp", "mlp"], ["moe"]])

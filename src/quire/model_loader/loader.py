@@ -27,6 +27,7 @@ from quire.layers.interface import CausalLM, ModelContext
 from quire.layers.linear import PLAIN, UnquantizedLinear
 from quire.layers.parallel import ParallelPlan
 from quire.layers.pooling.trunk import as_trunk, trunk_architectures
+from quire.layers.spec_check import check_spec
 from quire.layers.weights import cache_scales, canonical_name, check_names, check_shapes, is_cache_scale
 from quire.logger import init_logger
 from quire.model_loader.device_reader import DTYPES, upload_tensors
@@ -109,14 +110,17 @@ def build_spec(config: EngineConfig, entry: Entry) -> DecoderSpec:
     """The spec of the configured checkpoint.
 
     Raises:
-        ConfigError: config.json lacks a field that the spec needs.
+        ConfigError: config.json lacks a field that the spec needs, or has a number there that no model can have.
     """
     try:
         spec = entry.make_spec(config.model.hf_config)
     except ConfigError:
         raise
     except (AttributeError, TypeError, ValueError, LookupError, ZeroDivisionError) as error:
-        raise ConfigError(f"config.json does not fit {entry.architecture}: {error}", setting="model") from error
+        zeros = [name for name, value in config.model.hf_config.to_dict().items() if value == 0 and value is not False]
+        hint = f" (0 stands in {', '.join(zeros)})" if isinstance(error, ZeroDivisionError) and zeros else ""
+        raise ConfigError(f"config.json does not fit {entry.architecture}: {error}{hint}", setting="model") from error
+    check_spec(spec, config.model.hf_config)
     if config.model.pooling is not None:
         spec = as_trunk(spec, config.model)
     return spec.without_windows() if config.model.disable_sliding_window else spec

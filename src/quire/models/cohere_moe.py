@@ -6,7 +6,7 @@ from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
 from quire.models.cohere import cohere
 from quire.models.mixtures import EXPERT_NAMES, with_experts
-from quire.models.patterns import defaults, with_layers
+from quire.models.patterns import defaults, kinds_of, with_layers
 from quire.models.registry import register
 from quire.models.spec import DecoderSpec, GatedMLP, MoE, RMSNorm
 
@@ -20,7 +20,7 @@ def cohere2_moe(hf: HFConfig) -> DecoderSpec:
     first, every = hf.get("first_k_dense_replace", 0), hf.get("sliding_window_pattern", 4)
     every_dense, layers = hf.get("prefix_dense_sliding_window_pattern", 1), range(hf.num_hidden_layers)
     kinds = hf.get("mlp_layer_types") or ["dense" if layer < first else "sparse" for layer in layers]
-    types = hf.get("layer_types")
+    types = kinds_of(hf, "sliding_attention", "full_attention")
     if types is None:
         turns = [(layer + 1) % every_dense if layer < first else (layer - first + 1) % every for layer in layers]
         types = ["sliding_attention" if turn else "full_attention" for turn in turns]
@@ -30,7 +30,8 @@ def cohere2_moe(hf: HFConfig) -> DecoderSpec:
     )
     size = hf.intermediate_size
     dense = cohere(HFConfig(hf.to_dict() | {"intermediate_size": hf.get("prefix_dense_intermediate_size", size)}))
-    dense = with_layers(with_layers(dense, is_full, window=0), still, rope=None)
+    dense = with_layers(dense.with_attention(window=hf.sliding_window), is_full, window=0)
+    dense = with_layers(dense, still, rope=None)
     if hf.get("rms_norm_eps") is not None:
         dense = dataclasses.replace(dense, norm=RMSNorm(hf.rms_norm_eps))
     names = EXPERT_NAMES.but(drop=("before_mlp",))

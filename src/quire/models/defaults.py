@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.guards import is_dict
+from quire.guards import is_dict, is_sequence
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {"head_dim": 128, "num_dense_layers": 1, "num_shared_experts": 2, "sliding_window": 1024},
@@ -31,7 +31,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 3, "n_group": 8, "n_shared_experts": 1, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
         "routed_scaling_factor": 2.5, "topk_group": 4, "v_head_dim": 128,
     },
-    "Dots1ForCausalLM": {"norm_topk_prob": False, "num_key_value_heads": 32, "sliding_window": 4096},
+    "Dots1ForCausalLM": {
+        "max_window_layers": 62, "norm_topk_prob": False, "num_key_value_heads": 32, "sliding_window": 4096,
+    },
     "Ernie4_5ForCausalLM": {"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "rope_theta": 500000.0},
     "Ernie4_5_MoeForCausalLM": {
         "moe_num_shared_experts": 2, "num_key_value_heads": 4, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
@@ -92,10 +94,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "MixtralForCausalLM": {"num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0},
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-05},
     "PhimoeForCausalLM": {"num_key_value_heads": 8, "rope_theta": 1000000.0},
-    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
-    "Qwen2MoeForCausalLM": {"num_key_value_heads": 16},
-    "Qwen3ForCausalLM": {"head_dim": 128, "num_key_value_heads": 32},
-    "Qwen3MoeForCausalLM": {"num_key_value_heads": 4},
+    "Qwen2ForCausalLM": {"max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096},
+    "Qwen2MoeForCausalLM": {"num_key_value_heads": 16, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {
+        "head_dim": 128, "max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096,
+    },
+    "Qwen3MoeForCausalLM": {"num_key_value_heads": 4, "sliding_window": 4096},
     "Qwen3NextForCausalLM": {"head_dim": 256, "norm_topk_prob": True},
     "Qwen3_5ForCausalLM": {"head_dim": 256},
     "Qwen3_5MoeForCausalLM": {"head_dim": 256},
@@ -118,7 +122,7 @@ WHOLE = (
     "Olmo", "Phimoe", "Qwen2", "Qwen3F", "Qwen3M", "SeedOss", "SmolLM3", "Starcoder2", "VaultGemma", "Zamba2",
 )  # fmt: skip
 """Families whose classes rotate the whole head, whatever `partial_rotary_factor` a config has."""
-LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers")
+LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "num_experts", "moe_topk")
 BASES, SECTIONS = ("rope_theta", "rotary_emb_base"), ("rope_parameters", "rope_scaling")
 
 
@@ -133,7 +137,8 @@ def completed(architecture: str, hf: HFConfig) -> HFConfig:
     given = {name: value for name, value in hf.to_dict().items() if value is not None or name not in SECTIONS}
     count = given.get("num_hidden_layers")
     if isinstance(count, int) and not architecture.startswith("NemotronH"):  # which counts its list
-        given |= {name: _of_layers(name, kinds, count) for name in LISTS if (kinds := given.get(name))}
+        lists = {name: list(kinds) for name in LISTS if is_sequence(kinds := given.get(name)) and kinds}
+        given |= {name: _of_layers(name, kinds, count) for name, kinds in lists.items()}
     if architecture.startswith(WHOLE):
         given = _without(given, "partial_rotary_factor")
     sections = [section for name in SECTIONS if is_dict(section := given.get(name))]

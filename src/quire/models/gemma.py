@@ -4,7 +4,7 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES
-from quire.models.patterns import defaults, sliding_layers, with_layers
+from quire.models.patterns import defaults, full_where_not_sliding, sliding_layers, with_layers
 from quire.models.registry import register
 from quire.models.rope import Rope
 from quire.models.spec import PRE, SANDWICH, Attention, DecoderSpec, GatedMLP, RMSNorm
@@ -46,13 +46,9 @@ def gemma(hf: HFConfig) -> DecoderSpec:
 def gemma2(hf: HFConfig) -> DecoderSpec:
     """Gemma 2: every second layer sees a window; soft caps on scores and logits."""
     spec = gemma(defaults(hf, hidden_activation="gelu_pytorch_tanh"))
-    base = dataclasses.replace(
-        spec.attentions()[0], scale=hf.query_pre_attn_scalar**-0.5, soft_cap=hf.get("attn_logit_softcapping", 0.0)
-    )
-    windows = [hf.sliding_window if sliding else 0 for sliding in sliding_layers(hf, every=2)]
+    spec = spec.with_attention(scale=hf.query_pre_attn_scalar**-0.5, soft_cap=hf.get("attn_logit_softcapping", 0.0))
     return dataclasses.replace(
-        spec,
-        mixer=tuple(dataclasses.replace(base, window=window) for window in windows),
+        full_where_not_sliding(spec, hf, every=2),
         placement=SANDWICH,
         weights=SANDWICH_NAMES,
         logits_soft_cap=hf.get("final_logit_softcapping", 0.0),

@@ -6,7 +6,7 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import llama
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures
 from quire.models.patterns import defaults, full_where_not_sliding, renamed
-from quire.models.qwen import window_of_layers
+from quire.models.qwen import with_windows
 from quire.models.registry import register
 from quire.models.spec import SANDWICH, DecoderSpec, RMSNorm
 
@@ -35,11 +35,8 @@ def glm4_moe(hf: HFConfig) -> DecoderSpec:
 @register("Dots1ForCausalLM")
 def dots1(hf: HFConfig) -> DecoderSpec:
     """dots.llm1: norms of query and key heads, windows in some layers."""
-    dense = llama(hf)
-    windows, norm = window_of_layers(HFConfig(hf.to_dict() | {"use_sliding_window": True})), RMSNorm(hf.rms_norm_eps)
-    (base, *_) = dense.attentions()
-    mixer = tuple(dataclasses.replace(base, window=window, qk_norm=norm) for window in windows)
-    return with_deepseek_mixtures(hf, dataclasses.replace(dense, mixer=mixer), deepseek_mixture(hf))
+    dense = with_windows(llama(hf).with_attention(qk_norm=RMSNorm(hf.rms_norm_eps)), hf)
+    return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf))
 
 
 @register("SolarOpenForCausalLM")

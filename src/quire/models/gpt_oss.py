@@ -5,6 +5,7 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.kernels.experts import ClampedSwiglu, Routing
 from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
 from quire.models.spec import DecoderSpec, MoE
 
@@ -35,17 +36,11 @@ BY_EXPERT = dataclasses.replace(
 @register("GptOssForCausalLM")
 def gpt_oss(hf: HFConfig) -> DecoderSpec:
     """gpt-oss-20b and gpt-oss-120b."""
-    hf = HFConfig({"attention_bias": True} | hf.to_dict())
-    count, window = hf.num_hidden_layers, hf.get("sliding_window", 0)
-    types = hf.get("layer_types") or [("sliding_attention", "full_attention")[layer % 2] for layer in range(count)]
+    types = [("sliding_attention", "full_attention")[layer % 2] for layer in range(hf.num_hidden_layers)]
+    hf = defaults(hf, attention_bias=True, layer_types=types)
     stored = hf.quantization_config.get("quant_method") if "quantization_config" in hf else None
-    dense = llama(hf)
-    (base, *_) = dense.attentions()
     return dataclasses.replace(
-        dense,
-        mixer=tuple(
-            dataclasses.replace(base, sinks=True, window=window if kind == "sliding_attention" else 0) for kind in types
-        ),
+        full_where_not_sliding(llama(hf).with_attention(sinks=True), hf),
         mlp=MoE(
             Routing(hf.num_local_experts, hf.num_experts_per_tok),
             hf.intermediate_size,

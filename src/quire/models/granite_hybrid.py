@@ -7,6 +7,7 @@ from quire.config.hf_config import HFConfig
 from quire.models.granite import granite
 from quire.models.granite_moe import GRANITE_MOE_NAMES, granite_mixture
 from quire.models.mamba import mamba2_of, ssm_names
+from quire.models.patterns import defaults, kinds_of
 from quire.models.registry import register
 from quire.models.spec import DecoderSpec, GatedMLP
 
@@ -22,7 +23,8 @@ def granite_hybrid(hf: HFConfig) -> DecoderSpec:
     (attention, *_) = spec.attentions()
     if hf.get("position_embedding_type") != "rope":
         attention = dataclasses.replace(attention, rope=None)
-    kinds = hf.get("layer_types") or hf.get("layers_block_type") or ["mamba"] * spec.layers
+    hf = defaults(hf, layer_types=hf.get("layers_block_type", ["mamba"] * spec.layers))
+    kinds = kinds_of(hf, "mamba", "attention", "linear_attention", "full_attention") or ()
     has_experts = hf.get("num_local_experts", 0) > 0
     return dataclasses.replace(
         spec,

@@ -43,7 +43,7 @@ def jamba(hf: HFConfig) -> DecoderSpec:
         conv_bias=bool(hf.get("mamba_conv_bias", True)),
         norm=RMSNorm(hf.rms_norm_eps),
     )
-    attention = dataclasses.replace(attention, rope=None, window=0)
+    attention = dataclasses.replace(attention, rope=None)
     dense = GatedMLP(hf.intermediate_size, hf.hidden_act)
     mixture = MoE(
         Routing(hf.num_experts, hf.num_experts_per_tok, renormalize=False), hf.intermediate_size, hf.hidden_act

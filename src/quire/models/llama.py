@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.patterns import defaults, full_where_not_sliding, with_layers
+from quire.models.patterns import defaults, full_where_not_sliding, renamed, with_layers
 from quire.models.registry import register
 from quire.models.rope import Rope
 from quire.models.spec import MLP, Attention, DecoderSpec, GatedMLP, RMSNorm, Temperature, WeightNames
@@ -34,9 +34,11 @@ def head_dim_of(hf: HFConfig) -> int:
 @register(
     "LlamaForCausalLM", "LLaMAForCausalLM", "YiForCausalLM", "AquilaForCausalLM", "AquilaModel", "XverseForCausalLM"
 )
-@register("MistralForCausalLM", "IQuestCoderForCausalLM", "TeleChat3ForCausalLM")
+@register("IQuestCoderForCausalLM", "TeleChat3ForCausalLM")
 def llama(hf: HFConfig) -> DecoderSpec:
-    """Llama 1 to 3, Mistral (with its window where the config has one), and models that only carry another name."""
+    """Llama 1 to 3, and models that only carry another name; none of them has a window, whatever its config says."""
+    if "max_position_embeddings" not in hf:  # the first config.json of Llama
+        hf = renamed(hf, max_position_embeddings="max_sequence_length")
     head_dim, bias = head_dim_of(hf), bool(hf.get("attention_bias", False))
     return DecoderSpec(
         vocab=hf.vocab_size,
@@ -47,7 +49,6 @@ def llama(hf: HFConfig) -> DecoderSpec:
             kv_heads=hf.get("num_key_value_heads", hf.num_attention_heads),
             head_dim=head_dim,
             rope=Rope.from_hf(hf, head_dim),
-            window=hf.get("sliding_window", 0),
             qkv_bias=bias,
             out_bias=bias,
         ),
@@ -57,6 +58,12 @@ def llama(hf: HFConfig) -> DecoderSpec:
         max_positions=hf.max_position_embeddings,
         tied_embeddings=bool(hf.get("tie_word_embeddings", False)),
     )
+
+
+@register("MistralForCausalLM")
+def mistral(hf: HFConfig) -> DecoderSpec:
+    """Mistral: Llama, with a window where the config has one."""
+    return llama(hf).with_attention(window=hf.get("sliding_window", 0))
 
 
 @register("MinistralForCausalLM")
@@ -76,7 +83,7 @@ def cwm(hf: HFConfig) -> DecoderSpec:
 @register("Ministral3ForCausalLM")
 def ministral3(hf: HFConfig) -> DecoderSpec:
     """Ministral 3: queries grow with each multiple of the original context."""
-    return llama(hf).with_attention(temperature=temperature_of(hf))
+    return mistral(hf).with_attention(temperature=temperature_of(hf))
 
 
 def temperature_of(hf: HFConfig) -> Temperature | None:
@@ -93,8 +100,8 @@ def smollm3(hf: HFConfig) -> DecoderSpec:
     rotates = hf.get("no_rope_layers") or [(layer + 1) % interval for layer in range(hf.num_hidden_layers)]
     window = hf.get("sliding_window", 0) if hf.get("use_sliding_window", False) else 0
     types = ["full_attention" if rotated else "sliding_attention" for rotated in rotates]
-    hf = defaults(hf, layer_types=types, tie_word_embeddings=True)
-    spec = full_where_not_sliding(llama(hf).with_attention(window=window), hf)
+    hf = defaults(HFConfig(hf.to_dict() | {"sliding_window": window}), layer_types=types, tie_word_embeddings=True)
+    spec = full_where_not_sliding(llama(hf), hf)
     return with_layers(spec, tuple(not rotated for rotated in rotates), rope=None)
 
 

@@ -6,6 +6,7 @@ from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.mixtures import with_experts
+from quire.models.patterns import kinds_of
 from quire.models.registry import register
 from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE, RMSNorm, Temperature
 
@@ -47,7 +48,8 @@ def _attentions(hf: HFConfig, dense: DecoderSpec) -> tuple[Attention, ...]:
     assert base.rope is not None
     every, layers = hf.get("no_rope_layer_interval", 4), range(dense.layers)
     rotates = hf.get("no_rope_layers") or [(layer + 1) % every != 0 for layer in layers]
-    kinds = hf.get("layer_types") or ["chunked_attention" if turns else "full_attention" for turns in rotates]
+    own = ["chunked_attention" if turns else "full_attention" for turns in rotates]
+    kinds = kinds_of(hf, "chunked_attention", "full_attention") or own
     rope, norm = dataclasses.replace(base.rope, interleaved=True), None
     if hf.get("use_qk_norm", True):
         # The norm has no weight: it may as well come before the rotation, which keeps lengths once its amplitude is gone.

@@ -36,7 +36,7 @@ def _softmax_routing(hf: HFConfig, renormalize: bool = False) -> Routing:
 def olmoe(hf: HFConfig) -> DecoderSpec:
     """OLMoE: norms over all query and all key heads at once; queries, keys and values may be clipped."""
     attention = llama(hf).with_attention(
-        qk_norm=RMSNorm(hf.rms_norm_eps), qk_norm_span="all", clip_qkv=float(hf.get("clip_qkv", 0.0)), window=0
+        qk_norm=RMSNorm(hf.rms_norm_eps), qk_norm_span="all", clip_qkv=float(hf.get("clip_qkv", 0.0))
     )
     mixture = MoE(_softmax_routing(hf), hf.intermediate_size, hf.hidden_act)
     return dataclasses.replace(attention, mlp=mixture, weights=EXPERT_NAMES)

@@ -4,7 +4,7 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
-from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.llama import LLAMA_NAMES, llama, mistral
 from quire.models.registry import register
 from quire.models.rope import Rope
 from quire.models.spec import DecoderSpec, LayerNorm, MoE, RMSNorm
@@ -22,7 +22,7 @@ MIXTRAL_NAMES = LLAMA_NAMES.but(
 def mixtral(hf: HFConfig) -> DecoderSpec:
     """Mixtral 8x7B and 8x22B."""
     mixture = MoE(Routing(hf.num_local_experts, hf.num_experts_per_tok), hf.intermediate_size, hf.hidden_act)
-    return dataclasses.replace(llama(hf), mlp=mixture, weights=MIXTRAL_NAMES)
+    return dataclasses.replace(mistral(hf), mlp=mixture, weights=MIXTRAL_NAMES)
 
 
 @register("PhimoeForCausalLM", "PhiMoEForCausalLM")
@@ -31,7 +31,7 @@ def phimoe(hf: HFConfig) -> DecoderSpec:
     routing = Routing(
         hf.num_local_experts, 2, "sparsemixer", renormalize=False, jitter=float(hf.get("router_jitter_noise", 0.01))
     )
-    spec = llama(hf)
+    spec = mistral(hf)
     return dataclasses.replace(
         spec.with_attention(rope=_stretched(hf, spec.attentions()[0].rope)),
         mlp=MoE(routing, hf.intermediate_size, hf.hidden_act),
@@ -58,7 +58,7 @@ def minimax_m2(hf: HFConfig) -> DecoderSpec:
     spec = llama(HFConfig({"partial_rotary_factor": rotated} | hf.to_dict()))
     routing = Routing(hf.num_local_experts, hf.num_experts_per_tok, "sigmoid")
     return dataclasses.replace(
-        spec.with_attention(qk_norm=RMSNorm(hf.rms_norm_eps), qk_norm_span="all", window=0),
+        spec.with_attention(qk_norm=RMSNorm(hf.rms_norm_eps), qk_norm_span="all"),
         mlp=MoE(routing, hf.intermediate_size, hf.hidden_act, bias_correction=True),
         weights=MIXTRAL_NAMES,
     )

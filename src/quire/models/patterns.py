@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from quire.config.hf_config import HFConfig
+from quire.errors import ConfigError
 from quire.models.spec import PRE, RESIDUAL_PRE, Attention, DecoderSpec, LayerNorm, Placement
 
 
@@ -18,13 +19,28 @@ def renamed(hf: HFConfig, **names: str) -> HFConfig:
     return HFConfig(hf.to_dict() | {new: hf.get(old) for new, old in names.items() if hf.get(old) is not None})
 
 
+def kinds_of(hf: HFConfig, *known: str) -> list[str] | None:
+    """`layer_types`, if the config has it.
+
+    Raises:
+        ConfigError: a layer is of another kind than those known.
+    """
+    kinds = hf.get("layer_types")
+    if unknown := {*(kinds or ())} - {*known}:
+        raise ConfigError(
+            f"layer_types of config.json has {', '.join(map(repr, unknown))}; known: {', '.join(known)}",
+            setting="model",
+        )
+    return kinds
+
+
 def sliding_layers(hf: HFConfig, every: int = 0) -> tuple[bool, ...]:
     """For each layer, whether it has a window: by `layer_types`, else every n-th layer is full.
 
     Args:
         every: n where the config gives none; 0 means that all layers are alike.
     """
-    types = hf.get("layer_types")
+    types = kinds_of(hf, "sliding_attention", "full_attention")
     if types is not None:
         return tuple(kind == "sliding_attention" for kind in types)
     pattern = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or every
@@ -44,7 +60,8 @@ def with_layers(spec: DecoderSpec, layers: tuple[bool, ...], **changes: Any) -> 
 
 
 def full_where_not_sliding(spec: DecoderSpec, hf: HFConfig, every: int = 0, **changes: Any) -> DecoderSpec:
-    """A copy in which layers without a window see the whole context; `changes` are for these."""
+    """A copy in which some layers have the config's window and the others see the whole context; `changes` are for these."""
+    spec = spec.with_attention(window=hf.get("sliding_window", 0))
     return with_layers(spec, tuple(not sliding for sliding in sliding_layers(hf, every)), window=0, **changes)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.llama import LLAMA_NAMES, llama, mistral
 from quire.models.patterns import defaults
 from quire.models.registry import register
 from quire.models.spec import MLP, PARALLEL, DecoderSpec, LayerNorm
@@ -39,4 +39,4 @@ def phi(hf: HFConfig) -> DecoderSpec:
 @register("Phi3ForCausalLM")
 def phi3(hf: HFConfig) -> DecoderSpec:
     """Phi-3, Phi-3.5, Phi-4 (dense)."""
-    return dataclasses.replace(llama(hf), weights=PHI3_NAMES)
+    return dataclasses.replace(mistral(hf), weights=PHI3_NAMES)

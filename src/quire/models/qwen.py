@@ -2,13 +2,14 @@
 whose feed-forward is a mixture of experts."""
 
 import dataclasses
+from typing import Any
 
 from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
 from quire.models.llama import LLAMA_NAMES, llama
-from quire.models.patterns import defaults
+from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
-from quire.models.spec import Attention, DecoderSpec, FeedForward, GatedMLP, MoE, RMSNorm
+from quire.models.spec import DecoderSpec, FeedForward, GatedMLP, MoE, RMSNorm
 
 MIXTURE_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(
@@ -23,29 +24,22 @@ MIXTURE_NAMES = dataclasses.replace(
 )
 
 
-def window_of_layers(hf: HFConfig) -> tuple[int, ...]:
-    """Each layer's window: by `layer_types` where given, else all layers from `max_window_layers` on."""
-    window = hf.get("sliding_window", 0) if hf.get("use_sliding_window", False) else 0
-    types = hf.get("layer_types")
-    if types is None:
-        first = hf.get("max_window_layers", 0)
-        types = ["full_attention" if layer < first else "sliding_attention" for layer in range(hf.num_hidden_layers)]
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+def with_windows(spec: DecoderSpec, hf: HFConfig) -> DecoderSpec:
+    """A copy with the config's window in the layers of `layer_types`, or else in all from `max_window_layers` on."""
+    first, layers = hf.get("max_window_layers", 0), range(hf.num_hidden_layers)
+    kinds = ["full_attention" if layer < first else "sliding_attention" for layer in layers]
+    return full_where_not_sliding(spec, defaults(hf, layer_types=kinds))
 
 
-def _with_attention(hf: HFConfig, qkv_bias: bool, qk_norm: RMSNorm | None) -> DecoderSpec:
-    spec = llama(hf)
-    (base, *_) = spec.attentions()
-    mixer: tuple[Attention, ...] = tuple(
-        dataclasses.replace(base, window=window, qkv_bias=qkv_bias, qk_norm=qk_norm) for window in window_of_layers(hf)
-    )
-    return dataclasses.replace(spec, mixer=mixer)
+def _with_attention(hf: HFConfig, **changes: Any) -> DecoderSpec:
+    spec = llama(hf).with_attention(**changes)
+    return with_windows(spec, hf) if hf.get("use_sliding_window", False) else spec
 
 
 @register("Qwen2ForCausalLM")
 def qwen2(hf: HFConfig) -> DecoderSpec:
     """Qwen2 and Qwen2.5: biases on q, k and v, none on the output."""
-    return _with_attention(hf, qkv_bias=True, qk_norm=None).with_attention(out_bias=False)
+    return _with_attention(hf, qkv_bias=True, out_bias=False)
 
 
 @register("MiMoForCausalLM")
@@ -59,12 +53,12 @@ def mimo(hf: HFConfig) -> DecoderSpec:
 def qwen3(hf: HFConfig) -> DecoderSpec:
     """Qwen3: an RMS norm over each query and key head; head_dim stands in the config (128 where it does not)."""
     hf = HFConfig({"head_dim": 128} | hf.to_dict())
-    return _with_attention(hf, qkv_bias=bool(hf.get("attention_bias", False)), qk_norm=RMSNorm(hf.rms_norm_eps))
+    return _with_attention(hf, qk_norm=RMSNorm(hf.rms_norm_eps))
 
 
 def _with_mixtures(hf: HFConfig, dense: DecoderSpec, shared: GatedMLP | None) -> DecoderSpec:
-    """Every `decoder_sparse_step`-th layer, but those in `mlp_only_layers`, has experts."""
-    experts = hf.get("num_experts") or hf.num_local_experts
+    """Every `decoder_sparse_step`-th layer, but those in `mlp_only_layers`, has experts, if there are any."""
+    experts = hf.num_experts if "num_experts" in hf else hf.num_local_experts
     mixture = MoE(
         Routing(experts, hf.num_experts_per_tok, renormalize=bool(hf.get("norm_topk_prob", False))),
         intermediate=hf.moe_intermediate_size,
@@ -74,7 +68,8 @@ def _with_mixtures(hf: HFConfig, dense: DecoderSpec, shared: GatedMLP | None) ->
     )
     every, without = hf.get("decoder_sparse_step", 1), hf.get("mlp_only_layers", [])
     mlps: tuple[FeedForward | None, ...] = tuple(
-        mixture if layer not in without and (layer + 1) % every == 0 else own for layer, own in enumerate(dense.mlps())
+        mixture if experts and layer not in without and (layer + 1) % every == 0 else own
+        for layer, own in enumerate(dense.mlps())
     )
     return dataclasses.replace(dense, mlp=mlps, weights=MIXTURE_NAMES)
 
@@ -84,11 +79,11 @@ def qwen2_moe(hf: HFConfig) -> DecoderSpec:
     """Qwen1.5-MoE and Qwen2-MoE: one gated shared expert beside the routed ones; windows in every other of the first layers."""
     windows = [layer % 2 == 0 and layer < hf.get("max_window_layers", 28) for layer in range(hf.num_hidden_layers)]
     hf = defaults(hf, layer_types=["sliding_attention" if windowed else "full_attention" for windowed in windows])
-    dense = _with_attention(hf, qkv_bias=bool(hf.get("qkv_bias", True)), qk_norm=None)
+    dense = _with_attention(hf, qkv_bias=bool(hf.get("qkv_bias", True)))
     return _with_mixtures(hf, dense, GatedMLP(hf.shared_expert_intermediate_size, hf.hidden_act))
 
 
 @register("Qwen3MoeForCausalLM")
 def qwen3_moe(hf: HFConfig) -> DecoderSpec:
     """Qwen3-30B-A3B, Qwen3-235B-A22B and Qwen3-Coder: routed experts only."""
-    return _with_mixtures(hf, qwen3(hf), None)
+    return _with_mixtures(hf, qwen3(HFConfig(hf.to_dict() | {"max_window_layers": 0})), None)

@@ -5,6 +5,7 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, head_dim_of, llama
 from quire.models.mamba import check_silu
+from quire.models.patterns import kinds_of
 from quire.models.qwen import MIXTURE_NAMES, qwen2_moe
 from quire.models.registry import register
 from quire.models.rope import Rope
@@ -22,6 +23,7 @@ APART = {
     "delta_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
     "delta_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
 }
+NO_WINDOWS = {"use_sliding_window": False}
 IGNORED = (*LLAMA_NAMES.ignored, "mtp.*", "model.visual.*")
 
 
@@ -49,7 +51,7 @@ def _with_delta_net(hf: HFConfig, spec: DecoderSpec) -> DecoderSpec:
         norm=RMSNorm(hf.rms_norm_eps),
     )
     every = hf.get("full_attention_interval", 4)
-    kinds = hf.get("layer_types") or [
+    kinds = kinds_of(hf, "linear_attention", "full_attention") or [
         "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(spec.layers)
     ]
     mixers = tuple(attention if kind == "full_attention" else delta for kind in kinds)
@@ -62,7 +64,7 @@ def qwen3_next(hf: HFConfig) -> DecoderSpec:
     names = dataclasses.replace(
         MIXTURE_NAMES.but((), **_DELTA, **FUSED), by_head=("delta_in", "delta_ba"), ignored=IGNORED
     )
-    return dataclasses.replace(_with_delta_net(hf, qwen2_moe(hf)), weights=names)
+    return dataclasses.replace(_with_delta_net(hf, qwen2_moe(HFConfig(hf.to_dict() | NO_WINDOWS))), weights=names)
 
 
 @register("Qwen3_5ForCausalLM")
@@ -74,5 +76,5 @@ def qwen3_5(hf: HFConfig) -> DecoderSpec:
 @register("Qwen3_5MoeForCausalLM")
 def qwen3_5_moe(hf: HFConfig) -> DecoderSpec:
     """Qwen3.5's text model with experts in every layer."""
-    spec = qwen2_moe(HFConfig({"norm_topk_prob": True, "intermediate_size": 0} | hf.to_dict()))
+    spec = qwen2_moe(HFConfig({"norm_topk_prob": True, "intermediate_size": 0} | hf.to_dict() | NO_WINDOWS))
     return dataclasses.replace(_with_delta_net(hf, spec), weights=_apart(MIXTURE_NAMES))

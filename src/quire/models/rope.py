@@ -104,6 +104,11 @@ def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:
         )
     if kind == "default" or parameters.get("alpha"):
         return None
+    if kind in ("linear", "dynamic", "llama3") and not parameters.get("factor"):
+        raise ConfigError(
+            f"rope_scaling of type {kind!r} has factor={parameters.get('factor')!r}, and needs a number",
+            setting="rope_scaling",
+        )
     stretched = int(hf.get("max_position_embeddings", 0))
     original = parameters.get("original_max_position_embeddings") or hf.get(
         "original_max_position_embeddings", stretched

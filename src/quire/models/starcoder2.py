@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.llama import LLAMA_NAMES, mistral
 from quire.models.patterns import defaults
 from quire.models.registry import register
 from quire.models.spec import MLP, DecoderSpec, LayerNorm
@@ -16,7 +16,7 @@ def starcoder2(hf: HFConfig) -> DecoderSpec:
     """StarCoder2 in all sizes."""
     bias = bool(hf.get("use_bias", True))
     return dataclasses.replace(
-        llama(defaults(hf, attention_bias=bias, tie_word_embeddings=True)),
+        mistral(defaults(hf, attention_bias=bias, tie_word_embeddings=True)),
         mlp=MLP(hf.intermediate_size, act=hf.hidden_act, bias=bias),
         norm=LayerNorm(hf.norm_epsilon),
         weights=STARCODER2_NAMES,

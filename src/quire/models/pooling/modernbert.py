@@ -1,6 +1,7 @@
 """ModernBERT: norms before each half, rotary positions, gated feed-forwards; most layers see a window."""
 
 from quire.config.hf_config import HFConfig
+from quire.models.patterns import kinds_of
 from quire.models.registry import register
 from quire.models.rope import Rope
 from quire.models.spec import Attention, DecoderSpec, GatedMLP, LayerNorm, WeightNames
@@ -26,7 +27,7 @@ def modernbert(hf: HFConfig) -> DecoderSpec:
     """ModernBERT: `local_attention` is the whole width of a window, half of it to either side."""
     heads, bias = hf.num_attention_heads, bool(hf.get("attention_bias", False))
     head_dim, every = hf.hidden_size // heads, hf.get("global_attn_every_n_layers", 3)
-    kinds = hf.get("layer_types") or [
+    kinds = kinds_of(hf, "sliding_attention", "full_attention") or [
         "sliding_attention" if layer % every else "full_attention" for layer in range(hf.num_hidden_layers)
     ]
     norm = LayerNorm(hf.get("norm_eps", 1e-5), bias=bool(hf.get("norm_bias", False)))
@@ -40,7 +41,7 @@ def modernbert(hf: HFConfig) -> DecoderSpec:
                 heads,
                 head_dim,
                 _rope(hf, head_dim, kind),
-                window=hf.get("local_attention", 128) if kind == "sliding_attention" else 0,
+                window=max(hf.get("local_attention", 128), 1) if kind == "sliding_attention" else 0,
                 causal=False,
                 qkv_bias=bias,
                 out_bias=bias,
