@@ -2,10 +2,13 @@
 
 import os
 import pickle  # noqa: TID251  # the harm that must not be done
+import sys
+import types
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.oracles.quantized_models import WEIGHT_ONLY, store
 
 from quire import LLM, SamplingParams
 from quire.benchmarks.tiny_models import make_tiny_model
@@ -82,4 +85,57 @@ def test_nothing_of_it_is_run(tmp_path, monkeypatch):
 
 def test_a_folder_without_such_files_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"has no \*\.bin"):
+        TorchBinReader(tmp_path)
+
+
+class Int8Tensor(torch.Tensor):
+    """As torchao has them: no data of its own, all of it in attributes."""
+
+    __module__ = "torchao"
+    __torch_dispatch__ = classmethod(lambda cls, *_: None)
+
+
+class Int4TilePackedTo4dTensor(Int8Tensor):
+    __module__ = "torchao"
+
+
+class PerRow:
+    __module__ = "torchao"
+
+
+def save_library_tensors(folder, kind, monkeypatch):
+    """A folder's tensors as torchao pickles them, without the library."""
+    module = types.ModuleType("torchao")
+    for own in (Int8Tensor, Int4TilePackedTo4dTensor, PerRow):
+        own.__qualname__ = own.__name__
+        setattr(module, own.__name__, own)
+    tensors, found = load_file(folder / "model.safetensors"), {}
+    for name, tensor in tensors.items():
+        before, is_part, part = name.partition("_weight_")
+        if not is_part:
+            found[name] = tensor
+            continue
+        if before + "weight" not in found:
+            found[before + "weight"] = torch.Tensor._make_wrapper_subclass(kind, (1,))
+            found[before + "weight"].granularity = PerRow()
+        setattr(found[before + "weight"], part, tensor)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torchao", module)
+        torch.save(found, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def test_torchaos_tensors_are_read_without_the_library(tmp_path, monkeypatch):
+    plain = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", tokenizer=False)
+    for name in ("safetensors", "pickled"):
+        store(plain, tmp_path / name, WEIGHT_ONLY["torchao int8, groups"])
+    save_library_tensors(tmp_path / "pickled", Int8Tensor, monkeypatch)
+    assert tokens(tmp_path / "pickled", load_format="pt") == tokens(tmp_path / "safetensors")
+
+
+def test_torchaos_tensors_in_one_kernels_packing_are_refused(tmp_path, monkeypatch):
+    plain = make_tiny_model("LlamaForCausalLM", tmp_path / "plain", tokenizer=False)
+    store(plain, tmp_path, WEIGHT_ONLY["torchao int8, groups"])
+    save_library_tensors(tmp_path, Int4TilePackedTo4dTensor, monkeypatch)
+    with pytest.raises(ConfigError, match=r"type torchao\.Int4TilePackedTo4dTensor, .*Int8Tensor"):
         TorchBinReader(tmp_path)

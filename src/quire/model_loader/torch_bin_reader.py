@@ -1,7 +1,9 @@
 """Reads `pytorch_model*.bin`: only when the user asks (`load_format="pt"`), and only tensors (`weights_only=True`).
 
 These files are pickles. PyTorch's restricted unpickler makes nothing but tensors and plain containers of them, but its
-parser is a larger surface than safetensors' header, so nothing chooses this by itself. Knows files; knows nothing of models.
+parser is a larger surface than safetensors' header, so nothing chooses this by itself. Tensors of the torchao library, which are
+several in one, come under the names that the library gives these in safetensors; of the library nothing is run, or needed.
+Knows files; knows nothing of models.
 """
 
 import json
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from quire.errors import ConfigError
 from quire.model_loader.device_reader import DTYPES
@@ -18,6 +21,25 @@ from quire.model_loader.safetensors_reader import TensorInfo, add_info, matches
 
 INDEX_NAME = "pytorch_model.bin.index.json"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_LIBRARY = "torchao."
+_KINDS = ("Float8Tensor", "Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+"""Tensors of the library whose parts `quantization/torchao.py` knows."""
+
+
+class _Parts(torch.Tensor):
+    """Stands for a tensor of the library: what it is made of are its attributes."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of a tensor that stands for its parts")
+
+
+class _Fact:
+    """Stands for any other of the library's objects: how it would compute, which config.json says, too."""
+
+    def __init__(self, *args: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
 
 
 class TorchBinReader:
@@ -77,14 +99,41 @@ def _files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
     return files
 
 
+def _stand_ins(file: Path) -> list[Any]:
+    """For the library's types in a file."""
+    try:
+        names = [name for name in get_unsafe_globals_in_checkpoint(str(file)) if name.startswith(_LIBRARY)]
+    except ValueError:  # a file from before torch 1.6, and so from before the library
+        return []
+    other = [name for name in names if name.endswith("Tensor") and name.rpartition(".")[2] not in _KINDS]
+    if other:
+        raise ConfigError(
+            f"{file} holds tensors of the type {', '.join(other)}, which is not supported; supported: {', '.join(_KINDS)}",
+            setting="model",
+        )
+    return [(_Parts if name.endswith("Tensor") else _Fact, name) for name in names]
+
+
+def _parts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A tensor by its name, or its parts by theirs."""
+    if not isinstance(tensor, _Parts):
+        return {name: tensor}
+    module, _, kind = name.rpartition(".")
+    parts = {part: value for part, value in vars(tensor).items() if isinstance(value, torch.Tensor)}
+    return {f"{module}._{kind}_{part}": value for part, value in parts.items()}
+
+
 def _read(file: Path) -> dict[str, torch.Tensor]:
     try:
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            with safe_globals(_stand_ins(file)):
+                content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError as error:  # files from before torch 1.6 are no zip files and cannot be mapped
             if "mmap" not in str(error):
                 raise
             content = torch.load(file, map_location="cpu", weights_only=True)
+    except ConfigError:
+        raise
     except Exception as error:  # the unpickler raises whatever a damaged file makes it meet
         first = (str(error).splitlines() or ["no message"])[0]
         raise ConfigError(
@@ -96,4 +145,4 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
         content = content["state_dict"]
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise ConfigError(f"{file} is not a table of tensors by name", setting="model")
-    return {str(name): tensor for name, tensor in content.items()}
+    return {part: value for name, tensor in content.items() for part, value in _parts(str(name), tensor).items()}
