@@ -37,6 +37,12 @@ def test_a_number_that_no_model_has_is_refused_with_its_field(architecture, edit
         check_spec(ModelRegistry.resolve(architecture).make_spec(hf), hf)
 
 
+def test_a_least_sum_of_experts_weights_is_refused():
+    hf = HFConfig(_config("Ernie4_5_MoeForCausalLM") | {"moe_norm_min": 0.5})
+    with pytest.raises(ConfigError, match=r"moe_norm_min=0\.5 of config\.json is not supported: at most 1e-6"):
+        ModelRegistry.resolve("Ernie4_5_MoeForCausalLM").make_spec(hf)
+
+
 def test_the_field_may_stand_in_the_text_part():
     text = _config("LlamaForCausalLM") | {"model_type": "llama", "num_key_value_heads": 3}
     hf = HFConfig({"architectures": ["LlavaForConditionalGeneration"], "text_config": text})

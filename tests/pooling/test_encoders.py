@@ -122,6 +122,34 @@ def test_an_encoder_pools_as_it_is_told(kind, tiny, prompts):
         np.testing.assert_allclose(output.outputs.embedding, vector.numpy(), atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "XLMRoberta", "Camembert"])
+def test_an_encoder_that_is_a_decoder_sees_only_what_came_before(family, tiny, prompts):
+    architecture = f"{family}Model"
+    path = tiny(architecture, is_decoder=True, **ENCODERS[family])
+    oracle, params = load_pooling_oracle(path, architecture), PoolingParams(task="token_embed", use_activation=False)
+    with LLM(str(path), **(WHOLE | {"max_num_batched_tokens": 32})) as llm:
+        outputs = llm.encode(as_dicts(prompts), params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        np.testing.assert_allclose(output.outputs.data, hidden_states(oracle, prompt).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("local_attention", [0, 1, 3])
+def test_a_window_of_no_neighbours_is_the_token_itself(local_attention, tiny, prompts):
+    path = tiny("ModernBertModel", **(ENCODERS["ModernBert"] | {"local_attention": local_attention}))
+    assert_same_states(path, load_pooling_oracle(path, "ModernBertModel"), prompts)
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "quick_gelu", "mish"])
+def test_a_classifiers_activation_may_be_any_that_layers_have(activation, tiny, prompts):
+    architecture = "ModernBertForSequenceClassification"
+    path = tiny(architecture, num_labels=3, **(ENCODERS["ModernBert"] | {"classifier_activation": activation}))
+    oracle = load_pooling_oracle(path, architecture)
+    expected = torch.stack([logits(oracle, prompt) for prompt in prompts]).softmax(-1)
+    with LLM(str(path), **WHOLE) as llm:
+        outputs = llm.classify(as_dicts(prompts), use_tqdm=False)
+    np.testing.assert_allclose([output.outputs.probs for output in outputs], expected.numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize("labels", [1, 3])
 @pytest.mark.parametrize("family", ENCODERS)
 def test_classifiers_are_transformers(family, labels, tiny, prompts):

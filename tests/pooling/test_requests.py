@@ -72,6 +72,17 @@ def test_a_pooling_model_refuses_to_generate(embedder):
         embedder.generate(PROMPT, SamplingParams(max_tokens=1), use_tqdm=False)
 
 
+@pytest.mark.parametrize("runner", ["auto", "generate"])
+@pytest.mark.parametrize(
+    ("architecture", "field"),
+    [("Gemma3ForCausalLM", {"use_bidirectional_attention": True}), ("Qwen2ForCausalLM", {"is_causal": False})],
+)
+def test_what_sees_later_tokens_refuses_to_generate(architecture, field, runner, tiny):
+    (name,) = field
+    with pytest.raises(ConfigError, match=rf"{name}=\w+ in config\.json: tokens see later ones.*runner='pooling'"):
+        LLM(str(tiny(architecture)), runner=runner, hf_overrides=field, **SETTINGS)
+
+
 def test_a_generating_model_refuses_to_pool(tiny):
     with LLM(str(tiny("LlamaForCausalLM")), **SETTINGS) as llm:
         for call in (llm.embed, llm.classify, llm.reward, llm.encode):

@@ -200,7 +200,7 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
         is_norm_scale = parameter.dim() == 1 and name.endswith("weight") and not is_around_zero
         parameter.copy_(noise * scale + (1.0 if is_norm_scale else 0.0))
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
 
 

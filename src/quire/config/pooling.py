@@ -156,12 +156,14 @@ def resolve_pooling(
     asked = cast("Convert | None", None if convert in ("auto", "none") else convert)
     if runner == "generate":
         _refuse_pooling(architecture, own, asked)
+        _refuse_both_directions(hf_config)
         return None
     if runner == "auto" and own is None and asked is None and not (modules and convert == "auto"):
         if pooler_config:
             raise ConfigError(
                 f"pooler_config is given, but {architecture} generates: set runner='pooling'", setting="pooler_config"
             )
+        _refuse_both_directions(hf_config)
         return None
     if own is None and convert == "none":
         raise ConfigError(
@@ -208,6 +210,16 @@ def _refuse_pooling(architecture: str, own: Convert | None, asked: Convert | Non
         raise ConfigError(f"convert={asked!r} needs runner='pooling', not 'generate'", setting="convert")
 
 
+def _refuse_both_directions(hf_config: HFConfig) -> None:
+    for name, value in (("is_causal", False), ("use_bidirectional_attention", True)):
+        if hf_config.get(name) is value:
+            raise ConfigError(
+                f"{name}={str(value).lower()} in config.json: tokens see later ones, and nothing can be generated; known: "
+                f"{str(not value).lower()}, or runner='pooling'",
+                setting="runner",
+            )
+
+
 def _tasks(convert: Convert, family: str) -> tuple[str, ...]:
     if convert == "embed":
         return ("embed", "token_embed")
@@ -228,7 +240,9 @@ def _default_kind(convert: Convert, family: str, hf_config: HFConfig) -> str:
 
 
 def _is_causal(architecture: str, family: str, hf_config: HFConfig) -> bool:
-    if family in ENCODERS or "Bidirectional" in architecture:
+    if family in ENCODERS:
+        return family in ("Bert", *POSITIONS_AFTER_PADDING) and bool(hf_config.get("is_decoder", False))
+    if "Bidirectional" in architecture:
         return False
     return hf_config.get("is_causal") is not False and not hf_config.get("use_bidirectional_attention", False)
 

@@ -107,11 +107,8 @@ def falcon(hf: HFConfig) -> DecoderSpec:
     hf = renamed(
         hf, hidden_size="n_embed", num_attention_heads="n_head", num_hidden_layers="n_layer", num_kv_heads="n_head_kv"
     )
-    heads, bias, is_new = (
-        hf.num_attention_heads,
-        bool(hf.get("bias", False)),
-        bool(hf.get("new_decoder_architecture", False)),
-    )
+    heads, bias = hf.num_attention_heads, bool(hf.get("bias", False))
+    is_new = bool(hf.get("new_decoder_architecture", False))
     is_multi_query = not is_new and bool(hf.get("multi_query", True))
     kv_heads = 1 if is_multi_query else hf.get("num_kv_heads", heads) if is_new else heads
     inner = hf.get("ffn_hidden_size", 4 * hf.hidden_size)

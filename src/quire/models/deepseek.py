@@ -83,10 +83,8 @@ def deepseek_v3(hf: HFConfig) -> DecoderSpec:
 @register("Mistral4ForCausalLM")
 def mistral4(hf: HFConfig) -> DecoderSpec:
     """Mistral 4 (text): softmax over experts, queries that grow with each multiple of the original context."""
-    dense, mixture = (
-        latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True))),
-        deepseek_mixture(hf, has_bias=False),
-    )
+    dense = latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True)))
+    mixture = deepseek_mixture(hf, has_bias=False)
     if hf.get("n_group", 1) > 1:
         raise ConfigError(
             f"n_group={hf.n_group} in a {hf.architectures[0]}: experts in groups are not known of it", setting="model"

@@ -36,11 +36,8 @@ ZAMBA2_NAMES = dataclasses.replace(
 @register("Zamba2ForCausalLM")
 def zamba2(hf: HFConfig) -> DecoderSpec:
     """Zamba2 (1.2B, whose blocks adapt attention too, 2.7B and 7B)."""
-    heads, head_dim, norm = (
-        hf.num_attention_heads,
-        hf.get("attention_head_dim") or 2 * hf.hidden_size // hf.num_attention_heads,
-        RMSNorm(hf.rms_norm_eps),
-    )
+    heads, norm = hf.num_attention_heads, RMSNorm(hf.rms_norm_eps)
+    head_dim = hf.get("attention_head_dim") or 2 * hf.hidden_size // heads
     groups, bias = hf.get("mamba_ngroups", 1), bool(hf.get("add_bias_linear", False))
     mamba = Mamba2(
         heads=hf.n_mamba_heads,

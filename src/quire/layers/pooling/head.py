@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from quire.kernels.reference import elementwise
+from quire.layers.activation import KERNEL_KINDS
+
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
+    **{name: elementwise.ACTIVATIONS[kind] for name, kind in KERNEL_KINDS.items() if kind in elementwise.ACTIVATIONS},
 }
 """By the names of config.json and of sentence-transformers' Dense modules, in small letters."""
 

@@ -95,12 +95,12 @@ def _bert(hf: HFConfig, positions: LearnedPositions) -> DecoderSpec:
             f"position_embedding_type={kind!r} of config.json is not supported; known: absolute", setting="model"
         )
     norm = LayerNorm(hf.get("layer_norm_eps", 1e-12))
-    heads = hf.num_attention_heads
+    heads, causal = hf.num_attention_heads, bool(hf.get("is_decoder", False))
     return DecoderSpec(
         vocab=hf.vocab_size,
         hidden=hf.hidden_size,
         layers=hf.num_hidden_layers,
-        mixer=Attention(heads, heads, hf.hidden_size // heads, causal=False, qkv_bias=True, out_bias=True),
+        mixer=Attention(heads, heads, hf.hidden_size // heads, causal=causal, qkv_bias=True, out_bias=True),
         mlp=MLP(hf.intermediate_size, act=hf.get("hidden_act", "gelu"), bias=True),
         norm=norm,
         weights=BERT_NAMES,
