@@ -254,8 +254,7 @@ def check_invariance(report: "Report") -> None:
 
 def check_demo(report: "Report") -> None:
     """The built-in model's accuracy, the same table as on a CPU."""
-    from quire.benchmarks.demo import ask
-    from quire.benchmarks.demo_questions import draw, held_out, is_correct
+    from quire.benchmarks.demo import ask, draw, held_out, is_correct
 
     with engine(None, dtype="bfloat16", kv_cache_memory_bytes=2 << 30) as llm:
         for task in held_out():

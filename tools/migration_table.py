@@ -98,8 +98,8 @@ def accepted(values: Iterable[Any], default: Any) -> Verdict:
 
 def check_flags(table: dict[str, Any]) -> Verdicts:
     from quire.engine.arg_help import visible_options
-    from quire.engine.arg_no_effect import NO_EFFECT
     from quire.engine.arg_parser import AbsentFlag
+    from quire.engine.arg_unavailable import NO_EFFECT
 
     parser = parser_of(table["of"])
     visible = {name: action for action in visible_options(parser) for name in action.option_strings}
@@ -121,8 +121,7 @@ def check_flags(table: dict[str, Any]) -> Verdicts:
 def check_settings(table: dict[str, Any]) -> Verdicts:
     import dataclasses
 
-    from quire.engine.arg_no_effect import NO_EFFECT
-    from quire.engine.arg_unavailable import UNAVAILABLE
+    from quire.engine.arg_unavailable import NO_EFFECT, UNAVAILABLE
     from quire.engine.arg_utils import EngineArgs
 
     defaults = EngineArgs()

@@ -25,7 +25,7 @@ from quire.attention.paged import PagedBackend
 from quire.attention.selector import select_backend
 from quire.attention.triton import TritonBackend
 from quire.benchmarks.tiny_models import make_tiny_model
-from quire.config.device import AttentionConfig
+from quire.config.engine import AttentionConfig
 from quire.errors import ConfigError
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.page_tables import gather_tables

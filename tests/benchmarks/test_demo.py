@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.benchmarks.demo_questions import Check, Question, draw, held_out, is_correct
+from quire.benchmarks.demo import Check, Question, draw, held_out, is_correct
 from quire.entrypoints.cli.main import main
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire.benchmarks import model_table
-from quire.benchmarks.model_check import Result, check
-from quire.benchmarks.model_table import BEGIN, END, NOT_CHECKED, read_table, write_table
+from quire.benchmarks.model_table import BEGIN, END, NOT_CHECKED, Result, check, read_table, write_table
 from quire.entrypoints.cli import main as cli
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry

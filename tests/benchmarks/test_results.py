@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from quire.benchmarks import plots
+from quire.benchmarks import plot
 from quire.benchmarks.compare_results import compare, different_work
 from quire.benchmarks.plot import curves_of, first_varying
 from quire.benchmarks.results import direction, flatten, read_rows
@@ -104,11 +104,11 @@ def test_the_command_prints_writes_and_fails_when_asked(tmp_path, capsys):
 
 
 def test_ticks_are_round_and_cover_the_values():
-    assert plots.nice_ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    assert plots.nice_ticks(3.1, 17.9) == [0, 5, 10, 15, 20]
-    assert plots.nice_ticks(5, 5)[0] <= 5 < plots.nice_ticks(5, 5)[-1]
-    assert plots.nice_ticks(-0.013, 0.02)[0] <= -0.013 and len(plots.nice_ticks(0, 0.0007)) <= 9
-    assert [plots.number_text(value) for value in (0.25, 1500, 25000, 3e6)] == ["0.25", "1500", "25k", "3M"]
+    assert plot.nice_ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert plot.nice_ticks(3.1, 17.9) == [0, 5, 10, 15, 20]
+    assert plot.nice_ticks(5, 5)[0] <= 5 < plot.nice_ticks(5, 5)[-1]
+    assert plot.nice_ticks(-0.013, 0.02)[0] <= -0.013 and len(plot.nice_ticks(0, 0.0007)) <= 9
+    assert [plot.number_text(value) for value in (0.25, 1500, 25000, 3e6)] == ["0.25", "1500", "25k", "3M"]
 
 
 ROWS = [
@@ -135,11 +135,11 @@ def test_charts_are_svg_with_a_point_a_value(tmp_path):
     texts = [part.text for part in root if part.tag.endswith("text")]
     assert len(circles) == 6 and {"rate", "output_throughput", "batch=8", "batch=32"} <= set(texts)
     for circle in circles:
-        assert plots.LEFT <= float(circle.get("cx")) <= plots.WIDTH and 0 <= float(circle.get("cy")) <= plots.HEIGHT
+        assert plot.LEFT <= float(circle.get("cx")) <= plot.WIDTH and 0 <= float(circle.get("cy")) <= plot.HEIGHT
 
 
 def test_names_are_escaped_in_charts():
-    chart = plots.line_chart([plots.Curve("<a> & b", [(1, 2)])], "x < y", "a", "b")
+    chart = plot.line_chart([plot.Curve("<a> & b", [(1, 2)])], "x < y", "a", "b")
     assert ElementTree.fromstring(chart) is not None and "<a>" not in chart
 
 

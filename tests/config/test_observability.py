@@ -2,8 +2,8 @@
 
 from quire.config import ObservabilityConfig
 from quire.config.observability import ProfilerConfig
+from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from quire.engine.usage_context import UsageContext
 
 
 def test_by_default_figures_are_logged_and_nothing_of_single_requests(monkeypatch):

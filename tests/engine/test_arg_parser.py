@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.arg_help import visible_options
-from quire.engine.arg_no_effect import NO_EFFECT
 from quire.engine.arg_parser import GROUPS, ArgumentParser, human_int
-from quire.engine.arg_unavailable import UNAVAILABLE
+from quire.engine.arg_unavailable import NO_EFFECT, UNAVAILABLE
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.errors import ConfigError
 

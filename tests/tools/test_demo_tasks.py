@@ -11,7 +11,7 @@ from tools.demo_model import questions, rendering
 from tools.demo_model.tasks.base import split_of
 from tools.demo_model.tasks.examples import TASKS, eval_examples, generate, training_example
 
-from quire.benchmarks.demo_questions import is_correct
+from quire.benchmarks.demo import is_correct
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
 

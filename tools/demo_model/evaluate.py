@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from quire.benchmarks.demo_questions import is_correct
+from quire.benchmarks.demo import is_correct
 from tokenizers import Tokenizer
 
 from .rendering import compile_template, render_prompt, template_source

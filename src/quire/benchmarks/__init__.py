@@ -1,12 +1,11 @@
 """Benchmarks: `quire bench NAME` runs the module NAME, which has `add_arguments` and `run_command`. The others serve them:
 
 - all: `common`
-- serve: `datasets` (what is asked), `arrivals` (when), `load` and `http_load` (sending), `serve_metrics`, `serve_report`,
-  `own_server`; throughput shares the `datasets`, client has a server that computes nothing, `sse_source`
-- sweep: `sweep_grid`, `sweep_server`, and with plot and compare_results `results` and `plots`
+- serve: `datasets` (what is asked), `arrivals` (when), `load` and `http_load` (sending), `serve_metrics`, `own_server`; throughput
+  shares the `datasets`, client has a server that computes nothing, `sse_source`
+- sweep: `sweep_grid`, and with plot and compare_results `results`
 - frontend: `frontend_server`, `frontend_load`; with host a model that is not there, `stand_in`
-- compare: `compare_child`; step: `read_bandwidth`; demo: `demo_questions`
+- compare: `compare_child`
 
-`quire models` checks architectures: `model_check` and `model_table`, over the checkpoints of `tiny_models`, `tiny_mixtures` and
-`tiny_recurrent`.
+`quire models` checks architectures: `model_table`, over the checkpoints of `tiny_models`, `tiny_mixtures` and `tiny_recurrent`.
 """

@@ -1,19 +1,209 @@
 """The table of architectures in docs/models.md: what each can do, from its spec, and how its check ended.
 
 Knows markdown and the two markers that the table stands between. What a check found is kept for rows that were not checked
-now; features are always made anew.
+now; features are always made anew. A check compares a tiny random checkpoint with Transformers, in float32: greedy tokens
+must be equal and logprobs close, for prompts of mixed lengths in chunks, and again over the prefix cache; of encoders, each
+token's vector.
 """
 
 import dataclasses
+import functools
+import json
+import random
 import re
+import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from quire.benchmarks.model_check import Result, features
+from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.models.features import Features
+from quire.models.features import Features, features_of
 from quire.models.registry import ModelRegistry
+from quire.models.text_part import ARCHITECTURES as TEXT_PARTS
+from quire.models.text_part import text_part
+
+TOLERANCE = 1e-3
+NEW_TOKENS = 8
+LENGTHS = (1, 5, 17, 40, 70)
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 120,
+    "skip_tokenizer_init": True, "dtype": "float32",
+}  # fmt: skip
+# Sizes in the words of configs that Transformers has no class for: enough to tell features.
+OTHER_WORDS: dict[str, Any] = {
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e4, "num_experts": 6, "num_experts_per_tok": 2,
+    "num_shared_experts": 1, "moe_intermediate_size": 40, "norm_topk_prob": True, "first_k_dense_replace": 1,
+    "block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}}] * 3,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One architecture's verdict: `equal`, `FAILED`, or `skipped`, with the figures or the reason.
+
+    Attributes:
+        difference: the largest of any logprob (of an encoder: of any number of a vector); None where none was computed.
+        compared_with: whose answers they were, or where else the comparison is made.
+    """
+
+    architecture: str
+    verdict: str
+    detail: str
+    difference: float | None = None
+    compared_with: str = "Transformers"
+
+
+@functools.cache
+def _transformers_config(architecture: str) -> HFConfig | None:
+    """The config of a tiny checkpoint of Transformers; None where it has no class of this name."""
+    import transformers
+
+    from quire.benchmarks.tiny_models import tiny_values
+
+    transformers.logging.set_verbosity_error()
+    model_class = getattr(transformers, architecture, None)
+    if model_class is None:
+        return None
+    values = model_class.config_class(**tiny_values(architecture)).to_dict()
+    return HFConfig({**values, "architectures": [architecture]})
+
+
+def _kin(architecture: str) -> str | None:
+    """The first architecture of Transformers that the same function makes the spec of: for Yi, Llama."""
+    source = ModelRegistry.resolve(architecture).load()
+    names = (name for name in ModelRegistry.get_supported_archs() if ModelRegistry.resolve(name).load() is source)
+    return next((name for name in names if _transformers_config(name)), None)
+
+
+def features(architecture: str) -> Features | str:
+    """What it can do, or why that is not known here."""
+    source = ModelRegistry.resolve(architecture).load()
+    if isinstance(source, type):
+        return "a class of its own"
+    try:
+        from quire.benchmarks.tiny_models import tiny_values
+
+        config = _transformers_config(architecture) or _transformers_config(_kin(architecture) or "")
+    except ImportError:
+        return "not known: pip install 'quire[transformers]'"
+    try:
+        spec = source(config or HFConfig({**tiny_values(architecture), **OTHER_WORDS, "architectures": [architecture]}))
+        if "lm_head" not in spec.weights.modules:  # an encoder
+            spec = dataclasses.replace(spec, tied_embeddings=True)
+        return features_of(spec)
+    except (ConfigError, AttributeError, TypeError, ValueError) as error:
+        return f"not known: {error}"
+
+
+def check(architecture: str) -> Result:
+    """Compare one architecture with Transformers."""
+    answer = features(architecture)
+    if isinstance(answer, str):
+        return Result(architecture, "skipped", answer, compared_with="nothing")
+    if _transformers_config(architecture) is None:
+        kin = _kin(architecture)
+        where = f"the table is {kin}'s" if kin else "a model that computes the same (`tests/models/`)"
+        return Result(architecture, "skipped", f"not in the installed Transformers; {where}", compared_with=where)
+    begin = time.perf_counter()
+    compare = _largest_difference if answer.generates else _largest_difference_of_vectors
+    try:
+        difference = compare(architecture)
+    except Exception as error:  # whatever goes wrong with one row must not end the table
+        return Result(architecture, "FAILED", f"{type(error).__name__}: {error}".splitlines()[0])
+    seconds = time.perf_counter() - begin
+    verdict = "equal" if difference is not None and difference < TOLERANCE else "FAILED"
+    what = "logprobs" if answer.generates else "vectors"
+    figures = "greedy tokens differ" if difference is None else f"{what} within {difference:.1e}"
+    text = _text_of(architecture)
+    return Result(
+        architecture, verdict, f"{figures} ({', '.join(answer.mixers)}; {seconds:.1f} s)", difference,
+        f"Transformers' {text} (its text)" if text else "Transformers",
+    )  # fmt: skip
+
+
+def _text_of(architecture: str) -> str | None:
+    """The architecture of the text part, where a model also sees."""
+    config = _transformers_config(architecture)
+    is_whole = config is not None and ModelRegistry.resolve(architecture).load() is text_part
+    return TEXT_PARTS[config.text_config.model_type] if config is not None and is_whole else None
+
+
+def _make_checkpoint(architecture: str, folder: str) -> tuple[Path, Any]:
+    """A tiny checkpoint, and Transformers' model of it; of one that also sees, both have its text alone."""
+    from safetensors.torch import load_file, save_file
+
+    from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
+
+    text = _text_of(architecture)
+    path = make_tiny_model(text or architecture, folder, tokenizer=False)
+    oracle = load_oracle(path)
+    if text:
+        config, weights = path / "config.json", path / "model.safetensors"
+        whole = {"architectures": [architecture], "text_config": json.loads(config.read_bytes())}
+        config.write_text(json.dumps(whole), encoding="utf-8")
+        save_file({f"language_model.{name}": tensor for name, tensor in load_file(weights).items()}, weights)
+    return path, oracle
+
+
+def _make_prompts(architecture: str) -> list[list[int]]:
+    """Token ids of mixed lengths; the last begins like the one before."""
+    from quire.benchmarks.tiny_models import VOCAB_SIZE
+
+    draw = random.Random(architecture)
+    prompts = [[draw.randrange(4, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
+    return [*prompts, [*prompts[-1][:48], *prompts[0]]]
+
+
+def _largest_difference_of_vectors(architecture: str) -> float:
+    """Of any number of an encoder's last hidden states, which are about 1."""
+    import numpy as np
+    import torch
+
+    from quire import LLM, PoolingParams
+
+    prompts = _make_prompts(architecture)
+    params = PoolingParams(task="token_embed", use_activation=False)
+    largest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path, oracle = _make_checkpoint(architecture, folder)
+        with LLM(model=str(path), **(SETTINGS | {"max_num_batched_tokens": 160})) as llm:
+            outputs = llm.encode([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            with torch.no_grad():
+                expected = oracle(input_ids=torch.tensor([prompt])).last_hidden_state[0]
+            largest = max(largest, float(np.abs(output.outputs.data - expected.numpy()).max()))
+    return largest
+
+
+def _largest_difference(architecture: str) -> float | None:
+    """Of any logprob; None where some token differs."""
+    import torch
+
+    from quire import LLM, SamplingParams
+
+    prompts = _make_prompts(architecture)
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
+    largest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        path, oracle = _make_checkpoint(architecture, folder)
+        with LLM(model=str(path), **SETTINGS) as llm:
+            for batch in (prompts, prompts[::-1]):
+                outputs = llm.generate([{"prompt_token_ids": ids} for ids in batch], params, use_tqdm=False)
+                for prompt, output in zip(batch, outputs, strict=True):
+                    completion = output.outputs[0]
+                    token_ids = list(completion.token_ids)
+                    with torch.no_grad():
+                        logits = oracle(torch.tensor([prompt + token_ids])).logits[0]
+                    logprobs = logits.float().log_softmax(-1)[len(prompt) - 1 : -1]
+                    if token_ids != logprobs.argmax(-1).tolist():
+                        return None
+                    for row, token, ours in zip(logprobs, token_ids, completion.logprobs or (), strict=True):
+                        largest = max(largest, abs(float(row[token]) - ours[token].logprob))
+    return largest
+
 
 COLUMNS = ("TP", "PP", "LoRA", "quantized", "pooling", "multimodal")
 BEGIN, END = "<!-- quire models: begin -->", "<!-- quire models: end -->"

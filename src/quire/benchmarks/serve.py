@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from quire.benchmarks import arrivals, common, datasets, serve_metrics, serve_report
+from quire.benchmarks import arrivals, common, datasets, serve_metrics
 from quire.benchmarks.datasets import CountTokens, Sample
 from quire.benchmarks.http_load import Target, ask, control
 from quire.benchmarks.load import LoadJob, run_load
@@ -119,8 +119,8 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, give the figures."""
     plan = arrivals.from_arguments(args)  # what is wrong is said before anything is started
     levels = serve_metrics.parse_goodput(args.goodput)
-    metrics = serve_report.parse_metrics(args.percentile_metrics)
-    shares = serve_report.parse_shares(args.metric_percentiles)
+    metrics = serve_metrics.parse_metrics(args.percentile_metrics)
+    shares = serve_metrics.parse_shares(args.metric_percentiles)
     headers, metadata = _headers(args), _pairs(args.metadata, "metadata")
     is_own = args.start_server or args.server_args is not None
     with _own_server(args) if is_own else nullcontext(args.base_url or f"http://{args.host}:{args.port}") as url:
@@ -132,16 +132,16 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
         times = plan.times(len(samples), args.seed)
         figures, details = _measure(args, target, model, samples, times, shares, levels)
     figures |= metadata
-    serve_report.print_report(figures, metrics, shares)
+    serve_metrics.print_report(figures, metrics, shares)
     if args.plot_timeline:
-        from quire.benchmarks.plots import timeline
+        from quire.benchmarks.plot import timeline
 
         common.write_text(args.plot_timeline, timeline(details, figures["duration"]), "plot")
     if args.save_detailed:
         figures |= details
     if args.save_result or args.save_detailed or args.append_result:
-        path = serve_report.result_path(args.result_dir, args.result_filename, figures)
-        serve_report.write_result(path, figures, args.append_result)
+        path = serve_metrics.result_path(args.result_dir, args.result_filename, figures)
+        serve_metrics.write_result(path, figures, args.append_result)
         print(f"Written to {path}")
     return figures
 
@@ -177,7 +177,7 @@ def _measure(
         control(target, "POST", "/stop_profile")
     planned = [sample.prompt_len for sample in samples]
     figures: dict[str, Any] = {
-        "date": serve_report.timestamp(),
+        "date": serve_metrics.timestamp(),
         "endpoint_type": args.backend,
         "backend": args.backend,
         "label": args.label,

@@ -6,8 +6,11 @@ measured read bandwidth is the figure that travels between machines.
 
 import argparse
 import os
+import threading
 import time
 from typing import Any
+
+import numpy as np
 
 from quire.benchmarks import common
 from quire.request import SchedulerStats
@@ -45,10 +48,10 @@ class _StepClock:
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, give the figures."""
-    from quire.benchmarks.read_bandwidth import ReadBandwidth
+    from quire.benchmarks.step import ReadBandwidth
+    from quire.engine.arg_resolve import UsageContext
     from quire.engine.arg_utils import EngineArgs
     from quire.engine.llm_engine import LLMEngine
-    from quire.engine.usage_context import UsageContext
 
     clock = _StepClock()
     engine = LLMEngine.from_engine_args(
@@ -148,3 +151,31 @@ def _row(
         "gflop_per_second": flops / seconds / 1e9,
         "num_steps": len(figures["whole"]),
     }
+
+
+BUFFER_BYTES = 512 * 1024 * 1024
+"""Far beyond any cache."""
+
+
+class ReadBandwidth:
+    """Reads one large buffer with several threads.
+
+    Args:
+        num_threads: as many as the engine computes with.
+    """
+
+    def __init__(self, num_threads: int, num_bytes: int = BUFFER_BYTES) -> None:
+        self._parts = np.array_split(np.ones(num_bytes // 8, dtype=np.int64), max(1, num_threads))
+
+    def measure(self, rounds: int = 5) -> float:
+        """Bytes a second, the best of several rounds. An OR over 64-bit words: one load and one cheap operation each."""
+        return max(self._one_round() for _ in range(rounds))
+
+    def _one_round(self) -> float:
+        threads = [threading.Thread(target=np.bitwise_or.reduce, args=(part,)) for part in self._parts]
+        began = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(part.nbytes for part in self._parts) / (time.perf_counter() - began)

@@ -1,14 +1,149 @@
-"""The one frozen configuration of an engine; built once by `EngineArgs.create_engine_config`, read by every floor above."""
+"""The one frozen configuration of an engine, and its sections; built once by `EngineArgs.create_engine_config`, read by every floor above."""
 
 import dataclasses
+from typing import Any, Literal
 
-from quire.config.cache import CacheConfig
-from quire.config.device import AttentionConfig, DeviceConfig, LoadConfig
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig
-from quire.config.parallel import ParallelConfig
-from quire.config.scheduler import SchedulerConfig
 from quire.config.structured import StructuredOutputsConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceConfig:
+    """`device`: `auto` or a platform's name. `cpu_threads`: worker threads on a CPU; 0 means all cores this process may use."""
+
+    device: str = "auto"
+    cpu_threads: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadConfig:
+    """`load_format`: `auto`, `safetensors`, `pt` (pickled tensors), `dummy` (random weights from the seed)."""
+
+    load_format: str = "auto"
+    download_dir: str | None = None
+    ignore_patterns: tuple[str, ...] = ()
+    model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """`backend`: a backend's name, or None to let the platform choose. Other engines' names of the same are taken too."""
+
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend is not None:
+            object.__setattr__(self, "backend", _BACKEND_NAMES.get(self.backend.lower(), self.backend))
+
+
+_BACKEND_NAMES = {
+    **{name: name for name in ("triton", "flash", "flashinfer", "cpu", "reference")},
+    "auto": None,
+    "triton_attn": "triton",
+    "flash_attn": "flash",
+    "cpu_attn": "cpu",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """Parallel layout.
+
+    Attributes:
+        enable_expert_parallel: the workers that share a model have each some of its experts whole, not all of them in part.
+        distributed_executor_backend: None (in-process for one worker, else `mp`), `uni`, `mp` (a process a device), or a class.
+        rank: which of the workers this is; set by whoever starts them.
+        rendezvous: the address where the workers meet; set with the rank.
+    """
+
+    pipeline_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    distributed_executor_backend: str | type[Any] | None = None
+    worker_cls: str = "auto"
+    disable_custom_all_reduce: bool = False
+    max_parallel_loading_workers: int | None = None
+    ray_workers_use_nsight: bool = False
+    placement_group: Any = None
+    rank: int = 0
+    rendezvous: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """Workers of one engine."""
+        return self.pipeline_parallel_size * self.tensor_parallel_size
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerConfig:
+    """Scheduler settings.
+
+    Attributes:
+        max_num_batched_tokens: tokens a step.
+        max_num_seqs: requests that may hold a row at once.
+        policy: `fcfs`, `priority` (lower first) or `fair` (deficit round robin over tenants).
+        preemption_mode: `recompute` drops pages, `swap` moves them to host memory (needs swap_space).
+        long_prefill_token_threshold: a prefill gets at most this many tokens a step; 0 means no limit.
+        max_num_partial_prefills: prompts that may be part-way through their prefill at once; 0 means no limit.
+        max_step_ms: size chunks so that a step is predicted to take at most this long; 0 turns it off.
+        async_scheduling: plan step N+1 before step N's tokens are known.
+        max_num_waiting, max_waiting_tokens: bounds of the queue; 0 means the built-in limit.
+        stream_interval: tokens of a stream that are told together, after the first one.
+        record_timelines: keep what happened to requests, for the console.
+    """
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    max_model_len: int = 4096
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    enable_chunked_prefill: bool = True
+    preemption_mode: Literal["recompute", "swap"] = "recompute"
+    num_lookahead_slots: int = 0
+    delay_factor: float = 0.0
+    async_scheduling: bool = False
+    scheduler_cls: str | type[Any] | None = None
+    long_prefill_token_threshold: int = 0
+    max_num_partial_prefills: int = 0
+    max_step_ms: float = 0.0
+    max_num_waiting: int = 0
+    max_waiting_tokens: int = 0
+    stream_interval: int = 1
+    record_timelines: bool = True
+
+    @property
+    def max_open_tokens(self) -> int:
+        """Tokens for which a request may hold pages beyond what is collected: of one step or two, and the slots ahead."""
+        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1) + self.num_lookahead_slots
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheConfig:
+    """KV-cache settings.
+
+    Attributes:
+        block_size: tokens a page. `is_block_size_given`: the user said so; otherwise a model whose layers keep states may
+            have longer ones.
+        gpu_memory_utilization: share of the device's memory that the engine may use (on a CPU, of the host's free memory).
+        kv_cache_memory_bytes: an explicit size for the cache; overrides the share.
+        num_gpu_blocks_override: an explicit number of pages; overrides both.
+        swap_space: GiB of host memory for swapped pages.
+        cache_dtype: `auto` (the model's) or a torch dtype name.
+    """
+
+    block_size: int = 16
+    is_block_size_given: bool = True
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    swap_space: float = 0.0
+    cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: str = "blake2b"
+    sliding_window: int | None = None
+    cpu_offload_gb: float = 0.0
+    enable_kv_events: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import envs
-from quire.config.gguf.folder import find_gguf, gguf_folder
-from quire.config.gguf.hub_file import download_gguf, names_hub_file
+from quire.config.gguf.folder import download_gguf, find_gguf, gguf_folder, names_hub_file
 from quire.config.mistral_format import PARAMS
 from quire.errors import ConfigError
 

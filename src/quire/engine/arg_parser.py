@@ -14,9 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from quire.engine import arg_file, arg_help
-from quire.engine.arg_foreign import SHORT_FOREIGN
-from quire.engine.arg_no_effect import NO_EFFECT, SEVERAL
-from quire.engine.arg_unavailable import ALIASES, UNAVAILABLE, check_unavailable
+from quire.engine.arg_unavailable import ALIASES, NO_EFFECT, SEVERAL, SHORT_FOREIGN, UNAVAILABLE, check_unavailable
 from quire.errors import ConfigError
 from quire.guards import is_sequence
 

@@ -4,6 +4,7 @@ Each value that is derived comes with a note on where it came from. Knows no tor
 """
 
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,13 +15,26 @@ from quire.config.generation import default_sampling, eos_token_ids, load_genera
 from quire.config.hub import resolve_config_path, resolve_model_path
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
-from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError
 from quire.guards import is_sequence
 from quire.platforms.interface import Capabilities, Platform
 
 if TYPE_CHECKING:
     from quire.engine.arg_utils import EngineArgs
+
+
+class UsageContext(enum.StrEnum):
+    """The user of an engine."""
+
+    LLM_CLASS = "offline"
+    API_SERVER = "server"
+    ENGINE_CONTEXT = "engine"
+
+    @property
+    def column(self) -> int:
+        """Which of a platform's (offline, server) defaults applies."""
+        return 0 if self is UsageContext.LLM_CLASS else 1
+
 
 SectionT = TypeVar("SectionT")
 DEMO_MODEL = "quire-demo"

@@ -2,7 +2,7 @@
 turns an unknown keyword into an error that helps.
 
 A setting in a table is accepted at its default, so that existing scripts run; any other value is refused, never
-silently ignored.
+silently ignored. What has no meaning here, whatever its value, is taken, and a line of the log says so.
 """
 
 import dataclasses
@@ -10,9 +10,137 @@ import difflib
 import functools
 from typing import Any, TypeVar
 
-from quire.engine.arg_foreign import FOREIGN, NOTHING, OFF
-from quire.engine.arg_no_effect import NO_EFFECT, take
 from quire.errors import ConfigError
+from quire.guards import is_dict
+from quire.logger import init_logger
+
+OFF = (None, False)
+NOTHING: tuple[Any, ...] = (None, {}, [], "")
+"""Values that mean that a setting is not used."""
+
+_FOREIGN_EMPTY = """
+    aux_output_config cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params
+    custom_histogram_buckets data_parallel_start_rank dcp_comm_backend dcp_q_replicate device_ids
+    disable_nccl_for_dp_synchronization distributed_timeout_seconds ec_manager_config elastic_ep_max_dp_size
+    engram_config eplb_config fault_tolerance_config logging_config lora_target_modules
+    max_lora_cls_labels media_io_kwargs mm_encoder_attn_backend mm_encoder_attn_dtype
+    mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path numa_bind_cpus numa_bind_nodes reasoning_parser
+    sleep_preserve_parameter_names video_pruning_rate watchdog_config
+"""
+
+_FOREIGN_SWITCHED_OFF = """
+    allow_deprecated_quantization data_parallel_multi_port_external_lb
+    enable_ep_weight_filter enable_hc_sp enable_logging_iteration_details enable_mamba_cache_stochastic_rounding
+    enable_mamba_shared_prefix_checkpoint enable_mfu_metrics enable_mixed_moe_lora_format enable_mm_embeds
+    enable_moe_shared_loras enable_nccl_comm_suspend enable_shm_tensor_arena enable_tower_connector_lora
+    fail_on_environ_validation interleave_mm_strings skip_mm_profiling
+    specialize_active_lora
+"""
+
+FOREIGN: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_FOREIGN_EMPTY.split(), NOTHING),
+    **dict.fromkeys(_FOREIGN_SWITCHED_OFF.split(), OFF),
+    "dbo_decode_token_threshold": (32,),
+    "dbo_prefill_token_threshold": (512,),
+    "dcp_kv_cache_interleave_size": (1,),
+    "dp_sync_interval": (16,),
+    "kv_cache_metrics_sample": (0.01,),
+    "mamba_cache_philox_rounds": (0,),
+    "master_addr": ("127.0.0.1",),
+    "master_port": (29501,),
+    "mm_device_do_normalize": (True,),
+    "mm_encoder_fp8_scale_save_margin": (1.5,),
+    "mm_encoder_tp_mode": ("weights",),
+    "mm_hasher_algorithm": ("blake3",),
+    "mm_ipc_gpu_memory_gb": (0,),
+    "mm_processor_cache_gb": (4,),
+    "mm_processor_cache_type": ("lru",),
+    "mm_processor_device": ("auto",),
+    "mm_shm_cache_max_object_size_mb": (128,),
+    "mm_tensor_ipc": ("direct_rpc",),
+    "offload_backend": ("auto",),
+    "per_request_spec_decode_metrics": ("none",),
+    "prefix_cache_retention_interval": (0,),
+    "replayssm_buffer_len": (16,),
+    "swa_bounded_replay": (True,),
+    "ubatch_size": (0,),
+    "video_pruning_method": ("evs",),
+}
+"""Setting to the values that are accepted."""
+
+SHORT_FOREIGN: dict[str, tuple[str, ...]] = {
+    "api_server_count": ("-asc",),
+    "nnodes": ("-n",),
+    "node_rank": ("-r",),
+    "decode_context_parallel_size": ("-dcp",),
+    "prefill_context_parallel_size": ("-pcp",),
+    "data_parallel_rank": ("-dpn",),
+    "data_parallel_start_rank": ("-dpr",),
+    "data_parallel_size_local": ("-dpl",),
+    "data_parallel_address": ("-dpa",),
+    "data_parallel_rpc_port": ("-dpp",),
+    "data_parallel_backend": ("-dpb",),
+    "data_parallel_hybrid_lb": ("-dph",),
+    "data_parallel_external_lb": ("-dpe",),
+    "data_parallel_multi_port_external_lb": ("-dpm",),
+    "speculative_config": ("-sc",),
+    "diffusion_config": ("-dc",),
+    "compilation_config": ("-cc",),
+    "attention_config": ("-ac",),
+}
+"""Short flags of settings that are not there."""
+
+
+logger = init_logger(__name__)
+
+_SHARED: dict[str, str] = {
+    "kernels are chosen by what is measured (`quire explain MODEL`)": """
+        disable_cascade_attn enable_flashinfer_autotune gdn_prefill_backend ir_op_priority kda_decode_backend
+        kda_prefill_backend linear_backend mamba_backend mamba_ssu_algorithm moe_backend monokernel
+        sparse_indexer_topk_backend
+    """,
+    "the sizes of graphs are Quire's own choice": """
+        compilation_config compile_sizes cudagraph_capture_sizes max_cudagraph_capture_size max_seq_len_to_capture
+    """,
+    "weights are read in one streaming pass": """
+        pt_load_map_location safetensors_load_strategy safetensors_prefetch_block_size
+        safetensors_prefetch_num_threads use_tqdm_on_load
+    """,
+    "an engine can always be put to sleep": "enable_cumem_allocator sleep_mode_backend sleep_mode_offload_cudagraph",
+    "nothing is compiled while requests run": "jit_monitor_mode jit_monitor_verbose",
+}
+"""A reason to the settings that it is for."""
+
+NO_EFFECT: dict[str, str] = {
+    **{name: reason for reason, names in _SHARED.items() for name in names.split()},
+    "aggregate_engine_logging": "there is one engine, which logs for itself",
+    "disable_hybrid_kv_cache_manager": "layers of different kinds always share one pool of pages",
+    "renderer_num_workers": "long prompts are tokenized beside the event loop",
+    "show_hidden_metrics_for_version": "no metric is hidden",
+}
+"""Setting to the reason."""
+
+SEVERAL = ("cudagraph_capture_sizes", "compile_sizes")
+"""Those whose flags take several words."""
+
+
+def take(name: str, value: Any) -> None:
+    """Say that a setting changes nothing. Raises ConfigError: it asks for what another setting does."""
+    if name == "compilation_config" and _asks_for_none(value):
+        raise ConfigError(f"compilation_config={value!r} records no steps: use enforce_eager", setting="enforce_eager")
+    logger.info("%s has no effect: %s", name, NO_EFFECT[name])
+
+
+def _asks_for_none(value: Any) -> bool:
+    if not is_dict(value):
+        return _is_zero(value)
+    mode = value.get("mode", value.get("level"))
+    return _is_zero(mode) or "NONE" in (mode, value.get("cudagraph_mode"))
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value == 0
+
 
 T = TypeVar("T")
 

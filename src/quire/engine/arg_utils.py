@@ -30,9 +30,8 @@ from quire.engine.arg_checks import (
     strings,
     whole,
 )
-from quire.engine.arg_resolve import Resolver, section
+from quire.engine.arg_resolve import Resolver, UsageContext, section
 from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
-from quire.engine.usage_context import UsageContext
 from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.platforms import current_platform
 

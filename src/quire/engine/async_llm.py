@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypedDict, Unpack
 
 from quire.config import EngineConfig, ModelConfig
+from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.async_control import AsyncControl
 from quire.engine.beam_search import BeamSearch
@@ -36,7 +37,6 @@ from quire.engine.request_state import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestTracing
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.inputs import PromptType
 from quire.logger import init_logger

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire import envs
 from quire.config import EngineConfig
+from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.core_client import CoreClient, InprocClient, ProcessClient
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
@@ -14,10 +15,8 @@ from quire.engine.messages import Utility
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pausing import check_mode
 from quire.engine.pooling_processor import PoolingProcessor
-from quire.engine.pooling_record import PoolingRecord
-from quire.engine.request_state import NO_TOKENS, RequestRecord
+from quire.engine.request_state import NO_TOKENS, PoolingRecord, RequestRecord
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.engine.usage_context import UsageContext
 from quire.errors import ConfigError, RequestError
 from quire.executor.interface import Executor
 from quire.inputs import PromptType

@@ -9,12 +9,20 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from quire.engine.stop_strings import StopStrings
 from quire.errors import QuireError
 from quire.logger import init_logger
 from quire.logprobs import FlatLogprobs, Logprob, LogprobsOnePosition
-from quire.outputs import AnyOutput, CompletionOutput, RequestMetrics, RequestOutput
+from quire.outputs import (
+    AnyOutput,
+    CompletionOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestMetrics,
+    RequestOutput,
+)
 from quire.request import EngineCoreOutput, EngineRequest, Pooled
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizers.detokenizer import Detokenizer, detokenize, make_detokenizer
@@ -381,4 +389,24 @@ class RequestRecord:
             finished_time=last if self.is_finished else 0.0,
             num_generation_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
             scheduled_time=self.scheduled_time,
+        )
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class PoolingRecord(RequestRecord):
+    """A pooling request: nothing is told of it before its end."""
+
+    def build_output(self) -> PoolingRequestOutput[PoolingOutput] | None:
+        """The pooled numbers; empty where the request was aborted or failed."""
+        if self.num_unfinished or self.sequences[0].sent_finish:
+            return None
+        self.sequences[0].sent_finish = True
+        values = np.zeros(0, np.float32) if self.pooled is None else self.pooled.to_array()
+        return PoolingRequestOutput(
+            request_id=self.request_id,
+            outputs=PoolingOutput(values),
+            prompt_token_ids=self.prompt_token_ids,
+            finished=True,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            error=self.error,
         )

@@ -1,11 +1,27 @@
-"""Conversations as users write them, in the shape that chat templates expect. For the offline API."""
+"""Prompts and conversations as users of the offline API write them, as lists of prompts and in the shape of chat templates."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 from quire.errors import RequestError
+from quire.inputs import PromptType
 from quire.tokenizers.content_format import ContentFormat
+
+
+def as_prompts(prompts: Any) -> list[PromptType]:
+    """One prompt or several, as several. A list of numbers is one prompt of token ids."""
+    if isinstance(prompts, str | dict):
+        return [cast("PromptType", prompts)]
+    try:
+        listed = list(prompts)
+    except TypeError:
+        raise RequestError(
+            f"prompts must be text, token ids, a dict or a list of these, not {type(prompts).__name__}", param="prompt"
+        ) from None
+    if listed and hasattr(listed[0], "__index__"):
+        return [listed]
+    return cast("list[PromptType]", listed)
 
 
 def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:

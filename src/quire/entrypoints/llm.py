@@ -5,22 +5,23 @@ Thin: what may be asked is checked by the input processor before anything is que
 
 import copy
 import itertools
+import signal
+import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, TypedDict, Unpack
 
 from quire.config import EngineConfig
+from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch
 from quire.engine.collector import CollectorPause
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import EngineControl, LLMEngine, add_special_tokens, check_lora
 from quire.engine.messages import Utility
-from quire.engine.usage_context import UsageContext
 from quire.entrypoints.beam_search import BeamSearchOutput, build_output, run_beam_searches
-from quire.entrypoints.conversations import check_content_format, prepare_conversation, split_conversations
-from quire.entrypoints.interrupts import DeferredInterrupt
+from quire.entrypoints.conversations import as_prompts, check_content_format, prepare_conversation, split_conversations
 from quire.entrypoints.pooling import PoolingMethods
-from quire.entrypoints.prompts import as_prompts
 from quire.errors import RequestError
 from quire.inputs import PromptType
 from quire.metrics.engine_metrics import EngineMetrics
@@ -266,7 +267,7 @@ class LLM(PoolingMethods, EngineControl):
                 pause.settle(len(requests))
             return self._finish([request.request_id for request in requests], use_tqdm, interrupt)
 
-    def _finish(self, ids: list[str], use_tqdm: Tqdm, interrupt: DeferredInterrupt) -> list[Any]:
+    def _finish(self, ids: list[str], use_tqdm: Tqdm, interrupt: "DeferredInterrupt") -> list[Any]:
         """Step until these requests have ended; what was enqueued and ends meanwhile is kept for who waits for it."""
         engine = self.llm_engine
         finished = {request_id: output for request_id in ids if (output := self._enqueued.get(request_id)) is not None}
@@ -408,3 +409,36 @@ def _final_only(params: SamplingParams) -> SamplingParams:
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY
     return final
+
+
+class DeferredInterrupt:
+    """While it is entered, Ctrl-C is remembered; `check` raises it. A second Ctrl-C does not wait.
+
+    Does nothing outside the main thread, or where the program handles Ctrl-C in its own way.
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._is_installed = False
+
+    def __enter__(self) -> "DeferredInterrupt":
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._remember)
+            self._is_installed = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._is_installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self._is_pending:
+            raise KeyboardInterrupt
+        self._is_pending = True
+
+    def check(self) -> None:
+        """Raise the KeyboardInterrupt that came."""
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
-from quire.entrypoints.prompts import as_prompts
+from quire.entrypoints.conversations import as_prompts
 from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
 from quire.errors import EngineError, RequestError
 from quire.inputs import PromptType

@@ -3,10 +3,60 @@
 Knows `SchedulerStats` and what a finished request tells. Knows nothing of HTTP.
 """
 
+import bisect
 import dataclasses
+from collections.abc import Sequence
 
-from quire.metrics.histogram import Histogram, steps_1_2_5
 from quire.request import SchedulerStats
+
+
+class Histogram:
+    """Counts of observations at or below each bound.
+
+    Args:
+        bounds: upper bounds in ascending order; one above the last (infinity) is always there.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        if list(self.bounds) != sorted(set(self.bounds)):
+            raise ValueError("bounds must ascend")
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add `count` observations of `value`."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += count
+        self.total += value * count
+
+    @property
+    def count(self) -> int:
+        """How many observations there are."""
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Pairs of bound (as Prometheus writes it) and observations at or below it."""
+        rows: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            rows.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(running)))
+        return rows
+
+
+def steps_1_2_5(limit: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50 … up to `limit`."""
+    bounds: list[float] = []
+    decade = 1
+    while True:
+        for factor in (1, 2, 5):
+            if decade * factor > limit:
+                return bounds
+            bounds.append(float(decade * factor))
+        decade *= 10
+
 
 TTFT_BOUNDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,

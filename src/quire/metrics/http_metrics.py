@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.metrics.histogram import Histogram
+from quire.metrics.engine_metrics import Histogram
 
 DURATION_BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 NO_ROUTE = "none"

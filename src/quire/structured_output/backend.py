@@ -1,16 +1,21 @@
-"""What a grammar engine must be able to do: compile a form, begin rows, follow them, and make their masks.
+"""What a grammar engine must be able to do: compile a form, begin rows, follow them, and make their masks; and which one does it.
 
 One backend object serves one vocabulary with one set of tokens that end a sequence. What a form and a matcher are is the
-engine's own business.
+engine's own business. An engine's package is imported when a request first needs it.
 """
 
-from collections.abc import Sequence
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
+from quire.structured_output.vocabulary import Vocabulary
 
 IntArray = npt.NDArray[np.int32]
 
@@ -59,3 +64,39 @@ class Backend(Protocol):
     def room(self, matcher: Any, token_ids: list[int]) -> int:
         """How many of these tokens it would take one after the other."""
         ...
+
+
+BACKENDS = {
+    "guidance": ("quire.structured_output.guidance", "GuidanceBackend", "llguidance", "structured"),
+    "xgrammar": ("quire.structured_output.xgrammar_backend", "XGrammarBackend", "xgrammar", "xgrammar"),
+}
+"""Name → module, class, the package that it needs, and the extra that installs it."""
+
+
+def choose_backend(name: str, params: StructuredOutputsParams) -> str:
+    """The backend's name where `auto` is asked for: llguidance, whose worst mask is a millisecond where xgrammar's is a hundred
+    (bench/results/grammars.json); xgrammar for structural tags with a `format`, which only it reads."""
+    kind, value = params.constraint()
+    if kind == "grammar" and value.startswith("%llguidance"):  # it says itself whose language it is in
+        return "guidance"
+    if name != "auto":
+        return name
+    has_format = kind == "structural_tag" and '"format"' in (value if isinstance(value, str) else json.dumps(value))
+    return "xgrammar" if has_format and is_installed("xgrammar") else "guidance"
+
+
+def is_installed(name: str) -> bool:
+    """Whether a backend's package is."""
+    return importlib.util.find_spec(BACKENDS[name][2]) is not None
+
+
+def find_backend(name: str) -> Callable[[Vocabulary, tuple[int, ...]], Backend]:
+    """The class of a backend. Raises RequestError: its package is not installed."""
+    module, backend_class, package, extra = BACKENDS[name]
+    try:
+        return getattr(importlib.import_module(module), backend_class)
+    except ImportError:
+        raise RequestError(
+            f"structured_outputs need the package {package}, which is not installed: pip install 'quire[{extra}]'",
+            param="structured_outputs",
+        ) from None

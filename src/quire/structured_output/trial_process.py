@@ -11,7 +11,7 @@ import msgspec
 
 from quire.errors import RequestError
 from quire.sampling_params import StructuredOutputsParams
-from quire.structured_output.selection import find_backend
+from quire.structured_output.backend import find_backend
 from quire.structured_output.trial import Begin, Verdict, read_message, write_message
 from quire.structured_output.vocabulary import Vocabulary
 

@@ -11,8 +11,7 @@ import pytest
 from tests.oracles.pty_terminal import Terminal
 from tests.oracles.server_process import ServerProcess
 
-from quire.entrypoints.cli.chat_commands import COMMANDS, Commands, read_tools
-from quire.entrypoints.cli.conversation import MAX_TOOL_ROUNDS, Conversation
+from quire.entrypoints.cli.conversation import COMMANDS, MAX_TOOL_ROUNDS, Commands, Conversation, read_tools
 from quire.entrypoints.cli.terminal import CYAN, DIM, RESET, LineReader, StreamedAnswer
 from quire.errors import EngineError, RequestError
 

@@ -10,8 +10,7 @@ import pytest
 from tests.oracles.pty_terminal import Terminal
 
 from quire.entrypoints.cli.bench import BENCHMARKS
-from quire.entrypoints.cli.completion import collect
-from quire.entrypoints.cli.completion_scripts import SCRIPTS
+from quire.entrypoints.cli.completion import SCRIPTS, collect
 from quire.entrypoints.cli.main import COMMANDS, main
 
 

@@ -27,7 +27,7 @@ def test_no_flag_of_vllms_server_is_unknown() -> None:
         for name, verdict in CHECKS["flag"](table)
         if verdict == Verdict(ABSENT)
     ]
-    assert unknown == [], "add them to engine/arg_foreign.py or entrypoints/cli/foreign_server_flags.py"
+    assert unknown == [], "add them to engine/arg_unavailable.py or entrypoints/cli/serve.py"
 
 
 def test_a_route_that_refuses_whatever_it_is_asked_is_absent() -> None:

@@ -14,8 +14,8 @@ from tests.oracles.fake_async_llm import FakeAsyncLLM
 
 from quire.entrypoints.cli import batch_file
 from quire.entrypoints.cli.batch_file import BatchResult
+from quire.entrypoints.cli.in_process import metrics_port
 from quire.entrypoints.cli.main import main
-from quire.entrypoints.cli.metrics_port import metrics_port
 from quire.entrypoints.cli.run_batch import LineAnswerer, answer_lines
 from quire.entrypoints.openai.app import build_app
 from quire.entrypoints.openai.state import ServerSettings, ServerState

@@ -13,7 +13,7 @@ from tests.oracles.pty_terminal import Terminal
 
 from quire.entrypoints.cli import top
 from quire.entrypoints.cli.main import main
-from quire.entrypoints.cli.server_watch import ServerWatch, figures, read_metrics
+from quire.entrypoints.cli.top import ServerWatch, figures, read_metrics
 from quire.errors import EngineError
 
 FIGURES = {

@@ -10,9 +10,9 @@ from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.entrypoints.openai.app import build_app
 from quire.entrypoints.openai.engine_start import start_engine
+from quire.entrypoints.openai.generation import build_timing
 from quire.entrypoints.openai.responses import Timing
 from quire.entrypoints.openai.state import ServerSettings, ServerState
-from quire.entrypoints.openai.timing import build_timing
 from quire.metrics.prometheus import PrometheusExposition
 from quire.outputs import RequestMetrics
 

@@ -17,7 +17,7 @@ from tests.entrypoints.openai.test_demo_server import DemoServer
 
 from quire.entrypoints.cli.main import build_parser, main
 from quire.entrypoints.cli.serve import server_settings
-from quire.entrypoints.openai import tls
+from quire.entrypoints.openai import server as server_process
 from quire.entrypoints.openai.fingerprint import build_fingerprint, check_fingerprint
 from quire.entrypoints.openai.http_protocol import bounded_to
 from quire.entrypoints.openai.listen import ListenOptions
@@ -231,7 +231,7 @@ def certificate(folder: Path, name: str) -> None:
 
 
 async def test_certificates_are_read_again_when_they_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(tls, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(server_process, "LOOK_EVERY_S", 0.01)
     certificate(tmp_path, "first")
     key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     config = uvicorn.Config("app", ssl_keyfile=key, ssl_certfile=cert)
@@ -245,7 +245,7 @@ async def test_certificates_are_read_again_when_they_change(tmp_path, monkeypatc
             read.append(Path(certfile).read_text())
 
     config.ssl = Context()  # type: ignore[assignment]
-    task = asyncio.ensure_future(tls.refresh_certificates(config, ListenOptions(ssl_keyfile=key, ssl_certfile=cert)))
+    task = asyncio.ensure_future(server_process.refresh_certificates(config, ListenOptions(ssl_keyfile=key, ssl_certfile=cert)))
     try:
         await asyncio.sleep(0)
         (tmp_path / "cert.pem").write_text("half a certificate")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.entrypoints.openai.thoughts import reasoning_count
+from quire.entrypoints.openai.answers import reasoning_count
 from quire.parsers.formats import Reasoning
 
 START, END = 1, 2

@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.responses import TokenLogprob
 from quire.entrypoints.responses_api.events import EventWriter, error_event
-from quire.entrypoints.responses_api.items import FunctionCallItem, MessageItem, ReasoningItem
-from quire.entrypoints.responses_api.protocol import ReasoningConfig, ResponseObject, TextConfig
+from quire.entrypoints.responses_api.protocol import (
+    FunctionCallItem,
+    MessageItem,
+    ReasoningConfig,
+    ReasoningItem,
+    ResponseObject,
+    TextConfig,
+)
 from quire.parsers.pieces import Piece
 
 TEXTS = st.text(min_size=1, max_size=6)

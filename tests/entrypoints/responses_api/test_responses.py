@@ -11,10 +11,9 @@ from tests.entrypoints.openai.test_openai_fuzz import JSON
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
 from quire.entrypoints.openai.state import ServerSettings
-from quire.entrypoints.responses_api.background import BackgroundRun
 from quire.entrypoints.responses_api.prepare import prepare_response
 from quire.entrypoints.responses_api.protocol import InputTokensRequest, ResponsesRequest
-from quire.entrypoints.responses_api.run import ResponseStream
+from quire.entrypoints.responses_api.run import BackgroundRun, ResponseStream
 from quire.errors import CapacityError, EngineError
 
 BODY = {"input": "hi", "max_output_tokens": 4}

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.benchmarks.demo_questions import Check, Message, Question
+from quire.benchmarks.demo import Check, Message, Question
 
 from . import arithmetic, lists
 from .base import Problem, Split, exact, expand, split_of

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from quire.entrypoints.anthropic.errors import THREAD_NOT_FOUND
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
-from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
-from quire.entrypoints.openai.fields import object_at, string_field
+from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request, object_at, string_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 
 Fields = dict[str, Any]

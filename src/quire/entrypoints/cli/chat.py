@@ -43,8 +43,7 @@ def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the user leaves."""
-    from quire.entrypoints.cli.chat_commands import COMMANDS, Commands, read_tools
-    from quire.entrypoints.cli.conversation import Conversation
+    from quire.entrypoints.cli.conversation import COMMANDS, Commands, Conversation, read_tools
     from quire.entrypoints.cli.terminal import LineReader, tell
 
     tools = read_tools(args.tools) if args.tools else []

@@ -1,17 +1,19 @@
-"""A conversation with a running server: its messages, its settings, what is sent and what is kept.
+"""A conversation with a running server: its messages, its settings, what is sent and what is kept; and the /commands of `quire chat`.
 
-Knows chat completions' bodies. Knows nothing of commands or lines.
+Knows chat completions' bodies.
 """
 
+import difflib
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.entrypoints.cli.terminal import StreamedAnswer, tell
-from quire.errors import RequestError
+from quire.entrypoints.cli.terminal import LineReader, StreamedAnswer, columns, tell
+from quire.errors import EngineError, QuireError, RequestError
 
 if TYPE_CHECKING:
     from quire.entrypoints.cli.http_client import OpenAIClient
+
 
 MAX_TOOL_ROUNDS = 16
 Message = dict[str, Any]
@@ -123,3 +125,174 @@ class Conversation:
         except (ValueError, KeyError, TypeError):
             raise RequestError("this file holds no conversation that /save wrote") from None
         self.messages, self.settings, self.tools, self.system = messages, settings, tools, kept.get("system")
+
+
+_OWN = {"messages": "type them", "stream": "answers always stream", "tools": "use /tools FILE", "model": "use /model"}
+"""Fields that `/set` leaves to other commands."""
+
+
+class Commands:
+    """What the user may type after a slash.
+
+    Args:
+        reader: told when /multiline changes.
+    """
+
+    def __init__(self, conversation: Conversation, reader: LineReader) -> None:
+        self._conversation = conversation
+        self._reader = reader
+
+    def run(self, line: str) -> bool:
+        """Run a line that starts with a slash; False when the user leaves."""
+        word, _, rest = line.strip().partition(" ")
+        if word in ("/exit", "/quit"):
+            return False
+        command = COMMANDS.get(word)
+        if command is None:
+            near = difflib.get_close_matches(word, COMMANDS, n=1)
+            tell(f"{word} is not a command; " + (f"did you mean {near[0]}?" if near else "/help lists them"))
+            return True
+        try:
+            command.run(self, rest.strip())
+        except (QuireError, OSError) as error:
+            tell(f"error: {error}")
+        return True
+
+    def say(self, text: str) -> None:
+        """Send a message; a refusal or a stop is told, and the talk goes on."""
+        try:
+            self._conversation.ask(text)
+        except (RequestError, EngineError) as error:
+            tell(f"error: {error}")
+        except KeyboardInterrupt:
+            tell("\n(stopped)")
+
+    def help(self, rest: str) -> None:
+        tell(columns((name + command.takes, command.about) for name, command in COMMANDS.items()))
+
+    def reset(self, rest: str) -> None:
+        self._conversation.messages.clear()
+
+    def system(self, rest: str) -> None:
+        self._conversation.system = rest or None
+
+    def set(self, rest: str) -> None:
+        settings = self._conversation.settings
+        name, _, text = rest.partition(" ")
+        name = name.replace("-", "_")
+        if not name:
+            tell(columns((key, json.dumps(value)) for key, value in settings.items()))
+            return
+        if name in _OWN or not text.strip():
+            raise RequestError(f"/set {name}: {_OWN.get(name, 'a value is missing (/unset takes a setting back)')}")
+        try:
+            value: Any = json.loads(text)
+        except ValueError:
+            value = text.strip()
+        if name not in (known := _known_fields()):
+            near = difflib.get_close_matches(name, known, n=1)
+            tell(f"{name} is not a field that Quire knows; sent all the same" + (f" ({near[0]}?)" if near else ""))
+        settings[name] = value
+
+    def unset(self, rest: str) -> None:
+        name = rest.replace("-", "_")
+        if name in _OWN or name not in self._conversation.settings:
+            raise RequestError(f"/unset: {rest!r} is not set")
+        del self._conversation.settings[name]
+
+    def model(self, rest: str) -> None:
+        if rest:
+            self._conversation.settings["model"] = rest
+        else:
+            tell(self._conversation.settings["model"])
+
+    def tools(self, rest: str) -> None:
+        if not rest:
+            names = [tool["function"]["name"] for tool in self._conversation.tools]
+            tell(", ".join(names) or "no tools; /tools FILE reads some")
+        else:
+            self._conversation.tools = [] if rest == "off" else read_tools(rest)
+
+    def retry(self, rest: str) -> None:
+        question = self._conversation.forget_last_turn()
+        if question is None:
+            raise RequestError("/retry: nothing was asked yet")
+        self.say(question)
+
+    def undo(self, rest: str) -> None:
+        if self._conversation.forget_last_turn() is None:
+            raise RequestError("/undo: nothing was asked yet")
+
+    def stats(self, rest: str) -> None:
+        self._conversation.shows_statistics ^= True
+        tell(f"statistics are {'shown' if self._conversation.shows_statistics else 'not shown'}")
+
+    def multiline(self, rest: str) -> None:
+        self._reader.multiline ^= True
+        tell("an empty line ends a message" if self._reader.multiline else "the end of the line ends a message")
+
+    def save(self, rest: str) -> None:
+        if not rest:
+            raise RequestError("/save: a file's name is missing")
+        with open(rest, "w", encoding="utf-8") as file:
+            file.write(self._conversation.as_json())
+        tell(f"saved {len(self._conversation.messages)} messages to {rest}")
+
+    def load(self, rest: str) -> None:
+        if not rest:
+            raise RequestError("/load: a file's name is missing")
+        with open(rest, encoding="utf-8", errors="replace") as file:
+            self._conversation.restore(file.read())
+        tell(f"loaded {len(self._conversation.messages)} messages from {rest}")
+
+
+class Command(NamedTuple):
+    """What a command takes, what it does, and how."""
+
+    takes: str
+    about: str
+    run: Callable[[Commands, str], None]
+
+
+COMMANDS: dict[str, Command] = {
+    "/help": Command("", "this list", Commands.help),
+    "/reset": Command("", "forget the conversation", Commands.reset),
+    "/retry": Command("", "ask the last question again", Commands.retry),
+    "/undo": Command("", "take the last question and its answer back", Commands.undo),
+    "/system": Command(" [TEXT]", "what the model is told first; nothing: no system prompt", Commands.system),
+    "/set": Command(
+        " [NAME VALUE]", "any field of the request: /set temperature 0.2; nothing: list them", Commands.set
+    ),
+    "/unset": Command(" NAME", "take a field back", Commands.unset),
+    "/model": Command(" [NAME]", "use another of the server's models; nothing: tell which", Commands.model),
+    "/tools": Command(" [FILE|off]", "tools from a JSON file; their results are asked of you", Commands.tools),
+    "/save": Command(" FILE", "write the conversation to a file", Commands.save),
+    "/load": Command(" FILE", "go on with a conversation of a file", Commands.load),
+    "/multiline": Command("", 'messages end with an empty line (or type """ … """)', Commands.multiline),
+    "/stats": Command("", "tell tokens and seconds after each answer, or stop telling", Commands.stats),
+    "/exit": Command("", "leave (also /quit, Ctrl-D); Ctrl-C stops an answer", lambda commands, rest: None),
+}
+
+
+def read_tools(path: str) -> list[dict[str, Any]]:
+    """Function definitions of a JSON file: a list of OpenAI's tools, or of bare functions.
+
+    Raises:
+        RequestError: the file cannot be read, or holds something else.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        entries = content if isinstance(content, list) else [content]
+        tools = [entry if "function" in entry else {"type": "function", "function": entry} for entry in entries]
+        if not all(isinstance(tool["function"]["name"], str) for tool in tools):
+            raise ValueError("a function has no name")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"tools: {path!r} holds no JSON list of functions: {error}") from None
+    return tools
+
+
+def _known_fields() -> tuple[str, ...]:
+    from quire.entrypoints.openai.protocol import ChatCompletionRequest
+
+    return ChatCompletionRequest.__struct_fields__

@@ -53,7 +53,7 @@ def serve_frontends(
     """Serve until a signal ends it; the exit code. Raises ConfigError: a setting that cannot work."""
     if args.api_server_count > MAX_COUNT:
         raise ConfigError.of("api_server_count", f"{args.api_server_count} processes; at most {MAX_COUNT}.")
-    from quire.engine.usage_context import UsageContext
+    from quire.engine.arg_resolve import UsageContext
 
     listener, options = open_socket(options, shared=True, listen=bool(options.uds))
     folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)

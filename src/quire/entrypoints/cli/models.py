@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.benchmarks.model_check import Result
+    from quire.benchmarks.model_table import Result
     from quire.models.features import Features
 
 
@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(names: list[str], as_json: bool) -> None:
-    from quire.benchmarks.model_check import features
-    from quire.benchmarks.model_table import COLUMNS
+    from quire.benchmarks.model_table import COLUMNS, features
     from quire.models.registry import ModelRegistry
 
     rows = {name: features(name) for name in names}
@@ -82,7 +81,7 @@ def _cells(row: "Features | str") -> str:
 
 
 def _check(names: list[str], as_json: bool) -> "list[Result]":
-    from quire.benchmarks.model_check import check
+    from quire.benchmarks.model_table import check
 
     results: list[Result] = []
     width = max(map(len, names))

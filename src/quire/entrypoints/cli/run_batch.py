@@ -134,7 +134,7 @@ async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO
     from tqdm import tqdm
 
     from quire.engine.arg_utils import AsyncEngineArgs
-    from quire.entrypoints.cli.metrics_port import metrics_port
+    from quire.entrypoints.cli.in_process import metrics_port
     from quire.entrypoints.cli.serve import server_settings
     from quire.entrypoints.openai.app import build_app
     from quire.entrypoints.openai.engine_start import start_engine

@@ -5,18 +5,66 @@ Knows the protocol; formats belong to `quire.parsers`.
 
 import dataclasses
 import uuid
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from quire.entrypoints.openai.calls import enforced
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.responses import FunctionCall, ToolCall
-from quire.entrypoints.openai.thoughts import ReasoningCount, reasoning_count
-from quire.entrypoints.openai.tool_choice import ToolChoice, read_tool_choice
+from quire.entrypoints.openai.tool_choice import ToolChoice, enforced, read_tool_choice
 from quire.outputs import CompletionOutput
 from quire.parsers.choice import AnswerFormats, begins_inside
+from quire.parsers.formats import Reasoning
 from quire.parsers.pieces import Answer, Kind, Piece
 from quire.parsers.stream import AnswerParser
 from quire.parsers.thinking import PROMPT_END
+
+
+class ReasoningCount:
+    """Counts tokens up to the end of the reasoning, markers included, in each of a request's answers.
+
+    Args:
+        starts, ends: ids of the markers.
+        begins_inside: an answer begins within its reasoning.
+    """
+
+    def __init__(self, starts: Collection[int], ends: Collection[int], begins_inside: bool) -> None:
+        self._starts = starts
+        self._ends = ends
+        self._begins_inside = begins_inside
+        self._inside: dict[int, bool] = {}
+        self._over: set[int] = set()
+        self.total = 0
+
+    def add(self, index: int, token_ids: Sequence[int]) -> None:
+        """More tokens of the answer `index`."""
+        if index in self._over:
+            return
+        inside = self._inside.get(index, self._begins_inside)
+        for token_id in token_ids:
+            inside = inside or token_id in self._starts
+            self.total += inside
+            if inside and token_id in self._ends:
+                self._over.add(index)
+                return
+        self._inside[index] = inside
+
+
+def reasoning_count(reasoning: Reasoning | None, in_reasoning: bool | None, tokenizer: Any) -> ReasoningCount | None:
+    """A count for answers in a format; None where its markers are not single tokens, or there is no reasoning.
+
+    Args:
+        in_reasoning: the prompt ended inside the reasoning (or outside of it); None: as the format says.
+    """
+    if reasoning is None:
+        return None
+    starts, ends = _ids(reasoning.start, tokenizer), _ids(reasoning.end, tokenizer)
+    inside = reasoning.implied if in_reasoning is None else in_reasoning
+    return ReasoningCount(starts, ends, inside) if ends and (starts or inside) else None
+
+
+def _ids(markers: tuple[str, ...], tokenizer: Any) -> frozenset[int]:
+    found = (tokenizer.token_to_id(marker) for marker in markers)
+    return frozenset(token_id for token_id in found if token_id is not None)
 
 
 class _Tokenizer(Protocol):

@@ -24,19 +24,19 @@ from quire.entrypoints.openai.generation import (
 from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import Prompt, completion_prompts, require_tokenizer
 from quire.entrypoints.openai.protocol import CompletionRequest
-from quire.entrypoints.openai.request_defaults import apply_defaults
 from quire.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
 from quire.entrypoints.openai.sampling import (
+    apply_defaults,
     asked_completion_tokens,
     build_beam_search_params,
     build_sampling_params,
     check_stream_options,
+    refuse_unsupported,
     resolve_max_tokens,
 )
 from quire.entrypoints.openai.sse import DONE, ChunkWriter, completion_chunk_writer, error_event
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
-from quire.entrypoints.openai.unsupported import refuse_unsupported
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.thinking import find_prompt_thinking
 from quire.sampling_params import BeamSearchParams, SamplingParams

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs
-from quire.engine.usage_context import UsageContext
 from quire.entrypoints.openai.state import ServerState
 from quire.metrics.prometheus import PrometheusExposition, cache_info
 

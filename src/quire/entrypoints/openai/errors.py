@@ -4,7 +4,7 @@ Knows statuses and headers. Knows nothing of routes or of the engine.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -122,3 +122,21 @@ def openapi_error_responses() -> dict[str, Any]:
     }
     schema = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
     return {str(status): {"description": text, "content": schema} for status, text in meaning.items()}
+
+
+Fields: TypeAlias = dict[str, Any]
+
+
+def string_field(fields: Fields, name: str, path: str) -> str:
+    """The string under a name of the object at `path`."""
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise bad_field(f"{path}.{name}", "expected a string.")
+    return value
+
+
+def object_at(value: Any, path: str) -> Fields:
+    """A value that must be an object."""
+    if not isinstance(value, dict):
+        raise bad_field(path, "expected an object.")
+    return cast("Fields", value)

@@ -1,4 +1,4 @@
-"""What completions and chat share: running a request in the engine, counting its tokens, noticing its failure."""
+"""What completions and chat share: running a request in the engine, counting its tokens, telling its times, noticing its failure."""
 
 import asyncio
 import dataclasses
@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 from msgspec import UnsetType
 
 from quire.engine.request_stream import OutputStream
+from quire.entrypoints.openai.answers import ReasoningCount
 from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.prompts import Prompt
 from quire.entrypoints.openai.protocol import GenerationFields
 from quire.entrypoints.openai.responses import UNSET, Timing, Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.thoughts import ReasoningCount
-from quire.entrypoints.openai.timing import build_timing
 from quire.inputs import TokensPrompt
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
@@ -142,3 +141,23 @@ def wants_usage(request: GenerationFields) -> tuple[bool, bool]:
         return bool(request.return_timing), False
     continuous = bool(options.continuous_usage_stats)
     return bool(options.include_usage or request.return_timing) or continuous, continuous
+
+
+def build_timing(parts: Sequence[RequestMetrics]) -> Timing:
+    """The times of a request, or of its parts (several prompts) together: from the first arrival to the last token."""
+    arrival = min(part.arrival_time for part in parts)
+    scheduled = min((part.scheduled_time for part in parts if part.scheduled_time), default=None)
+    first = min((part.first_token_time for part in parts if part.first_token_time), default=None)
+    last = max(max(part.last_token_time, part.finished_time, arrival) for part in parts)
+    tokens = sum(part.num_generation_tokens for part in parts)
+    timing = Timing(queue_time_ms=_milliseconds(arrival, scheduled), generation_time_ms=_milliseconds(first, last))
+    timing.time_to_first_token_ms = _milliseconds(scheduled, first)
+    if timing.generation_time_ms is not None and tokens > len(parts):
+        timing.mean_itl_ms = round(timing.generation_time_ms * len(parts) / (tokens - len(parts)), 3)
+    if scheduled is not None and last > scheduled:
+        timing.tokens_per_second = round(tokens / (last - scheduled), 2)
+    return timing
+
+
+def _milliseconds(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else round(max(0.0, end - begin) * 1e3, 3)

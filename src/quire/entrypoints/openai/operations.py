@@ -1,4 +1,4 @@
-"""The routes of those who run a server: what is served, whether it lives, what it counts, what it forgets."""
+"""The routes of those who run a server: what is served, whether it lives, what it counts, what it forgets, what the console shows."""
 
 import time
 from typing import Annotated, Any
@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.entrypoints.anthropic.protocol import ModelInfo, ModelPage
-from quire.entrypoints.openai.console_data import CONSOLE_DATA
-from quire.entrypoints.openai.errors import bad_request, not_ready
+from quire.entrypoints.openai.errors import HTTPError, bad_request, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.responses import ModelCard, ModelList
 from quire.entrypoints.openai.route_tools import Handler, flag_of, json_response, read_bytes, state_of
@@ -18,6 +17,36 @@ from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api.handlers import KEPT
 from quire.errors import EngineDeadError
 from quire.version import __version__
+
+
+async def console_state(request: Request) -> Response:
+    """`GET /console/state`: figures, the last steps, live and finished requests; what they mean: docs/observability.md."""
+    server = state_of(request)
+    engine: Any = server.engine
+    shown: dict[str, Any] = {
+        "model": server.model_names[0],
+        "version": __version__,
+        "uptime_s": round(time.time() - server.started_at, 1),
+        **await engine.inspect(),
+    }
+    return json_response(shown)
+
+
+async def console_request(request: Request) -> Response:
+    """`GET /console/requests/{id}`: what happened to a request; the id is the answer's, or the `X-Request-Id`."""
+    wanted: str = request.path_params["id"]
+    engine: Any = state_of(request).engine
+    found = await engine.timeline(wanted)
+    if found is None:
+        message = f"No request {wanted[:200]!r} is remembered: timelines of the last few hundred requests are kept."
+        raise HTTPError(404, message, param="id", code="request_not_found")
+    return json_response(found)
+
+
+CONSOLE_DATA: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
+    ("/console/state", ("GET",), console_state),
+    ("/console/requests/{id:path}", ("GET",), console_request),
+)
 
 
 def _model_cards(state: ServerState) -> list[ModelCard]:

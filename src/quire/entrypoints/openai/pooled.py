@@ -1,4 +1,4 @@
-"""`POST /classify` and `POST /pooling`: probabilities of classes, and the pooler's numbers as they are."""
+"""`POST /v1/embeddings`, `/classify` and `/pooling`: vectors, probabilities of classes, and the pooler's numbers as they are."""
 
 import time
 from typing import Any
@@ -10,6 +10,9 @@ from quire.entrypoints.openai.pooling_protocol import (
     ClassificationData,
     ClassificationRequest,
     ClassificationResponse,
+    EmbeddingData,
+    EmbeddingRequest,
+    EmbeddingResponse,
     PoolingData,
     PoolingRequest,
     PoolingResponse,
@@ -25,6 +28,28 @@ from quire.entrypoints.openai.pooling_run import (
 )
 from quire.entrypoints.openai.state import ServerState
 from quire.pooling_params import PoolingParams
+
+
+async def answer_embeddings(
+    state: ServerState, request: EmbeddingRequest, public_id: str
+) -> EmbeddingResponse | Response:
+    """Embed every input of a request."""
+    model = state.resolve_model(request.model)
+    require_pooling(state)
+    params = PoolingParams(
+        task="embed",
+        dimensions=request.dimensions,
+        use_activation=activation(request, request.normalize),
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        truncation_side=request.truncation_side,
+    )
+    prompts = await read_prompts(state, request)
+    special = request.add_special_tokens is not False
+    outputs = await run_pooling(state, request, prompts, params, public_id, add_special_tokens=special)
+    if (binary := binary_response(outputs, request, f"embd-{public_id}", model)) is not None:
+        return binary
+    data = [EmbeddingData(index, numbers(output.outputs, request)) for index, output in enumerate(outputs)]
+    return EmbeddingResponse(data=data, model=model, usage=usage_of(outputs))
 
 
 async def answer_classification(

@@ -1,6 +1,6 @@
 """What the routes of pooling models share: a request's inputs as prompts, and their runs in the engine.
 
-Knows inputs and failures. What the numbers mean is in `embeddings.py`, `pooled.py` and `scores.py`.
+Knows inputs and failures. What the numbers mean is in `pooled.py` and `scores.py`.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """The request bodies that the server reads: OpenAI's fields, and the extra ones that users of vLLM send.
 
 Knows names and types; ranges are `SamplingParams`' business. A field that is read but cannot be served yet is listed in
-`unsupported.py`, so that it is refused by name rather than ignored.
+`sampling.py`, so that it is refused by name rather than ignored.
 """
 
 from typing import Annotated, Any, Literal
@@ -83,7 +83,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     guided_grammar: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
-    # Read so that they can be refused by name: see unsupported.py.
+    # Read so that they can be refused by name: see sampling.py.
     logits_processors: Any = None
     kv_transfer_params: Any = None
     mm_processor_kwargs: Any = None

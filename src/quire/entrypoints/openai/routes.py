@@ -1,7 +1,7 @@
 """The routes of work: each reads its body, calls one function, and encodes what it gives.
 
 Knows paths; those of operators are in `operations.py`. What the answers mean is in `chat.py`, `completions.py`,
-`embeddings.py`, `pooled.py`, `scores.py` and `prompts.py`.
+`pooled.py`, `scores.py` and `prompts.py`.
 """
 
 from collections.abc import Awaitable, Callable, Set
@@ -15,16 +15,14 @@ from quire import envs
 from quire.config import PoolingConfig
 from quire.entrypoints.anthropic.messages import MessageStream, answer_message, count_tokens, prepare_message
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
-from quire.entrypoints.openai.chat import ChatStream, answer_chat, prepare_chat
-from quire.entrypoints.openai.chat_batch import answer_chat_batch
+from quire.entrypoints.openai.chat import ChatStream, answer_chat, answer_chat_batch, prepare_chat
 from quire.entrypoints.openai.cohere_embed import answer_cohere_embed
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
 from quire.entrypoints.openai.dev_routes import DEV_ROUTES
-from quire.entrypoints.openai.embeddings import answer_embeddings
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generative_scoring import answer_generative_scoring
 from quire.entrypoints.openai.operations import OPERATIONS
-from quire.entrypoints.openai.pooled import answer_classification, answer_pooling
+from quire.entrypoints.openai.pooled import answer_classification, answer_embeddings, answer_pooling
 from quire.entrypoints.openai.pooling_protocol import (
     ClassificationRequest,
     CohereEmbedRequest,

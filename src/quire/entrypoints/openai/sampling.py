@@ -1,14 +1,16 @@
 """From a request's fields to `SamplingParams` (or `BeamSearchParams`).
 
 A field that the request does not mention comes from the model's generation config, then from `SamplingParams`' default.
-Ranges are checked by `SamplingParams` itself; its `RequestError` becomes a 400.
+Ranges are checked by `SamplingParams` itself; its `RequestError` becomes a 400. A field that the protocol has and this server cannot serve yet is refused by
+name: one that is silently dropped gives a wrong answer that looks right.
 """
 
 from typing import Any
 
 from quire.config import limits
-from quire.entrypoints.openai.errors import bad_field
-from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields, StreamOptions
+from quire.entrypoints.openai.state import ServerSettings
 from quire.entrypoints.openai.structured import read_constraint
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -134,3 +136,38 @@ def check_stream_options(request: GenerationFields) -> None:
     """`stream_options` only make sense on a stream."""
     if request.stream_options is not None and not request.stream:
         raise bad_field("stream_options", "only allowed when stream is true.")
+
+
+_NOT_YET = (
+    *("logits_processors", "kv_transfer_params", "mm_processor_kwargs", "suffix", "prompt_embeds"),
+    *("audio", "prediction", "functions", "function_call", "web_search_options"),
+)
+
+
+def _is_set(value: Any) -> bool:
+    """Whether a value asks for something; `{}` does: as a schema it means any JSON."""
+    return value is not None and value is not False and value != "" and value != []
+
+
+def _refuse(field: str, value: Any = None) -> HTTPError:
+    shown = f" ({value!r})" if value is not None else ""
+    return bad_request(f"{field}{shown} is not supported yet.", param=field, code="not_supported")
+
+
+def refuse_unsupported(request: GenerationFields) -> None:
+    """Raise a 400 that names the first field which cannot be served."""
+    for field in _NOT_YET:
+        if _is_set(getattr(request, field, None)):
+            raise _refuse(field)
+    modalities = getattr(request, "modalities", None)
+    if modalities and modalities != ["text"]:
+        raise _refuse("modalities", modalities)
+
+
+def apply_defaults(settings: ServerSettings, request: GenerationFields) -> None:
+    """Write the operator's choices into a request; what it says itself stays."""
+    if request.return_tokens_as_token_ids is None:
+        request.return_tokens_as_token_ids = settings.return_tokens_as_token_ids
+    if request.stream and settings.enable_force_include_usage:
+        request.stream_options = request.stream_options or StreamOptions()
+        request.stream_options.include_usage = True

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from quire.entrypoints.openai.answers import AnswerReader
-from quire.entrypoints.openai.calls import calls_or_answer
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import GenerationFields, ResponseFormat
+from quire.entrypoints.openai.tool_choice import calls_or_answer
 from quire.errors import RequestError
 from quire.guards import is_dict
 from quire.parsers.choice import AnswerFormats

@@ -7,11 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.entrypoints.openai.errors import HTTPError, bad_field
-from quire.entrypoints.openai.fields import object_at, string_field
+from quire.entrypoints.openai.errors import HTTPError, bad_field, object_at, string_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
-from quire.entrypoints.responses_api.items import new_id
-from quire.entrypoints.responses_api.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest
+from quire.entrypoints.responses_api.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
 
 Fields = dict[str, Any]
 REFERENCE = "item_reference"

@@ -10,16 +10,16 @@ import msgspec
 
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.responses import TokenLogprob
-from quire.entrypoints.responses_api.items import (
+from quire.entrypoints.responses_api.protocol import (
     FunctionCallItem,
     MessageItem,
     OutputItem,
     OutputText,
     ReasoningItem,
     ReasoningText,
+    ResponseObject,
     new_id,
 )
-from quire.entrypoints.responses_api.protocol import ResponseObject
 from quire.parsers.pieces import Piece
 
 _encode = msgspec.json.Encoder().encode

@@ -8,10 +8,9 @@ from quire.entrypoints.openai.errors import bad_field, bad_request
 from quire.entrypoints.openai.push import stream_answer
 from quire.entrypoints.openai.route_tools import Handler, json_response, read_request, state_of
 from quire.entrypoints.openai.streaming import STREAM_HEADERS, EventStream, run_while_connected
-from quire.entrypoints.responses_api.background import BackgroundRun
 from quire.entrypoints.responses_api.prepare import count_input_tokens, prepare_response
 from quire.entrypoints.responses_api.protocol import DeletedResponse, InputTokensRequest, ItemList, ResponsesRequest
-from quire.entrypoints.responses_api.run import ResponseStream, answer_response, find, not_found
+from quire.entrypoints.responses_api.run import BackgroundRun, ResponseStream, answer_response, find, not_found
 from quire.entrypoints.responses_api.store import Missing
 
 MAX_LISTED = 100

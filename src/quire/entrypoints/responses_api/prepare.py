@@ -14,7 +14,6 @@ from quire.entrypoints.openai.responses import TokenLogprob
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api.conversion import REFERENCE, normalize_input, to_chat_request
 from quire.entrypoints.responses_api.events import EventWriter
-from quire.entrypoints.responses_api.items import new_id
 from quire.entrypoints.responses_api.protocol import (
     RUNNING,
     InputTokensRequest,
@@ -24,6 +23,7 @@ from quire.entrypoints.responses_api.protocol import (
     ResponsesRequest,
     Status,
     TextConfig,
+    new_id,
 )
 from quire.entrypoints.responses_api.store import Missing, StillRunning
 from quire.sampling_params import SamplingParams

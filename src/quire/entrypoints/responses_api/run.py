@@ -1,11 +1,11 @@
-"""A response in the making: from a prepared job to its events, its end, and what is kept of it.
+"""A response in the making: from a prepared job to its events, its end, and what is kept of it; also while nobody waits for it.
 
 Parsers are those of chat completions; the protocol's own forms are in `events.py`.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -28,6 +28,7 @@ from quire.entrypoints.responses_api.protocol import (
     ResponseUsage,
 )
 from quire.entrypoints.responses_api.store import Missing, Record
+from quire.logger import init_logger
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece
 
@@ -190,3 +191,95 @@ def not_found(response_id: str) -> HTTPError:
     """A 404."""
     message = f"There is no response {response_id[:100]!r} here, or no longer."
     return HTTPError(404, message, param="response_id", code="response_not_found")
+
+
+logger = init_logger(__name__)
+
+
+class BackgroundRun:
+    """A response in the making, which a draining server waits for; in `state.background` until it is over and kept."""
+
+    def __init__(self, state: ServerState, job: ResponseJob) -> None:
+        self.job = job
+        self._state = state
+        self._events: list[bytes] = []
+        self._news = asyncio.Event()
+        self._is_over = False
+        self._is_cancelled = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether its events may be asked for."""
+        return bool(self.job.request.stream)
+
+    async def start(self) -> None:
+        """Keep the response as one that waits, and begin."""
+        await keep(self._state, self.job)
+        self._state.background[self.job.response.id] = self
+        self._state.begin_request()
+        self._task = asyncio.ensure_future(self._run())
+        await asyncio.sleep(0)  # a task that is cancelled before it has begun would not end what was begun here
+
+    async def cancel(self) -> None:
+        """Stop, unless it is over; returns when it is."""
+        assert self._task is not None
+        if not self.job.is_over:
+            self._is_cancelled = True
+            self._task.cancel()
+        await asyncio.wait((self._task,))
+
+    async def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:
+        """The events behind the one with number `after`, as they come."""
+        position = after + 1
+        while True:
+            if position < len(self._events):
+                events, position = self._events[position:], len(self._events)
+                yield b"".join(events)
+            elif self._is_over:
+                yield b""
+                return
+            else:
+                await self._news.wait()
+
+    async def _run(self) -> None:
+        try:
+            self._add([self.job.writer.lifecycle("created"), self.job.writer.lifecycle("queued")])
+            await self._end(await self._generate())
+        except Exception:
+            logger.exception("Response %s could not be kept.", self.job.request_id)
+        finally:
+            self._is_over = True
+            self._wake()
+            del self._state.background[self.job.response.id]
+            self._state.end_request()
+
+    async def _generate(self) -> list[bytes]:
+        """Add events but the last, which are returned."""
+        stream = ResponseStream(self._state, self.job)
+        try:
+            async with aclosing((await stream.open()).outputs()) as outputs:
+                async for output in outputs:
+                    assert isinstance(output, RequestOutput)
+                    self._add(stream.events(output))
+            return end(self.job)
+        except asyncio.CancelledError:
+            if not self._is_cancelled:
+                raise
+            return cancel(self.job)
+        except Exception as error:
+            return fail(self.job, error)
+
+    async def _end(self, events: list[bytes]) -> None:
+        """The last events are told when the response has been kept."""
+        await keep(self._state, self.job, [*self._events, *events] if self.has_stream else None)
+        self._add(events)
+
+    def _add(self, events: list[bytes]) -> None:
+        if self.has_stream:
+            self._events += events
+            self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
