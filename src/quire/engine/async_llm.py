@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypedDict, Unpack
 
 from quire.config import EngineConfig, ModelConfig
+from quire.engine import messages
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.async_control import AsyncControl
@@ -20,16 +21,6 @@ from quire.engine.core_channel import CoreChannel, open_channel
 from quire.engine.guests import CALL_BITS, GuestChannel, Seat, first_serial
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import add_special_tokens, check_lora, make_record, supported_tasks
-from quire.engine.messages import (
-    AbortRequests,
-    AddRequests,
-    CoreMessage,
-    Dead,
-    Outputs,
-    Utility,
-    UtilityCall,
-    UtilityResult,
-)
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_log import RequestLog
@@ -88,7 +79,7 @@ class AsyncLLM(AsyncControl):
         source = TokenizerSource(config.model)
         self._to_add: list[RequestRecord] = []
         self._add_since = 0.0
-        self._inbox: collections.deque[CoreMessage] = collections.deque()
+        self._inbox: collections.deque[messages.CoreMessage] = collections.deque()
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
@@ -229,14 +220,16 @@ class AsyncLLM(AsyncControl):
         if not records or self._dead is not None:
             return
         try:
-            self._channel.send(AddRequests([request for record in records for request in record.engine_requests]))
+            self._channel.send(
+                messages.AddRequests([request for record in records for request in record.engine_requests])
+            )
         except QuireError:
             for record in records:
                 self._send_alone(record)
 
     def _send_alone(self, record: RequestRecord) -> None:
         try:
-            self._channel.send(AddRequests(record.engine_requests))
+            self._channel.send(messages.AddRequests(record.engine_requests))
         except QuireError as error:
             self._outputs.discard(record.request_id)
             record.refusal, record.num_unfinished = error, 0
@@ -326,7 +319,7 @@ class AsyncLLM(AsyncControl):
         records, core_ids = self._outputs.abort(request_ids, time.monotonic())
         if core_ids and self._dead is None:
             self._send_added()  # what is aborted must have come before
-            self._channel.send(AbortRequests(core_ids))
+            self._channel.send(messages.AbortRequests(core_ids))
         self._notify(records)
         self._tell_idle_waiters()
 
@@ -338,7 +331,7 @@ class AsyncLLM(AsyncControl):
             self._loop = loop
             self._handle_inbox()  # what came while no loop ran
 
-    def _on_message(self, message: CoreMessage) -> None:
+    def _on_message(self, message: messages.CoreMessage) -> None:
         """In the core's or the listener's thread: keep the message and wake the event loop, once for all that wait."""
         self._inbox.append(message)
         if not self._is_waking and self._loop is not None:
@@ -355,11 +348,11 @@ class AsyncLLM(AsyncControl):
         while self._inbox:
             message = self._inbox.popleft()
             match message:
-                case Outputs(outputs=outputs):
+                case messages.Outputs(outputs=outputs):
                     news += self._take_in(outputs)
-                case UtilityResult(call_id=call_id):
+                case messages.UtilityResult(call_id=call_id):
                     self._resolve_call(call_id, message)
-                case Dead(message=text):
+                case messages.Dead(message=text):
                     self._die(text)
                 case _:
                     pass
@@ -372,7 +365,7 @@ class AsyncLLM(AsyncControl):
         try:
             touched, aborts = self._outputs.process(outputs, time.monotonic())
             if aborts:
-                self._channel.send(AbortRequests(aborts))
+                self._channel.send(messages.AbortRequests(aborts))
         except Exception as error:
             logger.exception("The engine core's news cannot be taken in.")
             self._die(f"its news could not be taken in: {error}")
@@ -389,7 +382,7 @@ class AsyncLLM(AsyncControl):
                 except Exception:
                     logger.exception("The reader of %s failed.", record.request_id)
 
-    def _resolve_call(self, call_id: int, result: UtilityResult) -> None:
+    def _resolve_call(self, call_id: int, result: messages.UtilityResult) -> None:
         future = self._calls.pop(call_id, None)
         if future is None or future.done():
             return
@@ -470,14 +463,14 @@ class AsyncLLM(AsyncControl):
     def _abort_all(self) -> None:
         self._abort([record.request_id for record in self._outputs.records])
 
-    async def _call(self, utility: Utility, *args: Any) -> Any:
+    async def _call(self, utility: messages.Utility, *args: Any) -> Any:
         self._check_alive()
         self._use_running_loop()
         self._num_calls += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[self._num_calls] = future
         self._send_added()
-        self._channel.send(UtilityCall(self._num_calls, utility, list(args)))
+        self._channel.send(messages.UtilityCall(self._num_calls, utility, list(args)))
         return await future
 
     async def is_tracing_enabled(self) -> bool:

@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.config import EngineConfig
+from quire.engine import messages
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import call_utility
-from quire.engine.messages import (
-    AbortRequests,
-    AddRequests,
-    CoreMessage,
-    Dead,
-    Outputs,
-    Utility,
-    UtilityCall,
-    UtilityResult,
-)
 from quire.errors import EngineDeadError, EngineError, QuireError
 from quire.executor.interface import Executor
 from quire.request import EngineCoreOutputs, EngineRequest
@@ -43,7 +34,7 @@ class CoreClient(abc.ABC):
         """
 
     @abc.abstractmethod
-    def call(self, utility: Utility, *args: Any) -> Any:
+    def call(self, utility: messages.Utility, *args: Any) -> Any:
         """Call a utility and wait for its value. Raises EngineError: it failed."""
 
     @abc.abstractmethod
@@ -75,7 +66,7 @@ class InprocClient(CoreClient):
             self._dead = EngineDeadError(f"the engine core failed: {message}")
             raise self._dead from error
 
-    def call(self, utility: Utility, *args: Any) -> Any:
+    def call(self, utility: messages.Utility, *args: Any) -> Any:
         self._check_alive()
         return call_utility(self.core, utility, list(args))
 
@@ -101,30 +92,30 @@ class ProcessClient(CoreClient):
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
         self._check_alive()
-        self.handle.send(AddRequests(requests))
+        self.handle.send(messages.AddRequests(requests))
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         if self._dead is None:
-            self.handle.send(AbortRequests(list(request_ids)))
+            self.handle.send(messages.AbortRequests(list(request_ids)))
 
     def get_outputs(self) -> EngineCoreOutputs:
         if self._kept:
             return self._kept.popleft()
         while True:
             message = self._receive()
-            if isinstance(message, Outputs):
+            if isinstance(message, messages.Outputs):
                 return message.outputs
 
-    def call(self, utility: Utility, *args: Any) -> Any:
+    def call(self, utility: messages.Utility, *args: Any) -> Any:
         """Call a utility; outputs that come meanwhile are kept."""
         self._check_alive()
         self._num_calls += 1
-        self.handle.send(UtilityCall(self._num_calls, utility, list(args)))
+        self.handle.send(messages.UtilityCall(self._num_calls, utility, list(args)))
         while True:
             message = self._receive()
-            if isinstance(message, Outputs):
+            if isinstance(message, messages.Outputs):
                 self._kept.append(message.outputs)
-            elif isinstance(message, UtilityResult) and message.call_id == self._num_calls:
+            elif isinstance(message, messages.UtilityResult) and message.call_id == self._num_calls:
                 if message.error is not None:
                     raise EngineError(message.error)
                 return message.value
@@ -133,10 +124,10 @@ class ProcessClient(CoreClient):
         self.handle.shutdown()
         self._dead = self._dead or EngineDeadError("the engine was shut down")
 
-    def _receive(self) -> CoreMessage | None:
+    def _receive(self) -> messages.CoreMessage | None:
         self._check_alive()
         message = self.handle.receive()
-        if isinstance(message, Dead):
+        if isinstance(message, messages.Dead):
             self._dead = EngineDeadError(message.message)
             raise self._dead
         return message

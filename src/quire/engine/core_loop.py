@@ -9,20 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from quire.engine import messages
 from quire.engine.core import EngineCore
-from quire.engine.messages import (
-    AbortRequests,
-    AddRequests,
-    CoreMessage,
-    Dead,
-    FrontendMessage,
-    Outputs,
-    Shutdown,
-    Start,
-    Utility,
-    UtilityCall,
-    UtilityResult,
-)
 from quire.errors import ConfigError, QuireError
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs
@@ -33,7 +21,7 @@ logger = init_logger(__name__)
 class Inbox(Protocol):
     """Where a core's messages come from."""
 
-    def receive(self, block: bool) -> list[FrontendMessage]:
+    def receive(self, block: bool) -> list[messages.FrontendMessage]:
         """Every message that has come; with `block`, waits for the first."""
         ...
 
@@ -46,10 +34,10 @@ class ThreadInbox:
     """Messages from other threads of this process, as objects."""
 
     def __init__(self) -> None:
-        self._messages: collections.deque[FrontendMessage] = collections.deque()
+        self._messages: collections.deque[messages.FrontendMessage] = collections.deque()
         self._arrived = threading.Event()
 
-    def put(self, message: FrontendMessage) -> None:
+    def put(self, message: messages.FrontendMessage) -> None:
         """Hand over a message; from any thread."""
         self._messages.append(message)
         self._arrived.set()
@@ -57,28 +45,28 @@ class ThreadInbox:
     def interrupt(self) -> None:
         self._arrived.set()
 
-    def receive(self, block: bool) -> list[FrontendMessage]:
+    def receive(self, block: bool) -> list[messages.FrontendMessage]:
         if block:
             self._arrived.wait()
         if not self._arrived.is_set():
             return []
         self._arrived.clear()  # before taking: what is put from here on sets it again
-        taken: list[FrontendMessage] = []
+        taken: list[messages.FrontendMessage] = []
         while self._messages:
             taken.append(self._messages.popleft())
         return taken
 
 
-def call_utility(core: EngineCore, utility: Utility, args: list[Any]) -> Any:
+def call_utility(core: EngineCore, utility: messages.Utility, args: list[Any]) -> Any:
     """One utility's value: of the core's method that is called so. Nothing else of the core can be called from outside."""
     return getattr(core, utility.value)(*args)
 
 
-def describe_death(error: BaseException) -> Dead:
+def describe_death(error: BaseException) -> messages.Dead:
     """Last words about an error."""
     is_config_error = isinstance(error, ConfigError)
     message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
-    return Dead(message, is_config_error, error.setting if isinstance(error, ConfigError) else None)
+    return messages.Dead(message, is_config_error, error.setting if isinstance(error, ConfigError) else None)
 
 
 class CoreLoop:
@@ -89,7 +77,7 @@ class CoreLoop:
         send: where answers go.
     """
 
-    def __init__(self, core: EngineCore, inbox: Inbox, send: Callable[[CoreMessage], None]) -> None:
+    def __init__(self, core: EngineCore, inbox: Inbox, send: Callable[[messages.CoreMessage], None]) -> None:
         self._core = core
         self._inbox = inbox
         self._send = send
@@ -101,7 +89,7 @@ class CoreLoop:
         could_prepare = True
         while True:
             for message in inbox.receive(block=not could_prepare and not core.has_work()):
-                if isinstance(message, Shutdown):
+                if isinstance(message, messages.Shutdown):
                     return
                 self._handle(message)
             if not core.has_work():  # also after an interruption: `idle` says what was wrong
@@ -110,28 +98,28 @@ class CoreLoop:
                 could_prepare = True
                 outputs = core.step()
                 if _has_content(outputs):
-                    self._send(Outputs(outputs))
+                    self._send(messages.Outputs(outputs))
 
-    def _handle(self, message: FrontendMessage) -> None:
+    def _handle(self, message: messages.FrontendMessage) -> None:
         match message:
-            case AddRequests(requests=requests):
+            case messages.AddRequests(requests=requests):
                 self._core.add_requests(requests)
-            case AbortRequests(request_ids=request_ids):
+            case messages.AbortRequests(request_ids=request_ids):
                 self._core.abort_requests(request_ids)
-            case UtilityCall(call_id=call_id, utility=utility, args=args):
+            case messages.UtilityCall(call_id=call_id, utility=utility, args=args):
                 answer = self._answer(call_id, utility, args)
                 if _has_content(news := self._core.take_news()):  # what it led to comes first
-                    self._send(Outputs(news))
+                    self._send(messages.Outputs(news))
                 self._send(answer)
-            case Start() | Shutdown():
+            case messages.Start() | messages.Shutdown():
                 logger.warning("a running engine core got a %s message", type(message).__name__)
 
-    def _answer(self, call_id: int, utility: Utility, args: list[Any]) -> UtilityResult:
+    def _answer(self, call_id: int, utility: messages.Utility, args: list[Any]) -> messages.UtilityResult:
         try:
-            return UtilityResult(call_id, call_utility(self._core, utility, args))
+            return messages.UtilityResult(call_id, call_utility(self._core, utility, args))
         except Exception as error:  # the caller's to know; the engine goes on
             message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
-            return UtilityResult(call_id, error=f"{utility.value}: {message}")
+            return messages.UtilityResult(call_id, error=f"{utility.value}: {message}")
 
 
 def _has_content(outputs: EngineCoreOutputs) -> bool:

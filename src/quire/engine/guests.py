@@ -13,20 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quire.engine import messages
 from quire.engine.core_channel import CoreChannel, OnMessage
-from quire.engine.messages import (
-    AbortRequests,
-    AddRequests,
-    CoreMessage,
-    Dead,
-    FrontendMessage,
-    Outputs,
-    Ready,
-    UtilityCall,
-    UtilityResult,
-    core_to_frontend,
-    frontend_to_core,
-)
 from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs
@@ -69,9 +57,9 @@ class GuestRouter:
         self._owners: dict[str, int] = {}
         self._lock = threading.Lock()
         self._channel: CoreChannel | None = None
-        self._greeting: CoreMessage | None = None
-        self._decode = frontend_to_core().decode
-        self._encode = core_to_frontend().encode
+        self._greeting: messages.CoreMessage | None = None
+        self._decode = messages.frontend_to_core().decode
+        self._encode = messages.core_to_frontend().encode
         self._end_fd, self._my_end_fd = os.pipe()
         self._thread = threading.Thread(target=self._run, name="guest-router", daemon=True)
         self._thread.start()
@@ -86,31 +74,31 @@ class GuestRouter:
     def attach(self, channel: CoreChannel) -> None:
         """The core runs: tell those that wait for it."""
         self._channel = channel
-        self._greet(Ready())
+        self._greet(messages.Ready())
 
-    def _greet(self, message: CoreMessage) -> None:
+    def _greet(self, message: messages.CoreMessage) -> None:
         """Tell all, and whoever comes later."""
         self._greeting = message
         for number in range(len(self._outboxes)):
             self._send(number, message)
 
-    def _send(self, number: int, message: CoreMessage) -> None:
+    def _send(self, number: int, message: messages.CoreMessage) -> None:
         """To one frontend; what is said to none is lost."""
         with self._lock, contextlib.suppress(self._zmq.Again):
             self._outboxes[number].send(self._encode(message), self._zmq.NOBLOCK)
 
     # --- from the core, in its thread ---
 
-    def on_message(self, message: CoreMessage) -> None:
+    def on_message(self, message: messages.CoreMessage) -> None:
         """Pass the core's news on to those whom they concern."""
         match message:
-            case Outputs(outputs=outputs):
+            case messages.Outputs(outputs=outputs):
                 for number, part in enumerate(self._split(outputs)):
                     if part.plain_ids or part.outputs or part.stats is not None:
-                        self._send(number, Outputs(part))
-            case UtilityResult(call_id=call_id):
+                        self._send(number, messages.Outputs(part))
+            case messages.UtilityResult(call_id=call_id):
                 self._send(call_id >> CALL_BITS, message)
-            case Dead():
+            case messages.Dead():
                 self._greet(message)
             case _:
                 pass
@@ -148,15 +136,15 @@ class GuestRouter:
             else:
                 self._forward(number, self._decode(data))
 
-    def _forward(self, number: int, message: FrontendMessage) -> None:
+    def _forward(self, number: int, message: messages.FrontendMessage) -> None:
         match message:
-            case AddRequests(requests=requests):
+            case messages.AddRequests(requests=requests):
                 for request in requests:
                     self._owners[request.request_id] = number
-            case AbortRequests(request_ids=request_ids):
+            case messages.AbortRequests(request_ids=request_ids):
                 for core_id in request_ids:
                     self._owners.pop(core_id, None)
-            case UtilityCall():
+            case messages.UtilityCall():
                 pass
             case _:
                 return
@@ -167,7 +155,7 @@ class GuestRouter:
         """A frontend has died: abort its requests; how many there were."""
         core_ids = [core_id for core_id, owner in list(self._owners.items()) if owner == number]
         if core_ids:
-            self._forward(number, AbortRequests(core_ids))
+            self._forward(number, messages.AbortRequests(core_ids))
         return len(core_ids)
 
     def close(self) -> None:
@@ -197,7 +185,7 @@ class GuestChannel(CoreChannel):
         self._seat = seat
         self._on_message = on_message
         self._context = zmq.Context()
-        self._encode, self._decode = frontend_to_core().encode, core_to_frontend().decode
+        self._encode, self._decode = messages.frontend_to_core().encode, messages.core_to_frontend().decode
         self._lock = threading.Lock()
         self._is_closed = False
         self._end_fd, self._my_end_fd = os.pipe()
@@ -213,13 +201,13 @@ class GuestChannel(CoreChannel):
 
     def _wait_for_core(self) -> None:
         self._tell(_HERE)
-        while not isinstance(message := self._receive(_AGAIN_MS), Ready):
+        while not isinstance(message := self._receive(_AGAIN_MS), messages.Ready):
             match message:  # what was meant for a frontend that had this seat before is passed over
                 case None:  # we may have been answered before our socket could be reached
                     self._tell(_HERE)
-                case Dead(message=text, is_config_error=True, setting=setting):
+                case messages.Dead(message=text, is_config_error=True, setting=setting):
                     raise ConfigError(text, setting=setting)
-                case Dead(message=text):
+                case messages.Dead(message=text):
                     raise EngineDeadError(text)
                 case _:
                     pass
@@ -237,7 +225,7 @@ class GuestChannel(CoreChannel):
                 return
             self._out.send_multipart([bytes([self._seat.number]), data])
 
-    def _receive(self, timeout_ms: int | None = None) -> CoreMessage | None:
+    def _receive(self, timeout_ms: int | None = None) -> messages.CoreMessage | None:
         import zmq
 
         poller = zmq.Poller()
@@ -246,19 +234,19 @@ class GuestChannel(CoreChannel):
         poller.register(self._end_fd, zmq.POLLIN)
         ready = dict(poller.poll(timeout_ms))
         if self._end_fd in ready:
-            return Dead("the engine was shut down")
+            return messages.Dead("the engine was shut down")
         if self._in in ready:
             return self._decode(self._in.recv())
-        return Dead("the server's main process has ended") if ready else None
+        return messages.Dead("the server's main process has ended") if ready else None
 
     def _listen(self) -> None:
-        message: CoreMessage | None = None
-        while not isinstance(message, Dead):
+        message: messages.CoreMessage | None = None
+        while not isinstance(message, messages.Dead):
             message = self._receive()
             if message is not None:
                 self._on_message(message)
 
-    def send(self, message: FrontendMessage) -> None:
+    def send(self, message: messages.FrontendMessage) -> None:
         self._tell(self._encode(message))
 
     def serves(self) -> None:

@@ -20,16 +20,7 @@ from typing import Any
 from quire import envs
 from quire.config import EngineConfig
 from quire.config.wire import config_to_plain
-from quire.engine.messages import (
-    CoreMessage,
-    Dead,
-    FrontendMessage,
-    Ready,
-    Shutdown,
-    Start,
-    core_to_frontend,
-    frontend_to_core,
-)
+from quire.engine import messages
 from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 
@@ -62,10 +53,10 @@ class CoreProcessHandle:
     def __init__(self, config: EngineConfig, executor: str | None = None) -> None:
         import zmq
 
-        start = Start(config_to_plain(config), executor)
+        start = messages.Start(config_to_plain(config), executor)
         self._zmq = zmq
-        self._encode = frontend_to_core().encode
-        self._decode = core_to_frontend().decode
+        self._encode = messages.frontend_to_core().encode
+        self._decode = messages.core_to_frontend().decode
         self._send_lock = threading.Lock()
         self._closed = False
         self._folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
@@ -139,11 +130,11 @@ class CoreProcessHandle:
         while True:
             message = self.receive(max(0.0, deadline - time.monotonic()))
             match message:
-                case Ready():
+                case messages.Ready():
                     return
-                case Dead(message=text, is_config_error=True, setting=setting):
+                case messages.Dead(message=text, is_config_error=True, setting=setting):
                     raise ConfigError(text, setting=setting)
-                case Dead(message=text):
+                case messages.Dead(message=text):
                     raise EngineDeadError(f"the engine core could not start: {text}")
                 case None:
                     raise EngineDeadError(
@@ -153,7 +144,7 @@ class CoreProcessHandle:
                 case _:
                     pass
 
-    def send(self, message: FrontendMessage) -> None:
+    def send(self, message: messages.FrontendMessage) -> None:
         """Send a message. Waits only for a child that has not connected yet; one that has ended gets no message.
 
         Raises:
@@ -169,17 +160,17 @@ class CoreProcessHandle:
                     if self._life_fd in dict(self._writable.poll()):
                         return
 
-    def receive(self, timeout_s: float | None = None) -> CoreMessage | None:
+    def receive(self, timeout_s: float | None = None) -> messages.CoreMessage | None:
         """The next message; None after `timeout_s`. The child's death is a `Dead`, after everything that it said."""
         if self._closed:
-            return Dead("the engine core was shut down")
+            return messages.Dead("the engine core was shut down")
         ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if self._output in ready:
             return self._decode(self._output.recv())
         if self._life_fd in ready:
             if self._output.poll(_LAST_WORDS_MS):
                 return self._decode(self._output.recv())
-            return Dead(f"the engine core process {self.pid} {_describe_exit(self._process.wait())}")
+            return messages.Dead(f"the engine core process {self.pid} {_describe_exit(self._process.wait())}")
         return None
 
     def end_child(self, patience_s: float = _PATIENCE_S) -> None:
@@ -187,7 +178,7 @@ class CoreProcessHandle:
         if self._process.poll() is None:
             if patience_s > 0:
                 with contextlib.suppress(self._zmq.ZMQError):
-                    self.send(Shutdown())
+                    self.send(messages.Shutdown())
             try:
                 self._process.wait(patience_s if patience_s > 0 else 0.01)
             except subprocess.TimeoutExpired:

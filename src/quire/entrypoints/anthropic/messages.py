@@ -7,17 +7,10 @@ import contextlib
 import dataclasses
 
 from quire.engine.request_stream import OutputStream
+from quire.entrypoints.anthropic import protocol
 from quire.entrypoints.anthropic.blocks import BlockWriter, event, whole_blocks
 from quire.entrypoints.anthropic.conversion import to_chat_request
 from quire.entrypoints.anthropic.errors import error_event
-from quire.entrypoints.anthropic.protocol import (
-    CountTokensRequest,
-    CountTokensResponse,
-    MessageResponse,
-    MessagesRequest,
-    MessageUsage,
-    OutputTokensDetails,
-)
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, open_chat, prepare_chat, token_count
 from quire.entrypoints.openai.errors import bad_field
@@ -46,7 +39,7 @@ class MessageJob:
     fills_context: bool
 
 
-def _limit_thinking(state: ServerState, request: MessagesRequest, chat: ChatCompletionRequest) -> None:
+def _limit_thinking(state: ServerState, request: protocol.MessagesRequest, chat: ChatCompletionRequest) -> None:
     """Have `thinking.budget_tokens` kept, by models whose reasoning can be limited; to others it is a hint, and passed over."""
     thinking = request.thinking or {}
     budget = thinking.get("budget_tokens")
@@ -59,7 +52,7 @@ def _limit_thinking(state: ServerState, request: MessagesRequest, chat: ChatComp
         chat.thinking_token_budget = budget
 
 
-async def prepare_message(state: ServerState, request: MessagesRequest, public_id: str) -> MessageJob:
+async def prepare_message(state: ServerState, request: protocol.MessagesRequest, public_id: str) -> MessageJob:
     """Check a request and tokenize its prompt. Raises what the client must be told."""
     if request.max_tokens < 1:
         raise bad_field("max_tokens", f"{request.max_tokens} is out of range; at least 1.")
@@ -72,16 +65,18 @@ async def prepare_message(state: ServerState, request: MessagesRequest, public_i
     return MessageJob(job, f"msg_{public_id}", fills_context=room < request.max_tokens)
 
 
-async def count_tokens(state: ServerState, request: CountTokensRequest, public_id: str) -> CountTokensResponse:
+async def count_tokens(
+    state: ServerState, request: protocol.CountTokensRequest, public_id: str
+) -> protocol.CountTokensResponse:
     """How many tokens a request's prompt has."""
     del public_id
     state.resolve_model(request.model)
     limit = state.engine.config.model.max_model_len
     prompt = await chat_prompt(to_chat_request(request), state.engine.get_tokenizer(), None, limit, state.settings)
-    return CountTokensResponse(len(prompt.token_ids))
+    return protocol.CountTokensResponse(len(prompt.token_ids))
 
 
-async def answer_message(state: ServerState, job: MessageJob) -> MessageResponse:
+async def answer_message(state: ServerState, job: MessageJob) -> protocol.MessageResponse:
     """The whole answer of a request that is not streamed."""
     chat = job.chat
     outputs = start_generation(state, chat.request, chat.prompt, chat.params, job.public_id)
@@ -93,7 +88,7 @@ async def answer_message(state: ServerState, job: MessageJob) -> MessageResponse
     reader = PieceReader(chat.reader)
     pieces = reader.read(choice)
     reason, sequence = _stop(job, reader, choice)
-    return MessageResponse(
+    return protocol.MessageResponse(
         id=job.public_id,
         model=chat.model,
         content=whole_blocks(pieces, reader.call_id),
@@ -127,7 +122,7 @@ class MessageStream:
         if not self._opened:
             self._opened = True
             count.add_cached(output)
-            message = MessageResponse(id=job.public_id, model=job.chat.model, content=[], usage=_usage(count))
+            message = protocol.MessageResponse(id=job.public_id, model=job.chat.model, content=[], usage=_usage(count))
             events += [event("message_start", message=message), event("ping")]
         for choice in output.outputs:
             count.add_choice(choice)
@@ -157,11 +152,11 @@ def _stop(job: MessageJob, reader: PieceReader, choice: CompletionOutput) -> tup
     return "tool_use" if reader.num_calls else "end_turn", None
 
 
-def _usage(count: TokenCount) -> MessageUsage:
-    usage = MessageUsage(count.prompt, count.completion)
+def _usage(count: TokenCount) -> protocol.MessageUsage:
+    usage = protocol.MessageUsage(count.prompt, count.completion)
     if count.details:
         usage.cache_read_input_tokens, usage.cache_creation_input_tokens = count.cached or 0, 0
         usage.input_tokens -= usage.cache_read_input_tokens
     if count.thoughts is not None:
-        usage.output_tokens_details = OutputTokensDetails(count.thoughts.total)
+        usage.output_tokens_details = protocol.OutputTokensDetails(count.thoughts.total)
     return usage

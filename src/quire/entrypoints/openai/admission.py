@@ -7,7 +7,9 @@ import asyncio
 import collections
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
+
+from quire.tokenizers.interface import Tokenizer
 
 AT_ONCE = 4
 """Requests let in before the event loop looks at everything else again: about a millisecond's work."""
@@ -50,12 +52,6 @@ class AdmissionGate:
             self._loop.call_soon(self._next_turn)
 
 
-class Encoder(Protocol):
-    """What is needed of a tokenizer. Where it has `encode_batch` too, texts that wait together are tokenized in parallel."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-
 class _Queue:
     """Texts that wait for one tokenizer's thread; those that come while it works are its next batch."""
 
@@ -63,7 +59,7 @@ class _Queue:
         self.waiting: list[tuple[str, bool, asyncio.Future[list[int]]]] = []
         self.task: asyncio.Task[None] | None = None
 
-    async def work(self, tokenizer: Encoder) -> None:
+    async def work(self, tokenizer: Tokenizer) -> None:
         try:
             while self.waiting:
                 batch, self.waiting = self.waiting, []
@@ -79,7 +75,7 @@ class _Queue:
 _queues: "weakref.WeakKeyDictionary[Any, _Queue]" = weakref.WeakKeyDictionary()
 
 
-async def encode_text(tokenizer: Encoder, text: str, add_special_tokens: bool) -> list[int]:
+async def encode_text(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     """A text's token ids; of a long one in a thread, together with others that come at the same time.
 
     Raises:
@@ -98,7 +94,7 @@ async def encode_text(tokenizer: Encoder, text: str, add_special_tokens: bool) -
     return await future
 
 
-def _encode_all(tokenizer: Encoder, texts: Sequence[str], special: bool) -> list[list[int] | Exception]:
+def _encode_all(tokenizer: Tokenizer, texts: Sequence[str], special: bool) -> list[list[int] | Exception]:
     """Each text's token ids, or why it has none."""
     batch = getattr(tokenizer, "encode_batch", None)
     if batch is not None and len(texts) > 1:
@@ -109,7 +105,7 @@ def _encode_all(tokenizer: Encoder, texts: Sequence[str], special: bool) -> list
     return [_encode_one(tokenizer, text, special) for text in texts]
 
 
-def _encode_one(tokenizer: Encoder, text: str, special: bool) -> list[int] | Exception:
+def _encode_one(tokenizer: Tokenizer, text: str, special: bool) -> list[int] | Exception:
     try:
         return list(tokenizer.encode(text, add_special_tokens=special))
     except Exception as error:

@@ -6,7 +6,7 @@ Knows the protocol; formats belong to `quire.parsers`.
 import dataclasses
 import uuid
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.responses import FunctionCall, ToolCall
@@ -17,6 +17,7 @@ from quire.parsers.formats import Reasoning
 from quire.parsers.pieces import Answer, Kind, Piece
 from quire.parsers.stream import AnswerParser
 from quire.parsers.thinking import PROMPT_END
+from quire.tokenizers.interface import Tokenizer
 
 
 class ReasoningCount:
@@ -67,12 +68,6 @@ def _ids(markers: tuple[str, ...], tokenizer: Any) -> frozenset[int]:
     return frozenset(token_id for token_id in found if token_id is not None)
 
 
-class _Tokenizer(Protocol):
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str: ...
-
-    def token_to_id(self, token: str) -> int | None: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class AnswerReader:
     """How one request's answers are read.
@@ -89,7 +84,7 @@ class AnswerReader:
     in_reasoning: bool | None
     has_tools: bool
     keeps_special_tokens: bool
-    tokenizer: _Tokenizer
+    tokenizer: Tokenizer
     choice: ToolChoice
     call_grammar: str | None
 
@@ -198,7 +193,7 @@ class PieceReader:
 
 
 def answer_reader(
-    formats: AnswerFormats, request: ChatCompletionRequest, tokenizer: _Tokenizer, prompt_ids: list[int]
+    formats: AnswerFormats, request: ChatCompletionRequest, tokenizer: Tokenizer, prompt_ids: list[int]
 ) -> AnswerReader | None:
     """How a request's answers are read; None where they are content as they stand."""
     choice = read_tool_choice(request)

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: from a typed request to an answer or a stream of chunks; `/batch`: several conversations at once."""
+"""`POST /v1/chat/completions`: from a typed request to an answer or a stream of chunks; `/batch`: several conversations."""
 
 import dataclasses
 import time
@@ -9,6 +9,7 @@ import msgspec
 
 from quire.config import limits
 from quire.engine.request_stream import OutputStream
+from quire.entrypoints.openai import sampling
 from quire.entrypoints.openai.answers import AnswerReader, PieceReader, answer_reader
 from quire.entrypoints.openai.errors import HTTPError, bad_field
 from quire.entrypoints.openai.generation import (
@@ -33,16 +34,6 @@ from quire.entrypoints.openai.responses import (
     ChatMessage,
     Usage,
     build_usage,
-)
-from quire.entrypoints.openai.sampling import (
-    apply_defaults,
-    asked_chat_tokens,
-    build_beam_search_params,
-    build_sampling_params,
-    chat_logprobs_count,
-    check_stream_options,
-    refuse_unsupported,
-    resolve_max_tokens,
 )
 from quire.entrypoints.openai.sse import DONE, ChunkWriter, chat_chunk_writer, error_event
 from quire.entrypoints.openai.state import ServerState
@@ -73,17 +64,17 @@ async def prepare_chat(
 ) -> ChatJob:
     """Check a request and tokenize its prompt. Raises what the client must be told, who wrote `prompt_field`."""
     model = state.resolve_model(request.model)
-    apply_defaults(state.settings, request)
-    refuse_unsupported(request)
+    sampling.apply_defaults(state.settings, request)
+    sampling.refuse_unsupported(request)
     state.check_request_template(request.chat_template)
     read_tool_choice(request)  # before a template reads the tools
-    check_stream_options(request)
-    logprobs = chat_logprobs_count(request)
+    sampling.check_stream_options(request)
+    logprobs = sampling.chat_logprobs_count(request)
     config = state.engine.config.model
-    asked, asked_name = asked_chat_tokens(request)
+    asked, asked_name = sampling.asked_chat_tokens(request)
     prompt = await chat_prompt(request, state.engine.get_tokenizer(), asked, config.max_model_len, state.settings)
     defaults = config.default_sampling
-    max_tokens = resolve_max_tokens(
+    max_tokens = sampling.resolve_max_tokens(
         asked, len(prompt.token_ids), config.max_model_len, defaults.get("max_tokens"), asked_name, prompt_field
     )
     params: SamplingParams | BeamSearchParams
@@ -91,9 +82,9 @@ async def prepare_chat(
         for field in ("logprobs", "logprob_token_ids"):
             if getattr(request, field):
                 raise bad_field(field, "not available with use_beam_search.", "not_supported")
-        params = build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
+        params = sampling.build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
     else:
-        params = build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
+        params = sampling.build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
     reader = None
     if (tokenizer := state.engine.get_tokenizer()) is not None:
         reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids)

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.config import limits
 from quire.engine.request_stream import MergedStream, OutputStream
+from quire.entrypoints.openai import sampling
 from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.generation import (
     TokenCount,
@@ -25,15 +26,6 @@ from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logpro
 from quire.entrypoints.openai.prompts import Prompt, completion_prompts, require_tokenizer
 from quire.entrypoints.openai.protocol import CompletionRequest
 from quire.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
-from quire.entrypoints.openai.sampling import (
-    apply_defaults,
-    asked_completion_tokens,
-    build_beam_search_params,
-    build_sampling_params,
-    check_stream_options,
-    refuse_unsupported,
-    resolve_max_tokens,
-)
 from quire.entrypoints.openai.sse import DONE, ChunkWriter, completion_chunk_writer, error_event
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
@@ -64,9 +56,9 @@ class CompletionJob:
 async def prepare_completion(state: ServerState, request: CompletionRequest, public_id: str) -> CompletionJob:
     """Check a request and tokenize its prompts. Raises what the client must be told."""
     model = state.resolve_model(request.model)
-    apply_defaults(state.settings, request)
-    refuse_unsupported(request)
-    check_stream_options(request)
+    sampling.apply_defaults(state.settings, request)
+    sampling.refuse_unsupported(request)
+    sampling.check_stream_options(request)
     generated, choices = _choice_counts(request)
     config = state.engine.config.model
     prompts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size)
@@ -74,11 +66,11 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
         field = "n" if request.best_of is None else "best_of"
         message = f"{generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."
         raise bad_field(field, message)
-    asked = asked_completion_tokens(request)
+    asked = sampling.asked_completion_tokens(request)
     prompt_only = asked == 0 and bool(request.echo)
     params: list[SamplingParams | BeamSearchParams] = []
     for prompt in prompts:
-        max_tokens = resolve_max_tokens(
+        max_tokens = sampling.resolve_max_tokens(
             1 if prompt_only else asked, len(prompt.token_ids), config.max_model_len, None, "max_tokens", "prompt"
         )
         each = _params(request, max_tokens, generated, choices, config.default_sampling)
@@ -115,12 +107,12 @@ def _params(
         for field in ("logprobs", "echo", "logprob_token_ids"):
             if getattr(request, field):
                 raise bad_field(field, "not available with use_beam_search.", "not_supported")
-        return build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
+        return sampling.build_beam_search_params(request, max_tokens=max_tokens, defaults=defaults)
     logprobs = request.logprobs
     if generated > choices and logprobs is None:
         logprobs = 0  # ranking needs each answer's cumulative logprob
     prompt_logprobs = request.logprobs if request.echo and request.prompt_logprobs is None else None
-    return build_sampling_params(
+    return sampling.build_sampling_params(
         request,
         max_tokens=max_tokens,
         logprobs=logprobs,

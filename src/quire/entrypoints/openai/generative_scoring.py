@@ -10,11 +10,12 @@ import time
 from quire.config import limits
 from quire.entrypoints.openai.completions import prepare_completion, run_completion
 from quire.entrypoints.openai.errors import bad_field
-from quire.entrypoints.openai.prompts import TokenizerLike, check_token_ids, encode_text, require_tokenizer
+from quire.entrypoints.openai.prompts import check_token_ids, encode_text, require_tokenizer
 from quire.entrypoints.openai.protocol import CompletionRequest, GenerativeScoringRequest
 from quire.entrypoints.openai.responses import GenerativeScoringResponse, LabelScore, build_usage
 from quire.entrypoints.openai.state import ServerState
 from quire.logprobs import LogprobsOnePosition
+from quire.tokenizers.interface import Tokenizer
 
 
 async def answer_generative_scoring(
@@ -70,7 +71,7 @@ async def _prompts(state: ServerState, request: GenerativeScoringRequest) -> lis
 
 
 async def _token_ids(
-    given: str | list[int], field: str, special: bool, tokenizer: TokenizerLike | None, vocab_size: int
+    given: str | list[int], field: str, special: bool, tokenizer: Tokenizer | None, vocab_size: int
 ) -> list[int]:
     if isinstance(given, str):
         return await encode_text(require_tokenizer(tokenizer, field), given, special)

@@ -15,16 +15,10 @@ from starlette.responses import Response
 
 from quire.config import PoolingConfig
 from quire.engine.input_processor import TokenizedPrompt
+from quire.entrypoints.openai import pooling_protocol as protocol
 from quire.entrypoints.openai.errors import bad_field, bad_request, error_of_finished
 from quire.entrypoints.openai.generation import all_of
 from quire.entrypoints.openai.number_formats import to_bytes
-from quire.entrypoints.openai.pooling_protocol import (
-    CohereEmbedRequest,
-    EncodedFields,
-    InputFields,
-    PoolingFields,
-    PoolingUsage,
-)
 from quire.entrypoints.openai.prompts import listed, render_chat, require_tokenizer
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import RequestError
@@ -49,13 +43,13 @@ def require_pooling(state: ServerState) -> PoolingConfig:
     return model.pooling
 
 
-def activation(request: PoolingFields, normalize: bool | None = None) -> bool | None:
+def activation(request: protocol.PoolingFields, normalize: bool | None = None) -> bool | None:
     """`use_activation`, under any of its names."""
     values = (request.use_activation, request.activation, normalize)
     return next((value for value in values if value is not None), None)
 
 
-async def read_prompts(state: ServerState, request: InputFields) -> list[PromptType]:
+async def read_prompts(state: ServerState, request: protocol.InputFields) -> list[PromptType]:
     """The inputs: a text, texts, token ids, lists of token ids; or a conversation."""
     if (request.input is None) == (request.messages is None):
         raise bad_field("input", "this field is required (or messages, but not both).", "missing_field")
@@ -75,7 +69,9 @@ def _prompt(item: str | list[int], cache_salt: str | None) -> PromptType:
     return prompt
 
 
-async def _conversation(state: ServerState, request: InputFields, messages: list[dict[str, Any]]) -> PromptType:
+async def _conversation(
+    state: ServerState, request: protocol.InputFields, messages: list[dict[str, Any]]
+) -> PromptType:
     state.check_request_template(request.chat_template)
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), "messages")
     variables = dict(request.chat_template_kwargs or {})
@@ -85,7 +81,7 @@ async def _conversation(state: ServerState, request: InputFields, messages: list
 
 async def run_pooling(
     state: ServerState,
-    request: PoolingFields | CohereEmbedRequest,
+    request: protocol.PoolingFields | protocol.CohereEmbedRequest,
     prompts: Sequence[PromptType | TokenizedPrompt],
     params: PoolingParams,
     public_id: str,
@@ -104,7 +100,7 @@ async def run_pooling(
 
 async def _run(
     state: ServerState,
-    request: PoolingFields | CohereEmbedRequest,
+    request: protocol.PoolingFields | protocol.CohereEmbedRequest,
     prompt: PromptType | TokenizedPrompt,
     params: PoolingParams,
     public_id: str,
@@ -127,24 +123,26 @@ async def _run(
     raise error_of_finished(None, public_id)
 
 
-def usage_of(outputs: Sequence[Pooled]) -> PoolingUsage:
+def usage_of(outputs: Sequence[Pooled]) -> protocol.PoolingUsage:
     """The prompts' tokens."""
     count = sum(len(output.prompt_token_ids) for output in outputs)
-    return PoolingUsage(count, count)
+    return protocol.PoolingUsage(count, count)
 
 
-def numbers(pooled: PoolingOutput, request: EncodedFields) -> Any:
+def numbers(pooled: PoolingOutput, request: protocol.EncodedFields) -> Any:
     """A vector or rows as JSON's numbers, or as base64 of their bytes."""
     if request.encoding_format == "base64":
         return base64.b64encode(_as_bytes(pooled, request)).decode()
     return pooled.data.tolist()
 
 
-def _as_bytes(pooled: PoolingOutput, request: EncodedFields) -> bytes:
+def _as_bytes(pooled: PoolingOutput, request: protocol.EncodedFields) -> bytes:
     return to_bytes(pooled.data, request.embed_dtype or "float32", request.endianness or "little")
 
 
-def binary_response(outputs: Sequence[Pooled], request: EncodedFields, answer_id: str, model: str) -> Response | None:
+def binary_response(
+    outputs: Sequence[Pooled], request: protocol.EncodedFields, answer_id: str, model: str
+) -> Response | None:
     """All inputs' bytes, one behind the other; `bytes` tells in the header `metadata` where each lies. None of another format."""
     if request.encoding_format not in ("bytes", "bytes_only"):
         return None

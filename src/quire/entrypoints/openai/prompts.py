@@ -15,6 +15,7 @@ from quire.entrypoints.openai.errors import bad_field, bad_request
 from quire.entrypoints.openai.messages import normalize_messages
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError
+from quire.tokenizers.interface import Tokenizer
 
 if TYPE_CHECKING:
     from quire.entrypoints.openai.state import ServerSettings
@@ -24,20 +25,6 @@ INLINE_CHARACTERS = 16_384
 
 Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
-
-
-class TokenizerLike(Protocol):
-    """What the server needs of a tokenizer."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str: ...
-
-    def token_to_id(self, token: str) -> int | None: ...
-
-    def convert_ids_to_tokens(self, ids: Any) -> Any: ...
-
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any: ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,7 +42,7 @@ async def run_sized(size: int, function: Callable[Parameters, ResultT], *args: A
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-def require_tokenizer(tokenizer: TokenizerLike | None, field: str) -> TokenizerLike:
+def require_tokenizer(tokenizer: Tokenizer | None, field: str) -> Tokenizer:
     """The tokenizer, or a 400 where the server runs without one."""
     if tokenizer is None:
         raise bad_field(field, "this server has no tokenizer (--skip-tokenizer-init); send token ids.")
@@ -74,9 +61,7 @@ def listed(given: str | Sequence[PromptItem] | None, field: str, what: str) -> l
     return items
 
 
-async def completion_prompts(
-    request: CompletionRequest, tokenizer: TokenizerLike | None, vocab_size: int
-) -> list[Prompt]:
+async def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
     """The prompts of a completion request: a text, texts, token ids, or lists of token ids."""
     if request.prompt is None:
         raise bad_field("prompt", "this field is required.", "missing_field")
@@ -85,7 +70,7 @@ async def completion_prompts(
 
 
 async def _completion_prompt(
-    item: str | int | list[int], request: CompletionRequest, tokenizer: TokenizerLike | None, vocab_size: int
+    item: str | int | list[int], request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int
 ) -> Prompt:
     if isinstance(item, int):
         raise bad_field("prompt", "a list mixes token ids with texts or lists.")
@@ -112,7 +97,7 @@ def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> None:
 
 
 def _truncated(
-    prompt: Prompt, keep: int | None, side: str | None, tokenizer: TokenizerLike | None, need_text: bool
+    prompt: Prompt, keep: int | None, side: str | None, tokenizer: Tokenizer | None, need_text: bool
 ) -> Prompt:
     if keep is None or keep == -1:
         return prompt
@@ -126,7 +111,7 @@ def _truncated(
 
 async def chat_prompt(
     request: ChatCompletionRequest,
-    tokenizer: TokenizerLike | None,
+    tokenizer: Tokenizer | None,
     reserve: int | None,
     max_model_len: int,
     settings: "ServerSettings | None" = None,
@@ -163,7 +148,7 @@ def _template_kwargs(request: ChatCompletionRequest, settings: "ServerSettings |
 
 
 async def tokenize_prompt(
-    request: TokenizeRequest, tokenizer: TokenizerLike | None, template_kwargs: dict[str, Any]
+    request: TokenizeRequest, tokenizer: Tokenizer | None, template_kwargs: dict[str, Any]
 ) -> list[int]:
     """The token ids of a `/tokenize` request; `template_kwargs` are the operator's."""
     if (request.prompt is None) == (request.messages is None):
@@ -195,7 +180,7 @@ class TemplateFields(Protocol):
 async def render_chat(
     request: TemplateFields,
     messages: list[dict[str, Any]],
-    tokenizer: TokenizerLike,
+    tokenizer: Tokenizer,
     template_kwargs: dict[str, Any],
     add_generation_prompt: bool | None,
     *,

@@ -15,6 +15,7 @@ from quire import envs
 from quire.config import PoolingConfig
 from quire.entrypoints.anthropic.messages import MessageStream, answer_message, count_tokens, prepare_message
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from quire.entrypoints.openai import pooling_protocol
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, answer_chat_batch, prepare_chat
 from quire.entrypoints.openai.cohere_embed import answer_cohere_embed
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
@@ -23,14 +24,6 @@ from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generative_scoring import answer_generative_scoring
 from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.pooled import answer_classification, answer_embeddings, answer_pooling
-from quire.entrypoints.openai.pooling_protocol import (
-    ClassificationRequest,
-    CohereEmbedRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
 from quire.entrypoints.openai.prompts import check_token_ids, require_tokenizer, run_sized, tokenize_prompt
 from quire.entrypoints.openai.protocol import (
     BatchChatRequest,
@@ -104,12 +97,12 @@ create_message = _streaming_route(MessagesRequest, prepare_message, MessageStrea
 create_chat_batch = _route(BatchChatRequest, answer_chat_batch)
 create_generative_scoring = _route(GenerativeScoringRequest, answer_generative_scoring)
 count_message_tokens = _route(CountTokensRequest, count_tokens)
-create_embeddings = _route(EmbeddingRequest, answer_embeddings)
-create_cohere_embeddings = _route(CohereEmbedRequest, answer_cohere_embed)
-create_classification = _route(ClassificationRequest, answer_classification)
-create_pooling = _route(PoolingRequest, answer_pooling)
-create_score = _route(ScoreRequest, answer_score)
-create_rerank = _route(RerankRequest, answer_rerank)
+create_embeddings = _route(pooling_protocol.EmbeddingRequest, answer_embeddings)
+create_cohere_embeddings = _route(pooling_protocol.CohereEmbedRequest, answer_cohere_embed)
+create_classification = _route(pooling_protocol.ClassificationRequest, answer_classification)
+create_pooling = _route(pooling_protocol.PoolingRequest, answer_pooling)
+create_score = _route(pooling_protocol.ScoreRequest, answer_score)
+create_rerank = _route(pooling_protocol.RerankRequest, answer_rerank)
 
 
 async def tokenize(request: Request) -> Response:

@@ -7,23 +7,14 @@ import time
 from typing import Any
 
 from quire.config import PoolingConfig, limits
+from quire.entrypoints.openai import pooling_protocol as protocol
 from quire.entrypoints.openai.errors import bad_field
-from quire.entrypoints.openai.pooling_protocol import (
-    PairFields,
-    PoolingUsage,
-    RankedDocument,
-    RankedResult,
-    RerankRequest,
-    RerankResponse,
-    ScoreData,
-    ScoreRequest,
-    ScoreResponse,
-)
 from quire.entrypoints.openai.pooling_run import activation, require_pooling, run_pooling, usage_of
-from quire.entrypoints.openai.prompts import TokenizerLike, require_tokenizer, run_sized
+from quire.entrypoints.openai.prompts import require_tokenizer, run_sized
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
 from quire.pooling_params import PoolingParams
+from quire.tokenizers.interface import Tokenizer
 
 Names = tuple[str, str]
 _PAIRS_OF_NAMES: tuple[Names, ...] = (
@@ -34,17 +25,19 @@ _PAIRS_OF_NAMES: tuple[Names, ...] = (
 )
 
 
-async def answer_score(state: ServerState, request: ScoreRequest, public_id: str) -> ScoreResponse:
+async def answer_score(state: ServerState, request: protocol.ScoreRequest, public_id: str) -> protocol.ScoreResponse:
     """The score of every pair."""
     model = state.resolve_model(request.model)
     names = _names(request)
     firsts, seconds = pair_texts(getattr(request, names[0]), getattr(request, names[1]), names)
     scores, usage = await _score(state, request, firsts, seconds, names, public_id)
-    data = [ScoreData(index, score) for index, score in enumerate(scores)]
-    return ScoreResponse(id=f"score-{public_id}", created=int(time.time()), model=model, data=data, usage=usage)
+    data = [protocol.ScoreData(index, score) for index, score in enumerate(scores)]
+    return protocol.ScoreResponse(
+        id=f"score-{public_id}", created=int(time.time()), model=model, data=data, usage=usage
+    )
 
 
-def _names(request: ScoreRequest) -> Names:
+def _names(request: protocol.ScoreRequest) -> Names:
     found = [names for names in _PAIRS_OF_NAMES if all(getattr(request, name) is not None for name in names)]
     if len(found) != 1:
         allowed = ", ".join(f"{first} and {second}" for first, second in _PAIRS_OF_NAMES)
@@ -52,7 +45,7 @@ def _names(request: ScoreRequest) -> Names:
     return found[0]
 
 
-async def answer_rerank(state: ServerState, request: RerankRequest, public_id: str) -> RerankResponse:
+async def answer_rerank(state: ServerState, request: protocol.RerankRequest, public_id: str) -> protocol.RerankResponse:
     """The documents, the one that fits the query best first."""
     model = state.resolve_model(request.model)
     if not request.documents:
@@ -63,11 +56,11 @@ async def answer_rerank(state: ServerState, request: RerankRequest, public_id: s
     queries = [request.query] * len(texts)
     scores, usage = await _score(state, request, queries, texts, ("query", "documents"), public_id)
     order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
-    results = [RankedResult(index, scores[index]) for index in order[: request.top_n or None]]
+    results = [protocol.RankedResult(index, scores[index]) for index in order[: request.top_n or None]]
     if request.return_documents is not False:
         for result in results:
-            result.document = RankedDocument(texts[result.index])
-    return RerankResponse(id=f"rerank-{public_id}", model=model, usage=usage, results=results)
+            result.document = protocol.RankedDocument(texts[result.index])
+    return protocol.RerankResponse(id=f"rerank-{public_id}", model=model, usage=usage, results=results)
 
 
 def _document_text(document: str | dict[str, Any], index: int) -> str:
@@ -78,8 +71,13 @@ def _document_text(document: str | dict[str, Any], index: int) -> str:
 
 
 async def _score(
-    state: ServerState, request: PairFields, firsts: list[str], seconds: list[str], names: Names, public_id: str
-) -> tuple[list[float], PoolingUsage]:
+    state: ServerState,
+    request: protocol.PairFields,
+    firsts: list[str],
+    seconds: list[str],
+    names: Names,
+    public_id: str,
+) -> tuple[list[float], protocol.PoolingUsage]:
     """The score of each pair, and what it took."""
     config = require_pooling(state)
     check_scores(config)
@@ -107,7 +105,7 @@ async def _score(
     return [float(output.outputs.data[0]) for output in outputs], usage_of(outputs)
 
 
-def _check_instruction(state: ServerState, request: PairFields, config: PoolingConfig) -> None:
+def _check_instruction(state: ServerState, request: protocol.PairFields, config: PoolingConfig) -> None:
     """What a template is told needs a template that joins pairs."""
     if config.embeds or state.engine.config.model.chat_template is None:
         for field in ("instruction", "chat_template_kwargs"):
@@ -117,7 +115,11 @@ def _check_instruction(state: ServerState, request: PairFields, config: PoolingC
 
 
 async def _pair_prompts(
-    state: ServerState, request: PairFields, firsts: list[str], seconds: list[str], params: PoolingParams
+    state: ServerState,
+    request: protocol.PairFields,
+    firsts: list[str],
+    seconds: list[str],
+    params: PoolingParams,
 ) -> list[Any]:
     """A prompt for each pair, written by the operator's template where there is one (`--chat-template`)."""
     engine, pairs = state.engine, list(zip(firsts, seconds, strict=True))
@@ -132,7 +134,7 @@ async def _pair_prompts(
     return await run_sized(size, join_pairs, engine.pooling_processor, pairs, params)
 
 
-async def _shortened(texts: list[str], keep: int | None, field: str, tokenizer: TokenizerLike) -> list[str]:
+async def _shortened(texts: list[str], keep: int | None, field: str, tokenizer: Tokenizer) -> list[str]:
     """The texts, each cut to so many tokens of its own."""
     if keep is None:
         return texts

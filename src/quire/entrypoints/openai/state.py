@@ -7,69 +7,19 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from quire.config import EngineConfig
-from quire.engine.input_processor import TokenizedPrompt
-from quire.engine.pooling_processor import PoolingProcessor
-from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.admission import AdmissionGate
 from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
 from quire.entrypoints.openai.errors import HTTPError, bad_field, not_ready
 from quire.entrypoints.openai.fingerprint import build_fingerprint
-from quire.entrypoints.openai.prompts import TokenizerLike
 from quire.entrypoints.openai.siblings import Siblings
 from quire.entrypoints.responses_api.store import ResponseStore
-from quire.inputs import PromptType
 from quire.metrics.http_metrics import HttpMetrics
-from quire.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.parsers.choice import AUTO, AnswerFormats, choose_formats
-from quire.pooling_params import PoolingParams
-from quire.sampling_params import BeamSearchParams, SamplingParams
 
-
-class EngineClient(Protocol):
-    """What the server needs of the engine: `AsyncLLM`, or a test's stand-in."""
-
-    @property
-    def config(self) -> EngineConfig: ...
-
-    @property
-    def errored(self) -> bool: ...
-
-    @property
-    def pooling_processor(self) -> PoolingProcessor: ...
-
-    def get_tokenizer(self) -> TokenizerLike | None: ...
-
-    def generate(
-        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
-    ) -> AsyncIterator[RequestOutput]: ...
-
-    async def open_stream(
-        self, prompt: PromptType, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
-    ) -> OutputStream: ...
-
-    def beam_search(
-        self, prompt: PromptType, params: BeamSearchParams, request_id: str
-    ) -> AsyncIterator[RequestOutput]: ...
-
-    def encode(
-        self,
-        prompt: PromptType | TokenizedPrompt,
-        pooling_params: PoolingParams,
-        request_id: str,
-        *,
-        priority: int = 0,
-        tokenization_kwargs: dict[str, Any] | None = None,
-    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]: ...
-
-    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool: ...
-
-    async def check_health(self) -> None: ...
-
-    async def abort(self, request_id: str | Sequence[str]) -> None: ...
+if TYPE_CHECKING:
+    from quire.engine.async_llm import AsyncLLM
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +27,6 @@ class ServerSettings:
     """The operator's choices that routes need."""
 
     served_model_names: tuple[str, ...] = ()
-    chat_template: str | None = None
     response_role: str = "assistant"
     strict: bool = False
     trust_request_chat_template: bool = False
@@ -104,7 +53,7 @@ class ServerSettings:
 class ServerState:
     """One server's mutable state; lives in `app.state.server`."""
 
-    def __init__(self, settings: ServerSettings, engine: EngineClient | None = None) -> None:
+    def __init__(self, settings: ServerSettings, engine: "AsyncLLM | None" = None) -> None:
         self.settings = settings
         self.decoder = BodyDecoder(strict=settings.strict)
         self.gate = AdmissionGate()
@@ -125,17 +74,17 @@ class ServerState:
         self._formats: AnswerFormats | None = None
         self._fingerprint: str | None = None
 
-    def set_engine(self, engine: EngineClient) -> None:
+    def set_engine(self, engine: "AsyncLLM") -> None:
         """The engine is ready: start serving."""
         self._engine = engine
 
     @property
-    def engine_or_none(self) -> EngineClient | None:
+    def engine_or_none(self) -> "AsyncLLM | None":
         """The engine, or None while it is starting."""
         return self._engine
 
     @property
-    def engine(self) -> EngineClient:
+    def engine(self) -> "AsyncLLM":
         """The engine; a 503 while it is starting."""
         if self._engine is None:
             raise not_ready("The server is starting; the model is being loaded.", 1)

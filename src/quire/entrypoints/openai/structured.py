@@ -5,7 +5,7 @@ Knows the fields' names. What a constraint means is checked by `StructuredOutput
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from quire.entrypoints.openai.answers import AnswerReader
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
@@ -16,6 +16,7 @@ from quire.guards import is_dict
 from quire.parsers.choice import AnswerFormats
 from quire.parsers.thinking import build_thinking, check_budget, find_harmony_thinking
 from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, Thinking
+from quire.tokenizers.interface import Tokenizer
 
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
 _GUIDED = ("json", "regex", "choice", "grammar")
@@ -51,7 +52,7 @@ def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None
 
 
 def constrain_answer(
-    params: SamplingParams | BeamSearchParams, reader: AnswerReader | None, tokenizer: "_Tokenizer | None"
+    params: SamplingParams | BeamSearchParams, reader: AnswerReader | None, tokenizer: Tokenizer | None
 ) -> None:
     """Set the form of a chat answer that is read so, and where it is asked for.
 
@@ -87,11 +88,7 @@ def _calls_too(params: SamplingParams, reader: AnswerReader) -> str | None:
     return calls_or_answer(reader.formats, reader.choice, reader.tokenizer, one, schema)
 
 
-class _Tokenizer(Protocol):
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-
-def find_thinking(reader: AnswerReader, tokenizer: _Tokenizer) -> Thinking | None:
+def find_thinking(reader: AnswerReader, tokenizer: Tokenizer) -> Thinking | None:
     """Where an answer that is read so is still thinking, which no form is asked of."""
     if reader.formats.is_harmony:
         return Thinking(tokenizer.encode(_HARMONY_ANSWER, add_special_tokens=False))

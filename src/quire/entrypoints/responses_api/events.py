@@ -10,16 +10,7 @@ import msgspec
 
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.responses import TokenLogprob
-from quire.entrypoints.responses_api.protocol import (
-    FunctionCallItem,
-    MessageItem,
-    OutputItem,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-    ResponseObject,
-    new_id,
-)
+from quire.entrypoints.responses_api import protocol
 from quire.parsers.pieces import Piece
 
 _encode = msgspec.json.Encoder().encode
@@ -43,12 +34,12 @@ class EventWriter:
         kind: of the pieces that go into the open item; None where none is open.
     """
 
-    def __init__(self, response: ResponseObject, call_id: Callable[[str, int], str]) -> None:
+    def __init__(self, response: protocol.ResponseObject, call_id: Callable[[str, int], str]) -> None:
         self._response = response
         self._call_id = call_id
         self._number = 0
         self.kind: str | None = None
-        self._item: OutputItem
+        self._item: protocol.OutputItem
         self._head = b""
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
@@ -74,14 +65,14 @@ class EventWriter:
         text, item, name = "".join(self._texts), self._item, f"response.{_NAMES[self.kind]}.done"
         item.status = status
         match item:
-            case FunctionCallItem():
+            case protocol.FunctionCallItem():
                 item.arguments = text
                 events = [self._of_item(name, name=item.name, arguments=text)]
-            case ReasoningItem():
-                item.content = [ReasoningText(text)]
+            case protocol.ReasoningItem():
+                item.content = [protocol.ReasoningText(text)]
                 events = [self._of_part(name, text=text), self._part("done", item.content[0])]
-            case MessageItem():
-                item.content = [OutputText(text, logprobs=self._logprobs)]
+            case protocol.MessageItem():
+                item.content = [protocol.OutputText(text, logprobs=self._logprobs)]
                 done = self._of_part(name, text=text, logprobs=self._logprobs)
                 events = [done, self._part("done", item.content[0])]
         events.append(self._event("response.output_item.done", output_index=self._index, item=item))
@@ -97,11 +88,11 @@ class EventWriter:
         part = None
         if kind == "arguments":
             call_id = self._call_id(piece.text, piece.index)
-            self._item = FunctionCallItem(new_id("function_call"), call_id, piece.text)
+            self._item = protocol.FunctionCallItem(protocol.new_id("function_call"), call_id, piece.text)
         elif kind == "reasoning":
-            self._item, part = ReasoningItem(new_id("reasoning")), ReasoningText()
+            self._item, part = protocol.ReasoningItem(protocol.new_id("reasoning")), protocol.ReasoningText()
         else:
-            self._item, part = MessageItem(new_id("message")), OutputText()
+            self._item, part = protocol.MessageItem(protocol.new_id("message")), protocol.OutputText()
         self.kind = kind
         place: dict[str, Any] = {"item_id": self._item.id, "output_index": self._index}
         name = f"response.{_NAMES[kind]}.delta"
@@ -130,7 +121,7 @@ class EventWriter:
     def _of_part(self, kind: str, **fields: Any) -> bytes:
         return self._of_item(kind, content_index=0, **fields)
 
-    def _part(self, happened: str, part: OutputText | ReasoningText) -> bytes:
+    def _part(self, happened: str, part: protocol.OutputText | protocol.ReasoningText) -> bytes:
         return self._of_part(f"response.content_part.{happened}", part=part)
 
     def _event(self, kind: str, **fields: Any) -> bytes:

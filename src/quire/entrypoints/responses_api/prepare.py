@@ -12,19 +12,9 @@ from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.responses import TokenLogprob
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.responses_api import protocol
 from quire.entrypoints.responses_api.conversion import REFERENCE, normalize_input, to_chat_request
 from quire.entrypoints.responses_api.events import EventWriter
-from quire.entrypoints.responses_api.protocol import (
-    RUNNING,
-    InputTokensRequest,
-    InputTokensResponse,
-    ReasoningConfig,
-    ResponseObject,
-    ResponsesRequest,
-    Status,
-    TextConfig,
-    new_id,
-)
 from quire.entrypoints.responses_api.store import Missing, StillRunning
 from quire.sampling_params import SamplingParams
 
@@ -43,23 +33,23 @@ class ResponseJob:
         ended_as: the response's last status, once that is known.
     """
 
-    request: ResponsesRequest
+    request: protocol.ResponsesRequest
     chat: ChatJob
-    response: ResponseObject
+    response: protocol.ResponseObject
     items: list[Fields]
     request_id: str
     reader: PieceReader
     writer: EventWriter
     count: TokenCount
     unwritten: list[TokenLogprob] = dataclasses.field(default_factory=list[TokenLogprob])
-    ended_as: Status = "failed"
+    ended_as: protocol.Status = "failed"
 
     @property
     def is_over(self) -> bool:
-        return self.response.status not in RUNNING
+        return self.response.status not in protocol.RUNNING
 
 
-async def prepare_response(state: ServerState, request: ResponsesRequest) -> ResponseJob:
+async def prepare_response(state: ServerState, request: protocol.ResponsesRequest) -> ResponseJob:
     """Check a request and tokenize its prompt. Raises what the client must be told."""
     if request.background and request.store is False:
         raise bad_field("background", "what nobody waits for must be kept; store must not be false.")
@@ -83,16 +73,18 @@ async def prepare_response(state: ServerState, request: ResponsesRequest) -> Res
     )
 
 
-async def count_input_tokens(state: ServerState, request: InputTokensRequest) -> InputTokensResponse:
+async def count_input_tokens(state: ServerState, request: protocol.InputTokensRequest) -> protocol.InputTokensResponse:
     """How many tokens a request's prompt has."""
     state.resolve_model(request.model)
     chat_request, _ = await _conversation(state, request)
     limit = state.engine.config.model.max_model_len
     prompt = await chat_prompt(chat_request, state.engine.get_tokenizer(), None, limit, state.settings)
-    return InputTokensResponse(len(prompt.token_ids))
+    return protocol.InputTokensResponse(len(prompt.token_ids))
 
 
-async def _conversation(state: ServerState, request: InputTokensRequest) -> tuple[ChatCompletionRequest, list[Fields]]:
+async def _conversation(
+    state: ServerState, request: protocol.InputTokensRequest
+) -> tuple[ChatCompletionRequest, list[Fields]]:
     """The request as a chat, and its own items."""
     items = await _resolve_references(state, normalize_input(request.input))
     history: list[Fields] = []
@@ -106,7 +98,7 @@ async def _conversation(state: ServerState, request: InputTokensRequest) -> tupl
             raise bad_field("previous_response_id", f"the response {running.args[0]!r} is not complete.") from None
     chat = to_chat_request(request, history, items)
     if request.truncation == "auto":
-        asked = request.max_output_tokens if isinstance(request, ResponsesRequest) else None
+        asked = request.max_output_tokens if isinstance(request, protocol.ResponsesRequest) else None
         await _truncate(state, chat, asked)
     return chat, items
 
@@ -151,13 +143,13 @@ async def _truncate(state: ServerState, chat: ChatCompletionRequest, asked: int 
     chat.messages = messages[:num_fixed] + messages[starts[low - 1] :]
 
 
-def _response(request: ResponsesRequest, chat: ChatJob) -> ResponseObject:
+def _response(request: protocol.ResponsesRequest, chat: ChatJob) -> protocol.ResponseObject:
     """A response before there is any output; what the request left out is told as it was chosen."""
-    given = request.reasoning or ReasoningConfig()
-    text = request.text or TextConfig()
+    given = request.reasoning or protocol.ReasoningConfig()
+    text = request.text or protocol.TextConfig()
     assert isinstance(chat.params, SamplingParams)
-    return ResponseObject(
-        id=new_id("resp"),
+    return protocol.ResponseObject(
+        id=protocol.new_id("resp"),
         created_at=int(time.time()),
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
@@ -169,11 +161,11 @@ def _response(request: ResponsesRequest, chat: ChatJob) -> ResponseObject:
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
-        reasoning=ReasoningConfig(effort=given.effort, summary=given.summary),
+        reasoning=protocol.ReasoningConfig(effort=given.effort, summary=given.summary),
         safety_identifier=request.safety_identifier,
         store=request.store is not False,
         temperature=chat.params.temperature,
-        text=TextConfig(format=text.format or {"type": "text"}, verbosity=text.verbosity),
+        text=protocol.TextConfig(format=text.format or {"type": "text"}, verbosity=text.verbosity),
         tool_choice=request.tool_choice or "auto",
         tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,

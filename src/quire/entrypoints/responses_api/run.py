@@ -17,16 +17,9 @@ from quire.entrypoints.openai.generation import TokenCount, check_output
 from quire.entrypoints.openai.logprobs import chat_logprobs
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
+from quire.entrypoints.responses_api import protocol
 from quire.entrypoints.responses_api.events import error_event
 from quire.entrypoints.responses_api.prepare import ResponseJob
-from quire.entrypoints.responses_api.protocol import (
-    IncompleteDetails,
-    InputTokensDetails,
-    OutputTokensDetails,
-    ResponseError,
-    ResponseObject,
-    ResponseUsage,
-)
 from quire.entrypoints.responses_api.store import Missing, Record
 from quire.logger import init_logger
 from quire.outputs import CompletionOutput, RequestOutput
@@ -102,7 +95,7 @@ def _finish(job: ResponseJob, reason: str) -> list[bytes]:
     response, writer = job.response, job.writer
     job.ended_as = "completed"
     if reason == "length":
-        job.ended_as, response.incomplete_details = "incomplete", IncompleteDetails("max_output_tokens")
+        job.ended_as, response.incomplete_details = "incomplete", protocol.IncompleteDetails("max_output_tokens")
     elif reason == "abort":
         job.ended_as = "cancelled"
     is_complete = job.ended_as == "completed"
@@ -121,12 +114,12 @@ def end(job: ResponseJob) -> list[bytes]:
     return [job.writer.lifecycle(response.status)]
 
 
-def _usage(count: TokenCount) -> ResponseUsage:
-    return ResponseUsage(
+def _usage(count: TokenCount) -> protocol.ResponseUsage:
+    return protocol.ResponseUsage(
         count.prompt,
-        InputTokensDetails(count.cached or 0),
+        protocol.InputTokensDetails(count.cached or 0),
         count.completion,
-        OutputTokensDetails(count.num_thoughts),
+        protocol.OutputTokensDetails(count.num_thoughts),
         count.prompt + count.completion,
     )
 
@@ -136,7 +129,7 @@ def fail(job: ResponseJob, error: Exception) -> list[bytes]:
     answer = failure_of(error, job.request_id)
     job.ended_as = "failed"
     code = _ERROR_CODES.get(answer.status, "server_error")
-    job.response.error = ResponseError(code, answer.detail.message)
+    job.response.error = protocol.ResponseError(code, answer.detail.message)
     return [*job.writer.close("incomplete"), *end(job)]
 
 
@@ -146,7 +139,7 @@ def cancel(job: ResponseJob) -> list[bytes]:
     return [*job.writer.close("incomplete"), *end(job)]
 
 
-async def answer_response(state: ServerState, job: ResponseJob) -> ResponseObject:
+async def answer_response(state: ServerState, job: ResponseJob) -> protocol.ResponseObject:
     """The whole response of a request that is not streamed."""
     stream = ResponseStream(state, job)
     async with aclosing((await stream.open()).outputs()) as outputs:
@@ -180,9 +173,9 @@ async def find(state: ServerState, response_id: str) -> Record:
     except Missing:
         raise not_found(response_id) from None
     if record.is_running:  # and not in this process: it ended with the one that made it
-        response = msgspec.json.decode(record.body, type=ResponseObject)
+        response = msgspec.json.decode(record.body, type=protocol.ResponseObject)
         response.status = "failed"
-        response.error = ResponseError("server_error", "The server ended before the response was complete.")
+        response.error = protocol.ResponseError("server_error", "The server ended before the response was complete.")
         record.body, record.is_running = _encode(response), False
     return record
 
