@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quire.config.structured import StructuredOutputsConfig, read_structured_outputs_config
+from quire.config.observability import StructuredOutputsConfig, read_structured_outputs_config
 from quire.engine.arg_parser import ArgumentParser
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import CacheConfig
-from quire.metrics.engine_metrics import EngineMetrics, FinishedRequest, Histogram, steps_1_2_5
-from quire.metrics.log_stats import StatsLogger
+from quire.metrics.engine_metrics import EngineMetrics, FinishedRequest, Histogram, StatsLogger, steps_1_2_5
 from quire.metrics.prometheus import PREFIX, PrometheusExposition, cache_info
 from quire.request import SchedulerStats
 

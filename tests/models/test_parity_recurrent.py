@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
 
-from quire.benchmarks.tiny_recurrent import RECURRENT
+from quire.benchmarks.tiny_mixtures import RECURRENT
 
 FILE = "model.safetensors"
 

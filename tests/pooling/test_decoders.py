@@ -6,7 +6,7 @@ import torch
 from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle, logits, pooled
 
 from quire import LLM, PoolingParams
-from quire.benchmarks.tiny_recurrent import RECURRENT
+from quire.benchmarks.tiny_mixtures import RECURRENT
 
 from .conftest import SETTINGS, as_dicts
 

@@ -4,8 +4,8 @@
 - serve: `datasets` (what is asked), `arrivals` (when), `load` and `http_load` (sending), `serve_metrics`, `own_server`; throughput
   shares the `datasets`, client has a server that computes nothing, `sse_source`
 - sweep: `sweep_grid`, and with plot and compare_results `results`
-- frontend: `frontend_server`, `frontend_load`; with host a model that is not there, `stand_in`
+- frontend: `frontend_server`; with host a model that is not there, `stand_in`
 - compare: `compare_child`
 
-`quire models` checks architectures: `model_table`, over the checkpoints of `tiny_models`, `tiny_mixtures` and `tiny_recurrent`.
+`quire models` checks architectures: `model_table`, over the checkpoints of `tiny_models` and `tiny_mixtures`.
 """

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from quire.benchmarks.tiny_mixtures import MIXTURES
-from quire.benchmarks.tiny_recurrent import RECURRENT
+from quire.benchmarks.tiny_mixtures import MIXTURES, RECURRENT
 
 VOCAB_SIZE = 384
 """At least 300: 256 bytes, the merges and the special tokens below, and some ids that no text makes."""

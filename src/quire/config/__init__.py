@@ -11,9 +11,8 @@ from quire.config.engine import (
 )
 from quire.config.hf_config import HFConfig
 from quire.config.model import ModelConfig
-from quire.config.observability import ObservabilityConfig
+from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
 from quire.config.pooling import PoolingConfig
-from quire.config.structured import StructuredOutputsConfig
 
 __all__ = [
     "AttentionConfig", "CacheConfig", "DeviceConfig", "EngineConfig", "HFConfig", "LoadConfig", "ModelConfig",

@@ -1,11 +1,10 @@
-"""The one frozen configuration of an engine, and its sections; built once by `EngineArgs.create_engine_config`, read by every floor above."""
+"""An engine's one frozen configuration and its sections; built once by `EngineArgs.create_engine_config`, read by every floor above."""
 
 import dataclasses
 from typing import Any, Literal
 
 from quire.config.model import ModelConfig
-from quire.config.observability import ObservabilityConfig
-from quire.config.structured import StructuredOutputsConfig
+from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
 
 
 @dataclasses.dataclass(frozen=True)

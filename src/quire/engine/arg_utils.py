@@ -13,8 +13,7 @@ from typing import Any, Self
 
 from quire import envs
 from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig, limits
-from quire.config.observability import resolve_profiler
-from quire.config.structured import read_structured_outputs_config
+from quire.config.observability import read_structured_outputs_config, resolve_profiler
 from quire.engine import arg_checks, arg_parser
 from quire.engine.arg_checks import (
     ANYTHING,

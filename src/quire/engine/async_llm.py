@@ -17,7 +17,7 @@ from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.async_control import AsyncControl
 from quire.engine.beam_search import BeamSearch
-from quire.engine.core_channel import CoreChannel, open_channel
+from quire.engine.core_client import CoreChannel, open_channel
 from quire.engine.guests import CALL_BITS, GuestChannel, Seat, first_serial
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.engine.llm_engine import add_special_tokens, check_lora, make_record, supported_tasks
@@ -31,8 +31,7 @@ from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.inputs import PromptType
 from quire.logger import init_logger
-from quire.metrics.engine_metrics import EngineMetrics
-from quire.metrics.log_stats import StatsLogger
+from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
 from quire.metrics.spans import SpanWriter
 from quire.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams

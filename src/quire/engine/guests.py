@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.engine import messages
-from quire.engine.core_channel import CoreChannel, OnMessage
+from quire.engine.core_client import CoreChannel, OnMessage
 from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs

@@ -20,8 +20,7 @@ from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import ConfigError, RequestError
 from quire.executor.interface import Executor
 from quire.inputs import PromptType
-from quire.metrics.engine_metrics import EngineMetrics
-from quire.metrics.log_stats import StatsLogger
+from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
 from quire.outputs import AnyOutput
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams

@@ -1,6 +1,6 @@
 """`EngineMetrics` in Prometheus' text format: the meanings of vLLM's metrics, under the prefix `quire:`, vLLM's own, or both.
 
-Figures are kept by `EngineMetrics` and turned into samples only when somebody asks.
+Figures are kept by `EngineMetrics` and turned into samples only when somebody asks. What HTTP requests add up to is told besides.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from quire.config import CacheConfig
-from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.engine_metrics import EngineMetrics, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "quire:"
@@ -144,3 +144,49 @@ class PrometheusExposition:
 def cache_info(cache_config: CacheConfig) -> dict[str, str]:
     """The cache's settings as labels."""
     return {field.name: str(getattr(cache_config, field.name)) for field in dataclasses.fields(cache_config)}
+
+
+DURATION_BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+NO_ROUTE = "none"
+
+
+class HttpMetrics(Collector):
+    """Counts for one server."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+        self._prefixes: list[tuple[str, str]] = []
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._durations: dict[tuple[str, str], Histogram] = {}
+
+    def watch(self, templates: Iterable[str]) -> None:
+        """These are the server's routes; a part in braces stands for any text."""
+        templates = [path.replace(":path}", "}") for path in templates]
+        self._paths |= {path for path in templates if "{" not in path}
+        self._prefixes += [(path.partition("{")[0], path) for path in templates if "{" in path]
+
+    def record(self, path: str, method: str, status: int, seconds: float) -> None:
+        """A request was answered; `status` is 0 where its client had gone."""
+        route = self._route(path)
+        answer = (route, method if route != NO_ROUTE else "", f"{status // 100}xx")
+        self._counts[answer] = self._counts.get(answer, 0) + 1
+        if route != NO_ROUTE:
+            self._durations.setdefault((route, method), Histogram(DURATION_BOUNDS)).observe(seconds)
+
+    def _route(self, path: str) -> str:
+        if path in self._paths:
+            return path
+        return next((template for prefix, template in self._prefixes if path.startswith(prefix)), NO_ROUTE)
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry for each scrape."""
+        requests = CounterMetricFamily("http_requests", "Answered requests.", labels=["handler", "method", "status"])
+        for labels, count in self._counts.items():
+            requests.add_metric(labels, count)
+        yield requests
+        durations = HistogramMetricFamily(
+            "http_request_duration_seconds", "From a request to the end of its answer.", labels=["handler", "method"]
+        )
+        for labels, histogram in self._durations.items():
+            durations.add_metric(labels, histogram.cumulative(), sum_value=histogram.total)
+        yield durations

@@ -23,9 +23,8 @@ from quire.errors import RequestError
 from quire.logger import init_logger
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.backend import Backend, IntArray, choose_backend, find_backend, is_installed
-from quire.structured_output.filling import FillThread
 from quire.structured_output.json_states import read_rules
-from quire.structured_output.rows import Filling, RowGrammar, Rows, result_of
+from quire.structured_output.rows import Filling, FillThread, RowGrammar, Rows, result_of
 from quire.structured_output.states import States
 from quire.structured_output.string_masks import StringMasks
 from quire.structured_output.trial import Trials

@@ -5,7 +5,9 @@ Knows tokens and lines of masks. Where a row stands, and which masks are known t
 
 import concurrent.futures
 import functools
-from collections.abc import Collection, Sequence
+import queue
+import threading
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,61 @@ from quire.config import limits
 from quire.errors import RequestError
 from quire.sampling_params import Thinking
 from quire.structured_output.backend import Backend, IntArray
-from quire.structured_output.filling import FillThread, Job
 from quire.structured_output.states import Position, States
+
+
+class Job:
+    """Something that is being done."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._begun, self._done = threading.Lock(), threading.Lock()
+        self._begun.acquire()
+        self._done.acquire()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """In the thread."""
+        self._begun.release()
+        try:
+            self._work()
+        except BaseException as error:  # told to whoever waits
+            self._error = error
+        finally:
+            self._done.release()
+
+    def wait_until_begun(self) -> None:
+        """Once."""
+        self._begun.acquire()
+
+    def finish(self) -> None:
+        """Wait for its end, once; raises what it raised."""
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+
+
+class FillThread:
+    """Does one job after the other. The thread starts with the first and ends with the process."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, work: Callable[[], None]) -> Job:
+        """Returns when the work has begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="grammar-masks", daemon=True)
+            self._thread.start()
+        job = Job(work)
+        self._jobs.put(job)
+        job.wait_until_begun()
+        return job
+
+    def _run(self) -> None:
+        while True:
+            self._jobs.get().run()
+
 
 _MOST_PENDING = 256
 """Tokens that a row's matcher may be behind, lest catching up take long some day."""

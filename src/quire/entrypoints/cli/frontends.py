@@ -138,7 +138,7 @@ class Frontends:
 
     def _load(self) -> None:
         """Start the core, in a thread: signals and frontends are looked after meanwhile."""
-        from quire.engine.core_channel import open_channel
+        from quire.engine.core_client import open_channel
 
         try:
             self._channel = open_channel(self._config, None, self._router.on_message)

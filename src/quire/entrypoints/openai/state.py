@@ -15,7 +15,7 @@ from quire.entrypoints.openai.errors import HTTPError, bad_field, not_ready
 from quire.entrypoints.openai.fingerprint import build_fingerprint
 from quire.entrypoints.openai.siblings import Siblings
 from quire.entrypoints.responses_api.store import ResponseStore
-from quire.metrics.http_metrics import HttpMetrics
+from quire.metrics.prometheus import HttpMetrics
 from quire.parsers.choice import AUTO, AnswerFormats, choose_formats
 
 if TYPE_CHECKING:
