@@ -89,7 +89,6 @@ class Arrivals:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of a load's arrival."""
     group = parser.add_argument_group("Arrival")
     group.add_argument("--request-rate", type=float, default=math.inf, help="requests a second (inf: all at once)")
     flag(
@@ -106,7 +105,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_arguments(args: argparse.Namespace) -> Arrivals:
-    """What the flags say."""
     return Arrivals(
         rate=args.request_rate,
         burstiness=args.burstiness,

@@ -16,7 +16,6 @@ from quire.benchmarks.own_server import started
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The streams."""
     common.flag(parser, "--num-streams", 256, "answers at once")
     common.flag(parser, "--output-len", 512, "tokens of an answer")
     common.flag(parser, "--input-len", 512, "tokens of a prompt")
@@ -32,7 +31,6 @@ def started_source(step_s: float = 0.0) -> Iterator[str]:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     prompts = common.random_prompts(args.num_streams, [args.input_len] * args.num_streams, 30_000, seed=0)
     bodies = [
         json.dumps({"model": "source", "prompt": prompt, "max_tokens": args.output_len, "stream": True}).encode()

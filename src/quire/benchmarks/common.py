@@ -114,7 +114,6 @@ def print_table(title: str, rows: Sequence[tuple[str, Any]]) -> None:
 
 
 def print_columns(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A table with a header."""
     texts = [[f"{cell:,.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
     widths = [max(len(line[column]) for line in [list(header), *texts]) for column in range(len(header))]
     print(f"\n{title}")

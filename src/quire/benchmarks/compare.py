@@ -22,7 +22,6 @@ HIGHER_IS_BETTER = {"output_tokens_per_s": True, "prompt_tokens_per_s": True}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags."""
     parser.add_argument("--model", required=True, help="a folder with config.json, given to every engine")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-model-len", type=positive, default=4096)
@@ -42,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Alternate, print the table, return the figures."""
     with open(Path(args.model) / "config.json", encoding="utf-8") as file:
         vocab_size = json.load(file)["vocab_size"]
     contenders = [{"name": "quire", "module": "quire", "arguments": args.arguments}, *args.peer]

@@ -20,7 +20,6 @@ THE_WORK = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two sides."""
     parser.add_argument("base", help="a result (JSON), several (JSON lines, a list), or a folder of them")
     parser.add_argument("new", help="what is compared with it")
     common.flag(parser, "--margin", 3.0, "differences below this many per cent are noise")
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare, print the table, give the figures."""
     base, new = read_rows(args.base), read_rows(args.new)
     rows = compare(base, new, args.margin / 100)
     if args.metrics:

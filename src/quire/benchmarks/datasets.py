@@ -57,7 +57,6 @@ class Sample:
 
 
 def add_arguments(parser: argparse.ArgumentParser, num_prompts: int, input_len: int, output_len: int) -> None:
-    """Flags of the data sets, with the defaults of random lengths."""
     group = parser.add_argument_group("Requests")
     flag(group, "--dataset-name", "random", "where prompts come from", choices=DATASETS)
     group.add_argument("--dataset-path", metavar="PATH", help="the file of sharegpt (JSON) or custom (JSON lines)")

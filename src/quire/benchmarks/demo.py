@@ -102,7 +102,6 @@ def _parsed(text: str) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many questions, and the engine's flags."""
     common.flag(parser, "--num-examples", 100, "questions a task")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these tasks")
     common.flag(parser, "--bench-seed", 0, "draws the questions (0: the first)")
@@ -113,7 +112,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Ask, judge, print the table, give the figures."""
     known = held_out()
     tasks = args.tasks or list(known)
     unknown = sorted(set(tasks) - set(known))

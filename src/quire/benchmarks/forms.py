@@ -15,7 +15,6 @@ from quire.benchmarks.grammars import records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The batches, and the engine's flags."""
     parser.add_argument("--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests at once")
     common.flag(parser, "--input-len", 64, "tokens a prompt")
     common.flag(parser, "--output-len", 128, "tokens an answer")
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     from quire.sampling_params import StructuredOutputsParams
 
     llm = common.load_engine(args)

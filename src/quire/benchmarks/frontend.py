@@ -122,7 +122,6 @@ OTHERS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The load."""
     common.flag(parser, "--streams", 256, "requests at once")
     common.flag(parser, "--input-len", 512, "tokens a prompt")
     common.flag(parser, "--output-len", 400, "tokens an answer")
@@ -268,7 +267,6 @@ def measure_parts(num_streams: int) -> dict[str, float]:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     parts, whole = measure_parts(args.streams), measure_server(args)
     rest = whole["token_us"] - sum(parts[part] for part in PARTS[1:])
     rows = [(part, value) for part, value in parts.items()]

@@ -198,7 +198,6 @@ def _add_times(figures: dict[str, Any], label: str, times: Sequence[tuple[float,
 
 
 def run(path: str, engines: Sequence[str], batches: Sequence[int], steps: int, vocab_size: int) -> dict[str, Any]:
-    """Measure every form with every engine."""
     tokenizer = get_tokenizer(path)
     vocabulary = read_vocabulary(tokenizer, vocab_size or tokenizer.max_token_id + 1)
     eos = [tokenizer.eos_token_id or 0]
@@ -237,7 +236,6 @@ def _print(row: dict[str, Any], batches: Sequence[int]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The benchmark's flags."""
     parser.add_argument("tokenizer", help="a folder with a tokenizer")
     flag(parser, "--vocab-size", 0, "logits of the model (the tokenizer's size)")
     parser.add_argument("--backends", default="guidance", help=f"comma-separated: {', '.join(ENGINES)} (guidance)")
@@ -246,6 +244,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Run with parsed flags."""
     batches = [int(part) for part in args.batches.split(",")]
     return run(args.tokenizer, args.backends.split(","), batches, args.steps, args.vocab_size)

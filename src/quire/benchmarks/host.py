@@ -232,7 +232,6 @@ def measure(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Sizes."""
     parser.add_argument("--batch-sizes", type=common.positive, nargs="+", default=[1, 32, 256, 1000], help="requests")
     parser.add_argument("--input-lens", type=common.positive, nargs="+", default=[128, 1000], help="tokens a prompt")
     common.flag(parser, "--output-len", 256, "tokens an answer")
@@ -242,7 +241,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = None if args.disable_detokenize else write_tokenizer(Path(folder))
         longest = max(8192, max(args.input_lens) + args.output_len)

@@ -52,7 +52,6 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """The address, as a person writes it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.is_tls else ''}://{host}:{self.port}{self.base_path}"
 
@@ -195,7 +194,6 @@ class Client:
         return addresses[-1]
 
     def close(self) -> None:
-        """Close the kept connections."""
         while self._idle:
             self._idle.pop().close()
 
@@ -233,7 +231,6 @@ class _Connection(asyncio.Protocol):
         return self._done
 
     def close(self) -> None:
-        """Close the socket."""
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

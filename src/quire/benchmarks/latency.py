@@ -9,7 +9,6 @@ from quire.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The batch, and the engine's flags."""
     common.flag(parser, "--input-len", 32, "tokens a prompt")
     common.flag(parser, "--output-len", 128, "tokens an answer")
     common.flag(parser, "--prefix-len", 0, "leading tokens that all prompts share")
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     llm = common.load_engine(args)
     config = llm.llm_engine.config
     lengths = [args.input_len] * args.batch_size

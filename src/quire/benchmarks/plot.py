@@ -171,7 +171,6 @@ USUAL_FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "outpu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is drawn."""
     parser.add_argument("results", nargs="+", help="result files or folders: JSON, JSON lines, a sweep's summary.json")
     add_axes(parser)
     parser.add_argument("--output", "-o", metavar="PATH", help="the file of a single figure (FIGURE.svg)")
@@ -185,7 +184,6 @@ def add_axes(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Draw, and tell where."""
     rows = [row for path in args.results for row in read_rows(path)]
     if args.output and len(args.y or ()) != 1:
         raise ConfigError.of("output", "one file holds one chart; name one figure with --y.")

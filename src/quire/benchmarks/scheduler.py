@@ -130,7 +130,6 @@ def _made_up_result(step: SchedulerOutput) -> ModelRunnerOutput:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `quire bench scheduler`."""
     parser.add_argument("--num-running", type=int, nargs="+", default=[256, 1024], help="decoding requests")
     parser.add_argument("--waiting", type=int, default=10_000, help="requests that wait, in the case that has any")
     parser.add_argument("--context", type=int, default=100_000, help="context tokens, in the case of long ones")
@@ -138,7 +137,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     rows = run(tuple(args.num_running), args.waiting, args.context, args.steps)
     columns = {
         "case": "case", "running": "running", "µs/request": "us_per_request_step", "median": "median_us",

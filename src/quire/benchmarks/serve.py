@@ -39,7 +39,6 @@ FALLBACK_VOCAB_SIZE = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The server, the requests, their arrival, what is measured."""
     server = parser.add_argument_group("Server")
     common.flag(server, "--backend --endpoint-type", "openai", "protocol of the server", choices=tuple(BACKENDS))
     server.add_argument("--base-url", metavar="URL", help="the server; else http://HOST:PORT")
@@ -116,7 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     plan = arrivals.from_arguments(args)  # what is wrong is said before anything is started
     levels = serve_metrics.parse_goodput(args.goodput)
     metrics = serve_metrics.parse_metrics(args.percentile_metrics)

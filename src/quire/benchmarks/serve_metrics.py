@@ -281,7 +281,6 @@ def write_result(path: str, figures: dict[str, Any], append: bool = False) -> No
 
 
 def timestamp() -> str:
-    """The moment, as result files name it."""
     return time.strftime("%Y%m%d-%H%M%S")
 
 

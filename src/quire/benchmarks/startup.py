@@ -45,7 +45,6 @@ print("@startup " + json.dumps(phases), flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How often, and the engine's flags."""
     common.flag(parser, "--num-iters", 5, "processes that are measured")
     common.flag(parser, "--num-iters-warmup", 1, "processes before that", type=int)
     common.flag(parser, "--input-len", 128, "tokens of the prompt")
@@ -54,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     engine_args = _changed_engine_args(args)
     runs: list[dict[str, Any]] = []
     total = args.num_iters_warmup + args.num_iters

@@ -17,7 +17,6 @@ from quire.request import SchedulerStats
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Batch sizes, lengths, and the engine's flags."""
     parser.add_argument(
         "--batch-sizes", type=common.positive, nargs="+", default=[1, 8, 32], help="requests that decode (1 8 32)"
     )
@@ -47,7 +46,6 @@ class _StepClock:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     from quire.benchmarks.step import ReadBandwidth
     from quire.engine.arg_resolve import UsageContext
     from quire.engine.arg_utils import EngineArgs

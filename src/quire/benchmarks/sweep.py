@@ -76,7 +76,6 @@ class SweepServer:
         self._stop()
 
     def is_alive(self) -> bool:
-        """Whether the process still runs."""
         return self._process.poll() is None
 
     def reset_prefix_cache(self) -> None:
@@ -101,7 +100,6 @@ class SweepServer:
 
 
 def _value(words: list[str], flag: str) -> str | None:
-    """A flag's last value."""
     value = None
     for index, word in enumerate(words):
         if word == flag and index + 1 < len(words):
@@ -115,7 +113,6 @@ DEFINITION = "sweep.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The commands, their parameters, and where results go."""
     parser.add_argument("kind", nargs="?", choices=("serve",), help=argparse.SUPPRESS)  # `vllm bench sweep serve`
     commands = parser.add_argument_group("Commands")
     commands.add_argument(
@@ -147,7 +144,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Run what is missing, write the summary, give it."""
     if not args.bench_cmd:
         raise ConfigError.of("bench_cmd", "name the benchmark to run, for example --bench-cmd 'quire bench latency'.")
     plan = sweep_grid.combine(
@@ -212,7 +208,6 @@ class _Sweep:
             json.dump(definition, file, indent=2)
 
     def show(self, server: Parameters, benches: list[Parameters]) -> None:
-        """Print the commands."""
         if self._args.serve_cmd:
             print(f"server: {shlex.join(self._server_words(server))}")
         for bench in benches:
@@ -325,7 +320,6 @@ def varying(plan: list[tuple[Parameters, list[Parameters]]]) -> list[str]:
 
 
 def write_summary(folder: str, rows: list[Row]) -> None:
-    """All rows as JSON and as CSV."""
     with open(os.path.join(folder, "summary.json"), "w", encoding="utf-8") as file:
         json.dump(rows, file, indent=1)
     with open(os.path.join(folder, "summary.csv"), "w", encoding="utf-8", newline="") as file:

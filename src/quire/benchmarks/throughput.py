@@ -10,7 +10,6 @@ from quire.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The requests, and the engine's flags."""
     datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
     parser.add_argument("--backend", choices=("quire", "vllm"), default="quire", help="accepted for compatibility")
     common.flag(parser, "--bench-seed", 0, "seed of prompts and lengths")
@@ -22,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, give the figures."""
     from quire import SamplingParams
 
     llm = common.load_engine(args)

@@ -38,7 +38,6 @@ class HFConfig:
         return iter(self._values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plain values."""
         return dict(self._values)
 
     def __eq__(self, other: object) -> bool:

@@ -48,7 +48,6 @@ def _to_plain(value: Any, where: str) -> Any:
 
 
 def config_from_plain(values: dict[str, Any]) -> EngineConfig:
-    """The inverse of `config_to_plain`."""
     return _record_from_plain(EngineConfig, values)
 
 

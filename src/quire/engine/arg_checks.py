@@ -31,7 +31,6 @@ class Check:
     words: tuple[str, ...] = ()
 
     def or_none(self) -> "Check":
-        """The same, and None."""
         if self.passes(None):
             return self
         allowed = "True, False or None" if self is FLAG else f"{self.allowed}, or None"
@@ -62,7 +61,6 @@ def check(args: Any) -> None:
 
 
 def whole(minimum: int, maximum: int | None = None) -> Check:
-    """A whole number in a range."""
     top = f" to {maximum}" if maximum is not None else " or more"
     most = math.inf if maximum is None else maximum
     return Check(
@@ -84,7 +82,6 @@ def number(minimum: float, maximum: float = math.inf, *, above: bool = False) ->
 
 
 def one_of(*words: str) -> Check:
-    """One of some words."""
     return Check(f"one of {', '.join(words)}", lambda value: isinstance(value, str) and value in words, words)
 
 

@@ -17,7 +17,6 @@ FLAG = "--config"
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--config FILE`."""
     parser.add_argument(
         FLAG, metavar="FILE", help="a YAML file of these options (`max-model-len: 4096`); the command line wins"
     )

@@ -46,7 +46,6 @@ class AsyncControl(abc.ABC):
             await asyncio.sleep(_DRAIN_CHECK_S)
 
     async def resume_generation(self) -> None:
-        """Schedule again."""
         await self._call(Utility.RESUME)
 
     async def is_paused(self) -> bool:
@@ -93,11 +92,9 @@ class AsyncControl(abc.ABC):
         await self._call(Utility.WAKE_UP, tags)
 
     async def is_sleeping(self) -> bool:
-        """Whether the engine sleeps."""
         return bool(await self._call(Utility.IS_SLEEPING))
 
     async def explain(self) -> dict[str, Any]:
-        """What was chosen and why."""
         return await self._call(Utility.EXPLAIN)
 
     async def inspect(self) -> dict[str, Any]:

@@ -134,7 +134,6 @@ class AsyncLLM(AsyncControl):
     def from_engine_config(
         cls, config: EngineConfig, stat_loggers: Sequence[StatsHook] = (), *, core: str | None = None
     ) -> "AsyncLLM":
-        """An engine from a resolved configuration."""
         return cls(config, core=core, stat_hooks=stat_loggers)
 
     # --- generating ---
@@ -193,7 +192,6 @@ class AsyncLLM(AsyncControl):
         return time.monotonic() if arrival_time is None else arrival_time, special
 
     def _queue(self, processed: ProcessedRequest) -> RequestStream:
-        """Queue a request."""
         self._use_running_loop()
         self._check_alive()
         record = make_record(processed)
@@ -409,7 +407,6 @@ class AsyncLLM(AsyncControl):
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are served."""
         return self._dead is None and not self._is_shut_down
 
     @property
@@ -419,12 +416,10 @@ class AsyncLLM(AsyncControl):
 
     @property
     def errored(self) -> bool:
-        """Whether the core has died."""
         return self._dead is not None
 
     @property
     def dead_error(self) -> EngineDeadError:
-        """Why it is dead."""
         return self._dead or EngineDeadError("the engine is not dead")
 
     async def check_health(self) -> None:
@@ -494,11 +489,9 @@ class AsyncLLM(AsyncControl):
         return self.tokenizer
 
     def get_model_config(self) -> ModelConfig:
-        """The model's configuration."""
         return self.config.model
 
     def get_engine_config(self) -> EngineConfig:
-        """The whole configuration."""
         return self.config
 
     def shutdown(self, timeout: float | None = None) -> None:

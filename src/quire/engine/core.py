@@ -314,7 +314,6 @@ class EngineCore:
         self._begin_pause(clear_cache)
 
     def resume(self) -> None:
-        """Schedule again."""
         self._pause.state = PauseState.RUNNING
         self._enter_held()
 
@@ -388,7 +387,6 @@ class EngineCore:
         return self._scheduler.inspection.timeline(request_id)
 
     def explain(self) -> dict[str, Any]:
-        """What was chosen and why."""
         return {
             **self._executor.explain(),
             "startup": STARTUP.report(),
@@ -403,7 +401,6 @@ class EngineCore:
     def collective_rpc(
         self, method: str, args: list[Any] | None = None, kwargs: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Call a method of every worker."""
         return self._executor.collective_rpc(method, tuple(args or ()), kwargs)
 
     def shutdown(self) -> None:

@@ -154,7 +154,6 @@ def _end_with_parent(parent_fd: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of the child process."""
     set_process_label("core")
     input_address, output_address, parent_fd, life_fd = arguments
     return CoreProcess(input_address, output_address, int(parent_fd), int(life_fd)).run()

@@ -50,7 +50,6 @@ class EngineControl(abc.ABC):
         self.call(Utility.WAKE_UP, tags)
 
     def is_sleeping(self) -> bool:
-        """Whether the engine sleeps."""
         return bool(self.call(Utility.IS_SLEEPING))
 
     def start_profile(self, prefix: str = "") -> None:
@@ -72,7 +71,6 @@ class EngineControl(abc.ABC):
         return self.call(Utility.COLLECTIVE_RPC, method, list(args), kwargs)
 
     def explain(self) -> dict[str, Any]:
-        """What was chosen and why."""
         return self.call(Utility.EXPLAIN)
 
 
@@ -123,7 +121,6 @@ class LLMEngine(EngineControl):
         stat_loggers: Sequence[StatsHook] = (),
         enable_multiprocessing: bool | None = None,
     ) -> "LLMEngine":
-        """An engine from users' wishes."""
         with STARTUP.phase("configuration"):
             config = engine_args.create_engine_config(usage_context)
         return cls.from_engine_config(config, stat_loggers, enable_multiprocessing)

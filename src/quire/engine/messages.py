@@ -131,10 +131,8 @@ class Codec(Generic[MessageT]):
 
 
 def frontend_to_core() -> Codec[FrontendMessage]:
-    """The codec of messages to a core."""
     return Codec(msgspec.msgpack.Decoder(FrontendMessage, dec_hook=_decode_other).decode)
 
 
 def core_to_frontend() -> Codec[CoreMessage]:
-    """The codec of messages from a core."""
     return Codec(msgspec.msgpack.Decoder(CoreMessage, dec_hook=_decode_other).decode)

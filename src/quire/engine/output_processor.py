@@ -56,12 +56,10 @@ class OutputProcessor:
 
     @property
     def num_sequences(self) -> int:
-        """Unfinished sequences."""
         return len(self._sequences)
 
     @property
     def records(self) -> list[RequestRecord]:
-        """Every unfinished request."""
         return list(self._records.values())
 
     def add(self, record: RequestRecord) -> None:

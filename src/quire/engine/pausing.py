@@ -39,11 +39,9 @@ class Pause:
 
     @property
     def held_ids(self) -> list[str]:
-        """The requests that wait here."""
         return list(self._held)
 
     def hold(self, request: EngineRequest) -> None:
-        """Keep a new request."""
         self._held[request.request_id] = request
 
     def forget(self, request_ids: Iterable[str]) -> list[str]:

@@ -122,7 +122,6 @@ class CoreProcessHandle:
 
     @property
     def pid(self) -> int:
-        """The child's process id."""
         return self._process.pid
 
     def _wait_until_ready(self) -> None:

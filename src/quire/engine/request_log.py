@@ -35,7 +35,6 @@ class RequestLog:
         return RequestLog(config) if config.enable_log_requests or config.enable_log_outputs else None
 
     def received(self, record: RequestRecord) -> None:
-        """A request was queued."""
         if not self._logs_requests:
             return
         fields: dict[str, Any] = {"prompt_tokens": len(record.prompt_token_ids)}
@@ -52,7 +51,6 @@ class RequestLog:
         self._write("received", record, fields, "prompt", record.prompt, record.prompt_token_ids)
 
     def ended(self, record: RequestRecord, sequence: SequenceState, finished: FinishedRequest) -> None:
-        """A sequence has ended."""
         if not self._logs_outputs:
             return
         fields: dict[str, Any] = {"index": sequence.index} if len(record.sequences) > 1 else {}

@@ -355,7 +355,6 @@ class RequestRecord:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every sequence has ended."""
         return self.num_unfinished == 0
 
     def fail(self, death: QuireError) -> None:

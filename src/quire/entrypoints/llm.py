@@ -132,7 +132,6 @@ class LLM(PoolingMethods, EngineControl):
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "LLM":
-        """From a resolved configuration."""
         return cls._from_engine(LLMEngine.from_engine_config(config))
 
     @classmethod

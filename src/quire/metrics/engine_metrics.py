@@ -29,13 +29,11 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Add `count` observations of `value`."""
         self.counts[bisect.bisect_left(self.bounds, value)] += count
         self.total += value * count
 
     @property
     def count(self) -> int:
-        """How many observations there are."""
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:

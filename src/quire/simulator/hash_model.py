@@ -49,7 +49,6 @@ def mix(value: int) -> int:
 
 
 def mix_array(values: U64Array) -> U64Array:
-    """`mix` of every element."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(MIX_A)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(MIX_B)
     return values ^ (values >> np.uint64(31))
@@ -265,7 +264,6 @@ class HashExecutor(Executor):
         return KVCacheSpec(kind, self._block_size, bytes_per_token=16, window=window)
 
     def available_kv_bytes(self) -> int:
-        """As configured."""
         return self._kv_bytes
 
     def initialize(self, kv_cache: KVCacheConfig) -> None:
@@ -285,7 +283,6 @@ class HashExecutor(Executor):
         self._in_flight.append(step)
 
     def collect(self) -> ModelRunnerOutput:
-        """Run the oldest accepted step."""
         if not self._in_flight:
             raise EngineError("collect() without a step in flight")
         step = self._in_flight.popleft()

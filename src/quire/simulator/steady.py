@@ -48,7 +48,6 @@ class SteadyExecutor(Executor):
         return [KVCacheSpec(kind=KVKind.FULL, block_size=self.config.cache.block_size, bytes_per_token=1)]
 
     def available_kv_bytes(self) -> int:
-        """Enough."""
         return 1 << 30
 
     def initialize(self, kv_cache: KVCacheConfig) -> None:

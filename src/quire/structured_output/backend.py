@@ -86,7 +86,6 @@ def choose_backend(name: str, params: StructuredOutputsParams) -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a backend's package is."""
     return importlib.util.find_spec(BACKENDS[name][2]) is not None
 
 

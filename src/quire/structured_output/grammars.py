@@ -133,7 +133,6 @@ class Grammars:
         return None
 
     def close(self) -> None:
-        """End the processes that try grammars."""
         for trials in self._trials.values():
             trials.close()
 

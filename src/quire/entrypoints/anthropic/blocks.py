@@ -25,7 +25,6 @@ _DELTAS = {
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    """One event of a stream."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _encode({"type": kind, **fields}))
 
 

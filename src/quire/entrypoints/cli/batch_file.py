@@ -122,7 +122,6 @@ def read_lines(path: str) -> Iterator[bytes]:
 
 
 def count_lines(path: str) -> int:
-    """How many there are."""
     return sum(1 for _ in read_lines(path))
 
 

@@ -47,7 +47,6 @@ def _load(name: str) -> Any:
 
 
 def build_parser(name: str) -> "ArgumentParser":
-    """The parser of a benchmark."""
     from quire.engine.arg_parser import ArgumentParser
 
     about = BENCHMARKS[name][0].upper() + BENCHMARKS[name][1:] + "."
@@ -59,7 +58,6 @@ def build_parser(name: str) -> "ArgumentParser":
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one benchmark with the arguments after its name."""
     name = args.benchmark
     if name is None:
         args.parser.print_help()

@@ -19,7 +19,6 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
     add_client_arguments(parser)
     parser.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer, leave")
     parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the conversation")
@@ -42,7 +41,6 @@ def connect(args: argparse.Namespace) -> "tuple[OpenAIClient, dict[str, Any]]":
 
 
 def run(args: argparse.Namespace) -> int:
-    """Talk until the user leaves."""
     from quire.entrypoints.cli.conversation import COMMANDS, Commands, Conversation, read_tools
     from quire.entrypoints.cli.terminal import LineReader, tell
 

@@ -19,12 +19,10 @@ SECRETS = ("QUIRE_API_KEY",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How to print it."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Collect and print."""
     report = collect()
     if args.json:
         json.dump(report, sys.stdout, indent=2, default=str)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which models, for which device, where to."""
     from quire.engine.arg_utils import EngineArgs
 
     parser.add_argument(
@@ -37,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Find the lists, compile them, tell how it went."""
     from quire.engine.arg_utils import EngineArgs
     from quire.kernels.triton import places
     from quire.platforms.host import usable_cpus

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags."""
     from quire.entrypoints.cli.chat import add_client_arguments
 
     add_client_arguments(parser)
@@ -16,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Complete prompts until the user leaves."""
     from quire.entrypoints.cli.chat import connect, next_message
     from quire.entrypoints.cli.terminal import LineReader, tell
     from quire.errors import EngineError, RequestError

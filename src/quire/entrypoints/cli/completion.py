@@ -38,14 +38,12 @@ class Completion(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which shell."""
     from quire.entrypoints.cli.completion import SCRIPTS
 
     parser.add_argument("shell", choices=tuple(SCRIPTS), metavar="SHELL", help="bash, zsh or fish")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script."""
     from quire.entrypoints.cli.completion import SCRIPTS
 
     sys.stdout.write(SCRIPTS[args.shell](collect()))
@@ -85,7 +83,6 @@ def _flag(action: argparse.Action) -> Flag:
 
 
 def bash(commands: "Sequence[Completion]") -> str:
-    """For bash 4 and later."""
     options = [f'        "{_key(each)}") options="{_words(each)}" ;;' for each in commands]
     values = [
         f'        "{_key(each)} {name}") values="{" ".join(flag.choices)}" ;;'

@@ -15,7 +15,6 @@ _GIB = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model and every flag of a server."""
     from quire.engine.arg_utils import UsageContext
     from quire.entrypoints.cli import serve
 
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resolve, choose, print."""
     from quire.engine.arg_utils import EngineArgs, UsageContext
     from quire.entrypoints.cli.explain import explain_server
     from quire.entrypoints.cli.serve import take_model

@@ -31,7 +31,6 @@ CHUNK = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the files, the sampling flags and the engine's."""
     from quire.engine.arg_utils import EngineArgs
 
     parser.add_argument(
@@ -56,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, generate, write."""
     from quire.engine.arg_utils import EngineArgs
     from quire.entrypoints.cli.serve import take_model
 

@@ -52,7 +52,6 @@ GROUPS = {
 
 
 def help_text() -> str:
-    """What `quire --help` prints."""
     width = max(len(name) for name in COMMANDS)
     lines: list[str] = []
     for name, (_, about) in COMMANDS.items():
@@ -88,7 +87,6 @@ def _load(name: str) -> Command:
 
 
 def build_parser(name: str) -> "ArgumentParser":
-    """The parser of a command."""
     from quire.engine.arg_parser import ArgumentParser
 
     about = COMMANDS[name][1]

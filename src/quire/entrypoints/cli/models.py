@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which architectures, and what to do with them."""
     parser.add_argument("pattern", nargs="*", help="names of architectures, with shell wildcards; none: all")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List, or check; write."""
     from quire.models.registry import ModelRegistry
     from quire.plugins import load_general_plugins
 

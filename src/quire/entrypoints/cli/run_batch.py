@@ -37,7 +37,6 @@ ONLINE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The files, and the flags of answers and of the engine."""
     from quire.engine.arg_utils import AsyncEngineArgs
 
     parser.add_argument(
@@ -82,7 +81,6 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, answer, write."""
     from quire.entrypoints.cli.serve import set_up_log
 
     set_up_log(args)

@@ -63,7 +63,6 @@ logger = init_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the server's flags and the engine's."""
     from quire.engine.arg_utils import AsyncEngineArgs
 
     parser.add_argument(
@@ -101,7 +100,6 @@ def listen_options(args: argparse.Namespace) -> "ListenOptions":
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal ends it."""
     from quire.engine.arg_checks import check as check_args
     from quire.engine.arg_utils import AsyncEngineArgs
     from quire.entrypoints.openai.listen import open_socket

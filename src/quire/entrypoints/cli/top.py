@@ -177,7 +177,6 @@ NONE = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the server is, and how to show it."""
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:8000", metavar="URL", help="the server (http://127.0.0.1:8000)"
     )
@@ -188,7 +187,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look until the user leaves (q or Ctrl-C)."""
     from quire import envs
 
     if not 0.05 <= args.interval <= 3600:

@@ -89,7 +89,6 @@ class AnswerReader:
     call_grammar: str | None
 
     def parser(self) -> AnswerParser:
-        """A parser for one answer."""
         formats = self.formats
         return AnswerParser(
             formats.reasoning,
@@ -111,7 +110,6 @@ class AnswerReader:
         return piece.kind == "content" or piece.index == 0 or self.request.parallel_tool_calls is not False
 
     def whole(self, text: str) -> Answer:
-        """A whole answer."""
         parser, answer = self.parser(), Answer()
         for piece in (*parser.push(text), *parser.finish()):
             if self.wants(piece):
@@ -129,14 +127,12 @@ class AnswerReader:
         return f"call_{uuid.uuid4().hex[:24]}"
 
     def tool_calls(self, answer: Answer) -> list[ToolCall]:
-        """The calls of a whole answer."""
         return [
             ToolCall(id=self.call_id(call.name, index), function=FunctionCall(call.name, call.arguments))
             for index, call in enumerate(answer.calls)
         ]
 
     def delta(self, piece: Piece) -> dict[str, Any]:
-        """A piece as a chunk's delta."""
         if piece.kind in ("reasoning", "content"):
             return {piece.kind: piece.text}
         if piece.kind == "arguments":
@@ -160,7 +156,6 @@ class PieceReader:
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
         return 0 if self._parser is None else self._parser.num_calls
 
     def plain_kind(self, text: str) -> Kind | None:
@@ -184,11 +179,9 @@ class PieceReader:
         return pieces
 
     def delta(self, piece: Piece) -> dict[str, Any]:
-        """A piece as a chunk's delta."""
         return {piece.kind: piece.text} if self._reader is None else self._reader.delta(piece)
 
     def call_id(self, name: str, index: int) -> str:
-        """The id of a call."""
         return f"call_{index}" if self._reader is None else self._reader.call_id(name, index)
 
 

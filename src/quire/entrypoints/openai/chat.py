@@ -333,7 +333,6 @@ async def _prepare_one(state: ServerState, fields: dict[str, Any], public_id: st
 
 
 def _total(usages: Sequence[Usage]) -> Usage:
-    """The tokens of all."""
     details = [usage.prompt_tokens_details for usage in usages]
     thoughts = [usage.completion_tokens_details for usage in usages]
     return build_usage(

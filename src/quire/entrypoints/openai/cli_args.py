@@ -75,7 +75,6 @@ def _texts(text: str) -> dict[str, str]:
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags, in groups."""
     network = parser.add_argument_group("Network")
     network.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (127.0.0.1: this machine only)")
     network.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port to listen on (8000)")

@@ -66,7 +66,6 @@ class HTTPError(Exception):
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> HTTPError:
-    """A 400."""
     return HTTPError(400, message, param=param, code=code)
 
 

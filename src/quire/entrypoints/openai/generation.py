@@ -22,7 +22,6 @@ ResultT = TypeVar("ResultT")
 
 
 def engine_prompt(prompt: Prompt, cache_salt: str | None) -> TokensPrompt:
-    """The prompt in the engine's form."""
     tokens = TokensPrompt(prompt_token_ids=prompt.token_ids)
     if prompt.text is not None:
         tokens["prompt"] = prompt.text

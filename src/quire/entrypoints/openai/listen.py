@@ -33,7 +33,6 @@ class ListenOptions:
 
     @property
     def url(self) -> str:
-        """The address as a client writes it."""
         if self.uds:
             return f"unix:{self.uds}"
         scheme = "https" if self.ssl_certfile else "http"

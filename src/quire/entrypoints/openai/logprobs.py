@@ -40,7 +40,6 @@ def top_entries(position: LogprobsOnePosition, top: int | Sequence[int]) -> list
 def chat_logprobs(
     token_ids: Sequence[int], positions: Iterable[LogprobsOnePosition], top: int | Sequence[int], as_ids: bool
 ) -> ChatLogprobs:
-    """Logprobs of chat tokens."""
     content: list[TokenLogprob] = []
     for token_id, position in zip(token_ids, positions, strict=False):
         token, logprob, raw = _chat_token(token_id, position[token_id], as_ids)

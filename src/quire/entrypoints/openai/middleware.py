@@ -50,7 +50,6 @@ def route_path(scope: Scope) -> str:
 
 
 async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
-    """Answer with an error."""
     body = error_body(error, route_path(scope))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]

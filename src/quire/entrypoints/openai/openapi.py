@@ -92,7 +92,6 @@ _READS: tuple[tuple[str, str, type | None], ...] = (
 
 
 def build_openapi(title: str = "Quire") -> dict[str, Any]:
-    """The whole document."""
     kinds: list[Any] = [ErrorResponse]
     kinds += [kind for _, _, body, answer, _ in _WORK for kind in (body, answer)]
     kinds += [answer for _, _, answer in _READS if answer is not None]

@@ -113,7 +113,6 @@ async def ping(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    """`GET /version`."""
     del request
     return json_response({"version": __version__})
 

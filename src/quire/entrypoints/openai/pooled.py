@@ -15,7 +15,6 @@ from quire.pooling_params import PoolingParams
 async def answer_embeddings(
     state: ServerState, request: protocol.EmbeddingRequest, public_id: str
 ) -> protocol.EmbeddingResponse | Response:
-    """Embed every input of a request."""
     model = state.resolve_model(request.model)
     pooling_run.require_pooling(state)
     params = PoolingParams(

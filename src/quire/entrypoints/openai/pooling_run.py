@@ -124,7 +124,6 @@ async def _run(
 
 
 def usage_of(outputs: Sequence[Pooled]) -> protocol.PoolingUsage:
-    """The prompts' tokens."""
     count = sum(len(output.prompt_token_ids) for output in outputs)
     return protocol.PoolingUsage(count, count)
 

@@ -22,7 +22,6 @@ _encode = msgspec.json.Encoder().encode
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """An answer in JSON."""
     return Response(_encode(body), status_code=status, media_type="application/json")
 
 

@@ -112,7 +112,6 @@ def build_beam_search_params(
 
 
 def asked_completion_tokens(request: CompletionRequest) -> int:
-    """`max_tokens` of a completion."""
     return DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
 
 

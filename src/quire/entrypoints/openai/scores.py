@@ -26,7 +26,6 @@ _PAIRS_OF_NAMES: tuple[Names, ...] = (
 
 
 async def answer_score(state: ServerState, request: protocol.ScoreRequest, public_id: str) -> protocol.ScoreResponse:
-    """The score of every pair."""
     model = state.resolve_model(request.model)
     names = _names(request)
     firsts, seconds = pair_texts(getattr(request, names[0]), getattr(request, names[1]), names)

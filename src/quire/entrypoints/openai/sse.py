@@ -68,7 +68,6 @@ class ChunkWriter:
 def chat_chunk_writer(
     request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
 ) -> ChunkWriter:
-    """For `/v1/chat/completions`."""
     around = ('"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
     return ChunkWriter(request_id, created, model, "chat.completion.chunk", around, include_usage, fingerprint)
 
@@ -76,7 +75,6 @@ def chat_chunk_writer(
 def completion_chunk_writer(
     request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
 ) -> ChunkWriter:
-    """For `/v1/completions`."""
     around = ('"text":', ',"logprobs":null,"finish_reason":null,"stop_reason":null}')
     return ChunkWriter(request_id, created, model, "text_completion", around, include_usage, fingerprint)
 

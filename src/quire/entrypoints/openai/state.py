@@ -75,7 +75,6 @@ class ServerState:
         self._fingerprint: str | None = None
 
     def set_engine(self, engine: "AsyncLLM") -> None:
-        """The engine is ready: start serving."""
         self._engine = engine
 
     @property
@@ -103,7 +102,6 @@ class ServerState:
         self.idle.clear()
 
     def end_request(self) -> None:
-        """It has ended."""
         self.in_flight -= 1
         if not self.in_flight:
             self.idle.set()

@@ -39,7 +39,6 @@ class ToolChoice:
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer has to be a call."""
         return self.kind in ("required", "named")
 
     @property

@@ -181,7 +181,6 @@ async def find(state: ServerState, response_id: str) -> Record:
 
 
 def not_found(response_id: str) -> HTTPError:
-    """A 404."""
     message = f"There is no response {response_id[:100]!r} here, or no longer."
     return HTTPError(404, message, param="response_id", code="response_not_found")
 
@@ -203,7 +202,6 @@ class BackgroundRun:
 
     @property
     def has_stream(self) -> bool:
-        """Whether its events may be asked for."""
         return bool(self.job.request.stream)
 
     async def start(self) -> None:

@@ -141,7 +141,6 @@ class ResponseStore:
         return await self._run(self._find_items, set(item_ids))
 
     def close(self) -> None:
-        """Close the file."""
         if self._connection is not None:
             self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
