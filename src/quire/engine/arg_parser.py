@@ -73,6 +73,11 @@ def json_object(text: str) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", value)
 
 
+def switch(parser: Any, names: str, text: str) -> None:
+    """Add a flag that is off unless it is given; `names` with spaces between them."""
+    parser.add_argument(*names.split(), action="store_true", help=text)
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """As argparse's, and: `--max_model_len` is `--max-model-len`; `--hf-overrides.rope.factor 2` sets a key of a JSON
     option; a wrong flag gets a hint; nothing is guessed from a flag's first letters; `--help=WORD` searches."""

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.engine.arg_parser import switch
+
 if TYPE_CHECKING:
     from quire.benchmarks.model_table import Result
     from quire.models.features import Features
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", nargs="*", help="names of architectures, with shell wildcards; none: all")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--check", action="store_true",
-        help="make a tiny random checkpoint of each with Transformers and compare tokens and logprobs in float32",
-    )  # fmt: skip
+    switch(parser, "--json", "print JSON")
+    switch(
+        parser,
+        "--check",
+        "make a tiny random checkpoint of each with Transformers and compare tokens and logprobs in float32",
+    )
     parser.add_argument(
         "--write", metavar="FILE", type=Path,
         help="put the table of all architectures between the two markers of this document: features from the specs, and "

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from quire.engine.arg_parser import switch
 from quire.entrypoints.cli import batch_file
 from quire.entrypoints.cli.batch_file import BatchRequest, BatchResult
 from quire.errors import ConfigError, EngineDeadError
@@ -45,20 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or an http(s) address to PUT to"
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on after the last whole line of an output that exists"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
+    switch(parser, "--resume", "go on after the last whole line of an output that exists")
+    switch(parser, "--overwrite", "replace an output that exists")
     parser.add_argument(
         "--output-tmp-dir",
         metavar="DIR",
         help="where answers are kept until they are PUT (the system's temporary folder)",
     )
     parser.add_argument("--max-inflight", type=int, metavar="N", help="requests at once (twice --max-num-seqs)")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
-    parser.add_argument(
-        "--enable-metrics", action="store_true", help="give /metrics on --host and --port while it runs"
-    )
+    switch(parser, "--no-progress", "no progress bar")
+    switch(parser, "--enable-metrics", "give /metrics on --host and --port while it runs")
     _add_answer_flags(parser)
     AsyncEngineArgs.add_cli_args(parser)
 

@@ -5,7 +5,7 @@ import json
 import ssl
 from typing import Any
 
-from quire.engine.arg_parser import human_int, json_object
+from quire.engine.arg_parser import human_int, json_object, switch
 from quire.entrypoints.openai.fingerprint import MODES
 
 DEFAULT_HOST = "127.0.0.1"
@@ -92,11 +92,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=int(ssl.CERT_NONE), help=f"client certificates: {modes}"
     )
     network.add_argument("--ssl-ciphers", help="OpenSSL cipher list")
-    network.add_argument(
-        "--enable-ssl-refresh",
-        action="store_true",
-        help="read the key, certificates and authorities again when they change",
-    )
+    switch(network, "--enable-ssl-refresh", "read the key, certificates and authorities again when they change")
     network.add_argument(
         "--h11-max-incomplete-event-size",
         type=_size,
@@ -115,20 +111,16 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     access.add_argument("--allowed-origins", type=_words, nargs="+", default=[], help="origins whose pages may call")
     access.add_argument("--allowed-methods", type=_words, nargs="+", default=[["*"]], help="methods they may use (*)")
     access.add_argument("--allowed-headers", type=_words, nargs="+", default=[["*"]], help="headers they may send (*)")
-    access.add_argument("--allow-credentials", action="store_true", help="let them send cookies")
+    switch(access, "--allow-credentials", "let them send cookies")
     access.add_argument(
         "--middleware", action="append", default=[], metavar="PATH",
         help="package.module.Name of an ASGI middleware class, or of a function of (request, call_next); may be repeated",
     )  # fmt: skip
-    access.add_argument(
-        "--strict", action="store_true", help="refuse unknown request fields instead of logging them once"
-    )
+    switch(access, "--strict", "refuse unknown request fields instead of logging them once")
 
     chat = parser.add_argument_group("Chat")
     chat.add_argument("--response-role", default="assistant", help="role in answers (assistant)")
-    chat.add_argument(
-        "--trust-request-chat-template", action="store_true", help="let requests bring a chat template of their own"
-    )
+    switch(chat, "--trust-request-chat-template", "let requests bring a chat template of their own")
     chat.add_argument(
         "--default-chat-template-kwargs", type=json_object, default={}, metavar="JSON",
         help='variables of the template where a request gives none: {"enable_thinking": false}',
@@ -160,25 +152,13 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--exclude-tools-when-tool-choice-none", action=argparse.BooleanOptionalAction, default=True,
         help="do not tell the template of tools that may not be called (on)",
     )  # fmt: skip
-    chat.add_argument(
-        "--enable-auto-tool-choice", action="store_true", help="accepted for compatibility: calls are always looked for"
-    )
+    switch(chat, "--enable-auto-tool-choice", "accepted for compatibility: calls are always looked for")
 
     responses = parser.add_argument_group("Answers and log")
-    responses.add_argument(
-        "--enable-request-id-headers",
-        action="store_true",
-        help="accepted for compatibility: X-Request-Id is always sent",
-    )
-    responses.add_argument(
-        "--enable-prompt-tokens-details", action="store_true", help="tell in `usage` how many tokens the cache gave"
-    )
-    responses.add_argument(
-        "--return-tokens-as-token-ids", action="store_true", help="write `token_id:ID` for tokens in logprobs"
-    )
-    responses.add_argument(
-        "--enable-force-include-usage", action="store_true", help="end every stream with its usage, asked for or not"
-    )
+    switch(responses, "--enable-request-id-headers", "accepted for compatibility: X-Request-Id is always sent")
+    switch(responses, "--enable-prompt-tokens-details", "tell in `usage` how many tokens the cache gave")
+    switch(responses, "--return-tokens-as-token-ids", "write `token_id:ID` for tokens in logprobs")
+    switch(responses, "--enable-force-include-usage", "end every stream with its usage, asked for or not")
     responses.add_argument(
         "--sse-keep-alive-interval",
         type=_positive_seconds,
@@ -195,10 +175,10 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     responses.add_argument("--fingerprint-value", metavar="TEXT", help="the fingerprint of --fingerprint-mode custom")
     levels = ("critical", "error", "warning", "info", "debug", "trace")
-    responses.add_argument(
+    switch(
+        responses,
         "--enable-per-request-metrics",
-        action="store_true",
-        help="tell in `metrics` of each answer where the request's time went (a request asks with return_timing)",
+        "tell in `metrics` of each answer where the request's time went (a request asks with return_timing)",
     )
     responses.add_argument(
         "--metrics-names",
@@ -212,7 +192,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)",
     )
     responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
-    responses.add_argument("--disable-uvicorn-access-log", action="store_true", help="no log line for each request")
+    switch(responses, "--disable-uvicorn-access-log", "no log line for each request")
     responses.add_argument(
         "--disable-access-log-for-endpoints",
         type=_paths,
@@ -227,18 +207,14 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     responses.add_argument(
         "--log-config-file", metavar="FILE", help="JSON for logging.config.dictConfig (QUIRE_LOGGING_CONFIG_PATH)"
     )
-    responses.add_argument(
-        "--log-error-stack",
-        action="store_true",
-        help="log a stack trace for refused requests too, not only for failures",
-    )
+    switch(responses, "--log-error-stack", "log a stack trace for refused requests too, not only for failures")
     responses.add_argument(
         "--log-format", choices=("text", "json"), help="form of the log's lines (QUIRE_LOGGING_FORMAT, or text)"
     )
     responses.add_argument(
         "--console", action=argparse.BooleanOptionalAction, default=True, help="the console, a page at / (on)"
     )
-    responses.add_argument("--disable-fastapi-docs", action="store_true", help="no /docs and no /openapi.json")
+    switch(responses, "--disable-fastapi-docs", "no /docs and no /openapi.json")
     responses.add_argument(
         "--shutdown-timeout",
         type=_positive_seconds,
