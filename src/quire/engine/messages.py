@@ -42,7 +42,6 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 
     config: dict[str, Any]
     executor: str | None = None
-    ignore_interrupt: bool = True
 
 
 class AddRequests(msgspec.Struct, tag="add", array_like=True):
