@@ -24,6 +24,7 @@ from quire.engine.messages import (
     core_to_frontend,
     frontend_to_core,
 )
+from quire.engine.process_client import zmq_socket
 from quire.errors import EngineError, QuireError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class
@@ -86,13 +87,8 @@ class CoreProcess:
         os.set_inheritable(life_fd, False)
         threading.Thread(target=_end_with_parent, args=(parent_fd,), name="parent-watch", daemon=True).start()
         self._context = zmq.Context()
-        self._input = self._context.socket(zmq.PULL)
-        self._output = self._context.socket(zmq.PUSH)
-        for socket in (self._input, self._output):
-            socket.set_hwm(0)
-            socket.linger = 2000
-        self._input.connect(input_address)
-        self._output.connect(output_address)
+        self._input = zmq_socket(self._context, zmq.PULL, input_address, bind=False, linger_ms=2000)
+        self._output = zmq_socket(self._context, zmq.PUSH, output_address, bind=False, linger_ms=2000)
         self._inbox = SocketInbox(self._input)
         self._encode = core_to_frontend().encode
 

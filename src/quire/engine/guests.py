@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from quire.engine import messages
 from quire.engine.core_client import CoreChannel, OnMessage
+from quire.engine.process_client import zmq_socket
 from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs
@@ -65,11 +66,7 @@ class GuestRouter:
         self._thread.start()
 
     def _bind(self, kind: int, path: Path) -> Any:
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)
-        socket.linger = 0
-        socket.bind(f"ipc://{path}")
-        return socket
+        return zmq_socket(self._context, kind, f"ipc://{path}", bind=True)
 
     def attach(self, channel: CoreChannel) -> None:
         """The core runs: tell those that wait for it."""
@@ -213,11 +210,7 @@ class GuestChannel(CoreChannel):
                     pass
 
     def _connect(self, kind: int, name: str) -> Any:
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)
-        socket.linger = 0
-        socket.connect(f"ipc://{self._seat.folder}/{name}")
-        return socket
+        return zmq_socket(self._context, kind, f"ipc://{self._seat.folder}/{name}", bind=False)
 
     def _tell(self, data: bytes) -> None:
         with self._lock:

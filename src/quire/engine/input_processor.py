@@ -36,6 +36,21 @@ _UNSUPPORTED_PROMPT_KEYS = {
 }
 
 
+def check_params(params: object, kind: type[object], name: str) -> None:
+    """Raise a RequestError for parameters of another class."""
+    if not isinstance(params, kind):
+        raise RequestError(f"{name} must be {kind.__name__}, not {type(params).__name__}", param=name)
+
+
+def check_truncation(keep: int, limit: int) -> None:
+    """Raise a RequestError for a `truncate_prompt_tokens` that the model's length does not allow."""
+    if keep != -1 and not 1 <= keep <= limit:
+        raise RequestError(
+            f"truncate_prompt_tokens is {keep}; it may be -1 (as many as fit) or 1 to max_model_len ({limit})",
+            param="truncate_prompt_tokens",
+        )
+
+
 @dataclasses.dataclass(slots=True)
 class TokenizedPrompt:
     """A prompt as token ids, with its text where that is known; of a pair of texts also each token's segment (0 or 1)."""
@@ -226,10 +241,7 @@ class InputProcessor:
         Raises:
             RequestError: something about it cannot be served; `param` names it.
         """
-        if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RequestError(
-                f"sampling_params must be SamplingParams, not {type(params).__name__}", param="sampling_params"
-            )
+        check_params(params, SamplingParams, "sampling_params")
         if self._model.pooling is not None:
             raise RequestError(
                 f"{self._model.model!r} runs as a pooling model here ({', '.join(self._model.pooling.tasks)}) and generates "
@@ -279,11 +291,7 @@ class InputProcessor:
         """The prompt, truncated on the left if that was asked for; it leaves room for at least one token."""
         limit = self._model.max_model_len
         if (keep := params.truncate_prompt_tokens) is not None:
-            if keep != -1 and not 1 <= keep <= limit:
-                raise RequestError(
-                    f"truncate_prompt_tokens is {keep}; it may be -1 (as many as fit) or 1 to max_model_len ({limit})",
-                    param="truncate_prompt_tokens",
-                )
+            check_truncation(keep, limit)
             token_ids = token_ids[-(max(1, limit - 1) if keep == -1 else keep) :]
         if not token_ids:
             raise RequestError("the prompt is empty; it needs at least one token", param="prompt")

@@ -9,7 +9,13 @@ import time
 from collections.abc import Sequence
 
 from quire.config import EngineConfig, PoolingConfig
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
+from quire.engine.input_processor import (
+    InputProcessor,
+    ProcessedRequest,
+    TokenizedPrompt,
+    check_params,
+    check_truncation,
+)
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.inputs import PromptType
@@ -95,11 +101,7 @@ class PoolingProcessor:
         if keep is None:
             return None
         limit = self._model.max_model_len
-        if keep > limit:
-            raise RequestError(
-                f"truncate_prompt_tokens is {keep}; it may be -1 (as many as fit) or 1 to max_model_len ({limit})",
-                param="truncate_prompt_tokens",
-            )
+        check_truncation(keep, limit)
         return limit if keep == -1 else keep
 
     # --- requests ---
@@ -119,10 +121,7 @@ class PoolingProcessor:
         Raises:
             RequestError: something about it cannot be served; `param` names it.
         """
-        if not isinstance(params, PoolingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RequestError(
-                f"pooling_params must be PoolingParams, not {type(params).__name__}", param="pooling_params"
-            )
+        check_params(params, PoolingParams, "pooling_params")
         core_id = self._inputs.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         completed = self._complete(params)

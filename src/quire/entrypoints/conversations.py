@@ -24,6 +24,13 @@ def as_prompts(prompts: Any) -> list[PromptType]:
     return cast("list[PromptType]", listed)
 
 
+def check_count(given: Sequence[object], count: int, name: str) -> None:
+    """Raise a RequestError unless there are as many parameters as prompts."""
+    if len(given) != count:
+        what = f"{name} has {len(given)} entries for {count} prompts"
+        raise RequestError(f"{what}; give one for all, or one for each", param=name)
+
+
 def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
     """One conversation or several, as several; and whether it was one. Raises RequestError: it is neither."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:

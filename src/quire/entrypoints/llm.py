@@ -17,10 +17,16 @@ from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch
 from quire.engine.collector import CollectorPause
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.llm_engine import EngineControl, LLMEngine, add_special_tokens, check_lora
 from quire.engine.messages import Utility
-from quire.entrypoints.conversations import as_prompts, check_content_format, prepare_conversation, split_conversations
+from quire.entrypoints.conversations import (
+    as_prompts,
+    check_content_format,
+    check_count,
+    prepare_conversation,
+    split_conversations,
+)
 from quire.entrypoints.pooling import PoolingMethods
 from quire.errors import RequestError
 from quire.inputs import PromptType
@@ -311,11 +317,7 @@ class LLM(PoolingMethods, EngineControl):
             given = self.get_default_sampling_params()
         if not isinstance(given, Sequence):
             return [_final_only(given)] * count
-        if len(given) != count:
-            raise RequestError(
-                f"sampling_params has {len(given)} entries for {count} prompts; give one for all, or one for each",
-                param="sampling_params",
-            )
+        check_count(given, count, "sampling_params")
         final = {id(params): _final_only(params) for params in given}
         return [final[id(params)] for params in given]
 
@@ -464,10 +466,7 @@ class _Progress:
 
 def _final_only(params: SamplingParams) -> SamplingParams:
     """A copy that asks for the final output only."""
-    if not isinstance(params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RequestError(
-            f"sampling_params must be SamplingParams, not {type(params).__name__}", param="sampling_params"
-        )
+    check_params(params, SamplingParams, "sampling_params")
     final = copy.copy(params)
     final.output_kind = RequestOutputKind.FINAL_ONLY
     return final

@@ -7,9 +7,9 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
-from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
+from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
-from quire.entrypoints.conversations import as_prompts
+from quire.entrypoints.conversations import as_prompts, check_count
 from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
 from quire.errors import EngineError, RequestError
 from quire.inputs import PromptType
@@ -189,17 +189,12 @@ def _params_per_prompt(
 ) -> list[PoolingParams]:
     """One for each prompt, with the call's task and truncation."""
     listed = list(given) if isinstance(given, Sequence) else [given or PoolingParams()] * count
-    if len(listed) != count:
-        raise RequestError(
-            f"pooling_params has {len(listed)} entries for {count} prompts; give one for all, or one for each",
-            param="pooling_params",
-        )
+    check_count(listed, count, "pooling_params")
     return [_with(params, task, truncate) for params in listed]
 
 
 def _with(given: PoolingParams, task: str | None, truncate: int | None) -> PoolingParams:
-    if not isinstance(given, PoolingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RequestError(f"pooling_params must be PoolingParams, not {type(given).__name__}", param="pooling_params")
+    check_params(given, PoolingParams, "pooling_params")
     params = copy.copy(given)
     if task is not None and params.task not in (None, task):
         raise RequestError(f"pooling_params.task is {params.task!r}, but the call asks for {task!r}", param="task")

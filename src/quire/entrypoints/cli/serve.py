@@ -4,7 +4,6 @@ Opens the port first, then imports and loads; prints the address and a line to t
 """
 
 import argparse
-import dataclasses
 import os
 import shlex
 from typing import TYPE_CHECKING, Any
@@ -76,16 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def listen_options(args: argparse.Namespace) -> "ListenOptions":
     """Where and how to listen. Raises ConfigError: TLS is half given."""
+    from quire.engine.arg_resolve import section
     from quire.entrypoints.openai.listen import ListenOptions
 
-    options = ListenOptions(
-        host=args.host,
-        port=args.port,
-        uds=args.uds,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_certfile=args.ssl_certfile,
-        ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=args.ssl_cert_reqs,
+    options = section(
+        ListenOptions,
+        args,
         ssl_ciphers=args.ssl_ciphers or "TLSv1",
         access_log=not args.disable_uvicorn_access_log,
         quiet_paths=args.disable_access_log_for_endpoints,
@@ -204,6 +199,7 @@ def server_settings(args: argparse.Namespace) -> "ServerSettings":
     Raises:
         ConfigError: a parser that nobody knows.
     """
+    from quire.engine.arg_resolve import section
     from quire.entrypoints.openai.fingerprint import check_fingerprint
     from quire.entrypoints.openai.state import ServerSettings
     from quire.parsers.choice import choose_formats
@@ -217,10 +213,7 @@ def server_settings(args: argparse.Namespace) -> "ServerSettings":
         args.reasoning_parser, args.tool_call_parser, None
     )  # refuses unknown names before anything is loaded
     check_fingerprint(args.fingerprint_mode, args.fingerprint_value)
-    named = {field.name for field in dataclasses.fields(ServerSettings)} & vars(args).keys()
-    return ServerSettings(
-        **{name: getattr(args, name) for name in named}, max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE
-    )
+    return section(ServerSettings, args, max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE)
 
 
 def _announce(model: "ModelConfig", options: "ListenOptions", has_keys: bool, seconds: float) -> None:

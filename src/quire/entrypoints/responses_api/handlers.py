@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from quire.entrypoints.openai.errors import bad_field, bad_request
 from quire.entrypoints.openai.push import stream_answer
-from quire.entrypoints.openai.route_tools import Handler, json_response, read_request, state_of
+from quire.entrypoints.openai.route_tools import Handler, flag_of, json_response, read_request, state_of
 from quire.entrypoints.openai.streaming import STREAM_HEADERS, EventStream, run_while_connected
 from quire.entrypoints.responses_api.prepare import count_input_tokens, prepare_response
 from quire.entrypoints.responses_api.protocol import DeletedResponse, InputTokensRequest, ItemList, ResponsesRequest
@@ -52,7 +52,7 @@ async def retrieve_response(request: Request) -> Response:
     state, response_id = state_of(request), request.path_params["response_id"]
     after = _number(request, "starting_after", -1, 0)
     run: BackgroundRun | None = state.background.get(response_id)
-    if not _flag(request, "stream"):
+    if not flag_of(request, "stream", False):
         if run is not None:
             return json_response(run.job.response)
         return _json((await find(state, response_id)).body)
@@ -114,13 +114,6 @@ async def list_input_items(request: Request) -> Response:
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
-
-
-def _flag(request: Request, name: str) -> bool:
-    text = request.query_params.get(name, "false").lower()
-    if text not in ("true", "1", "false", "0"):
-        raise bad_field(name, f"{text[:60]!r} is unknown; allowed: 'true', 'false'.")
-    return text in ("true", "1")
 
 
 def _number(request: Request, name: str, default: int, low: int, high: int = 1 << 62) -> int:
