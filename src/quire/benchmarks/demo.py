@@ -70,10 +70,7 @@ def held_out() -> dict[str, list[Question]]:
 
 def draw(task: str, count: int, seed: int) -> list[Question]:
     """`count` different questions of `task`: the first ones for seed 0, else drawn by the seed.
-
-    Raises:
-        ConfigError: there are fewer.
-    """
+    Raises ConfigError: there are fewer."""
     questions = held_out()[task]
     if count > len(questions):
         raise ConfigError.of("num_examples", f"{count} is more than there are; at most {len(questions)} a task.")

@@ -35,10 +35,7 @@ class Target(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, url: str, headers: dict[str, str] | None = None, insecure: bool = False) -> "Target":
         """From `http://host:port[/path]`; a path that ends in `/v1` is that without it.
-
-        Raises:
-            ConfigError: it is no such URL.
-        """
+        Raises ConfigError: it is no such URL."""
         parts = urllib.parse.urlsplit(url)
         try:
             port = parts.port
@@ -174,10 +171,7 @@ class Client:
 
     async def find_address(self) -> tuple[Any, ...]:
         """Ask for the host's address, once: a look-up for each connection would go through a thread.
-
-        Raises:
-            OSError: there is no such host.
-        """
+        Raises OSError: there is no such host."""
         target = self._target
         found = await asyncio.get_running_loop().getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         self._address = await self._first_that_answers([info[4][:2] for info in found])

@@ -15,10 +15,7 @@ START_TIMEOUT_S = 900.0
 @contextmanager
 def started(module: str, arguments: Sequence[str], mark: str) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
     """A Python module as a process, and the line of its output with `mark` in it. Its input stays open while it is wanted.
-
-    Raises:
-        EngineError: it ended before that line came.
-    """
+    Raises EngineError: it ended before that line came."""
     command = [sys.executable, "-m", module, *arguments]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)

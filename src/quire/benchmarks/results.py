@@ -50,10 +50,7 @@ def direction(name: str) -> int:
 
 def read_rows(path: str) -> list[Row]:
     """Every result in a file (one JSON object, a list of them, or one a line) or in a folder of such files.
-
-    Raises:
-        ConfigError: there is none, or a file is not JSON.
-    """
+    Raises ConfigError: there is none, or a file is not JSON."""
     if os.path.isdir(path):
         names = sorted(name for name in os.listdir(path) if name.endswith((".json", ".jsonl")))
         rows = [row for name in names for row in read_rows(os.path.join(path, name))]

@@ -268,10 +268,7 @@ def _own_server(args: argparse.Namespace) -> Any:
 
 def _await_model(target: Target, args: argparse.Namespace) -> str:
     """The model's name in requests, once the server lists its models.
-
-    Raises:
-        ConfigError: nobody answers there in time, or the server lists nothing.
-    """
+    Raises ConfigError: nobody answers there in time, or the server lists nothing."""
     given = args.served_model_name or (args.model if not (args.start_server or args.server_args is not None) else None)
     last = time.monotonic() + args.ready_check_timeout_sec
     told = False

@@ -72,10 +72,7 @@ def measure_request(record: RequestRecord, planned_input: int | None) -> Request
 
 def parse_goodput(words: Sequence[str]) -> dict[str, float]:
     """Service levels in milliseconds, from `ttft:200 tpot:20`.
-
-    Raises:
-        ConfigError: another name, or no number above 0.
-    """
+    Raises ConfigError: another name, or no number above 0."""
     levels: dict[str, float] = {}
     for word in words:
         name, _, text = word.partition(":")
@@ -273,10 +270,7 @@ def result_path(directory: str | None, name: str | None, figures: dict[str, Any]
 
 def write_result(path: str, figures: dict[str, Any], append: bool = False) -> None:
     """Write a result as JSON; with `append` as one more line of a file of results.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    Raises ConfigError: it cannot be written."""
     write_text(path, json.dumps(figures, allow_nan=False) + "\n", "result_dir", "a" if append else "w")
 
 

@@ -48,10 +48,7 @@ def read_parameters(text: str | None, setting: str) -> list[Parameters]:
 
 def parse_links(text: str) -> list[tuple[str, str]]:
     """`max_num_seqs=max_concurrency,…`: a server's and a benchmark's parameter that must be equal.
-
-    Raises:
-        ConfigError: another form.
-    """
+    Raises ConfigError: another form."""
     pairs = [tuple(part.strip() for part in pair.split("=")) for pair in text.split(",") if pair.strip()]
     for pair in pairs:
         if len(pair) != 2 or not all(pair):
@@ -63,10 +60,7 @@ def combine(
     serve: Sequence[Parameters], bench: Sequence[Parameters], links: Sequence[tuple[str, str]]
 ) -> list[tuple[Parameters, list[Parameters]]]:
     """For each server the benchmarks that run against it.
-
-    Raises:
-        ConfigError: the links leave nothing, or name a parameter that there is not.
-    """
+    Raises ConfigError: the links leave nothing, or name a parameter that there is not."""
     for server_name, bench_name in links:
         if not any(server_name in one for one in serve) or not any(bench_name in one for one in bench):
             message = f"{server_name}={bench_name} names a parameter that the sweep does not have."

@@ -70,10 +70,7 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(llm: Any, samples: Sequence[datasets.Sample], params: Sequence[Any], use_tqdm: bool) -> list[Any]:
     """Answers to prompts of one kind, or to conversations.
-
-    Raises:
-        ConfigError: prompts of token ids among conversations.
-    """
+    Raises ConfigError: prompts of token ids among conversations."""
     kinds = {sample.kind for sample in samples}
     if "messages" not in kinds:
         prompts = [

@@ -27,10 +27,7 @@ _SAMPLING_KEYS = {
 
 def load_generation_config(setting: str, model_path: str) -> dict[str, Any]:
     """The generation config that `generation_config` speaks of: `auto` (beside the model), or a folder of its own.
-
-    Raises:
-        ConfigError: the folder has no such file, or it is not JSON.
-    """
+    Raises ConfigError: the folder has no such file, or it is not JSON."""
     if setting in ("auto", *IGNORE):
         return read_json_object_if_there(os.path.join(model_path, FILE_NAME), setting="generation_config")
     path = os.path.join(os.path.expanduser(setting), FILE_NAME)
@@ -45,10 +42,7 @@ def load_generation_config(setting: str, model_path: str) -> dict[str, Any]:
 
 def default_sampling(generation: dict[str, Any], setting: str, override: dict[str, Any]) -> dict[str, Any]:
     """Sampling defaults under the names of `SamplingParams`; what the operator overrides wins.
-
-    Raises:
-        ConfigError: a default that no request could use.
-    """
+    Raises ConfigError: a default that no request could use."""
     unknown = set(override) - set(_SAMPLING_KEYS) - {"eos_token_id"}
     if unknown:
         raise ConfigError(
@@ -82,10 +76,7 @@ def _check_usable(chosen: dict[str, Any], setting: str, remedy: str) -> None:
 
 def eos_token_ids(hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int, ...]:
     """Every id that ends generation, of both files, each once, in their order.
-
-    Raises:
-        ConfigError: an id that is not a whole number.
-    """
+    Raises ConfigError: an id that is not a whole number."""
     ids: dict[int, None] = {}
     for file, value in (("config.json", hf_config.get("eos_token_id")), (FILE_NAME, generation.get("eos_token_id"))):
         for item in value if is_sequence(value) else [value]:

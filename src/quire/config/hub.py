@@ -78,10 +78,7 @@ def resolve_config_path(
     model: str, *, revision: str | None = None, download_dir: str | None = None, setting: str = "model"
 ) -> str:
     """The local folder that holds config.json of `model`; fetches nothing but the configuration files.
-
-    Raises:
-        ConfigError: as `resolve_model_path`, or the folder has no config.json.
-    """
+    Raises ConfigError: as `resolve_model_path`, or the folder has no config.json."""
     gguf = find_gguf(model)
     if gguf is None and not os.path.exists(model) and names_hub_file(model):
         gguf = download_gguf(model, lambda name, wanted: _download(name, revision, download_dir, wanted, (), setting))

@@ -35,10 +35,7 @@ MODULE = re.compile(r"(?:layers\.(\d+)\.)?(.+)\.(\w+)")
 
 def read_params(folder: str) -> dict[str, Any]:
     """config.json's content by params.json.
-
-    Raises:
-        ConfigError: a number is missing, or the model has parts that have no such layout here.
-    """
+    Raises ConfigError: a number is missing, or the model has parts that have no such layout here."""
     path = os.path.join(folder, PARAMS)
     params = read_json_object(path, setting="model")
     unknown = [name for name in UNKNOWN if params.get(name)]

@@ -61,10 +61,7 @@ class ObservabilityConfig:
 
 def resolve_profiler(given: dict[str, Any] | None) -> ProfilerConfig | None:
     """The profiler's settings from a user's object, whose keys may be vLLM's.
-
-    Raises:
-        ConfigError: an unknown key, a value of the wrong kind, or a torch profiler without a folder.
-    """
+    Raises ConfigError: an unknown key, a value of the wrong kind, or a torch profiler without a folder."""
     if not given:
         return None
     fields = {field.name: field for field in dataclasses.fields(ProfilerConfig)}
@@ -131,10 +128,7 @@ def read_structured_outputs_config(
     given: Mapping[str, Any] | None, old_backend: str | None = None
 ) -> StructuredOutputsConfig:
     """The settings as `--structured-outputs-config` has them; `old_backend` is `--guided-decoding-backend`.
-
-    Raises:
-        ConfigError: an unknown key or value, or a backend whose package is not installed.
-    """
+    Raises ConfigError: an unknown key or value, or a backend whose package is not installed."""
     setting = "structured_outputs_config"
     values = dict(given or {})
     if old_backend is not None:

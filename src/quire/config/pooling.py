@@ -147,10 +147,7 @@ def resolve_pooling(
     pooler_config: dict[str, Any] | None = None,
 ) -> PoolingConfig | None:
     """How the model pools; None for one that generates.
-
-    Raises:
-        ConfigError: `runner` and `convert` contradict one another or the architecture, or a file cannot be followed.
-    """
+    Raises ConfigError: `runner` and `convert` contradict one another or the architecture, or a file cannot be followed."""
     family, own = split_architecture(architecture)
     modules = _sbert_modules(path)
     asked = cast("Convert | None", None if convert in ("auto", "none") else convert)

@@ -51,11 +51,9 @@ class ModelLength(NamedTuple):
 
 
 def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]") -> HFConfig:
-    """config.json of a folder (or what Mistral's params.json says of it), with the user's overrides (nested objects are merged).
-
-    Raises:
-        ConfigError: no such file, no JSON object in it, or an override function that gives no dict.
-    """
+    """config.json of a folder (or what Mistral's params.json says of it), with the user's overrides (nested objects are
+    merged).
+    Raises ConfigError: no such file, no JSON object in it, or an override function that gives no dict."""
     file = os.path.join(path, "config.json")
     has_params = not os.path.isfile(file) and os.path.isfile(os.path.join(path, PARAMS))
     values = read_params(path) if has_params else read_json_object(file, setting="model")
@@ -106,10 +104,7 @@ def resolve_architecture(hf_config: HFConfig) -> str:
 
 def resolve_dtype(asked: object, hf_config: HFConfig, path: str, supported: Because[tuple[str, ...]]) -> Because[str]:
     """The weights' type: what was asked, or for `auto` the checkpoint's where the platform computes with it.
-
-    Raises:
-        ConfigError: no such type, or the platform does not have it.
-    """
+    Raises ConfigError: no such type, or the platform does not have it."""
     name = str(asked).removeprefix("torch.")
     if name != "auto":
         dtype = DTYPE_NAMES.get(name)
@@ -184,10 +179,7 @@ def resolve_max_model_len(
     asked: int | None, hf_config: HFConfig, tokenizer_path: str | None, *, disable_sliding_window: bool = False
 ) -> Because[int]:
     """Tokens a request may have in all.
-
-    Raises:
-        ConfigError: more was asked than the checkpoint can do; both numbers are named.
-    """
+    Raises ConfigError: more was asked than the checkpoint can do; both numbers are named."""
     length = model_length(hf_config)
     limit, source = length.limit, length.source
     window = hf_config.get("sliding_window")

@@ -13,10 +13,7 @@ from quire.errors import ConfigError
 
 def config_to_plain(config: EngineConfig) -> dict[str, Any]:
     """The configuration as nested dicts of plain values.
-
-    Raises:
-        ConfigError: a value that cannot leave this process (a function, a class of the main script).
-    """
+    Raises ConfigError: a value that cannot leave this process (a function, a class of the main script)."""
     return _record_to_plain(config, "")
 
 

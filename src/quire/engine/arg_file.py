@@ -36,10 +36,7 @@ def named_file(args: list[str]) -> str | None:
 
 def apply_file(parser: argparse.ArgumentParser, flags: dict[str, argparse.Action], path: str) -> dict[str, Any]:
     """Make a file's values the parser's defaults; gives them by destination.
-
-    Raises:
-        ConfigError: the file cannot be read, or has a key or value that no flag takes.
-    """
+    Raises ConfigError: the file cannot be read, or has a key or value that no flag takes."""
     defaults: dict[str, Any] = {}
     for key, value in _read(path).items():
         name = f"--{key.replace('_', '-')}"

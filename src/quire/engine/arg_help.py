@@ -33,10 +33,7 @@ class HelpAction(argparse.Action):
 
 def help_text(parser: argparse.ArgumentParser, topic: str = "") -> str:
     """The help on `topic`: nothing, a group's title (or one of its words), part of a flag's name or text, or `all`.
-
-    Raises:
-        ConfigError: nothing is called that.
-    """
+    Raises ConfigError: nothing is called that."""
     topic = _VLLM_TOPICS.get(topic, topic)
     groups = _groups(parser)
     options = [action for actions in groups.values() for action in actions if action.option_strings]

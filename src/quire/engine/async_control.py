@@ -107,10 +107,7 @@ class AsyncControl(abc.ABC):
 
     async def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> None:
         """Profile the workers' steps from now on, as `profiler_config` says; `overrides` replaces fields of it.
-
-        Raises:
-            RequestError: profiles are off, or one is being taken.
-        """
+        Raises RequestError: profiles are off, or one is being taken."""
         check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", [prefix, overrides]))
 
     async def stop_profile(self) -> list[str]:

@@ -82,10 +82,7 @@ class EngineCore:
 
     def _allocate(self) -> KVCacheConfig:
         """Plan the pages and have them allocated: fewer where another process took memory since it was measured.
-
-        Raises:
-            ConfigError: not even few pages fit, or the size that the user named does not.
-        """
+        Raises ConfigError: not even few pages fit, or the size that the user named does not."""
         config, executor = self.config, self._executor
         available, why = executor.available_kv_bytes(), ""
         for _ in range(_MEMORY_TRIES):
@@ -196,10 +193,7 @@ class EngineCore:
 
     def step(self) -> EngineCoreOutputs:
         """Start what may be started, take in the oldest finished step; returns its news.
-
-        Raises:
-            EngineError: the executor failed. The core is of no use after that.
-        """
+        Raises EngineError: the executor failed. The core is of no use after that."""
         if self._news:  # older than what another step would tell
             return self.take_news()
         if self._schedules:

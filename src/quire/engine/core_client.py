@@ -32,10 +32,7 @@ class CoreClient(abc.ABC):
     @abc.abstractmethod
     def get_outputs(self) -> EngineCoreOutputs:
         """The next step's news; blocks until there is some. Only to be called while requests are unfinished.
-
-        Raises:
-            EngineDeadError: the core has died.
-        """
+        Raises EngineDeadError: the core has died."""
 
     @abc.abstractmethod
     def call(self, utility: messages.Utility, *args: Any) -> Any:

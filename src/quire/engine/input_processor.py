@@ -134,10 +134,7 @@ class InputProcessor:
 
     def tokenize(self, prompt: PromptType, add_special_tokens: bool = True) -> TokenizedPrompt:
         """A prompt as token ids.
-
-        Raises:
-            RequestError: its form is unknown, it is empty, or there is no tokenizer for its text.
-        """
+        Raises RequestError: its form is unknown, it is empty, or there is no tokenizer for its text."""
         if isinstance(prompt, str):
             return TokenizedPrompt(self._encode(prompt, add_special_tokens), prompt)
         if isinstance(prompt, Mapping):
@@ -235,12 +232,9 @@ class InputProcessor:
         tenant: str = "",
         is_beam: bool = False,
     ) -> ProcessedRequest:
-        """A request that may be queued. `params` is copied, never changed. A step of a beam search (`is_beam`) may ask for
-        as many logprobs as it has candidates.
-
-        Raises:
-            RequestError: something about it cannot be served; `param` names it.
-        """
+        """A request that may be queued. `params` is copied, never changed. A step of a beam search (`is_beam`) may ask for as
+        many logprobs as it has candidates.
+        Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, SamplingParams, "sampling_params")
         if self._model.pooling is not None:
             raise RequestError(
@@ -276,10 +270,7 @@ class InputProcessor:
     def next_core_id(self, request_id: str) -> str:
         """A request's id in the core. Those never come again, even if the user's do: late news of an aborted request finds
         nobody.
-
-        Raises:
-            RequestError: the user's id is empty or too long.
-        """
+        Raises RequestError: the user's id is empty or too long."""
         if not 0 < len(request_id) <= limits.MAX_REQUEST_ID_CHARS:
             raise RequestError(
                 f"request_id must have 1 to {limits.MAX_REQUEST_ID_CHARS} characters, not {len(request_id)}",
@@ -363,10 +354,7 @@ class InputProcessor:
 
     def check_grammar(self, constraint: StructuredOutputsParams) -> None:
         """Wait until a request's grammar is compiled: milliseconds, or seconds with the first one of a large vocabulary.
-
-        Raises:
-            RequestError: it cannot be used; `param` names the field.
-        """
+        Raises RequestError: it cannot be used; `param` names the field."""
         tokenizer = self._source.get()
         if tokenizer is None:
             raise RequestError(

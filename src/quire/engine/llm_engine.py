@@ -54,10 +54,7 @@ class EngineControl(abc.ABC):
 
     def start_profile(self, prefix: str = "") -> None:
         """Profile the workers' steps from now on, as `profiler_config` says.
-
-        Raises:
-            RequestError: profiles are off, or one is being taken.
-        """
+        Raises RequestError: profiles are off, or one is being taken."""
         check_profile_started(self.collective_rpc("start_profile", args=(prefix,)))
 
     def stop_profile(self) -> list[str]:
@@ -241,10 +238,7 @@ class LLMEngine(EngineControl):
 
     def get_metrics(self) -> EngineMetrics:
         """Counters and histograms of this engine.
-
-        Raises:
-            RequestError: they are not kept (`disable_log_stats=False` keeps them).
-        """
+        Raises RequestError: they are not kept (`disable_log_stats=False` keeps them)."""
         if self.metrics is None:
             raise RequestError(
                 "metrics are off; make the engine with disable_log_stats=False", param="disable_log_stats"

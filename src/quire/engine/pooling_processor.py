@@ -86,10 +86,7 @@ class PoolingProcessor:
 
     def tokenize_pair(self, first: str, second: str, params: PoolingParams) -> TokenizedPrompt:
         """Two texts as one prompt, as the tokenizer joins pairs; truncated where `params` ask for it.
-
-        Raises:
-            RequestError: there is no tokenizer.
-        """
+        Raises RequestError: there is no tokenizer."""
         tokenizer = self._inputs.require_tokenizer()
         if self.config.lower_case:
             first, second = first.lower(), second.lower()
@@ -117,10 +114,7 @@ class PoolingProcessor:
         tenant: str = "",
     ) -> ProcessedRequest:
         """A request that may be queued. `params` is copied, never changed.
-
-        Raises:
-            RequestError: something about it cannot be served; `param` names it.
-        """
+        Raises RequestError: something about it cannot be served; `param` names it."""
         check_params(params, PoolingParams, "pooling_params")
         core_id = self._inputs.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time

@@ -150,10 +150,7 @@ class CoreProcessHandle:
 
     def send(self, message: messages.FrontendMessage) -> None:
         """Send a message. Waits only for a child that has not connected yet; one that has ended gets no message.
-
-        Raises:
-            RequestError: it holds a function.
-        """
+        Raises RequestError: it holds a function."""
         data = self._encode(message)
         with self._send_lock:
             while not self._closed:

@@ -30,10 +30,7 @@ class OutputStream(abc.ABC):
     @abc.abstractmethod
     def take(self) -> AnyOutput | None:
         """What there is to tell since the last time; None when that is nothing.
-
-        Raises:
-            QuireError: the core refused the request, or died.
-        """
+        Raises QuireError: the core refused the request, or died."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -46,10 +46,7 @@ class TokenizerSource:
 
     def get(self) -> Tokenizer | None:
         """The tokenizer, or None where there is none (see `why_absent`). Waits until it is read.
-
-        Raises:
-            ConfigError: its files are broken.
-        """
+        Raises ConfigError: its files are broken."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -58,10 +58,7 @@ def check_content_format(content_format: ContentFormat) -> ContentFormat:
 
 def prepare_conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages for a template: content as text or as parts of text, tool calls with their arguments as objects.
-
-    Raises:
-        RequestError: content that is not text.
-    """
+    Raises RequestError: content that is not text."""
     return [_prepare(message) for message in messages]
 
 

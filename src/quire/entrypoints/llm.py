@@ -364,10 +364,7 @@ class LLM(PoolingMethods, EngineControl):
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best sequences of each prompt, as Transformers' `generate(num_beams=…)` defines them.
-
-        Raises:
-            RequestError: a prompt or a parameter cannot be served.
-        """
+        Raises RequestError: a prompt or a parameter cannot be served."""
         check_lora(lora_request)
         if concurrency_limit is not None and concurrency_limit < 1:
             raise RequestError(f"concurrency_limit is {concurrency_limit}; at least 1", param="concurrency_limit")
@@ -390,10 +387,7 @@ class LLM(PoolingMethods, EngineControl):
 
     def get_metrics(self) -> EngineMetrics:
         """Counters and histograms of this engine.
-
-        Raises:
-            RequestError: they are not kept (`disable_log_stats=False` keeps them).
-        """
+        Raises RequestError: they are not kept (`disable_log_stats=False` keeps them)."""
         return self.llm_engine.get_metrics()
 
     def call(self, utility: Utility, *args: Any) -> Any:

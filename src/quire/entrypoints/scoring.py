@@ -22,10 +22,7 @@ def pair_texts(
     data_1: str | Sequence[str], data_2: str | Sequence[str], names: tuple[str, str] = ("data_1", "data_2")
 ) -> tuple[list[str], list[str]]:
     """As many first texts as second ones; a single first text is paired with every second one.
-
-    Raises:
-        RequestError: they are not texts, or not as many.
-    """
+    Raises RequestError: they are not texts, or not as many."""
     firsts = [data_1] if isinstance(data_1, str) else list(data_1)
     seconds = [data_2] if isinstance(data_2, str) else list(data_2)
     for name, texts in zip(names, (firsts, seconds), strict=True):

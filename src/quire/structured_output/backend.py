@@ -25,10 +25,7 @@ class Backend(Protocol):
 
     def compile(self, params: StructuredOutputsParams) -> Any:
         """A form, from which rows begin. Several threads may compile at once.
-
-        Raises:
-            RequestError: it makes no sense to this engine; `param` names the field.
-        """
+        Raises RequestError: it makes no sense to this engine; `param` names the field."""
         ...
 
     def begin(self, form: Any) -> Any:

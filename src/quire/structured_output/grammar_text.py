@@ -32,10 +32,7 @@ _ANY_TEXT = r"(.|\n)*"
 
 def write_grammar(params: StructuredOutputsParams) -> str:
     """The constraint as a grammar; that it makes sense is found out when it is compiled.
-
-    Raises:
-        RequestError: it cannot be written; `param` names the field.
-    """
+    Raises RequestError: it cannot be written; `param` names the field."""
     kind, value = params.constraint()
     match kind:
         case "json":

@@ -92,20 +92,14 @@ class Grammars:
 
     def is_known(self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], *, shared: bool) -> bool:
         """Whether `check` with `apart` answers at once; `shared`: and whether it is compiled here, too.
-
-        Raises:
-            RequestError: it is too large, or no JSON.
-        """
+        Raises RequestError: it is too large, or no JSON."""
         _, key = self._key(params, eos_token_ids)
         with self._lock:
             return key in self._checked and (not shared or self._is_kept(key))
 
     def is_compiled(self, params: StructuredOutputsParams, eos_token_ids: Sequence[int]) -> bool:
         """Whether a row's beginning (`start`) need not be waited for.
-
-        Raises:
-            RequestError: it is too large, or no JSON.
-        """
+        Raises RequestError: it is too large, or no JSON."""
         _, key = self._key(params, eos_token_ids)
         with self._lock:
             return self._is_kept(key)
@@ -207,10 +201,7 @@ class Grammars:
         self, params: StructuredOutputsParams, eos_token_ids: Sequence[int], load_vocabulary: Callable[[], Vocabulary]
     ) -> concurrent.futures.Future[States]:
         """Have a form compiled in another thread, unless it is kept; the last ones that somebody asked for are.
-
-        Raises:
-            RequestError: it is too large, or no JSON.
-        """
+        Raises RequestError: it is too large, or no JSON."""
         params, key = self._key(params, eos_token_ids)
         with self._lock:
             future = self._kept.get(key)

@@ -38,10 +38,7 @@ class Vocabulary:
 
 def read_vocabulary(tokenizer: _Tokenizer, vocab_size: int) -> Vocabulary:
     """The vocabulary of a model with `vocab_size` logits.
-
-    Raises:
-        RequestError: the tokenizer's tokens are not plain runs of bytes.
-    """
+    Raises RequestError: the tokenizer's tokens are not plain runs of bytes."""
     if tokenizer.token_bytes is None:
         raise RequestError(
             "structured_outputs need a tokenizer whose tokens stand for bytes (byte-level BPE, or SentencePiece with byte "

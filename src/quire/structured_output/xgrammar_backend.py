@@ -133,10 +133,7 @@ class XGrammarBackend:
 
 def _prepared(schema: Any) -> Any:
     """A schema whose bounded strings are patterns: by itself the engine lets raw control characters into them.
-
-    Raises:
-        ValueError: a keyword that would be read over.
-    """
+    Raises ValueError: a keyword that would be read over."""
     if is_sequence(schema):
         return [_prepared(part) for part in schema]
     if not is_dict(schema):

@@ -131,10 +131,7 @@ class _Cursor:
 
 def read_header(path: str) -> GGUFFile:
     """A file's metadata and where its tensors lie.
-
-    Raises:
-        ConfigError: it is not a GGUF file of a known version, is shorter than it says, or has an unknown number type.
-    """
+    Raises ConfigError: it is not a GGUF file of a known version, is shorter than it says, or has an unknown number type."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _read(path, _Cursor(data, path), os.path.getsize(path))

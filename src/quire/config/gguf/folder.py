@@ -32,10 +32,7 @@ BESIDE = (
 
 def find_gguf(model: str) -> Path | None:
     """The (first) GGUF file that a file or folder means; None for a folder in the hub's layout, or none at all.
-
-    Raises:
-        ConfigError: a folder with several models.
-    """
+    Raises ConfigError: a folder with several models."""
     path = Path(model).expanduser()
     if path.is_file():
         return path if path.suffix == ".gguf" else None
@@ -54,10 +51,7 @@ def find_gguf(model: str) -> Path | None:
 
 def gguf_folder(first: Path) -> str:
     """The folder for a GGUF file; written where it is not there yet, or the file has changed.
-
-    Raises:
-        ConfigError: the file is damaged, a part of a split one is missing, or the model is not supported.
-    """
+    Raises ConfigError: the file is damaged, a part of a split one is missing, or the model is not supported."""
     paths = [file.resolve() for file in _parts(first)]
     stats = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in paths]
     beside = [(name, (first.parent / name).stat().st_mtime_ns) for name in BESIDE if (first.parent / name).is_file()]

@@ -46,10 +46,7 @@ WHOLE_WORDS = ("llama-bpe", "tekken")
 
 def build_tokenizer(file: GGUFFile) -> tuple[dict[str, Any], dict[str, Any]]:
     """(tokenizer.json, tokenizer_config.json).
-
-    Raises:
-        ConfigError: a kind of tokenizer that cannot be written so, or parts of it are missing.
-    """
+    Raises ConfigError: a kind of tokenizer that cannot be written so, or parts of it are missing."""
     kind, tokens = file.metadata.get("tokenizer.ggml.model"), _list(file, "tokens")
     types: list[int] = file.metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):

@@ -20,10 +20,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 def to_chat_request(request: CountTokensRequest) -> ChatCompletionRequest:
     """The same request in the form of chat completions; without `max_tokens`, which is limited by the prompt's length.
-
-    Raises:
-        HTTPError: 400; `param` is the path of what is wrong.
-    """
+    Raises HTTPError: 400; `param` is the path of what is wrong."""
     _check_thread(request.thread)
     system = [] if request.system is None else [{"role": "system", "content": _system(request.system)}]
     messages = _messages(request.messages)

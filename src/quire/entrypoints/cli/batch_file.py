@@ -127,10 +127,7 @@ def count_lines(path: str) -> int:
 
 def find_resume_point(output: str, requests: str) -> int:
     """How many lines of the input are answered; a torn last line of the output is cut off.
-
-    Raises:
-        ConfigError: the output does not belong to this input.
-    """
+    Raises ConfigError: the output does not belong to this input."""
     answered_lines, size = 0, 0
     lines = read_lines(requests)
     with _open(output, "rb", "output_file") as file:
@@ -188,10 +185,7 @@ def download(url: str, path: str) -> None:
 
 def upload(path: str, url: str) -> None:
     """Put a file to an address (a signed one of an object store, for example).
-
-    Raises:
-        ConfigError: it was not taken; the file is kept, and named.
-    """
+    Raises ConfigError: it was not taken; the file is kept, and named."""
     request = urllib.request.Request(url, method="PUT", headers={"Content-Type": "application/jsonl"})
     try:
         with open(path, "rb") as file:

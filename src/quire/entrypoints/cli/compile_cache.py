@@ -64,10 +64,7 @@ def _known_names(capability: int) -> list[str]:
 
 def _list_of(engine_args: "EngineArgs", capability: int) -> str:
     """The name of a model's list; one that is not there yet is made by a start.
-
-    Raises:
-        ConfigError: there is neither a list nor a GPU.
-    """
+    Raises ConfigError: there is neither a list nor a GPU."""
     from quire.kernels.triton import places
     from quire.kernels.triton.preparation import list_name
     from quire.platforms import current_platform

@@ -276,10 +276,7 @@ COMMANDS: dict[str, Command] = {
 
 def read_tools(path: str) -> list[dict[str, Any]]:
     """Function definitions of a JSON file: a list of OpenAI's tools, or of bare functions.
-
-    Raises:
-        RequestError: the file cannot be read, or holds something else.
-    """
+    Raises RequestError: the file cannot be read, or holds something else."""
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)

@@ -79,10 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_rows(path: str, as_chat: bool, system_prompt: str | None) -> Iterator[dict[str, Any]]:
     """The input's rows, each with exactly one of `prompt`, `prompt_token_ids` and `messages`.
-
-    Raises:
-        ConfigError: the file, or the line, that cannot be read.
-    """
+    Raises ConfigError: the file, or the line, that cannot be read."""
     for number, line in enumerate(_read_lines(path), start=1):
         if not line.strip():
             continue

@@ -65,10 +65,7 @@ PATH = "/metrics"
 @contextlib.asynccontextmanager
 async def metrics_port(app: ASGIApp, host: str, port: int) -> AsyncIterator[int]:
     """While this context lasts; gives the port (0 takes any that is free).
-
-    Raises:
-        ConfigError: the port cannot be opened.
-    """
+    Raises ConfigError: the port cannot be opened."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

@@ -195,10 +195,7 @@ def _api_keys(args: argparse.Namespace) -> list[str]:
 
 def server_settings(args: argparse.Namespace) -> "ServerSettings":
     """The operator's choices as routes see them: the flags that are called as its fields.
-
-    Raises:
-        ConfigError: a parser that nobody knows.
-    """
+    Raises ConfigError: a parser that nobody knows."""
     from quire.engine.arg_resolve import section
     from quire.entrypoints.openai.fingerprint import check_fingerprint
     from quire.entrypoints.openai.state import ServerSettings

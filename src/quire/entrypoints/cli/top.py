@@ -74,10 +74,7 @@ class ServerWatch:
 
 def read_metrics(text: str, at: float) -> Sample:
     """A sample of Prometheus' text; engines of one server are added up, their cache use is the mean.
-
-    Raises:
-        EngineError: it has none of the figures.
-    """
+    Raises EngineError: it has none of the figures."""
     from prometheus_client.parser import text_string_to_metric_families
 
     sample = Sample(at)

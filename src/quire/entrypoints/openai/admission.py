@@ -77,10 +77,7 @@ _queues: "weakref.WeakKeyDictionary[Any, _Queue]" = weakref.WeakKeyDictionary()
 
 async def encode_text(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     """A text's token ids; of a long one in a thread, together with others that come at the same time.
-
-    Raises:
-        RequestError: it cannot be tokenized.
-    """
+    Raises RequestError: it cannot be tokenized."""
     if len(text) <= INLINE_CHARACTERS:
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
     loop = asyncio.get_running_loop()

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 def start_engine(engine_args: AsyncEngineArgs, state: ServerState) -> "AsyncLLM":
     """The asynchronous engine, loaded and ready. Takes as long as the weights do.
-
-    Raises:
-        ConfigError: a setting that cannot work.
-    """
+    Raises ConfigError: a setting that cannot work."""
     from quire.engine.async_llm import AsyncLLM
 
     return connect_engine(AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.API_SERVER), state)

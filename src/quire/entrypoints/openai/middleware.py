@@ -197,10 +197,7 @@ class BehindOthers:
 
 def named_middleware(path: str) -> Middleware:
     """The operator's own: an ASGI class, or a coroutine function of (request, call_next).
-
-    Raises:
-        ConfigError: nothing of that kind has this name.
-    """
+    Raises ConfigError: nothing of that kind has this name."""
     module, _, name = path.rpartition(".")
     try:
         found: Any = getattr(importlib.import_module(module), name)

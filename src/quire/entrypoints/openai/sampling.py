@@ -30,10 +30,7 @@ def resolve_max_tokens(
     asked: int | None, num_prompt_tokens: int, max_model_len: int, model_default: Any, field: str, prompt_field: str
 ) -> int:
     """How many tokens a request may generate.
-
-    Raises:
-        HTTPError: 400 when the prompt leaves no room, or the prompt and `asked` together do not fit.
-    """
+    Raises HTTPError: 400 when the prompt leaves no room, or the prompt and `asked` together do not fit."""
     room = max_model_len - num_prompt_tokens
     limit = f"The model's maximum context length is {max_model_len} tokens"
     if room < 1:

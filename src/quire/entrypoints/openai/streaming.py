@@ -39,10 +39,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """The result of `work`, which is cancelled when the client goes away.
-
-    Raises:
-        ClientGone: the client went away first.
-    """
+    Raises ClientGone: the client went away first."""
     body = direct_body(request.scope)
     if body is not None:
         return await _run_in_this_task(body, work)

@@ -25,10 +25,7 @@ _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 def read_constraint(request: GenerationFields) -> StructuredOutputsParams | None:
     """The one constraint of a request, None where it has none.
-
-    Raises:
-        HTTPError: 400, it has several that differ, or one that makes no sense.
-    """
+    Raises HTTPError: 400, it has several that differ, or one that makes no sense."""
     found: dict[str, dict[str, Any]] = {}
     if request.response_format is not None and (fields := _of_format(request.response_format)) is not None:
         found["response_format"] = fields
@@ -55,10 +52,7 @@ def constrain_answer(
     params: SamplingParams | BeamSearchParams, reader: AnswerReader | None, tokenizer: Tokenizer | None
 ) -> None:
     """Set the form of a chat answer that is read so, and where it is asked for.
-
-    Raises:
-        HTTPError: 400, a call has to be made and the request wants another form, or a beam search.
-    """
+    Raises HTTPError: 400, a call has to be made and the request wants another form, or a beam search."""
     if reader is None or tokenizer is None:
         return
     must_call = reader.choice.must_call
@@ -110,10 +104,7 @@ def limit_thinking(
     prompt_ids: Sequence[int],
 ) -> None:
     """Tell a chat answer with a budget for its thoughts where it thinks. One that does not think needs no budget.
-
-    Raises:
-        RequestError: the model's reasoning cannot be limited.
-    """
+    Raises RequestError: the model's reasoning cannot be limited."""
     if isinstance(params, BeamSearchParams) or params.thinking_token_budget is None:
         return
     check_budget(formats, tokenizer)

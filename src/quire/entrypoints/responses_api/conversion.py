@@ -37,10 +37,7 @@ _SAME_NAME = (
 
 def normalize_input(given: str | list[Fields]) -> list[Fields]:
     """The input as items that have a type and an id, as they are kept and listed.
-
-    Raises:
-        HTTPError: 400; `param` is the path of what is wrong.
-    """
+    Raises HTTPError: 400; `param` is the path of what is wrong."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
