@@ -188,7 +188,7 @@ def is_closed(status: int, answer: Any) -> bool:
 
 
 def check_routes(table: dict[str, Any]) -> Verdicts:
-    from quire.entrypoints.openai.dev_routes import DEV_ROUTES
+    from quire.entrypoints.openai.operations import DEV_ROUTES
 
     unasked = {path for path, _, _ in DEV_ROUTES}  # they need a real engine
     routes = {

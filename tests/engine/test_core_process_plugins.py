@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from quire.engine import core_process
+from quire.engine import core_loop
 from quire.engine.messages import Start
 
 
@@ -16,11 +16,11 @@ def test_the_child_loads_general_plugins_as_a_core_before_it_builds_anything(mon
         def __init__(self, config: Any, executor: Any) -> None:
             events.append("built")
 
-    monkeypatch.setattr(core_process, "load_general_plugins", lambda kind: events.append(kind))
-    monkeypatch.setattr(core_process, "config_from_plain", lambda plain: SimpleNamespace(instance_id="x"))
-    monkeypatch.setattr(core_process, "EngineCore", Core)
-    monkeypatch.setattr(core_process, "gc", SimpleNamespace(collect=int, freeze=int, set_threshold=print))
-    process = core_process.CoreProcess.__new__(core_process.CoreProcess)
+    monkeypatch.setattr(core_loop, "load_general_plugins", lambda kind: events.append(kind))
+    monkeypatch.setattr(core_loop, "config_from_plain", lambda plain: SimpleNamespace(instance_id="x"))
+    monkeypatch.setattr(core_loop, "EngineCore", Core)
+    monkeypatch.setattr(core_loop, "gc", SimpleNamespace(collect=int, freeze=int, set_threshold=print))
+    process = core_loop.CoreProcess.__new__(core_loop.CoreProcess)
     process._inbox = SimpleNamespace(receive=lambda block: [Start(config={})])  # type: ignore[assignment]
     process._send = lambda message: events.append(type(message).__name__)  # type: ignore[method-assign]
     process._start()

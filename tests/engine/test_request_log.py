@@ -23,7 +23,7 @@ class Kept(logging.Handler):
 def fields_of(**settings: Any) -> list[dict[str, Any]]:
     """The fields of the lines that one request makes."""
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(max_model_len=128, max_num_seqs=2, **settings))
-    logger, kept = logging.getLogger("quire.engine.request_log"), Kept()
+    logger, kept = logging.getLogger("quire.engine.request_tracing"), Kept()
     logger.addHandler(kept)
     try:
 

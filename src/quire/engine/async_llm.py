@@ -23,10 +23,9 @@ from quire.engine.input_processor import InputProcessor, ProcessedRequest, Token
 from quire.engine.llm_engine import add_special_tokens, check_lora, make_record, supported_tasks
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
-from quire.engine.request_log import RequestLog
 from quire.engine.request_state import RequestRecord
 from quire.engine.request_stream import RequestStream
-from quire.engine.request_tracing import RequestTracing
+from quire.engine.request_tracing import RequestLog, RequestTracing
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
 from quire.inputs import PromptType

@@ -28,7 +28,7 @@ logger = init_logger(__name__)
 
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from quire.engine.core_process import main; sys.exit(main(sys.argv[2:]))"
+    "from quire.engine.core_loop import main; sys.exit(main(sys.argv[2:]))"
 )
 _PATIENCE_S = 5.0
 """How long an orderly end may take before the child is killed."""

@@ -6,8 +6,8 @@ import pytest
 from tests.entrypoints.openai.conftest import serve
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.anthropic.blocks import BlockWriter, whole_blocks
 from quire.entrypoints.anthropic.conversion import to_chat_request
+from quire.entrypoints.anthropic.messages import BlockWriter, whole_blocks
 from quire.entrypoints.anthropic.protocol import MessagesRequest, TextBlock, ThinkingBlock, ToolUseBlock
 from quire.entrypoints.openai.errors import HTTPError
 from quire.errors import CapacityError, EngineError

@@ -13,7 +13,7 @@ from quire.engine.input_processor import InputProcessor
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_stream import RequestStream
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.entrypoints.openai import sse
+from quire.entrypoints.openai import streaming
 from quire.entrypoints.openai.admission import AT_ONCE, INLINE_CHARACTERS, AdmissionGate, encode_text
 from quire.entrypoints.openai.completions import CompletionStream, prepare_completion
 from quire.entrypoints.openai.http_protocol import DirectBody, WriteBatch
@@ -215,7 +215,7 @@ def test_a_failure_of_the_parser_or_of_the_writer_ends_the_stream_with_an_error(
     def fail(*args):
         raise ValueError("broken")
 
-    asyncio.run(main(lambda patch, connection: patch.setattr(sse, "_encode", fail)))
+    asyncio.run(main(lambda patch, connection: patch.setattr(streaming, "_encode", fail)))
     asyncio.run(main(lambda patch, connection: patch.setattr(connection.body, "write", fail)))
 
 

@@ -12,7 +12,7 @@ from tests.parsers.test_thinking import Tokenizer as Channels
 from quire.entrypoints.openai.answers import answer_reader
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.structured import constrain_answer, find_thinking, limit_thinking, read_constraint
+from quire.entrypoints.openai.sampling import constrain_answer, find_thinking, limit_thinking, read_constraint
 from quire.errors import RequestError
 from quire.parsers.choice import AnswerFormats, choose_formats
 from quire.parsers.thinking import harmony_thinking

@@ -14,7 +14,7 @@ from tests.parsers.writing import SPECIAL_IDS, accepts, write
 from quire.entrypoints.openai.answers import answer_reader
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.structured import constrain_answer
+from quire.entrypoints.openai.sampling import constrain_answer
 from quire.entrypoints.openai.tool_choice import enforced, read_tool_choice
 from quire.parsers.choice import choose_formats
 from quire.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, Thinking

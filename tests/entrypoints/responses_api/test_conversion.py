@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire.entrypoints.openai.errors import HTTPError
-from quire.entrypoints.responses_api.conversion import normalize_input, to_chat_request
+from quire.entrypoints.responses_api.prepare import normalize_input, to_chat_request
 from quire.entrypoints.responses_api.protocol import ReasoningConfig, ResponsesRequest, TextConfig
 
 USER = {"role": "user", "content": "hi"}

@@ -23,8 +23,7 @@ from quire.entrypoints.openai.generation import (
     wants_usage,
 )
 from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
-from quire.entrypoints.openai.messages import normalize_messages
-from quire.entrypoints.openai.prompts import Prompt, chat_prompt
+from quire.entrypoints.openai.prompts import Prompt, chat_prompt, normalize_messages
 from quire.entrypoints.openai.protocol import BatchChatRequest, ChatCompletionRequest
 from quire.entrypoints.openai.responses import (
     UNSET,
@@ -35,10 +34,9 @@ from quire.entrypoints.openai.responses import (
     Usage,
     build_usage,
 )
-from quire.entrypoints.openai.sse import DONE, ChunkWriter, chat_chunk_writer, error_event
+from quire.entrypoints.openai.sampling import constrain_answer, limit_thinking
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import failure_of
-from quire.entrypoints.openai.structured import constrain_answer, limit_thinking
+from quire.entrypoints.openai.streaming import DONE, ChunkWriter, chat_chunk_writer, error_event, failure_of
 from quire.entrypoints.openai.tool_choice import read_tool_choice
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams

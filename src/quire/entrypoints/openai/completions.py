@@ -26,9 +26,8 @@ from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logpro
 from quire.entrypoints.openai.prompts import Prompt, completion_prompts, require_tokenizer
 from quire.entrypoints.openai.protocol import CompletionRequest
 from quire.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
-from quire.entrypoints.openai.sse import DONE, ChunkWriter, completion_chunk_writer, error_event
 from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import failure_of
+from quire.entrypoints.openai.streaming import DONE, ChunkWriter, completion_chunk_writer, error_event, failure_of
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.thinking import find_prompt_thinking
 from quire.sampling_params import BeamSearchParams, SamplingParams

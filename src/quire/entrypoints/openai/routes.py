@@ -1,7 +1,7 @@
 """The routes of work: each reads its body, calls one function, and encodes what it gives.
 
 Knows paths; those of operators are in `operations.py`. What the answers mean is in `chat.py`, `completions.py`,
-`pooled.py`, `scores.py` and `prompts.py`.
+`pooled.py` and `prompts.py`.
 """
 
 from collections.abc import Awaitable, Callable, Set
@@ -17,13 +17,18 @@ from quire.entrypoints.anthropic.messages import MessageStream, answer_message, 
 from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai import pooling_protocol
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, answer_chat_batch, prepare_chat
-from quire.entrypoints.openai.cohere_embed import answer_cohere_embed
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
-from quire.entrypoints.openai.dev_routes import DEV_ROUTES
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generative_scoring import answer_generative_scoring
-from quire.entrypoints.openai.operations import OPERATIONS
-from quire.entrypoints.openai.pooled import answer_classification, answer_embeddings, answer_pooling
+from quire.entrypoints.openai.operations import DEV_ROUTES, OPERATIONS
+from quire.entrypoints.openai.pooled import (
+    answer_classification,
+    answer_cohere_embed,
+    answer_embeddings,
+    answer_pooling,
+    answer_rerank,
+    answer_score,
+)
 from quire.entrypoints.openai.prompts import check_token_ids, require_tokenizer, run_sized, tokenize_prompt
 from quire.entrypoints.openai.protocol import (
     BatchChatRequest,
@@ -44,7 +49,6 @@ from quire.entrypoints.openai.route_tools import (
     read_request,
     state_of,
 )
-from quire.entrypoints.openai.scores import answer_rerank, answer_score
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import run_while_connected
 from quire.entrypoints.responses_api import handlers as responses_api

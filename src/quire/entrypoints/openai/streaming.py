@@ -1,7 +1,8 @@
 """Answers that live as long as their client does: the event stream, and a wait that ends when the client goes.
 
 Nothing here polls: a disconnect is the ASGI message that the server hands over when it happens. Ending the generator is
-what aborts the request in the engine.
+what aborts the request in the engine. Chunks are written from parts that were encoded once: the common one (one choice, some
+text, nothing else) is three byte strings joined, of which only the text is encoded.
 """
 
 import asyncio
@@ -9,12 +10,14 @@ import contextlib
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.entrypoints.openai.errors import HTTPError, from_exception
 from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
+from quire.entrypoints.openai.responses import Timing, Usage
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -129,3 +132,76 @@ def failure_of(error: Exception, request_id: str) -> HTTPError:
     if answer.status >= 500:
         logger.error("Request %s failed while streaming.", request_id, exc_info=error)
     return answer
+
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class ChunkWriter:
+    """Writes one stream's chunks.
+
+    Args:
+        kind: the protocol's `object`: `chat.completion.chunk` or `text_completion`.
+        text_field: what stands around the text in a choice, after its index.
+        include_usage: whether chunks carry `usage` (null until the last one, unless they are given one).
+        fingerprint: what chunks tell of the configuration; None for nothing.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        created: int,
+        model: str,
+        kind: str,
+        text_field: tuple[str, str],
+        include_usage: bool,
+        fingerprint: str | None = None,
+    ) -> None:
+        fields: dict[str, Any] = {"id": request_id, "object": kind, "created": created, "model": model}
+        if fingerprint is not None:
+            fields["system_fingerprint"] = fingerprint
+        self._head = b"data: " + _encode(fields)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._text_field = text_field
+        self._heads: dict[str | tuple[int, str], bytes] = {}
+        self._text_tail = text_field[1].encode() + self._tail
+
+    def text(self, index: int, text: str, field: str = "content") -> bytes:
+        """A chunk that carries nothing but text, of the message's content or its reasoning (`field`)."""
+        key = (index, field) if index else field  # a tuple costs as much as all the rest
+        head = self._heads.get(key)
+        if head is None:
+            before = self._text_field[0].replace("content", field)
+            head = self._heads[key] = self._head + b'{"index":%d,%s' % (index, before.encode())
+        return b"".join((head, _encode(text), self._text_tail))
+
+    def choice(self, choice: dict[str, Any], usage: Usage | None = None) -> bytes:
+        """A chunk with one choice of any content."""
+        if usage is None:
+            return self._head + _encode(choice) + self._tail
+        return self._head + _encode(choice) + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+    def usage(self, usage: Usage, timing: Timing | msgspec.UnsetType = msgspec.UNSET) -> bytes:
+        """The last chunk before the end: no choice, the whole stream's usage, and its times where they are wanted."""
+        metrics = b"" if timing is msgspec.UNSET else b',"metrics":' + _encode(timing)
+        return self._head + b'],"usage":' + _encode(usage) + metrics + b"}\n\n"
+
+
+def chat_chunk_writer(
+    request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
+) -> ChunkWriter:
+    around = ('"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
+    return ChunkWriter(request_id, created, model, "chat.completion.chunk", around, include_usage, fingerprint)
+
+
+def completion_chunk_writer(
+    request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
+) -> ChunkWriter:
+    around = ('"text":', ',"logprobs":null,"finish_reason":null,"stop_reason":null}')
+    return ChunkWriter(request_id, created, model, "text_completion", around, include_usage, fingerprint)
+
+
+def error_event(error: HTTPError) -> bytes:
+    """An error in a stream whose status has already been sent."""
+    return b"data: " + error.body() + b"\n\n"

@@ -1,24 +1,275 @@
-"""From a request to `/v1/responses` to a job that can run: what came before, the prompt, and the response while it is empty."""
+"""From a request to `/v1/responses` to a job that can run: what came before, the prompt, and the response while it is empty.
+
+The request, with the conversation before it, becomes a chat completion request, which everything behind it understands.
+"""
 
 import dataclasses
+import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
-from quire.entrypoints.openai.errors import bad_field
+from quire.entrypoints.openai.errors import HTTPError, bad_field, object_at, string_field
 from quire.entrypoints.openai.generation import TokenCount
 from quire.entrypoints.openai.prompts import chat_prompt
-from quire.entrypoints.openai.protocol import ChatCompletionRequest
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 from quire.entrypoints.openai.responses import TokenLogprob
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api import protocol
-from quire.entrypoints.responses_api.conversion import REFERENCE, normalize_input, to_chat_request
 from quire.entrypoints.responses_api.events import EventWriter
+from quire.entrypoints.responses_api.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
 from quire.entrypoints.responses_api.store import Missing, StillRunning
 from quire.sampling_params import SamplingParams
 
 Fields = dict[str, Any]
+REFERENCE = "item_reference"
+_ITEMS = ("message", "reasoning", "function_call", "function_call_output", REFERENCE)
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+_FORMATS = ("text", "json_object", "json_schema")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = (
+    _LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)  # fmt: skip
+_SAME_NAME = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
+    "stop_token_ids", "logit_bias", "min_tokens", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens",
+    "include_stop_str_in_output", "structured_outputs", "include_reasoning", "priority", "cache_salt", "kv_transfer_params",
+    "mm_processor_kwargs", "return_timing", "user", "safety_identifier", "vllm_xargs",
+    "thinking_token_budget", "repetition_detection", "stream_interval",
+)  # fmt: skip
+
+
+# --- items ---
+
+
+def normalize_input(given: str | list[Fields]) -> list[Fields]:
+    """The input as items that have a type and an id, as they are kept and listed.
+    Raises HTTPError: 400; `param` is the path of what is wrong."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not given:
+        raise bad_field("input", "at least one item is needed.")
+    return [_normalize(item, f"input[{index}]") for index, item in enumerate(given)]
+
+
+def _normalize(item: Fields, path: str) -> Fields:
+    kind = item.get("type", "message" if "role" in item else None)
+    if not isinstance(kind, str):
+        raise bad_field(f"{path}.type", f"expected a string, one of {', '.join(_ITEMS)}.")
+    if kind not in _ITEMS:
+        raise _unsupported(f"{path}.type", kind, _ITEMS)
+    if kind == REFERENCE:
+        return {"type": kind, "id": string_field(item, "id", path)}
+    normal: Fields = {**item, "type": kind, "id": item.get("id") or new_id(kind)}
+    string_field(normal, "id", path)
+    if kind == "message" and isinstance(item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        normal["content"] = [{"type": part, "text": item["content"]}]
+    return normal
+
+
+def _unsupported(path: str, value: Any, allowed: Sequence[str]) -> HTTPError:
+    message = f"{str(value)[:60]!r} is not supported here; allowed: {', '.join(allowed)}."
+    return bad_field(path, message, "not_supported")
+
+
+def _text(content: Any, path: str) -> str:
+    """A text, or the texts of its parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_field(path, "expected a string or a list of parts.")
+    return "\n".join(_part(object_at(part, f"{path}[{i}]"), f"{path}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Fields, path: str) -> str:
+    kind = string_field(part, "type", path)
+    if kind not in _TEXT_PARTS:
+        raise _unsupported(f"{path}.type", kind, ("input_text", "output_text", "refusal"))
+    return string_field(part, "refusal" if kind == "refusal" else "text", path)
+
+
+class _Conversation:
+    """Messages made of items. What one speaker says in several items is one turn: many templates want speakers to alternate."""
+
+    def __init__(self) -> None:
+        self.messages: list[Fields] = []
+        self._names: dict[str, str] = {}
+
+    def add(self, item: Fields, path: str) -> None:
+        match item["type"]:
+            case "message":
+                self._say(item, path)
+            case "reasoning":
+                self._think(item, path)
+            case "function_call":
+                self._call(item, path)
+            case _:
+                self._give_result(item, path)
+
+    def say(self, role: str, text: str) -> None:
+        last = self._turn(role)
+        last["content"] = f"{last['content']}\n{text}" if last["content"] else text
+
+    def _turn(self, role: str) -> Fields:
+        """The turn of a speaker, which may have begun before."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": ""})
+        return self.messages[-1]
+
+    def _say(self, item: Fields, path: str) -> None:
+        role = item.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            allowed = ", ".join(_ROLES)
+            raise bad_field(f"{path}.role", f"{str(role)[:60]!r} is unknown; allowed: {allowed}.")
+        self.say(_ROLES[role], _text(item.get("content"), f"{path}.content"))
+
+    def _think(self, item: Fields, path: str) -> None:
+        name = "content" if item.get("content") else "summary"
+        text = _text(item.get(name) or [], f"{path}.{name}")
+        if not text:
+            return
+        turn = self._turn("assistant")
+        if turn["content"] or "tool_calls" in turn:
+            turn = {"role": "assistant", "content": ""}
+            self.messages.append(turn)
+        turn["reasoning"] = f"{turn['reasoning']}\n{text}" if "reasoning" in turn else text
+
+    def _call(self, item: Fields, path: str) -> None:
+        call_id, name = string_field(item, "call_id", path), string_field(item, "name", path)
+        arguments = string_field(item, "arguments", path)
+        try:
+            json.loads(arguments or "{}")
+        except ValueError:
+            if item.get("status") == "incomplete":  # an answer that was cut off within a call
+                return
+            raise bad_field(f"{path}.arguments", "not valid JSON.") from None
+        self._names[call_id] = name
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._turn("assistant").setdefault("tool_calls", []).append(call)
+
+    def _give_result(self, item: Fields, path: str) -> None:
+        call_id = string_field(item, "call_id", path)
+        if call_id not in self._names:
+            raise bad_field(f"{path}.call_id", f"there is no function_call {call_id[:100]!r} before its output.")
+        result = _text(item.get("output"), f"{path}.output")
+        name = self._names[call_id]
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": result})
+
+    def check_end(self) -> None:
+        if not self.messages:
+            raise bad_field("input", "there is no message in it.")
+        if calls := self.messages[-1].get("tool_calls"):
+            raise bad_field("input", f"the function_call {calls[-1]['id'][:100]!r} has no function_call_output.")
+
+
+# --- the request ---
+
+
+def to_chat_request(request: InputTokensRequest, history: list[Fields], items: list[Fields]) -> ChatCompletionRequest:
+    """The same request in the form of chat completions; without a limit of tokens.
+
+    Args:
+        history: the items of the conversation before, which were checked when they were new.
+        items: the request's own, normalized.
+
+    Raises:
+        HTTPError: 400; `param` is the path of what is wrong.
+    """
+    conversation = _Conversation()
+    if request.instructions:
+        conversation.say("system", request.instructions)
+    for item in history:
+        conversation.add(item, "previous_response_id")
+    for index, item in enumerate(items):
+        conversation.add(item, f"input[{index}]")
+    conversation.check_end()
+    last = items[-1]
+    chat = ChatCompletionRequest(
+        messages=conversation.messages,
+        model=request.model,
+        tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or ())] or None,
+        tool_choice=_tool_choice(request.tool_choice),
+        parallel_tool_calls=request.parallel_tool_calls,
+        chat_template_kwargs=request.chat_template_kwargs,
+        continue_final_message=last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete"),
+    )
+    _set_effort(chat, request.reasoning)
+    if request.text is not None:
+        chat.verbosity = request.text.verbosity
+        chat.response_format = _format(request.text.format)
+    for field in ("conversation", "prompt"):
+        if getattr(request, field):
+            raise bad_field(field, "this field is not supported here.", "not_supported")
+    if isinstance(request, ResponsesRequest):
+        _set_generation(chat, request)
+    return chat
+
+
+def _set_generation(chat: ChatCompletionRequest, request: ResponsesRequest) -> None:
+    for field in ("moderation", "previous_input_messages"):
+        if getattr(request, field):
+            raise bad_field(field, "this field is not supported here.", "not_supported")
+    for name in _SAME_NAME:
+        setattr(chat, name, getattr(request, name))
+    for index, name in enumerate(request.include or ()):
+        if name not in _INCLUDABLE:
+            raise _unsupported(f"include[{index}]", name, _INCLUDABLE)
+    if request.top_logprobs or _LOGPROBS in (request.include or ()):
+        chat.logprobs, chat.top_logprobs = True, request.top_logprobs or 0
+    chat.stream = bool(request.stream or chat.logprobs)  # a stream's tell whose text is whose
+
+
+def _tool(tool: Fields, path: str) -> Fields:
+    kind = string_field(tool, "type", path)
+    if kind != "function":
+        message = f"{kind[:60]!r} is not run here; allowed: 'function', which the client runs."
+        raise bad_field(f"{path}.type", message, "not_supported")
+    function: Fields = {"name": string_field(tool, "name", path)}
+    if tool.get("description") is not None:
+        function["description"] = string_field(tool, "description", path)
+    function["parameters"] = object_at(tool.get("parameters") or {}, f"{path}.parameters")
+    if tool.get("strict") is True:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: str | Fields | None) -> str | Fields | None:
+    """In the form of chat completions, which knows `allowed_tools` in either form."""
+    if choice is None or isinstance(choice, str):
+        return choice
+    kind = string_field(choice, "type", "tool_choice")
+    if kind == "function":
+        return {"type": kind, "function": {"name": string_field(choice, "name", "tool_choice")}}
+    if kind != "allowed_tools":
+        raise _unsupported("tool_choice.type", kind, ("function", "allowed_tools"))
+    return choice
+
+
+def _set_effort(chat: ChatCompletionRequest, reasoning: ReasoningConfig | None) -> None:
+    """Templates know the effort, or a switch, which has two names."""
+    if reasoning is None or reasoning.effort is None:
+        return
+    thinks = reasoning.effort != "none"
+    chat.reasoning_effort = reasoning.effort
+    chat.chat_template_kwargs = {"enable_thinking": thinks, "thinking": thinks} | (chat.chat_template_kwargs or {})
+
+
+def _format(given: Fields | None) -> ResponseFormat | None:
+    if given is None:
+        return None
+    kind = string_field(given, "type", "text.format")
+    if kind not in _FORMATS:
+        raise _unsupported("text.format.type", kind, _FORMATS)
+    if kind != "json_schema":
+        return ResponseFormat(type=kind)
+    schema = object_at(given.get("schema"), "text.format.schema")
+    return ResponseFormat(type=kind, json_schema={"name": given.get("name"), "schema": schema})
 
 
 @dataclasses.dataclass(slots=True)
