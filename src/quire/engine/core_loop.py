@@ -21,16 +21,6 @@ from typing import Any, Protocol
 from quire.config.wire import config_from_plain
 from quire.engine import messages
 from quire.engine.core import EngineCore
-from quire.engine.messages import (
-    CoreMessage,
-    FrontendMessage,
-    Ready,
-    Shutdown,
-    Start,
-    core_to_frontend,
-    frontend_to_core,
-)
-from quire.engine.process_client import zmq_socket
 from quire.errors import ConfigError, EngineError, QuireError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class
@@ -93,7 +83,7 @@ def describe_death(error: BaseException) -> messages.Dead:
 
 
 class CoreLoop:
-    """Drives a core until a `Shutdown` comes or a step fails.
+    """Drives a core until a `messages.Shutdown` comes or a step fails.
 
     Args:
         inbox: where messages come from.
@@ -106,7 +96,7 @@ class CoreLoop:
         self._send = send
 
     def run(self) -> None:
-        """Returns after a `Shutdown`; raises what a step raised."""
+        """Returns after a `messages.Shutdown`; raises what a step raised."""
         core, inbox = self._core, self._inbox
         core.on_failure(inbox.interrupt)
         could_prepare = True
@@ -164,7 +154,7 @@ class SocketInbox:
 
         self._zmq = zmq
         self._socket = socket
-        self._decode = frontend_to_core().decode
+        self._decode = messages.frontend_to_core().decode
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._interrupt_fd, self._interrupt_write_fd = os.pipe()
@@ -173,8 +163,8 @@ class SocketInbox:
     def interrupt(self) -> None:
         os.write(self._interrupt_write_fd, b"!")
 
-    def receive(self, block: bool) -> list[FrontendMessage]:
-        taken: list[FrontendMessage] = []
+    def receive(self, block: bool) -> list[messages.FrontendMessage]:
+        taken: list[messages.FrontendMessage] = []
         ready = dict(self._poller.poll(None if block else 0))
         if self._interrupt_fd in ready:
             os.read(self._interrupt_fd, 1)
@@ -203,10 +193,10 @@ class CoreProcess:
         os.set_inheritable(life_fd, False)
         threading.Thread(target=_end_with_parent, args=(parent_fd,), name="parent-watch", daemon=True).start()
         self._context = zmq.Context()
-        self._input = zmq_socket(self._context, zmq.PULL, input_address, bind=False, linger_ms=2000)
-        self._output = zmq_socket(self._context, zmq.PUSH, output_address, bind=False, linger_ms=2000)
+        self._input = messages.zmq_socket(self._context, zmq.PULL, input_address, bind=False, linger_ms=2000)
+        self._output = messages.zmq_socket(self._context, zmq.PUSH, output_address, bind=False, linger_ms=2000)
         self._inbox = SocketInbox(self._input)
-        self._encode = core_to_frontend().encode
+        self._encode = messages.core_to_frontend().encode
 
     def run(self) -> int:
         """The process's exit code."""
@@ -232,14 +222,14 @@ class CoreProcess:
 
     def _start(self) -> EngineCore | None:
         """The core that the first message asks for; None when it is told to end instead."""
-        messages: list[FrontendMessage] = []
-        while not messages:
-            messages = self._inbox.receive(block=True)
-        first = messages[0]
-        if isinstance(first, Shutdown):
+        came: list[messages.FrontendMessage] = []
+        while not came:
+            came = self._inbox.receive(block=True)
+        first = came[0]
+        if isinstance(first, messages.Shutdown):
             return None
-        if not isinstance(first, Start):
-            raise EngineError(f"the first message to an engine core must be Start, not {type(first).__name__}")
+        if not isinstance(first, messages.Start):
+            raise EngineError(f"the first message to an engine core must be messages.Start, not {type(first).__name__}")
         config = config_from_plain(first.config)
         trace_this_thread_if_asked(config.instance_id)
         load_general_plugins("core")
@@ -251,10 +241,12 @@ class CoreProcess:
         gc.freeze()  # what was loaded stays: later collections need not look at it
         gc.set_threshold(*_COLLECT_AFTER)
         cache = core.kv_cache
-        self._send(Ready({"num_kv_blocks": cache.num_blocks, "kv_block_size": cache.block_size, "pid": os.getpid()}))
+        self._send(
+            messages.Ready({"num_kv_blocks": cache.num_blocks, "kv_block_size": cache.block_size, "pid": os.getpid()})
+        )
         return core
 
-    def _send(self, message: CoreMessage) -> None:
+    def _send(self, message: messages.CoreMessage) -> None:
         self._output.send(self._encode(message))
 
 

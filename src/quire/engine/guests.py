@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from quire.engine import messages
 from quire.engine.core_client import CoreChannel, OnMessage
-from quire.engine.process_client import zmq_socket
 from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs
@@ -66,7 +65,7 @@ class GuestRouter:
         self._thread.start()
 
     def _bind(self, kind: int, path: Path) -> Any:
-        return zmq_socket(self._context, kind, f"ipc://{path}", bind=True)
+        return messages.zmq_socket(self._context, kind, f"ipc://{path}", bind=True)
 
     def attach(self, channel: CoreChannel) -> None:
         """The core runs: tell those that wait for it."""
@@ -210,7 +209,7 @@ class GuestChannel(CoreChannel):
                     pass
 
     def _connect(self, kind: int, name: str) -> Any:
-        return zmq_socket(self._context, kind, f"ipc://{self._seat.folder}/{name}", bind=False)
+        return messages.zmq_socket(self._context, kind, f"ipc://{self._seat.folder}/{name}", bind=False)
 
     def _tell(self, data: bytes) -> None:
         with self._lock:

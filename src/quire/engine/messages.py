@@ -1,6 +1,6 @@
 """Every message that crosses the border between a frontend and an engine core, and how it becomes bytes.
 
-Typed msgpack both ways: a message that is not one of these is an error, and nothing is ever unpickled. Knows no sockets.
+Typed msgpack both ways: a message that is not one of these is an error, and nothing is ever unpickled. Of sockets it knows how one is made.
 """
 
 import enum
@@ -135,3 +135,12 @@ def frontend_to_core() -> Codec[FrontendMessage]:
 
 def core_to_frontend() -> Codec[CoreMessage]:
     return Codec(msgspec.msgpack.Decoder(CoreMessage, dec_hook=_decode_other).decode)
+
+
+def zmq_socket(context: Any, kind: int, address: str, *, bind: bool, linger_ms: int = 0) -> Any:
+    """A socket that keeps whatever is sent until it is read, however much that is."""
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.linger = linger_ms
+    (socket.bind if bind else socket.connect)(address)
+    return socket

@@ -37,15 +37,6 @@ _LAST_WORDS_MS = 200
 """What the child said before it died has left its process by then; this is for the way through our own socket thread."""
 
 
-def zmq_socket(context: Any, kind: int, address: str, *, bind: bool, linger_ms: int = 0) -> Any:
-    """A socket that keeps whatever is sent until it is read, however much that is."""
-    socket = context.socket(kind)
-    socket.set_hwm(0)
-    socket.linger = linger_ms
-    (socket.bind if bind else socket.connect)(address)
-    return socket
-
-
 class CoreProcessHandle:
     """One child process with its sockets.
 
@@ -95,7 +86,7 @@ class CoreProcessHandle:
 
     def _bind(self, kind: int, name: str) -> tuple[Any, str]:
         address = f"ipc://{self._folder}/{name}"
-        return zmq_socket(self._context, kind, address, bind=True), address
+        return messages.zmq_socket(self._context, kind, address, bind=True), address
 
     def _spawn(self, input_address: str, output_address: str) -> tuple["subprocess.Popen[bytes]", int, int]:
         """The child, an end of the pipe that closes with it, and an end that closes with this process."""
