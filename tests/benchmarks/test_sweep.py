@@ -8,45 +8,47 @@ from pathlib import Path
 
 import pytest
 
-from quire.benchmarks import sweep_grid
+from quire.benchmarks import sweep as sweep_command
 from quire.entrypoints.cli.main import main
 from quire.errors import ConfigError
 
 
 def test_a_grid_is_every_combination_and_a_list_is_itself(tmp_path):
-    grid = sweep_grid.read_parameters('{"a": [1, 2], "b": ["x", "y"], "c": 3}', "p")
+    grid = sweep_command.read_parameters('{"a": [1, 2], "b": ["x", "y"], "c": 3}', "p")
     assert grid == [{"a": a, "b": b, "c": 3} for a in (1, 2) for b in ("x", "y")]
     path = tmp_path / "p.json"
     path.write_text('[{"a": 1, "_benchmark_name": "one"}, {"b": true}]')
-    assert sweep_grid.read_parameters(str(path), "p") == [{"a": 1}, {"b": True}]
-    assert sweep_grid.read_parameters('{"small": {"a": 1}, "large": {"a": 9}}', "p") == [{"a": 1}, {"a": 9}]
-    assert sweep_grid.read_parameters(None, "p") == [{}]
+    assert sweep_command.read_parameters(str(path), "p") == [{"a": 1}, {"b": True}]
+    assert sweep_command.read_parameters('{"small": {"a": 1}, "large": {"a": 9}}', "p") == [{"a": 1}, {"a": 9}]
+    assert sweep_command.read_parameters(None, "p") == [{}]
     for text in ("no file", "[]", "[1]", "3"):
         with pytest.raises(ConfigError, match=r"^p: "):
-            sweep_grid.read_parameters(text, "p")
+            sweep_command.read_parameters(text, "p")
 
 
 def test_links_keep_what_is_equal():
     serve, bench = [{"s": 1}, {"s": 2}, {"s": 3}], [{"b": 1}, {"b": 2}]
-    links = sweep_grid.parse_links("s=b")
-    assert sweep_grid.combine(serve, bench, links) == [({"s": 1}, [{"b": 1}]), ({"s": 2}, [{"b": 2}])]
-    assert sweep_grid.combine(serve[:1], bench, []) == [({"s": 1}, bench)]
+    links = sweep_command.parse_links("s=b")
+    assert sweep_command.combine(serve, bench, links) == [({"s": 1}, [{"b": 1}]), ({"s": 2}, [{"b": 2}])]
+    assert sweep_command.combine(serve[:1], bench, []) == [({"s": 1}, bench)]
     with pytest.raises(ConfigError, match="nothing is left"):
-        sweep_grid.combine([{"s": 7}], bench, links)
+        sweep_command.combine([{"s": 7}], bench, links)
     with pytest.raises(ConfigError, match="does not have"):
-        sweep_grid.combine(serve, bench, [("s", "other")])
+        sweep_command.combine(serve, bench, [("s", "other")])
     with pytest.raises(ConfigError, match="link_vars"):
-        sweep_grid.parse_links("s")
+        sweep_command.parse_links("s")
 
 
 def test_parameters_become_flags():
     parameters = {"max_num_seqs": 8, "eager": True, "cache": False, "none": None, "x.y": 1.5, "j": {"a": [1]}}
     expected = ["--max-num-seqs", "8", "--eager", "--no-cache", "--x.y", "1.5", "--j", '{"a": [1]}']
-    assert sweep_grid.flags(parameters) == expected
+    assert sweep_command.flags(parameters) == expected
 
 
 def test_folders_are_readable_safe_and_different():
-    names = [sweep_grid.folder_name(one) for one in ({}, {"a": 1}, {"a": "x/../y"}, {"a": "x:..:y"}, {"a": "z" * 300})]
+    names = [
+        sweep_command.folder_name(one) for one in ({}, {"a": 1}, {"a": "x/../y"}, {"a": "x:..:y"}, {"a": "z" * 300})
+    ]
     assert names[:2] == ["default", "a=1"] and len(set(names)) == 5
     assert all("/" not in name and len(name) <= 110 for name in names)
 

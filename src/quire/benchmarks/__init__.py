@@ -3,7 +3,7 @@
 - all: `common`
 - serve: `datasets` (what is asked), `arrivals` (when), `load` and `http_load` (sending), `serve_metrics`, `own_server`; throughput
   shares the `datasets`, client has a server that computes nothing, `sse_source`
-- sweep: `sweep_grid`, and with plot and compare_results `results`
+- sweep, plot, compare_results: `results`
 - frontend: `frontend_server`; with host a model that is not there, `stand_in`
 - compare: `compare_child`
 

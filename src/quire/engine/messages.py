@@ -1,6 +1,7 @@
 """Every message that crosses the border between a frontend and an engine core, and how it becomes bytes.
 
-Typed msgpack both ways: a message that is not one of these is an error, and nothing is ever unpickled. Of sockets it knows how one is made.
+Typed msgpack both ways: a message that is not one of these is an error, and nothing is ever unpickled. Of sockets it knows
+how one is made.
 """
 
 import enum

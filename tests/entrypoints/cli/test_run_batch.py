@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.cli import batch_file
-from quire.entrypoints.cli.batch_file import BatchResult
+from quire.entrypoints.cli import run_batch
 from quire.entrypoints.cli.in_process import metrics_port
 from quire.entrypoints.cli.main import main
-from quire.entrypoints.cli.run_batch import LineAnswerer, answer_lines
+from quire.entrypoints.cli.run_batch import BatchResult, LineAnswerer, answer_lines
 from quire.entrypoints.openai.app import build_app
 from quire.entrypoints.openai.state import ServerSettings, ServerState
 from quire.errors import CapacityError, ConfigError, EngineDeadError
@@ -40,7 +39,7 @@ def answers(*lines: bytes, engine: FakeAsyncLLM | None = None, max_inflight: int
     written: list[dict[str, Any]] = []
 
     def write(result: BatchResult) -> None:
-        text = batch_file.as_line(result)
+        text = run_batch.as_line(result)
         assert text.count(b"\n") == 1
         written.append(json.loads(text))
 
@@ -156,13 +155,13 @@ def write_lines(path: Path, *lines: bytes) -> str:
 
 
 def result_line(custom_id: str) -> bytes:
-    return batch_file.as_line(batch_file.failed(custom_id, "c", "m"))
+    return run_batch.as_line(run_batch.failed(custom_id, "c", "m"))
 
 
 def test_a_torn_last_line_is_cut_off_when_going_on(tmp_path: Path) -> None:
     requests = write_lines(tmp_path / "i", complete("a"), b"\n", complete("b"), complete("c"))
     output = write_lines(tmp_path / "o", result_line("a"), result_line("b"), result_line("c")[:20])
-    assert batch_file.find_resume_point(output, requests) == 2
+    assert run_batch.find_resume_point(output, requests) == 2
     assert (tmp_path / "o").read_bytes().count(b"\n") == 2 and (tmp_path / "o").read_bytes().endswith(b"\n")
 
 
@@ -173,7 +172,7 @@ def test_an_output_of_another_input_is_refused(ids: str, words: str, tmp_path: P
     requests = write_lines(tmp_path / "i", complete("a"), complete("b"))
     output = write_lines(tmp_path / "o", *map(result_line, ids))
     with pytest.raises(ConfigError, match=words):
-        batch_file.find_resume_point(output, requests)
+        run_batch.find_resume_point(output, requests)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.entrypoints.openai.app import build_app
 from quire.entrypoints.openai.engine_start import start_engine
 from quire.entrypoints.openai.generation import build_timing
-from quire.entrypoints.openai.responses import Timing
+from quire.entrypoints.openai.protocol import Timing
 from quire.entrypoints.openai.state import ServerSettings, ServerState
 from quire.metrics.prometheus import PrometheusExposition
 from quire.outputs import RequestMetrics

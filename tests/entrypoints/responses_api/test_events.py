@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.entrypoints.openai.errors import bad_request
-from quire.entrypoints.openai.responses import TokenLogprob
+from quire.entrypoints.openai.protocol import TokenLogprob
 from quire.entrypoints.responses_api.events import EventWriter, error_event
 from quire.entrypoints.responses_api.protocol import (
     FunctionCallItem,

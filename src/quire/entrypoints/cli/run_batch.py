@@ -10,17 +10,203 @@ import collections
 import contextlib
 import itertools
 import os
+import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+import tempfile
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import msgspec
+
 from quire.engine.arg_parser import switch
-from quire.entrypoints.cli import batch_file
-from quire.entrypoints.cli.batch_file import BatchRequest, BatchResult
 from quire.errors import ConfigError, EngineDeadError
 
 if TYPE_CHECKING:
     from quire.entrypoints.openai.state import ServerState
+
+
+TIMEOUT_S = 300.0
+
+
+class BatchRequest(msgspec.Struct, kw_only=True):
+    """A line of the input."""
+
+    custom_id: str
+    method: str = "POST"
+    url: str
+    body: msgspec.Raw
+
+
+class BatchError(msgspec.Struct):
+    """Why a line has no good answer."""
+
+    code: str
+    message: str
+
+
+class BatchResponse(msgspec.Struct):
+    """What the route answered; `body` is its JSON as it came."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class BatchResult(msgspec.Struct):
+    """A line of the output."""
+
+    id: str
+    custom_id: str | None
+    response: BatchResponse | None
+    error: BatchError | None
+
+
+class _Answered(msgspec.Struct):
+    custom_id: str | None
+
+
+_decode = msgspec.json.Decoder(BatchRequest).decode
+_decode_answered = msgspec.json.Decoder(_Answered).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def read_request(line: bytes) -> BatchRequest | BatchResult:
+    """A line's request, or the error line that it gets."""
+    try:
+        request = _decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return failed(_custom_id(line), "invalid_line", f"This line is not a batch request: {error}.")
+    if request.method != "POST":
+        return failed(request.custom_id, "invalid_method", f"method: {request.method[:50]!r} is not 'POST'.")
+    return request
+
+
+def failed(custom_id: str | None, code: str, message: str) -> BatchResult:
+    """The result of a line that reached no route."""
+    return BatchResult(_new_id(), custom_id, None, BatchError(code, message))
+
+
+def answered(request: BatchRequest, status: int, request_id: str, body: bytes) -> BatchResult:
+    """The result of a line that a route answered; a refusal is told in `error` as well."""
+    error = None
+    if status >= 400:
+        detail = _error_detail(body)
+        error = BatchError(str(detail.get("code") or status), str(detail.get("message") or f"status {status}"))
+    if not body.startswith((b"{", b"[")):
+        body = _encode({"text": body.decode("utf-8", "replace")})
+    return BatchResult(_new_id(), request.custom_id, BatchResponse(status, request_id, msgspec.Raw(body)), error)
+
+
+def as_line(result: BatchResult) -> bytes:
+    """A result as it stands in the file; one line, whatever white space the body has."""
+    line = _encode(result)
+    if b"\n" in line:
+        line = _encode(msgspec.json.decode(line))
+    return line + b"\n"
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
+
+
+def _custom_id(line: bytes) -> str | None:
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _decode_answered(line).custom_id
+    return None
+
+
+def _error_detail(body: bytes) -> dict[str, Any]:
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(body, type=dict[str, dict[str, Any]]).get("error", {})
+    return {}
+
+
+def read_lines(path: str) -> Iterator[bytes]:
+    """The lines that are not blank. Raises ConfigError: the file cannot be read."""
+    with _open(path, "rb", "input_file") as file:
+        for line in file:
+            if line.strip():
+                yield line
+
+
+def count_lines(path: str) -> int:
+    return sum(1 for _ in read_lines(path))
+
+
+def find_resume_point(output: str, requests: str) -> int:
+    """How many lines of the input are answered; a torn last line of the output is cut off.
+    Raises ConfigError: the output does not belong to this input."""
+    answered_lines, size = 0, 0
+    lines = read_lines(requests)
+    with _open(output, "rb", "output_file") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            custom_id, expected = _custom_id(line), next(lines, None)
+            if expected is None or custom_id != _custom_id(expected):
+                asked = "no such line" if expected is None else f"{_custom_id(expected)!r} there"
+                message = (
+                    f"output_file: line {answered_lines + 1} of {output!r} answers {custom_id!r}, the input has {asked}"
+                )
+                raise ConfigError(f"{message}: it belongs to another input.", setting="output_file")
+            answered_lines += 1
+            size += len(line)
+    os.truncate(output, size)
+    return answered_lines
+
+
+def _open(path: str, mode: str, setting: str) -> BinaryIO:
+    try:
+        return open(path, mode)  # type: ignore[return-value]  # every mode here is binary; the caller closes it
+    except OSError as error:
+        raise ConfigError.of(setting, f"cannot open {path!r}: {error.strerror}.") from None
+
+
+def open_output(path: str, *, append: bool) -> BinaryIO:
+    """The output, to be written. Raises ConfigError: it cannot be."""
+    return _open(path, "ab" if append else "wb", "output_file")
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is an http(s) address."""
+    return path.startswith(("http://", "https://"))
+
+
+def new_temporary_file(folder: str | None) -> str:
+    """An empty file of one's own."""
+    try:
+        handle, path = tempfile.mkstemp(prefix="quire-batch-", suffix=".jsonl", dir=folder)
+    except OSError as error:
+        raise ConfigError.of("output_tmp_dir", f"cannot write there: {error}.") from None
+    os.close(handle)
+    return path
+
+
+def download(url: str, path: str) -> None:
+    """Get an address' content into a file. Raises ConfigError: it cannot be got."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response, open(path, "wb") as file:
+            shutil.copyfileobj(response, file)
+    except (OSError, ValueError) as error:
+        raise ConfigError.of("input_file", f"cannot get {url!r}: {error}.") from None
+
+
+def upload(path: str, url: str) -> None:
+    """Put a file to an address (a signed one of an object store, for example).
+    Raises ConfigError: it was not taken; the file is kept, and named."""
+    request = urllib.request.Request(url, method="PUT", headers={"Content-Type": "application/jsonl"})
+    try:
+        with open(path, "rb") as file:
+            request.data = file
+            request.add_header("Content-Length", str(os.path.getsize(path)))
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+                pass
+    except (OSError, ValueError) as error:
+        raise ConfigError.of("output_file", f"cannot put to {url!r}: {error}. The answers are in {path!r}.") from None
+
 
 WINDOW = 16
 """Answers that may wait to be written, as a multiple of the requests in flight."""
@@ -83,33 +269,33 @@ def run(args: argparse.Namespace) -> int:
     set_up_log(args)
     if args.max_inflight is not None and args.max_inflight < 1:
         raise ConfigError(f"max_inflight={args.max_inflight} must be at least 1.", setting="max_inflight")
-    if not batch_file.is_url(args.input_file):
+    if not is_url(args.input_file):
         return _answer_file(args, args.input_file)
-    requests = batch_file.new_temporary_file(args.output_tmp_dir)
+    requests = new_temporary_file(args.output_tmp_dir)
     try:
-        batch_file.download(args.input_file, requests)
+        download(args.input_file, requests)
         return _answer_file(args, requests)
     finally:
         os.unlink(requests)
 
 
 def _answer_file(args: argparse.Namespace, requests: str) -> int:
-    total = batch_file.count_lines(requests)
+    total = count_lines(requests)
     if not total:
         raise ConfigError.of("input_file", f"{args.input_file!r} holds no request.")
-    output, goes_to_url = args.output_file, batch_file.is_url(args.output_file)
+    output, goes_to_url = args.output_file, is_url(args.output_file)
     if goes_to_url:
         if args.resume:
             raise ConfigError.of("resume", "an output that is PUT cannot be resumed; write to a file.")
-        output = batch_file.new_temporary_file(args.output_tmp_dir)
+        output = new_temporary_file(args.output_tmp_dir)
     done = _resume_point(args, output, requests)
     if done < total:
-        with batch_file.open_output(output, append=bool(done)) as sink:
+        with open_output(output, append=bool(done)) as sink:
             asyncio.run(_serve_offline(args, requests, sink, done, total))
     else:
         print(f"{args.output_file}: all {total} lines are answered already", file=sys.stderr)
     if goes_to_url:
-        batch_file.upload(output, args.output_file)
+        upload(output, args.output_file)
         os.unlink(output)
     return 0
 
@@ -120,7 +306,7 @@ def _resume_point(args: argparse.Namespace, output: str, requests: str) -> int:
     if not os.path.exists(output) or not os.path.getsize(output) or args.overwrite:
         return 0
     if args.resume:
-        return batch_file.find_resume_point(output, requests)
+        return find_resume_point(output, requests)
     raise ConfigError.of("output_file", f"{output!r} exists; --resume goes on with it, --overwrite replaces it.")
 
 
@@ -143,13 +329,13 @@ async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO
     try:
         limit = args.max_inflight or 2 * engine.config.scheduler.max_num_seqs
         answerer = LineAnswerer(app, state)
-        lines = batch_file.read_lines(requests)
+        lines = read_lines(requests)
         for line in itertools.islice(lines, done):
             answerer.skip(line)
         with tqdm(total=total, initial=done, unit="line", disable=args.no_progress) as progress:
 
             def write(result: BatchResult) -> None:
-                sink.write(batch_file.as_line(result))
+                sink.write(as_line(result))
                 sink.flush()
                 counts[result.error is None] += 1
                 progress.update()
@@ -179,25 +365,23 @@ class LineAnswerer:
 
     def skip(self, line: bytes) -> None:
         """A line that was answered by an earlier run."""
-        if isinstance(request := batch_file.read_request(line), BatchRequest):
+        if isinstance(request := read_request(line), BatchRequest):
             self._seen.add(request.custom_id)
 
     async def answer(self, line: bytes) -> BatchResult:
         """The line's result. Raises EngineDeadError: the engine has died; no further line can be answered."""
-        request = batch_file.read_request(line)
+        request = read_request(line)
         if isinstance(request, BatchResult):
             return request
         if request.custom_id in self._seen:
             text = f"custom_id: {request.custom_id[:200]!r} stands on an earlier line too."
-            return batch_file.failed(request.custom_id, "duplicate_custom_id", text)
+            return failed(request.custom_id, "duplicate_custom_id", text)
         self._seen.add(request.custom_id)
         if request.url.partition("?")[0] in self._closed:
             text = f"url: {request.url[:200]!r} is an operator's route, not one for requests."
-            return batch_file.failed(request.custom_id, "invalid_url", text)
+            return failed(request.custom_id, "invalid_url", text)
         if field := _answers_elsewhere(request):
-            return batch_file.failed(
-                request.custom_id, "invalid_request", f"{field}: a batch file's answers are whole."
-            )
+            return failed(request.custom_id, "invalid_request", f"{field}: a batch file's answers are whole.")
         self._running += 1
         try:
             return await self._ask(request)
@@ -214,7 +398,7 @@ class LineAnswerer:
             if answer.status != 429 or self._running < 2:
                 break
             await asyncio.sleep(RETRY_S)  # others are in the queue, and leave it
-        return batch_file.answered(request, answer.status, answer.headers.get("x-request-id", ""), answer.body)
+        return answered(request, answer.status, answer.headers.get("x-request-id", ""), answer.body)
 
 
 def _answers_elsewhere(request: BatchRequest) -> str | None:

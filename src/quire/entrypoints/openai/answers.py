@@ -8,8 +8,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.responses import FunctionCall, ToolCall
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, FunctionCall, ToolCall
 from quire.entrypoints.openai.tool_choice import ToolChoice, enforced, read_tool_choice
 from quire.outputs import CompletionOutput
 from quire.parsers.choice import AnswerFormats, begins_inside

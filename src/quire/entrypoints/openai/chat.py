@@ -24,10 +24,11 @@ from quire.entrypoints.openai.generation import (
 )
 from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import Prompt, chat_prompt, normalize_messages
-from quire.entrypoints.openai.protocol import BatchChatRequest, ChatCompletionRequest
-from quire.entrypoints.openai.responses import (
+from quire.entrypoints.openai.protocol import (
     UNSET,
+    BatchChatRequest,
     ChatChoice,
+    ChatCompletionRequest,
     ChatCompletionResponse,
     ChatLogprobs,
     ChatMessage,

@@ -24,8 +24,12 @@ from quire.entrypoints.openai.generation import (
 )
 from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import Prompt, completion_prompts, require_tokenizer
-from quire.entrypoints.openai.protocol import CompletionRequest
-from quire.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
+from quire.entrypoints.openai.protocol import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+)
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import DONE, ChunkWriter, completion_chunk_writer, error_event, failure_of
 from quire.outputs import CompletionOutput, RequestOutput

@@ -1,4 +1,4 @@
-"""What completions and chat share: running a request in the engine, counting its tokens, telling its times, noticing its failure."""
+"""What completions and chat share: running a request in the engine, counting its tokens and its time, noticing its failure."""
 
 import asyncio
 import dataclasses
@@ -11,8 +11,7 @@ from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.answers import ReasoningCount
 from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.prompts import Prompt
-from quire.entrypoints.openai.protocol import GenerationFields
-from quire.entrypoints.openai.responses import UNSET, Timing, Usage, build_usage
+from quire.entrypoints.openai.protocol import UNSET, GenerationFields, Timing, Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
 from quire.inputs import TokensPrompt
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput

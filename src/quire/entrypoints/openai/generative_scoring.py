@@ -11,8 +11,13 @@ from quire.config import limits
 from quire.entrypoints.openai.completions import prepare_completion, run_completion
 from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.prompts import check_token_ids, encode_text, require_tokenizer
-from quire.entrypoints.openai.protocol import CompletionRequest, GenerativeScoringRequest
-from quire.entrypoints.openai.responses import GenerativeScoringResponse, LabelScore, build_usage
+from quire.entrypoints.openai.protocol import (
+    CompletionRequest,
+    GenerativeScoringRequest,
+    GenerativeScoringResponse,
+    LabelScore,
+    build_usage,
+)
 from quire.entrypoints.openai.state import ServerState
 from quire.logprobs import LogprobsOnePosition
 from quire.tokenizers.interface import Tokenizer

@@ -6,7 +6,7 @@ Knows the engine's `{token id: Logprob}` positions. Knows nothing of tokenizers:
 import math
 from collections.abc import Iterable, Sequence
 
-from quire.entrypoints.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TokenTopLogprob
+from quire.entrypoints.openai.protocol import ChatLogprobs, CompletionLogprobs, TokenLogprob, TokenTopLogprob
 from quire.logprobs import Logprob, LogprobsOnePosition
 
 LOWEST = -9999.0

@@ -7,7 +7,7 @@ import msgspec
 
 from quire.entrypoints.anthropic import protocol as anthropic
 from quire.entrypoints.openai import pooling_protocol as pooling
-from quire.entrypoints.openai import protocol, responses
+from quire.entrypoints.openai import protocol
 from quire.entrypoints.openai.errors import ErrorResponse, openapi_error_responses
 from quire.entrypoints.responses_api import protocol as kept
 from quire.version import __version__
@@ -23,14 +23,14 @@ _TEXTS = ["The tower is three hundred metres tall."]
 
 _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
     ("/v1/chat/completions", "Answer a conversation; `stream: true` gives server-sent events.",
-     protocol.ChatCompletionRequest, responses.ChatCompletionResponse, _QUESTION | _GREEDY),
+     protocol.ChatCompletionRequest, protocol.ChatCompletionResponse, _QUESTION | _GREEDY),
     ("/v1/chat/completions/batch", "Answer several conversations at once.",
-     protocol.BatchChatRequest, responses.ChatCompletionResponse, {"messages": _QUESTIONS, "max_tokens": 32}),
+     protocol.BatchChatRequest, protocol.ChatCompletionResponse, {"messages": _QUESTIONS, "max_tokens": 32}),
     ("/generative_scoring", "How likely a token is to come next, behind a query with each of several items.",
-     protocol.GenerativeScoringRequest, responses.GenerativeScoringResponse,
+     protocol.GenerativeScoringRequest, protocol.GenerativeScoringResponse,
      {"query": "Is this a river? ", "items": ["The Rhine", "A chair"], "label_token_ids": [1, 2]}),
     ("/v1/completions", "Continue a prompt; `stream: true` gives server-sent events.",
-     protocol.CompletionRequest, responses.CompletionResponse,
+     protocol.CompletionRequest, protocol.CompletionResponse,
      {"prompt": "one two three", "max_tokens": 16, "temperature": 0}),
     ("/v1/responses",
      "Answer, and remember: `previous_response_id` goes on from an earlier response; `stream: true` gives OpenAI's events.",
@@ -55,9 +55,9 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
     *((path, "Documents in the order in which they fit a query.", pooling.RerankRequest, pooling.RerankResponse, _RERANK)
       for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     ("/tokenize", "Token ids of a prompt or of messages.",
-     protocol.TokenizeRequest, responses.TokenizeResponse, {"prompt": "Hello"}),
+     protocol.TokenizeRequest, protocol.TokenizeResponse, {"prompt": "Hello"}),
     ("/detokenize", "The text of token ids.",
-     protocol.DetokenizeRequest, responses.DetokenizeResponse, {"tokens": [1, 2, 3]}),
+     protocol.DetokenizeRequest, protocol.DetokenizeResponse, {"tokens": [1, 2, 3]}),
 )  # fmt: skip
 _KEPT: tuple[tuple[str, str, str, type, dict[str, str]], ...] = (
     ("/v1/responses/{response_id}", "get",
@@ -76,8 +76,8 @@ _ACTIONS: tuple[tuple[str, str], ...] = (
     ("/v1/unload_lora_adapter", "Refused: adapters are not supported yet."),
 )
 _READS: tuple[tuple[str, str, type | None], ...] = (
-    ("/v1/models", "The served models.", responses.ModelList),
-    ("/v1/models/{model}", "One served model.", responses.ModelCard),
+    ("/v1/models", "The served models.", protocol.ModelList),
+    ("/v1/models/{model}", "One served model.", protocol.ModelCard),
     ("/health", "200 while the engine lives and makes progress; needs no key.", None),
     ("/ping", "The same as /health, under another name.", None),
     ("/live", "200 unless the engine has died, also while it starts; needs no key.", None),

@@ -15,7 +15,7 @@ from quire.engine.pausing import PAUSE_MODES
 from quire.entrypoints.anthropic.protocol import ModelInfo, ModelPage
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
-from quire.entrypoints.openai.responses import ModelCard, ModelList
+from quire.entrypoints.openai.protocol import ModelCard, ModelList
 from quire.entrypoints.openai.route_tools import Handler, flag_of, json_response, read_bytes, read_request, state_of
 from quire.entrypoints.openai.siblings import OWN, merge_metrics
 from quire.entrypoints.openai.state import ServerState

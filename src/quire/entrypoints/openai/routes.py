@@ -35,11 +35,12 @@ from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    DetokenizeResponse,
     GenerativeScoringRequest,
     TokenizeRequest,
+    TokenizeResponse,
 )
 from quire.entrypoints.openai.push import AnswerStream, stream_answer
-from quire.entrypoints.openai.responses import DetokenizeResponse, TokenizeResponse
 from quire.entrypoints.openai.route_tools import (
     Handler,
     RequestWithId,

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.entrypoints.openai.errors import HTTPError, from_exception
 from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
-from quire.entrypoints.openai.responses import Timing, Usage
+from quire.entrypoints.openai.protocol import Timing, Usage
 from quire.logger import init_logger
 
 logger = init_logger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quire.entrypoints.openai.errors import HTTPError
-from quire.entrypoints.openai.responses import TokenLogprob
+from quire.entrypoints.openai.protocol import TokenLogprob
 from quire.entrypoints.responses_api import protocol
 from quire.parsers.pieces import Piece
 

@@ -14,8 +14,7 @@ from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
 from quire.entrypoints.openai.errors import HTTPError, bad_field, object_at, string_field
 from quire.entrypoints.openai.generation import TokenCount
 from quire.entrypoints.openai.prompts import chat_prompt
-from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
-from quire.entrypoints.openai.responses import TokenLogprob
+from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat, TokenLogprob
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api import protocol
 from quire.entrypoints.responses_api.events import EventWriter

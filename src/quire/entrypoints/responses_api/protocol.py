@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.entrypoints.openai.protocol import CacheSalt, Priority, RequestId
-from quire.entrypoints.openai.responses import UNSET, Optional, Timing, TokenLogprob
+from quire.entrypoints.openai.protocol import UNSET, CacheSalt, Optional, Priority, RequestId, Timing, TokenLogprob
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
