@@ -23,7 +23,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """The form of the answer: see `sampling.py`."""
+    """The form of the answer."""
 
     type: str
     json_schema: Any = None
