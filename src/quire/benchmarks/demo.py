@@ -1,7 +1,7 @@
 """`quire bench demo`: what the built-in demo model gets right, task by task, with greedy decoding.
 
-An end-to-end gate: a kernel, a cache or a quantization that spoils the numbers shows here. The questions are held out: training never saw them
-(`assets/demo/questions.jsonl.gz`, which `tools/demo_model/questions.py` writes).
+An end-to-end gate: a kernel, a cache or a quantization that spoils the numbers shows here. The questions are held out: training
+never saw them (`assets/demo/questions.jsonl.gz`, which `tools/demo_model/questions.py` writes).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes of tiny models with mixtures of experts, latent attention or recurrent layers, over those that all share (`tiny_models.py`)."""
+"""Sizes of tiny models with mixtures of experts, latent attention or recurrent layers, over those that all share."""
 
 from typing import Any
 

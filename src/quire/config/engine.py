@@ -1,4 +1,4 @@
-"""An engine's one frozen configuration and its sections; built once by `EngineArgs.create_engine_config`, read by every floor above."""
+"""An engine's one frozen configuration and its sections; built once by `EngineArgs.create_engine_config`, read everywhere."""
 
 import dataclasses
 from typing import Any, Literal

@@ -245,7 +245,9 @@ async def test_certificates_are_read_again_when_they_change(tmp_path, monkeypatc
             read.append(Path(certfile).read_text())
 
     config.ssl = Context()  # type: ignore[assignment]
-    task = asyncio.ensure_future(server_process.refresh_certificates(config, ListenOptions(ssl_keyfile=key, ssl_certfile=cert)))
+    task = asyncio.ensure_future(
+        server_process.refresh_certificates(config, ListenOptions(ssl_keyfile=key, ssl_certfile=cert))
+    )
     try:
         await asyncio.sleep(0)
         (tmp_path / "cert.pem").write_text("half a certificate")

@@ -1,7 +1,7 @@
 """From a GGUF file to a folder as checkpoints are: config.json and the tokenizer's files, kept between runs.
 
-The weights stay where they are; config.json's `quantization_config` names them. A file may also be one of a repository of the hub, named
-`owner/name:Q4_K_M` or `owner/name/folder/file.gguf`.
+The weights stay where they are; config.json's `quantization_config` names them. A file may also be one of a repository of the
+hub, named `owner/name:Q4_K_M` or `owner/name/folder/file.gguf`.
 """
 
 import hashlib

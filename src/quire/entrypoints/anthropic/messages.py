@@ -1,7 +1,7 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: from a typed request to a message or its events.
 
-Preparation, prompts and parsers are those of chat completions; the protocol's own forms are in `conversion.py` and here: content blocks,
-whole or as the events of a stream, which end where a piece of another kind begins.
+Preparation, prompts and parsers are those of chat completions; the protocol's own forms are in `conversion.py` and here:
+content blocks, whole or as the events of a stream, which end where a piece of another kind begins.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A conversation with a running server: its messages, its settings, what is sent and what is kept; and the /commands of `quire chat`.
+"""A conversation with a running server (its messages, its settings, what is sent and kept), and the /commands of `quire chat`.
 
 Knows chat completions' bodies.
 """
