@@ -242,6 +242,61 @@ def compressed_mxfp8() -> Format:
     return Format(basic.compressed_section("mxfp8-quantized", weights), lambda w_NK, rng: mxfp8_values(w_NK))
 
 
+def compressed_mxfp6() -> Format:
+    """Floats of 6 bits (a sign, two bits of exponent, three of mantissa), four in three bytes, the first in the lowest bits."""
+    magnitudes = [m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in range(3) for m in range(8)]
+    table = np.array([*magnitudes, *(-m for m in magnitudes)], np.float32)
+
+    def write(w_NK: np.ndarray, rng: np.random.Generator) -> Stored:
+        groups = w_NK.reshape(w_NK.shape[0], -1, 32)
+        exponents = np.floor(np.log2(np.maximum(np.abs(groups).max(-1), 1e-9))) - 2
+        scales = np.repeat(np.exp2(exponents), 32, 1).astype(np.float32)
+        codes = np.abs((w_NK / scales)[..., None] - table).argmin(-1)
+        fours = (codes.reshape(w_NK.shape[0], -1, 4) << np.arange(0, 24, 6)).sum(-1)
+        packed = (fours[..., None] >> np.arange(0, 24, 8) & 255).astype(np.uint8).reshape(w_NK.shape[0], -1)
+        tensors = {
+            "weight_packed": torch.from_numpy(packed),
+            "weight_scale": torch.from_numpy((exponents + 127).astype(np.uint8)),
+        }
+        return Stored(tensors, table[codes] * scales)
+
+    weights = {"type": "float", "num_bits": 6, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    return Format(basic.compressed_section("mxfp6-pack-quantized", weights), write)
+
+
+def compressed_shared(bits: int, rows: int, columns: int, inputs: dict[str, Any] | None = None) -> Format:
+    """Packed integers with a scale and a zero a block of rows and columns; 0 of each: one of both for the matrix."""
+
+    def write(w_NK: np.ndarray, rng: np.random.Generator) -> Stored:
+        height, width = rows or w_NK.shape[0], columns or w_NK.shape[1]
+        blocks = w_NK.reshape(w_NK.shape[0] // height, height, -1, width).swapaxes(1, 2)
+        low, high = blocks.min((2, 3)), blocks.max((2, 3))
+        scale = ((high - low) / (2**bits - 1)).astype(np.float16).astype(np.float32)
+        zero = np.clip(np.round(-low / scale), 0, 2**bits - 1)
+        wide = [np.repeat(np.repeat(each, height, 0), width, 1) for each in (scale, zero)]
+        codes = np.clip(np.round(w_NK / wide[0]) + wide[1], 0, 2**bits - 1).astype(np.int64)
+        shape = scale.shape if rows else (1,)
+        tensors = {
+            "weight_packed": words(codes, bits, 1),
+            "weight_scale": half(scale.reshape(shape)),
+            "weight_zero_point": torch.from_numpy((zero - 2 ** (bits - 1)).astype(np.int8).reshape(shape)),
+            "weight_shape": torch.tensor(w_NK.shape),
+        }
+        return Stored(tensors, ((codes - wide[1]) * wide[0]).astype(np.float32))
+
+    weights: dict[str, Any] = {"type": "int", "num_bits": bits, "symmetric": False, "strategy": "tensor"}
+    weights |= {"strategy": "block", "block_structure": [rows, columns]} if rows else {}
+    return Format(basic.compressed_section("pack-quantized", weights, inputs), write)
+
+
+def compressed_int8_for(kind: str, bits: int) -> Format:
+    """Int8 weights for activations in another type, which are left as they are."""
+    form = basic.compressed_int8(True, "none")
+    inputs = {"type": kind, "num_bits": bits, "symmetric": True, "dynamic": True, "strategy": "token"}
+    weights = form.section["config_groups"]["group_0"]["weights"]
+    return Format(basic.compressed_section("int-quantized", weights, inputs), form.write)
+
+
 def compressed_int8_asymmetric(group: int) -> Format:
     """Weights and activations with zeros: int8 codes and int8 zeros."""
 
@@ -376,6 +431,11 @@ VARIANTS = {
     "compressed int8, asymmetric groups": compressed_int8_asymmetric(64),
     "compressed int8, asymmetric inputs": compressed_int8_asymmetric_inputs(),
     "compressed, three groups": compressed_mixed(),
+    "compressed mxfp6": compressed_mxfp6(),
+    "compressed 4 bits, tensors, asymmetric": compressed_shared(4, 0, 0),
+    "compressed 8 bits, square blocks, asymmetric": compressed_shared(8, 16, 32),
+    "compressed int8 for float8": compressed_int8_for("float", 8),
+    "compressed int8 for int4": compressed_int8_for("int", 4),
     "bitsandbytes fp4": bitsandbytes_as("fp4", torch.uint8),
     "bitsandbytes nf4 as bfloat16": bitsandbytes_as("nf4", torch.bfloat16),
     "torchao by name": torchao_by_name(),

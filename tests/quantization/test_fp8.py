@@ -307,7 +307,6 @@ def test_other_float8_formats_are_refused(section, message):
         (lambda group: group["weights"].update(num_bits=16), r"weights=\('float', 16\)"),
         (lambda group: group["weights"].update(strategy="block"), "weights.block_structure=None"),
         (lambda group: group["weights"].update(strategy="attn_head"), "weights.strategy='attn_head'"),
-        (lambda group: group["input_activations"].update(num_bits=4), r"input_activations=\('float', 4\)"),
         (lambda group: group["input_activations"].update(dynamic=False), "input_activations.strategy='token'"),
     ],
 )

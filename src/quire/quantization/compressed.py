@@ -20,7 +20,7 @@ BITS = range(2, 9)
 INTEGERS = (torch.int8, torch.int32, torch.int64)
 FORMATS = (
     "float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized", "mxfp8-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized", "mxfp6-pack-quantized",
 )  # fmt: skip
 
 
@@ -76,6 +76,8 @@ def _scheme(stored_as: str, weights: HFConfig, inputs: Any) -> Scheme:
         if (kind, bits) != ("float", 4):
             raise refused("weights", (kind, bits), "type float with num_bits 4")
         return fp4.nvfp4("weight_packed", "weight_global_scale", True) if stored_as[0] == "n" else fp4.mxfp4()
+    if stored_as == "mxfp6-pack-quantized":
+        return fp4.mxfp6()
     if stored_as == "pack-quantized":
         return _packed(weights, kind, bits)
     if stored_as == "mxfp8-quantized":
@@ -89,20 +91,20 @@ def _scheme(stored_as: str, weights: HFConfig, inputs: Any) -> Scheme:
 
 def _float8(weights: HFConfig, inputs: Any) -> Scheme:
     strategy = weights.get("strategy")
-    if isinstance(inputs, HFConfig) and (inputs.get("type"), inputs.get("num_bits")) != ("float", 8):
-        raise refused("input_activations", (inputs.get("type"), inputs.get("num_bits")), "type float with num_bits 8")
     if strategy == "block":
-        sizes = weights.get("block_structure")
-        if not is_sequence(sizes) or len(sizes) != 2:
-            raise refused("weights.block_structure", sizes, "two numbers")
-        return fp8.blocks(int(sizes[0]), int(sizes[1]), "weight_scale")
+        return fp8.blocks(*_block(weights), "weight_scale")
     if strategy == "group":
         return fp8.blocks(1, int(weights.get("group_size", 128)), "weight_scale")
     if strategy not in ("tensor", "channel"):
         raise refused("weights.strategy", strategy, "tensor, channel, group or block")
-    if not isinstance(inputs, HFConfig):
+    if not _rounds_to(inputs, "float"):
         return fp8.weights_only(fp8.scaled(strategy == "channel", False))
     return fp8.scaled(strategy == "channel", _is_static(inputs))
+
+
+def _rounds_to(inputs: Any, kind: str) -> bool:
+    """Whether activations are rounded to numbers of 8 bits of this kind; by others they are multiplied as they are."""
+    return isinstance(inputs, HFConfig) and (inputs.get("type"), inputs.get("num_bits")) == (kind, 8)
 
 
 def _is_static(inputs: HFConfig) -> bool:
@@ -114,50 +116,56 @@ def _is_static(inputs: HFConfig) -> bool:
     return True
 
 
-def _groups(weights: HFConfig) -> Axis | None:
-    """How columns share a scale; None: all rows do too."""
+def _block(weights: HFConfig) -> tuple[int, int]:
+    sizes = weights.get("block_structure")
+    if not is_sequence(sizes) or len(sizes) != 2:
+        raise refused("weights.block_structure", sizes, "two numbers")
+    return int(sizes[0]), int(sizes[1])
+
+
+def _shared(weights: HFConfig) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
     strategy = weights.get("strategy")
     if strategy == "group":
-        return Axis("columns", int(weights.get("group_size", 128)))
+        return 1, int(weights.get("group_size", 128))
+    if strategy == "block":
+        return _block(weights)
     if strategy not in ("channel", "tensor"):
-        raise refused("weights.strategy", strategy, "group, channel or tensor")
-    return Axis("columns", WHOLE) if strategy == "channel" else None
+        raise refused("weights.strategy", strategy, "group, channel, tensor or block")
+    return 1 if strategy == "channel" else WHOLE, WHOLE
 
 
-def _scales(groups: Axis | None) -> Stored:
-    return Stored(() if groups is None else (ROWS, groups))
+def _scales(rows: int, columns: int) -> Stored:
+    return Stored(() if rows == WHOLE else (Axis("rows", rows), Axis("columns", columns)))
+
+
+def _by_row(values: torch.Tensor, outputs: int, rows: int) -> torch.Tensor:
+    """Numbers that rows share, as float32 [N, G]."""
+    if rows == WHOLE:
+        return values.float().reshape(1, 1).expand(outputs, 1)
+    return values.float().reshape(-(-outputs // rows), -1).repeat_interleave(rows, 0)[:outputs]
 
 
 def _int8(weights: HFConfig, inputs: Any) -> Scheme:
     """Integers in a byte each; where weights and activations are symmetric integers without groups, products are in integers
     too. Other activations are not rounded."""
-    groups = _groups(weights)
-    size, is_symmetric = WHOLE if groups is None else groups.per, bool(weights.get("symmetric", True))
-    rounds = isinstance(inputs, HFConfig) and is_symmetric and inputs.get("symmetric", True) and size == WHOLE
-    if isinstance(inputs, HFConfig) and (inputs.get("type"), inputs.get("num_bits")) != ("int", 8):
-        raise refused("input_activations", (inputs.get("type"), inputs.get("num_bits")), "type int with num_bits 8")
+    (rows, size), is_symmetric = _shared(weights), bool(weights.get("symmetric", True))
+    rounds = _rounds_to(inputs, "int") and is_symmetric and inputs.get("symmetric", True) and size == WHOLE
     static = rounds and _is_static(inputs)
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        codes, scale = tensors["weight"].contiguous(), tensors["weight_scale"].float()
+        codes, scale_NG = tensors["weight"].contiguous(), _by_row(tensors["weight_scale"], shape[0], rows)
         if rounds:
             input_scale = tensors["input_scale"].float().reshape(1) if static else None
-            scale_N = scale.reshape(-1).expand(shape[0]).contiguous()
-            return Int8Weight(*shape, dtype, codes, scale=scale_N, input_scale=input_scale)
-        scale_NG, zero_NG = (
-            None
-            if values is None
-            else values.float().reshape(1 if values.numel() == 1 else shape[0], -1).expand(shape[0], -1)
-            for values in (scale, tensors.get("weight_zero_point"))
-        )
-        assert scale_NG is not None
-        zero_NG = None if zero_NG is None else zero_NG + 128
+            return Int8Weight(*shape, dtype, codes, scale=scale_NG[:, 0].contiguous(), input_scale=input_scale)
+        zeros = tensors.get("weight_zero_point")
+        zero_NG = None if zeros is None else _by_row(zeros, shape[0], rows) + 128
         return packed_weight(codes.view(torch.uint8) ^ 128, scale_NG, zero_NG, 8, dtype, size)
 
     tensors = {
         "weight": Stored(dtypes=(torch.int8,)),
-        "weight_scale": _scales(groups),
-        "weight_zero_point": Stored(_scales(groups).axes, INTEGERS, optional=is_symmetric),
+        "weight_scale": _scales(rows, size),
+        "weight_zero_point": Stored(_scales(rows, size).axes, INTEGERS, optional=is_symmetric),
         "input_scale": Stored(() if static else None, optional=not static),
         "input_zero_point": Stored(None, INTEGERS, optional=True),
     }
@@ -171,31 +179,33 @@ def _int8(weights: HFConfig, inputs: Any) -> Scheme:
 
 
 def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
-    """Integers in words along the inputs, zeros (if any) along the outputs; both without sign."""
+    """Integers in words along the inputs, without sign; zeros (if any) so along the outputs, or of tensors and blocks signed."""
     if kind != "int" or bits not in BITS or not isinstance(bits, int):
         raise refused("weights", (kind, bits), "type int with num_bits 2 to 8")
-    groups, symmetric = _groups(weights), bool(weights.get("symmetric", True))
-    size, is_ordered = WHOLE if groups is None else groups.per, weights.get("actorder") == "group"
+    (rows, size), symmetric = _shared(weights), bool(weights.get("symmetric", True))
+    is_ordered, has_words = weights.get("actorder") == "group", weights.get("strategy") in ("group", "channel")
     int32, int64 = (torch.int32,), (torch.int64, torch.int32)
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        scale = tensors["weight_scale"]
-        scale_NG = scale.reshape(1 if scale.numel() == 1 else shape[0], -1).expand(shape[0], -1)
-        zeros = tensors.get("weight_zero_point")
-        zeros_NG = None if zeros is None else unpack_words(zeros, bits, 0)[: shape[0]]
+        scale_NG, zeros = _by_row(tensors["weight_scale"], shape[0], rows), tensors.get("weight_zero_point")
+        if zeros is None:
+            zeros_NG = None
+        elif has_words:
+            zeros_NG = unpack_words(zeros, bits, 0)[: shape[0]]
+        else:
+            zeros_NG = _by_row(zeros, shape[0], rows) + (1 << bits - 1)
         words_NW, group_K = tensors["weight_packed"], tensors.get("weight_g_idx")
         return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, size, group_K)
 
     tensors = {
         "weight_packed": Stored((ROWS, words_axis("columns", bits)), int32),
-        "weight_scale": _scales(groups),
+        "weight_scale": _scales(rows, size),
         "weight_shape": Stored(None, int64, optional=True),
         "weight_g_idx": Stored((COLUMNS,), int32, optional=True, cuts=("rows",) if is_ordered else ("rows", "columns")),
     }
     if not symmetric:
-        if groups is None:
-            raise refused("weights.strategy", "tensor", "group or channel, where symmetric is false")
-        tensors["weight_zero_point"] = Stored((words_axis("rows", bits), groups), int32)
+        words = Stored((words_axis("rows", bits), Axis("columns", size)), int32)
+        tensors["weight_zero_point"] = words if has_words else Stored(_scales(rows, size).axes, INTEGERS)
     has_zeros = bits <= 4 or not symmetric
     return Scheme(
         f"int{bits}, {weights.get('strategy')}",

@@ -1,4 +1,4 @@
-"""Matrices of 4-bit floats (e2m1): MXFP4 with a power of two every 32 columns, NVFP4 with a float8 scale every 16.
+"""Matrices of 4-bit floats (e2m1): MXFP4 with a power of two every 32 columns, NVFP4 with a float8 scale every 16; MXFP6 (e2m3).
 
 Activations are multiplied as they are: what a checkpoint says of their rounding is passed over.
 """
@@ -7,8 +7,9 @@ import torch
 
 from quire.config.hf_config import HFConfig
 from quire.kernels.fp8 import FP8
+from quire.kernels.packed import PackedWeight
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
-from quire.quantization.codes import e8m0_scale, unpack_e2m1
+from quire.quantization.codes import e8m0_scale, unpack_e2m1, unpack_words
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within
 
 BYTES = (torch.uint8,)
@@ -51,6 +52,25 @@ def mxfp4(codes: str = "weight_packed") -> Scheme:
 
     tensors = {codes: PAIRS, "weight_scale": Stored((ROWS, Axis("columns", 32)), E8M0)}
     return Scheme("mxfp4", tensors, decode, Form("packed", 4, 32, has_powers=True))
+
+
+def mxfp6() -> Scheme:
+    """Floats of 6 bits (e2m3), four in three bytes, and a power of two every 32 columns. They are whole eighths up to 7.5: codes
+    of 8 bits."""
+
+    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
+        words_NW = tensors["weight_packed"].contiguous().view(torch.int32)
+        codes = unpack_words(words_NW, 6, 1).to(torch.int8)
+        exponent, mantissa = codes >> 3 & 3, codes & 7
+        eighths = torch.where(exponent == 0, mantissa, (mantissa | 8) << (exponent - 1).clamp(min=0))
+        data = torch.where(codes & 32 != 0, -eighths, eighths)
+        return PackedWeight(*shape, dtype, data, scale=e8m0_scale(tensors["weight_scale"]) / 8)
+
+    tensors = {
+        "weight_packed": Stored((ROWS, Axis("columns", 32, 24)), BYTES),
+        "weight_scale": Stored((ROWS, Axis("columns", 32)), E8M0),
+    }
+    return Scheme("mxfp6", tensors, decode, Form("packed", 8, 32, has_powers=True))
 
 
 def parse_mxfp4(section: HFConfig) -> SchemeOf:
