@@ -184,9 +184,17 @@ def quark_int8(inputs: str) -> Format:
 
 
 def modelopt(algorithm: str) -> Format:
-    """Float8 by channel, by block (in four dimensions), or in MXFP8; 4 bits with numbers for inputs."""
+    """Float8 by channel, by block (in four dimensions), or in MXFP8; int8; 4 bits with numbers for inputs."""
 
     def write(w_NK: np.ndarray, rng: np.random.Generator) -> Stored:
+        if algorithm.startswith("W8"):
+            stored = basic.compressed_int8(True, "static").write(w_NK, rng)
+            inputs = {"input_scale": torch.tensor(0.05)} if algorithm != "W8A16" else {}
+            tensors = {
+                "weight": stored.tensors["weight"],
+                "weight_scale": stored.tensors["weight_scale"][:, 0],
+            } | inputs
+            return Stored(tensors, stored.worth_NK)
         if algorithm == "W4A16_AWQ":
             return _awq_of_modelopt(w_NK, rng)
         if algorithm == "MXFP8":
@@ -423,6 +431,7 @@ VARIANTS = {
     "quark uint4, in order": quark_int4(32, signed=False, reorders=False),
     "quark int8 weights": quark_int8("none"),
     "modelopt w4a16 awq": modelopt("W4A16_AWQ"),
+    "modelopt w8a16": modelopt("W8A16"),
     "compressed 3 bits": basic.compressed_packed(3, 32),
     "compressed 4 bits, ragged groups": basic.compressed_packed(4, 64, symmetric=False),
     "compressed 4 bits, channels, asymmetric": basic.compressed_packed(4, -1, symmetric=False),
@@ -441,7 +450,7 @@ VARIANTS = {
     "torchao by name": torchao_by_name(),
 }
 """Formats whose activations are not rounded."""
-VARIANTS_ROUNDING = {"quark int8": quark_int8("static")}
+VARIANTS_ROUNDING = {"quark int8": quark_int8("static"), "modelopt int8": modelopt("W8A8_SQ_PER_CHANNEL")}
 """Formats whose activations are rounded to int8."""
 VARIANTS_FLOAT8 = {
     "quark fp8": quark_fp8(False),
