@@ -1,9 +1,8 @@
 """Drawn cases of products with weights that are small codes, int8 or float8. Legend as in `gpu_cases`; D hidden, I intermediate,
 G groups."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +11,7 @@ from tools.gpu_cases_rows import norm_of
 
 from quire.kernels.fp8 import FP8, FP8_MAX, Fp8Scratch, Fp8Weight
 from quire.kernels.packed import Int8Weight, PackedWeight
-from quire.kernels.triton import packed, packed_rows
-from quire.kernels.triton.packed_codes import Tiles
+from quire.kernels.triton import packed, packed_vector
 from quire.quantization.codes import E2M1
 
 NF4 = torch.tensor([-1.0, -0.69619, -0.52507, -0.39492, -0.28444, -0.18477, -0.09105, 0.0, 0.07958, 0.16093, 0.24611,
@@ -58,13 +56,18 @@ def codes_of(
     return PackedWeight(n, k, dtype, codes, scale=scale, zero=zero, table=table, perm=perm)
 
 
-def _codes(rng: Shapes, dtype: torch.dtype, *, is_gated: bool = False, kinds: tuple[str, ...] = ()) -> PackedWeight:
-    """Every kind in turn. Float32 models have no tiles."""
+def _codes(
+    rng: Shapes, dtype: torch.dtype, *, is_gated: bool = False, kinds: tuple[str, ...] = (), for_one: bool = False
+) -> PackedWeight:
+    """Every kind in turn. Float32 models have no tiles. `for_one`: a weight for `packed_vector`."""
     n, k = rng.of((128, 40, 130, 1024, 4096), (40, 130)), rng.of((128, 192, 512, 2048, 4096), (128, 192, 256))
     group = rng.choice([group for group in (16, 32, 64, 128) if k % group == 0] + [k])
     n = 2 * rng.of((128, 192, 1024), (64, 128)) if is_gated else n
+    if for_one:
+        n, k = rng.of((64, 192, 1024, 4096), (64, 128)), rng.of((1024, 2048, 4096), (1024,))
+        group = rng.choice([64, 128, k])
     kind = rng.turn(kinds or (*IN_TILES, *AS_STORED))
-    weight = codes_of(rng, kind, n, k, group, dtype, rng.choice(SCALES))
+    weight = codes_of(rng, kind, n, k, group, dtype, rng.choice(SCALES), may_permute=not for_one)
     weight.bias = normal(n) if rng.chance(0.3) else None
     return weight
 
@@ -94,48 +97,29 @@ def packed_linear_add(rng: Shapes, dtype: torch.dtype, **given: Any) -> Case:
     return _case([normal(t, weight.in_features, dtype=dtype)], weight, [residual], 2, dtype)
 
 
-@draw("packed_norm_linear")
-def packed_norm_linear(rng: Shapes, dtype: torch.dtype, **given: Any) -> Case:
-    """With the norm before."""
-    t, weight = given.pop("rows", rng.rows()), _codes(rng, dtype, **given)
-    n, k = weight.out_features, weight.in_features
-    return _case(norm_of(rng, t, k, dtype), weight, [empty(t, n, dtype=dtype), empty(t, k, dtype=dtype)], 4, dtype)
-
-
 @draw("packed_norm_linear_gated")
 def packed_norm_linear_gated(rng: Shapes, dtype: torch.dtype, **given: Any) -> Case:
-    """And with the activation behind."""
+    """With the norm before and the activation behind."""
     t, weight = given.pop("rows", rng.rows()), _codes(rng, dtype, is_gated=True, **given)
     n, k = weight.out_features, weight.in_features
     out = [empty(t, n // 2, dtype=dtype), empty(t, k, dtype=dtype), empty(t, n, dtype=dtype)]
     return _case(norm_of(rng, t, k, dtype), weight, [rng.choice(("silu", "gelu_tanh")), *out], 5, dtype)
 
 
-@contextlib.contextmanager
-def _few_rows() -> Iterator[None]:
-    """Within this a few rows are multiplied by `packed_rows`."""
-    before = packed.FEW_ROWS
-    packed.FEW_ROWS = packed_rows.MAX_ROWS
-    try:
-        yield
-    finally:
-        packed.FEW_ROWS = before
+def _draw_one(function: Callable[..., Case]) -> None:
+    """A one row times whole codes as `packed_vector` has them."""
 
-
-def _draw_few(function: Callable[..., Case], is_gated: bool) -> None:
-    @draw(f"{function.__name__}, few rows")
+    @draw(f"{function.__name__}, one row")
     @functools.wraps(function)
     def _(rng: Shapes, dtype: torch.dtype) -> Case:
-        dtype = torch.bfloat16 if dtype == torch.float32 else dtype
-        case = function(rng, dtype, rows=rng.randint(1, packed_rows.MAX_ROWS), kinds=IN_TILES)
+        case = function(rng, torch.bfloat16, rows=1, kinds=("int4", "int4 zeros"), for_one=True)
         weight = next(value for value in case.arguments if isinstance(value, PackedWeight))
-        assert isinstance(weight.layout, Tiles) and packed_rows.choose(weight, is_gated=is_gated) is not None
-        case.within = _few_rows
+        assert packed_vector.choose(weight, 1) is not None
         return case
 
 
-for _function in (packed_linear, packed_linear_add, packed_norm_linear, packed_norm_linear_gated):
-    _draw_few(_function, _function is packed_norm_linear_gated)
+for _function in (packed_linear, packed_linear_add, packed_norm_linear_gated):
+    _draw_one(_function)
 
 
 @draw("int8_linear")

@@ -10,7 +10,7 @@ from tools.gpu_cases import Case, draws, error_of, moved
 from tools.gpu_check_kernels import all_names, check_draw, check_kernels, select_kernels
 
 from quire.kernels import ops
-from quire.kernels.triton import packed, packed_rows
+from quire.kernels.triton import packed_vector
 from quire.kernels.triton.launch import interpreted
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -86,11 +86,11 @@ def test_a_reference_gets_float32_and_kernels_get_what_was_drawn():
     assert moved(weight, "cpu", None).data.dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("name", [name for name in draws if name.endswith("few rows")])
-def test_few_rows_go_to_their_own_kernel(name, monkeypatch):
-    launches, launch = [], packed_rows.launch_packed_rows
+@pytest.mark.parametrize("name", [name for name in draws if name.endswith("one row")])
+def test_one_row_goes_to_its_own_kernel(name, monkeypatch):
+    launches, launch = [], packed_vector.launch_vector
     monkeypatch.setattr(
-        packed_rows, "launch_packed_rows", lambda *args, **given: (launches.append(given), launch(*args, **given))
+        packed_vector, "launch_vector", lambda *args, **given: (launches.append(given), launch(*args, **given))
     )
     check_draw(name, DEVICE, [1], is_small=True, slack=SLACK)
-    assert launches and packed.FEW_ROWS == 0
+    assert launches

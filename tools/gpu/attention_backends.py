@@ -1,6 +1,6 @@
 """Attention of other libraries beside ours on a GPU: correct on drawn shapes, then times, for `attention/measured.py`.
 
-    PYTHONPATH=src python3 tools/gpu/attention_backends.py [--seconds 300]
+    PYTHONPATH=src python3 tools/gpu/attention_backends.py [--seconds 300] [--checks plain] [--layers 32/8] [--shapes prompt]
 
 Prints a table and writes $OUT/attention-backends.json: checks, microseconds a call by backend and shape, and for each head size
 and kind of step the backends that were faster than `triton` in all of its shapes (`faster`, ready for `attention/measured.py`).
@@ -8,7 +8,7 @@ A library that is not installed, or does not serve a shape, is named with the re
 `attend`: norms aside, what a layer does from the projection on, ours with all of it in one kernel where all requests decode.
 Without a GPU (TRITON_INTERPRET=1) a few small steps are checked, and nothing is timed.
 
-Also timed, where FlashInfer is installed: its `BatchPrefillWithPagedKVCacheWrapper` for prompts, planned beforehand. It is no
+Also timed with `--planned`, where FlashInfer is installed: its `BatchPrefillWithPagedKVCacheWrapper` for prompts. It is no
 backend here (a plan is made on the host for every step), and tells what one would bring.
 
 Wheels, to be fetched where there is a network and installed with `pip install --no-index --no-deps --find-links FOLDER NAMES`
@@ -24,6 +24,7 @@ where there is none; libraries of the machine's Python and of CUDA 13:
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import sys
@@ -300,12 +301,15 @@ LAYERS = {
 }
 
 
-def time_shape(layer: Layer, requests: Requests, backends: dict[str, AttentionBackend]) -> dict[str, Any]:
+def time_shape(
+    layer: Layer, requests: Requests, backends: dict[str, AttentionBackend], *, is_planned: bool
+) -> dict[str, Any]:
     """Microseconds a call of each backend."""
     bytes_ = Step(layer, [(1, 16)]).num_bytes() // 16 * sum(length for _, length in requests)
     copies = max(1, min(32, -(-COLD_BYTES // bytes_))) if kind_of(requests) == DECODE else 2
     step, entry = Step(layer, requests, copies), {}
-    rope = Rope(torch.randn(1, layer.head_dim, device=DEVICE), layer.head_dim)
+    positions = max(length for _, length in requests)
+    rope = Rope(torch.randn(positions, layer.head_dim, device=DEVICE), layer.head_dim)
     for name, backend in backends.items():
         why = why_not(backend, layer, step)
         if why is not None:
@@ -316,7 +320,7 @@ def time_shape(layer: Layer, requests: Requests, backends: dict[str, AttentionBa
             entry[name] = round(microseconds(functools.partial(step.run_all, backend, rope), copies), 2)
         except Exception as error:
             entry[name] = f"{type(error).__name__}: {str(error)[:200]}"
-    if "flashinfer" in backends and kind_of(requests) == PROMPT:
+    if is_planned and "flashinfer" in backends and kind_of(requests) == PROMPT:
         try:
             run = planned(step)
             entry["flashinfer, planned"] = round(microseconds(run, 1), 2)
@@ -371,6 +375,9 @@ def main() -> int:
     """Checks, then times, as far as the seconds reach."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=300.0, help="after which nothing new is begun")
+    for what in ("checks", "layers", "shapes"):
+        parser.add_argument(f"--{what}", nargs="*", default=[""], help="only those that begin so")
+    parser.add_argument("--planned", action="store_true", help="time FlashInfer's planned wrapper for prompts too")
     args = parser.parse_args()
     begin = time.time()
     backends, said = find_backends()
@@ -380,7 +387,8 @@ def main() -> int:
     times: dict[str, dict[str, dict[str, Any]]] = {}
     for name, layer in CHECKS.items():
         for kind, requests in (("", RAGGED), (", decoding", ONES)):
-            if time.time() - begin < args.seconds / 2 and (layer.causal or not kind):
+            is_wanted = name.startswith(tuple(args.checks)) and (layer.causal or not kind)
+            if time.time() - begin < args.seconds / 2 and is_wanted:
                 checks[name + kind] = check(name + kind, layer, requests, backends)
     right = {
         name: backend
@@ -389,11 +397,11 @@ def main() -> int:
     }
     for name in backends.keys() - right.keys():
         print(f"{name} is timed although a check failed: what it says of speed is to be doubted", flush=True)
-    for label, layer in () if SMALL else LAYERS.items():
-        for shape, requests in shapes().items():
-            if time.time() - begin > args.seconds:
-                break
-            entry = times.setdefault(label, {})[shape] = time_shape(layer, requests, backends)
+    wanted = [] if SMALL else [name for name in LAYERS if name.startswith(tuple(args.layers))]
+    for label, shape in itertools.product(wanted, shapes()):
+        if time.time() - begin < args.seconds and shape.startswith(tuple(args.shapes)):
+            entry = time_shape(LAYERS[label], shapes()[shape], backends, is_planned=args.planned)
+            times.setdefault(label, {})[shape] = entry
             print(f"{label:<32} {shape:<22} {entry}", flush=True)
             torch.cuda.empty_cache()
     report = {

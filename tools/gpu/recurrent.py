@@ -1,8 +1,8 @@
 """Scans by token and by chunks on one GPU: correctness against the reference in float64, then microseconds beside each other.
 
 `python3 tools/gpu/recurrent.py` with PYTHONPATH=src. Prints tables; writes $OUT/recurrent.json. Lengths around `FROM` say from
-where chunks pay; with TUNE set, other tiles than the chosen ones are timed too. Without a GPU (TRITON_INTERPRET=1) small layers
-are checked, and nothing is timed.
+where chunks pay; with TUNE="Mamba 2.8B,Qwen3-Next" tiles of these layers are timed instead. Without a GPU (TRITON_INTERPRET=1)
+small layers are checked, and nothing is timed.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class Layer:
 
     @property
     def tiles(self) -> Tiles:
-        return self.module.TILES if self.is_mamba else choose_tiles(self.module.HOPPER, self.module.OTHERS)
+        return self.module.WIDE if self.is_mamba else choose_tiles(self.module.HOPPER, self.module.OTHERS)
 
     def by_token(self) -> Callable[..., None]:
         return recurrent_scan.__dict__[self.op]
@@ -202,7 +202,7 @@ def time_ways() -> None:
 
 def tune() -> None:
     """Other tiles than the chosen ones."""
-    for name in ("Mamba 2.8B", "Mamba-2 2.7B", "Qwen3-Next"):
+    for name in os.environ["TUNE"].split(","):
         layer = LAYERS[name]
         variants = MAMBA_TILES if layer.is_mamba else [
             Tiles(chunk, channels, warps, stages)
@@ -215,6 +215,7 @@ def tune() -> None:
             step, rows = Step(layer, [(0, length)] * batch), []
             for tiles in variants:
                 way = layer.by_chunks(tiles)
+                print(f"  {tiles}", flush=True)  # so that a fault is some tiles'
                 taken = microseconds(lambda step=step, way=way: step.run(way))
                 rows.append((*dataclasses.astuple(tiles), taken))
             rows.sort(key=lambda row: row[-1])
@@ -227,9 +228,10 @@ def main() -> None:
     check()
     if not SMALL:
         RESULTS["device"] = torch.cuda.get_device_name()
-        time_ways()
         if "TUNE" in os.environ:
             tune()
+        else:
+            time_ways()
     if "OUT" in os.environ:
         (Path(os.environ["OUT"]) / "recurrent.json").write_text(json.dumps(RESULTS, indent=1))
 

@@ -19,7 +19,7 @@ INT8_MIN_SCALE = 1e-12
 """Scales are at least this, so that rows of zeros stay zeros."""
 
 OPERATIONS = (
-    "pack_codes", "pack_expert_codes", "packed_linear", "packed_linear_add", "packed_norm_linear", "packed_norm_linear_gated",
+    "pack_codes", "pack_expert_codes", "packed_linear", "packed_linear_add", "packed_norm_linear_gated",
     "pack_int8", "int8_linear",
 )  # fmt: skip
 
@@ -146,14 +146,6 @@ def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor
 def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor) -> None:
     """residual += x @ weight.T (+ bias)."""
     ops.chosen("packed_linear_add")(x_TK, weight, residual_TN)
-
-
-def packed_norm_linear(
-    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, out_TN: torch.Tensor,
-    scratch_TD: torch.Tensor,
-) -> None:  # fmt: skip
-    """As `ops.norm_linear`, of a packed weight."""
-    ops.chosen("packed_norm_linear")(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
 
 
 def packed_norm_linear_gated(

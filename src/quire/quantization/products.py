@@ -17,15 +17,6 @@ class PackedProducts(Products):
     def apply(self, x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
         packed.packed_linear(x_TK, cast(PackedWeight, weight), out_TN)
 
-    def apply_normed(
-        self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, out_TN: torch.Tensor,
-        scratch_TD: torch.Tensor,
-    ) -> None:  # fmt: skip
-        if ops.is_native("packed_norm_linear"):
-            packed.packed_norm_linear(x_TD, norm_D, eps, cast(PackedWeight, weight), out_TN, scratch_TD)
-        else:
-            super().apply_normed(x_TD, norm_D, eps, weight, out_TN, scratch_TD)
-
     def apply_normed_gated(
         self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: LinearWeight, kind: str,
         out_TI: torch.Tensor, scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,

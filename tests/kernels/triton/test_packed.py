@@ -128,7 +128,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from quire.kernels.triton import packed_dot, packed_experts, packed_gemv, packed_int8, packed_rows, packed_tiles
+from quire.kernels.triton import packed_dot, packed_experts, packed_gemv, packed_int8, packed_tiles, packed_vector
 
 def compiled(kernel, warps, types, **constants):
     types = {"x_ptr": "*bf16", "scale_ptr": "*fp16", "zero_ptr": "*fp16", "w_ptr": "*u8", "out_ptr": "*bf16"} | types
@@ -167,15 +167,16 @@ for kind, columns, share in ((0, 128, 1), (1, 128, 4), (2, 64, 2), (3, 64, 2)):
     )
     assert tiles.metadata.shared * packed_tiles.PROGRAMS[16] <= 227 * 1024
     assert "wgmma" in tiles.asm["ptx"], "numbers go to the tensor cores from registers"
-table = 4 + 8 * sum(number << 16 * number for number in range(16))
-for kind, share, norm, act, shares in ((0, 1, True, 0, 16), (0, 1, False, -1, 4), (1, 4, False, -1, 8), (table, 2, True, -1, 8)):
-    rows = compiled(
-        packed_rows.packed_rows_kernel, shares,
-        {"w_ptr": "*i16", "scale_ptr": "*i32", "norm_ptr": "*fp32", "eps": "fp32"}, K=4096, GROUP=128 // share,
-        COLUMNS=128, WORDS=32, SHARE=share, KIND=kind, HAS_NORM=norm, HAS_PERM=False, HAS_BIAS=False, ACTIVATION=act,
-        ADD=not norm, BLOCK_T=8, BLOCK_N=32, SHARES=shares, STAGES=3, ASSEMBLY=True, PDL=True,
+for group, act, eights in ((128, 0, 4), (64, -1, 2)):
+    vector = compiled(
+        packed_vector.vector_kernel, 4, {"w_ptr": "*i16", "scale_ptr": "*i32"}, K=4096, GROUP=group, ACTIVATION=act,
+        ADD=act < 0, R=eights, ASSEMBLY=True, PDL=True, bias_ptr=None,
     )
-    assert rows.metadata.shared <= 227 * 1024 and "mma.sync" in rows.asm["ptx"] and "cp.async" in rows.asm["ptx"]
+    ptx = vector.asm["ptx"]
+    for each in ("dp4a.u32.s32", "max.u16x2", "evict_first.L2::cache_hint.v4.b32"):
+        assert each in ptx, each
+    assert ptx.index("evict_first") < ptx.index("griddepcontrol.wait"), "codes are not asked for before the wait"
+    assert ptx.count("bar.sync") <= 2, "numbers stay with their threads"
 shape = dict(WIDTH=2880, K=2944, GROUP=32, COLUMNS=128, WORDS=32, SHARE=4, CODES=1, ROW_DIVISOR=4, ACTIVATION=-1, SCALED=False)
 shape |= dict(KIND=0, WEIGHTED=False, CLAMPED=True, ALPHA=1.702, LIMIT=7.0, BLOCK_E=32, ASSEMBLY=True, PDL=True)
 for config in (packed_experts.FEW[8], packed_experts.SOME[64], packed_experts.MANY):

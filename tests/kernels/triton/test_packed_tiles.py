@@ -110,12 +110,15 @@ def test_a_row_does_not_depend_on_the_batch_where_that_is_asked_for():
         assert torch.equal(out_TN, whole[:rows])
 
 
-def permuted(assembly, words):
-    """What a few lines of a GPU's language give, of registers of 32 bits: those that are named $0, $1 ..., with words in $4."""
-    registers = {"$4": words}
+def permuted(assembly, registers):
+    """What a few lines of a GPU's language give, of registers of 32 bits: those that are named $0, $1 ..., some of them given."""
+    registers = dict(registers)
 
     def value(text):
         return int(text, 0) if text[0].isdigit() else registers[text]
+
+    def bytes_of(word, kind):
+        return [each - 256 * (kind == "s32" and each > 127) for each in word.to_bytes(4, "little")]
 
     for line in assembly[assembly.index(";") + 1 : assembly.rindex("}")].strip(" ;").split(";"):
         name, out, *given = line.replace(",", " ").split()
@@ -125,17 +128,24 @@ def permuted(assembly, words):
                 got = first
             case "shr.u32":
                 got = first >> others[0]
+            case "shl.b32":
+                got = first << others[0]
+            case "add.s32":
+                got = first + others[0]
             case "and.b32":
                 got = first & others[0]
             case "lop3.b32":
                 assert others[2] == 0xEA
                 got = (first & others[0]) | others[1]
+            case "dp4a.u32.u32" | "dp4a.u32.s32":
+                pairs = zip(bytes_of(first, "u32"), bytes_of(others[0], name[-3:]), strict=True)
+                got = others[1] + sum(one * other for one, other in pairs)
             case "prmt.b32":
                 pool = [*first.to_bytes(4, "little"), *others[0].to_bytes(4, "little")]
                 picks = [others[1] >> 4 * place & 15 for place in range(4)]
                 assert max(picks) < 8, "the highest bit would spread a sign"
                 got = int.from_bytes(bytes(pool[pick] for pick in picks), "little")
-        registers[out] = got
+        registers[out] = got & 0xFFFFFFFF
     return registers
 
 
@@ -143,7 +153,7 @@ def test_a_table_is_looked_up_by_permutations_of_bytes():
     kind = layout_of(make("table 4", 16, 128, 32)).kind
     bits = NF4.bfloat16().view(torch.int16)
     for words in torch.randint(0, 1 << 32, (100,)).tolist():
-        registers = permuted(_table_assembly(kind), words)
+        registers = permuted(_table_assembly(kind), {"$4": words})
         for part in range(4):
             both = [int(bits[words >> shift + 4 * part & 15]) & 0xFFFF for shift in (0, 16)]
             assert registers[f"${part}"] == both[0] | both[1] << 16

@@ -35,7 +35,7 @@ LAUNCHES = {
     "selective_scan": "launch_selective_chunks", "ssd_scan": "launch_ssd_chunks", "gated_delta_rule": "launch_delta_chunks"
 }  # fmt: skip
 LARGEST = {
-    "selective_scan": recurrent_selective.TILES, "ssd_scan": recurrent_ssd.HOPPER, "gated_delta_rule": recurrent_delta.HOPPER
+    "selective_scan": recurrent_selective.WIDE, "ssd_scan": recurrent_ssd.HOPPER, "gated_delta_rule": recurrent_delta.HOPPER
 }  # fmt: skip
 Work = list[tuple[int, int, int]]
 
@@ -301,10 +301,11 @@ for capability, place in ((90, "HOPPER"), (80, "OTHERS"), (120, "OTHERS")):
         sizes = {"WIDTH": width, "SIZE": 128, "STATE": 128, "CHUNK": tiles.chunk, "BLOCK": tiles.block(128, width)}
         check(kernel, capability, tiles.num_warps, tiles.num_stages, **sizes)
     check(recurrent_delta.delta_inverses_kernel, capability, 4, tiles.num_stages, CHUNK=tiles.chunk, STATE=128)
-    check(
-        recurrent_selective.selective_chunks_kernel, capability, 4, 1, 96 * (capability == 120),
-        recurrent_selective.MAX_REGISTERS, STEPS=16, GROUPS=4, BLOCK=32,
-    )
+    for groups, block in ((4, 32), (8, 16)):
+        check(
+            recurrent_selective.selective_chunks_kernel, capability, 4, 1, 96 * (capability == 120),
+            recurrent_selective.MAX_REGISTERS, STEPS=16, GROUPS=groups, BLOCK=block,
+        )
 """
 
 

@@ -31,21 +31,13 @@ def packed_linear_add(x_TK: Tensor, weight: PackedWeight, residual_TN: Tensor) -
     residual_TN += out_TN
 
 
-@kernel("packed_norm_linear", platform="any")
-def packed_norm_linear(
-    x_TD: Tensor, norm_D: Tensor, eps: float, weight: PackedWeight, out_TN: Tensor, scratch_TD: Tensor
-) -> None:
-    x = x_TD.float()
-    packed_linear(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * norm_D, weight, out_TN)
-
-
 @kernel("packed_norm_linear_gated", platform="any")
 def packed_norm_linear_gated(
     x_TD: Tensor, norm_D: Tensor, eps: float, weight: PackedWeight, kind: str, out_TI: Tensor, scratch_TD: Tensor,
     scratch_T2I: Tensor,
 ) -> None:  # fmt: skip
-    wide_T2I = torch.empty(scratch_T2I.shape, device=out_TI.device)
-    packed_norm_linear(x_TD, norm_D, eps, weight, wide_T2I, scratch_TD)
+    x, wide_T2I = x_TD.float(), torch.empty(scratch_T2I.shape, device=out_TI.device)
+    packed_linear(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * norm_D, weight, wide_T2I)
     gate, up = wide_T2I.chunk(2, dim=-1)
     out_TI.copy_(ACTIVATIONS[kind](gate) * up)
 

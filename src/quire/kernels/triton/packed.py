@@ -14,7 +14,7 @@ from quire.kernels import ops
 from quire.kernels.packed import Int8Weight, PackedWeight
 from quire.kernels.reference import packed as reference
 from quire.kernels.registry import kernel
-from quire.kernels.triton import packed_rows
+from quire.kernels.triton import packed_vector
 from quire.kernels.triton.launch import next_power_of_2
 from quire.kernels.triton.linear_dot import split_workspace
 from quire.kernels.triton.packed_codes import Tiles, layout_of, scale_sizes, tiled
@@ -26,8 +26,6 @@ from quire.kernels.triton.packed_tiles import launch_bands, launch_tiles, reserv
 MAX_BLOCK_T, INVARIANT_BLOCK_T = 128, 64
 BAND_ROWS = 256
 """From so many rows on it pays to make bands of a matrix whole."""
-FEW_ROWS = 0
-"""Up to so many rows `packed_rows` multiplies tiles, of its `MAX_ROWS`: none, until it was timed on a GPU."""
 
 
 def _narrow(values: torch.Tensor) -> torch.Tensor:
@@ -68,8 +66,9 @@ def _multiply(
         return
     if isinstance(weight.layout, Tiles):
         x_TK = x_TK.to(weight.dtype)
-        if rows <= FEW_ROWS and not is_invariant and (config := packed_rows.choose(weight)) is not None:
-            packed_rows.launch_packed_rows(x_TK, weight, out_TN, config, add=add)
+        config = None if is_invariant else packed_vector.choose(weight, rows)
+        if config is not None:
+            packed_vector.launch_vector(x_TK, weight, out_TN, config, add=add)
         elif rows >= BAND_ROWS and not is_invariant and out_TN.dtype == weight.dtype:
             launch_bands(x_TK, weight, out_TN, add=add)
         else:
@@ -101,39 +100,18 @@ def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: tor
     _multiply(x_TK, weight, residual_TN, is_invariant=False, add=True)
 
 
-def _fused_config(x_TD: torch.Tensor, weight: PackedWeight, *, is_gated: bool) -> packed_rows.RowsConfig | None:
-    """For inputs that can be normed on the way: float16 does not hold them before they are divided by their size."""
-    is_few = 0 < x_TD.shape[0] <= FEW_ROWS and isinstance(weight.layout, Tiles)
-    if not is_few or not x_TD.dtype == weight.dtype == torch.bfloat16:
-        return None
-    return packed_rows.choose(weight, is_gated=is_gated)
-
-
-@kernel("packed_norm_linear", platform="cuda", priority=10, invariant=False)
-def packed_norm_linear(
-    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, out_TN: torch.Tensor,
-    scratch_TD: torch.Tensor,
-) -> None:  # fmt: skip
-    """As `packed.packed_norm_linear`."""
-    if (config := _fused_config(x_TD, weight, is_gated=False)) is not None:
-        _require_rows(x_TD, out_TN)
-        packed_rows.launch_packed_rows(x_TD, weight, out_TN, config, norm_K=norm_D, eps=eps)
-    else:
-        ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
-        packed_linear(scratch_TD, weight, out_TN)
-
-
 @kernel("packed_norm_linear_gated", platform="cuda", priority=10, invariant=False)
 def packed_norm_linear_gated(
     x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, kind: str, out_TI: torch.Tensor,
     scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
 ) -> None:  # fmt: skip
     """As `packed.packed_norm_linear_gated`."""
-    if (config := _fused_config(x_TD, weight, is_gated=True)) is not None:
-        _require_rows(x_TD, out_TI)
-        packed_rows.launch_packed_rows(x_TD, weight, out_TI, config, norm_K=norm_D, eps=eps, kind=kind)
+    ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+    if (config := packed_vector.choose(weight, x_TD.shape[0])) is not None:
+        _require_rows(scratch_TD, out_TI)
+        packed_vector.launch_vector(scratch_TD.to(weight.dtype), weight, out_TI, config, kind=kind)
     else:
-        packed_norm_linear(x_TD, norm_D, eps, weight, scratch_T2I, scratch_TD)
+        packed_linear(scratch_TD, weight, scratch_T2I)
         ops.gated_activation(scratch_T2I, kind, out_TI)
 
 

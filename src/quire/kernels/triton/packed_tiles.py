@@ -32,6 +32,8 @@ MAX_SPLIT = 16
 STAGES = {8: 3, 16: 4, 32: 4, 64: 4}
 PROGRAMS = {8: 12, 16: 4, 32: 3, 64: 2}
 """Programs of one multiprocessor, by rows of a block: its registers hold no more."""
+LARGE_PROGRAMS, LARGE_STAGES = 2, 6
+"""Of the fewest rows and a matrix with a block for every multiprocessor."""
 BAND_VALUES = 16 << 20
 """Values of a band of a matrix that is made whole: 32 MiB, which an H100's cache still holds."""
 
@@ -261,9 +263,11 @@ def launch_tiles(
     block_t = INVARIANT_BLOCK_T if is_invariant else min(max(next_power_of_2(rows), MIN_BLOCK_T), MAX_BLOCK_T)
     blocks = words.shape[0], cdiv(rows, block_t)
     partial, counter = split_workspace(x_TK.device)
-    split = 1
+    programs, stages, split = PROGRAMS[block_t], STAGES[block_t], 1
+    if block_t == MIN_BLOCK_T and blocks[0] >= num_processors():
+        programs, stages = LARGE_PROGRAMS, LARGE_STAGES
     if not is_invariant and blocks[0] * blocks[1] <= COUNTERS:
-        room = num_processors() * PROGRAMS[block_t] // (blocks[0] * blocks[1])
+        room = num_processors() * programs // (blocks[0] * blocks[1])
         most = partial.numel() // (blocks[0] * blocks[1] * BLOCK_ROWS * block_t)
         split = max(min(room, most, MAX_SPLIT, tiles // 2), 1)
     length = cdiv(tiles, split)
@@ -294,7 +298,7 @@ def launch_tiles(
         BLOCK_T=block_t,
         BLOCK_N=BLOCK_ROWS,
         MOST=next_power_of_2(split),
-        STAGES=STAGES[block_t],
+        STAGES=stages,
         ASSEMBLY=may_assemble(),
         num_warps=4,
         **launch_options(),

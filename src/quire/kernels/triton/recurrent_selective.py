@@ -5,12 +5,11 @@ from chunk to chunk. A thread has one channel and consecutive tokens of the chun
 sums what its own tokens leave, learns what the groups before it leave (a decay over a group is the exponential of its summed
 time steps), and goes through its tokens again from there. Exponentials, the dearest part, are taken once.
 
-Calculated, not measured. As compiled for an H200 a warp spends 176 instructions on 16 tokens of 32 channels and one number of
-their states (6 for each of these numbers, 2 shuffles that bring b and c, the rest for the groups), and 50 a token beside that.
-So 8,192 tokens of 5,120 channels with 16 numbers each are 0.3 ms of a device that loses no cycle: predicted are 0.35 to 0.5 ms
-for several requests, and 0.5 to 0.8 ms for one, whose 160 programs leave schedulers with one warp; token by token one took
-10.6 ms. Bytes (0.25 GB, and states once in 64 tokens) would take 0.06 ms. Kernels that scan chunks beside each other, pass
-states on and scan again would fill the device better for one request, but take every exponential twice: 0.36 ms for these alone.
+As compiled for an H200 a warp spends 176 instructions on 16 tokens of 32 channels and one number of their states (6 for each of
+these numbers, 2 shuffles that bring b and c, the rest for the groups), and 50 a token beside that. Measured, 8,192 tokens of
+5,120 channels with 16 numbers each: 0.87 ms for one request and 1.96 for four, token by token 12.6 and 14.7. Kernels that scan
+chunks beside each other, pass states on and scan again would fill the device better for one request, but take every exponential
+twice.
 
 States go from chunk to chunk through the page of the chunk's last token, which this step writes anyway.
 
@@ -22,14 +21,14 @@ import triton
 
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.registry import kernel
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, num_processors, tl
 from quire.kernels.triton.recurrent_chunks import FROM, Tiles, chunk_at, chunks_of, is_long
 from quire.kernels.triton.recurrent_scan import find_tokens
 from quire.kernels.triton.recurrent_scan import selective_scan as scan_by_token
 
-TILES = Tiles(64, 32, num_warps=4, num_stages=1)
-"""16 tokens a thread: fewer would share a group's costs, more need more registers. Not measured either: chunks of 128 tokens and
-16 channels should take 0.45 ms where these take 0.55 for one long request, and an eighth more where programs fill the device."""
+WIDE, NARROW = Tiles(64, 32, num_warps=4, num_stages=1), Tiles(128, 16, num_warps=4, num_stages=1)
+"""16 tokens a thread: fewer would share a group's costs, more need more registers. Narrow ones are twice as many programs: 171 µs
+for 227 where one request of 2,048 tokens has the device, 286 for 261 where eight of 512 fill it (H200)."""
 MAX_REGISTERS = 168
 """Three programs of four warps a multiprocessor; without a limit there were two."""
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -155,9 +154,14 @@ def selective_scan(
     arguments = (x_TC, dt_TC, b_TS, c_TS, a_SC, d_C, states_PSC, metadata, out_TC)
     if is_long(metadata):
         scan_by_token(*arguments, most=FROM - 1)
-        launch_selective_chunks(*arguments, fewest=FROM, tiles=TILES)
+        launch_selective_chunks(*arguments, fewest=FROM, tiles=choose_tiles(metadata.num_requests, x_TC.shape[1]))
     else:
         scan_by_token(*arguments)
+
+
+def choose_tiles(num_requests: int, channels: int) -> Tiles:
+    """Narrow ones where there are few programs."""
+    return NARROW if num_requests * cdiv(channels, WIDE.channels) <= 2 * num_processors() else WIDE
 
 
 def launch_selective_chunks(
