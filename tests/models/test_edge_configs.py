@@ -187,6 +187,11 @@ def test_activations_by_any_of_their_names_give_transformers_results(architectur
     assert check(architecture, {field: activation, "num_hidden_layers": 1}, None, tmp_path)
 
 
+def test_convolutions_over_one_token_keep_nothing_and_have_their_pages(tmp_path):
+    for number, kinds in enumerate((["conv"] * 4, ["conv", "full_attention", "conv", "conv"])):
+        assert check("Lfm2ForCausalLM", {"conv_L_cache": 1, "layer_types": kinds}, None, tmp_path / str(number))
+
+
 def test_an_activation_that_is_not_known_is_refused_with_those_that_are(tmp_path):
     make_tiny_model("LlamaForCausalLM", tmp_path, tokenizer=False, hidden_act="prelu")
     with pytest.raises(

@@ -7,6 +7,7 @@ from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle, logit
 
 from quire import LLM, PoolingParams
 from quire.benchmarks.tiny_mixtures import RECURRENT
+from quire.benchmarks.tiny_models import make_tiny_model, tiny_values
 
 from .conftest import SETTINGS, as_dicts
 
@@ -55,6 +56,7 @@ def test_every_kind_of_pooling_is_its_definition_over_transformers_hidden_states
         ("DeepseekV3ForCausalLM", {}),
         ("BloomForCausalLM", {}),
         ("MambaForCausalLM", RECURRENT["MambaForCausalLM"]),
+        ("FalconMambaModel", RECURRENT["FalconMambaForCausalLM"]),
         ("JambaForCausalLM", RECURRENT["JambaForCausalLM"]),
     ],
 )
@@ -65,6 +67,23 @@ def test_any_decoder_embeds_with_its_last_token_normalised(architecture, overrid
     with LLM(str(path), runner="pooling", **SETTINGS) as llm:
         found = embeddings(llm, prompts)
     np.testing.assert_allclose(found, torch.nn.functional.normalize(expected, dim=-1).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForSequenceClassification", "Gemma3Model"])
+def test_the_text_part_of_a_model_that_also_sees_pools(architecture, tmp_path, prompts):
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    text = tiny_values("Gemma3ForCausalLM")
+    make_tiny_model(architecture, tmp_path, text_config=text, vision_config=vision, num_labels=3, pad_token_id=2,
+                    hidden_size=64)  # fmt: skip
+    oracle = load_pooling_oracle(tmp_path, architecture)
+    is_bare = architecture.endswith("Model")
+    params = PoolingParams(task="token_embed" if is_bare else "classify", use_activation=False)
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        outputs = llm.encode(as_dicts(prompts), params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = hidden_states(oracle, prompt) if is_bare else logits(oracle, prompt)
+        np.testing.assert_allclose(output.outputs.data, expected.numpy(), atol=1e-4)
 
 
 def test_what_runs_with_transformers_own_modules_embeds_too(tiny, prompts):

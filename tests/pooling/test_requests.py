@@ -130,6 +130,7 @@ def test_half_precision_embeds_about_the_same(tiny, prompts):
         ("GPT2LMHeadModel", "GPT2", None),
         ("LlamaModel", "Llama", "embed"),
         ("Gemma3TextModel", "Gemma3", "embed"),
+        ("Gemma3TextForSequenceClassification", "Gemma3", "classify"),
         ("BertForMaskedLM", "Bert", "embed"),
         ("LlamaBidirectionalModel", "Llama", "embed"),
         ("Qwen2ForProcessRewardModel", "Qwen2", "reward"),

@@ -133,7 +133,7 @@ def split_architecture(architecture: str) -> tuple[str, Convert | None]:
             return architecture.removesuffix(suffix), None
     for suffix, convert in SUFFIXES.items():
         if architecture.endswith(suffix):
-            return architecture.removesuffix(suffix).removesuffix("Bidirectional"), convert
+            return architecture.removesuffix(suffix).removesuffix("Bidirectional").removesuffix("Text"), convert
     return architecture, None
 
 

@@ -69,7 +69,7 @@ def bloom(hf: HFConfig) -> DecoderSpec:
 def mpt(hf: HFConfig) -> DecoderSpec:
     """MPT: no biases; slopes, or a table of positions. Checkpoints of Transformers' own class do not have all of its settings."""
     options, heads, hidden = hf.get("attn_config", HFConfig({})), hf.n_heads, hf.d_model
-    if "MptForCausalLM" in hf.get("architectures", ()):
+    if any(name.startswith("Mpt") for name in hf.get("architectures", ())):
         hf = HFConfig(hf.to_dict() | {"expansion_ratio": None, "logit_scale": None})
         options = HFConfig({name: options.get(name) for name in ("clip_qkv", "softmax_scale")})
     if options.get("qk_ln", False) or options.get("prefix_lm", False):

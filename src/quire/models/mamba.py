@@ -98,7 +98,8 @@ def _spec(hf: HFConfig, mixer: Mixer) -> DecoderSpec:
 @register("MambaForCausalLM", "FalconMambaForCausalLM")
 def mamba(hf: HFConfig) -> DecoderSpec:
     """Mamba; Falcon Mamba norms time steps, B and C, without weights."""
-    rank, is_falcon = hf.get("time_step_rank", "auto"), "FalconMambaForCausalLM" in hf.get("architectures", ())
+    rank = hf.get("time_step_rank", "auto")
+    is_falcon = any(name.startswith("FalconMamba") for name in hf.get("architectures", ()))
     mixer = Mamba(
         channels=hf.get("intermediate_size") or int(hf.get("expand", 2) * hf.hidden_size),
         state=hf.state_size,

@@ -26,7 +26,7 @@ LEFT_OUT = {
     "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
 }
 """What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
-PREFIXES = ("model.language_model.", "language_model.model.")
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
 OTHER_PARTS = ("*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*", "*visual.*")
 
 

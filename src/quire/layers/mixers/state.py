@@ -43,7 +43,8 @@ class StateLayer(MixerLayer):
         """Each part in all pages: [P, *shape]."""
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
-        num_bytes = 4 * sum(torch.Size(shape).numel() for shape in self._shapes)
+        # At least one number: a convolution over one token keeps nothing, but has its page.
+        num_bytes = 4 * max(sum(torch.Size(shape).numel() for shape in self._shapes), 1)
         return [
             KVCacheSpec(
                 kind=KVKind.RECURRENT, block_size=self.context.block_size, bytes_per_token=num_bytes, dtype="float32"

@@ -27,7 +27,8 @@ def trunk_architectures(config: ModelConfig) -> list[str]:
     if config.pooling is None:
         return [config.architecture]
     family = config.pooling.family
-    return [config.architecture, *(family + suffix for suffix in ("ForCausalLM", "LMHeadModel", "Model"))]
+    also_sees = ("ForConditionalGeneration",) if "text_config" in config.hf_config else ()
+    return [config.architecture, *(family + suffix for suffix in (*also_sees, "ForCausalLM", "LMHeadModel", "Model"))]
 
 
 def as_trunk(spec: DecoderSpec, config: ModelConfig) -> DecoderSpec:
