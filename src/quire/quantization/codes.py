@@ -73,8 +73,8 @@ def weight_of_words(
     order = None if group_K is None else _order_of_groups(group_K.long(), scale_NG.shape[1], group)
     is_even = inputs % group == 0 or group >= inputs
     if order is None and is_even and bits in (4, 8) and words_NW.shape[1] * 32 == inputs * bits:
-        # Words are bytes as we have them. (One word a row has any stride, which a view in another type does not take.)
-        data = words_NW.reshape(-1).view(torch.uint8).view(words_NW.shape[0], -1)
+        # Words are bytes as we have them. (One word a row may have any stride, which a view in another type does not take.)
+        data = words_NW.contiguous().as_strided(words_NW.shape, (words_NW.shape[1], 1)).view(torch.uint8)
         return _finished(data if bits == 4 else (data ^ 128).view(torch.int8), inputs, scale_NG, zero_NG, bits, dtype)
     codes_NK = unpack_words(words_NW, bits, 1)[:, :inputs]
     if order is None:
