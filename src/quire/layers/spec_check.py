@@ -4,6 +4,7 @@ Knows what the fields of a spec are called in config.json. What a kernel or a ba
 """
 
 import dataclasses
+import numbers
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -51,9 +52,9 @@ STATE_SPACE = {
 }
 POSITIVE = {*NAMES, *STATE_SPACE, "channels", "dt_rank", "norm_groups", "adapter_rank"} - {"eps", "window"}
 TYPES = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
+    "int": (numbers.Integral, "a whole number"),
+    "float": (numbers.Real, "a number"),
+    "bool": (bool, "true or false"),
 }
 
 
@@ -93,9 +94,10 @@ def _check_number(part: Any, field: "dataclasses.Field[Any]", hf: HFConfig) -> N
     wanted, _, otherwise = annotation.partition(" | ")
     if wanted not in TYPES or (value is None and otherwise == "None"):
         return
-    kinds, words = TYPES[wanted]
+    kind, words = TYPES[wanted]
     least = " of at least 1" if wanted == "int" and field.name in POSITIVE else ""
-    if type(value) not in kinds or (least and cast(int, value) < 1):
+    is_right = isinstance(value, kind) and isinstance(value, bool) == (wanted == "bool")
+    if not is_right or (least and cast(int, value) < 1):
         raise _refusal(part, field.name, hf, f"is {value!r}, and must be {words}{least}")
 
 
