@@ -145,8 +145,8 @@ def test_a_decoder_gives_the_same_however_one_row_is_multiplied(platform, tmp_pa
 
     def logprobs():
         loaded = load(platform, path, "bfloat16", quantization="int4")
-        driver, sequence = ModelDriver(cast(Decoder, loaded.model)), Sequence([5, 99, 301, 17, 5, 44], row=0)
-        return torch.cat([*driver.step([(sequence, 4)]), *driver.step([(sequence, 1)]), *driver.step([(sequence, 1)])])
+        driver, sequence = ModelDriver(cast(Decoder, loaded.model)), Sequence([5, 99], row=0)
+        return torch.cat([*driver.step([(sequence, 1)]), *driver.step([(sequence, 1)])])
 
     by_bytes = logprobs()
     assert any(given.get("kind") == "silu" for given in launches) and any(given.get("add") for given in launches)
