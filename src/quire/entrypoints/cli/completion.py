@@ -84,13 +84,7 @@ def _flag(action: argparse.Action) -> Flag:
 
 def bash(commands: "Sequence[Completion]") -> str:
     options = [f'        "{_key(each)}") options="{_words(each)}" ;;' for each in commands]
-    values = [
-        f'        "{_key(each)} {name}") values="{" ".join(flag.choices)}" ;;'
-        for each in commands
-        for flag in each.flags
-        if flag.choices
-        for name in flag.names
-    ]
+    values = [f'        "{at}") values="{words}" ;;' for at, words in _values(commands)]
     subcommands = [f'        "{_key(each)}") values="{" ".join(each.choices)}" ;;' for each in commands if each.choices]
     return f"""\
 # bash completion for quire; made by `quire completion bash`
@@ -141,13 +135,7 @@ def zsh(commands: "Sequence[Completion]") -> str:
         for each in commands
     }
     options = [f'        "{key}") options=({words}) ;;' for key, words in described.items()]
-    values = [
-        f'        "{_key(each)} {name}") compadd -- {" ".join(flag.choices)}; return ;;'
-        for each in commands
-        for flag in each.flags
-        if flag.choices
-        for name in flag.names
-    ]
+    values = [f'        "{at}") compadd -- {words}; return ;;' for at, words in _values(commands)]
     subcommands = [
         f'        "{_key(each)}") compadd -- {" ".join(each.choices)}; return ;;' for each in commands if each.choices
     ]
@@ -217,6 +205,12 @@ SCRIPTS: "dict[str, Callable[[Sequence[Completion]], str]]" = {"bash": bash, "zs
 
 def _key(each: "Completion") -> str:
     return " ".join(each.words)
+
+
+def _values(commands: "Sequence[Completion]") -> list[tuple[str, str]]:
+    """Each command with a flag, and the words that the flag may be given."""
+    flags = [(each, flag, name) for each in commands for flag in each.flags for name in flag.names if flag.choices]
+    return [(f"{_key(each)} {name}", " ".join(flag.choices)) for each, flag, name in flags]
 
 
 def _tops(commands: "Sequence[Completion]") -> str:

@@ -5,6 +5,7 @@ in no open network.
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -275,32 +276,10 @@ async def pause(request: Request) -> Response:
     return json_response({"status": "paused"})
 
 
-async def resume(request: Request) -> Response:
-    """`POST /resume`: schedule again."""
-    await _engine(request).resume_generation()
-    return json_response({"status": "resumed"})
-
-
-async def is_paused(request: Request) -> Response:
-    """`GET /is_paused`."""
-    return json_response({"is_paused": await _engine(request).is_paused()})
-
-
 async def abort_requests(request: Request) -> Response:
     """`POST /abort_requests`: end requests, named by their ids or their answers'; unknown ones are passed over."""
     body = await read_request(request, AbortRequests)
     return json_response({"num_aborted": await _engine(request).abort_named(body.request_ids)})
-
-
-async def release_kv_cache_memory(request: Request) -> Response:
-    """`POST /release_kv_cache_memory`: give the KV cache's memory back until `/wake_up?tags=kv_cache`; what runs stands still."""
-    await _engine(request).release_kv_cache_memory()
-    return Response(status_code=200)
-
-
-async def get_world_size(request: Request) -> Response:
-    """`GET /get_world_size`: devices that the model is spread over."""
-    return json_response({"world_size": _engine(request).config.parallel.world_size})
 
 
 def _mode(request: Request) -> str:
@@ -323,16 +302,6 @@ async def wake_up(request: Request) -> Response:
     return Response(status_code=200)
 
 
-async def is_sleeping(request: Request) -> Response:
-    """`GET /is_sleeping`."""
-    return json_response({"is_sleeping": await _engine(request).is_sleeping()})
-
-
-async def server_info(request: Request) -> Response:
-    """`GET /server_info`: what was chosen for the engine, and why."""
-    return json_response(await _engine(request).explain())
-
-
 async def collective_rpc(request: Request) -> Response:
     """`POST /collective_rpc`: call a method of every worker; what is not JSON in the results comes as text."""
     call = await read_request(request, RemoteCall)
@@ -344,16 +313,41 @@ def _engine(request: Request) -> Any:
     return state_of(request).engine
 
 
+def _asks(ask: Callable[[Any], Awaitable[Any]]) -> Handler:
+    """A route that calls a verb of the engine and tells what it gives, if anything."""
+
+    async def handler(request: Request) -> Response:
+        answer = await ask(_engine(request))
+        return Response(status_code=200) if answer is None else json_response(answer)
+
+    return handler
+
+
+async def _resume(engine: Any) -> dict[str, str]:
+    await engine.resume_generation()
+    return {"status": "resumed"}
+
+
+async def _world_size(engine: Any) -> dict[str, int]:
+    """Devices that the model is spread over."""
+    return {"world_size": engine.config.parallel.world_size}
+
+
+async def _fact(name: str, value: Awaitable[Any]) -> dict[str, Any]:
+    return {name: await value}
+
+
 DEV_ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/sleep", ("POST",), sleep),
     ("/wake_up", ("POST",), wake_up),
-    ("/is_sleeping", ("GET",), is_sleeping),
+    ("/is_sleeping", ("GET",), _asks(lambda engine: _fact("is_sleeping", engine.is_sleeping()))),
     ("/pause", ("POST",), pause),
-    ("/resume", ("POST",), resume),
-    ("/is_paused", ("GET",), is_paused),
+    ("/resume", ("POST",), _asks(_resume)),
+    ("/is_paused", ("GET",), _asks(lambda engine: _fact("is_paused", engine.is_paused()))),
     ("/abort_requests", ("POST",), abort_requests),
-    ("/release_kv_cache_memory", ("POST",), release_kv_cache_memory),
-    ("/get_world_size", ("GET",), get_world_size),
-    ("/server_info", ("GET",), server_info),
+    # the KV cache's memory is given back until `/wake_up?tags=kv_cache`; what runs stands still
+    ("/release_kv_cache_memory", ("POST",), _asks(lambda engine: engine.release_kv_cache_memory())),
+    ("/get_world_size", ("GET",), _asks(_world_size)),
+    ("/server_info", ("GET",), _asks(lambda engine: engine.explain())),
     ("/collective_rpc", ("POST",), collective_rpc),
 )
