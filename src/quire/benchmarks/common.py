@@ -155,14 +155,8 @@ def progress(items: Iterable[ItemT], total: int, what: str) -> Iterator[ItemT]:
 
 
 def write_text(path: str, text: str, setting: str, mode: str = "w") -> None:
-    """Keep a result, in a folder that is made where it is missing.
-
-    Args:
-        setting: the flag that named the file.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Keep a result, in a folder that is made where it is missing. `setting`: the flag that named the file.
+    Raises ConfigError: it cannot be written."""
     try:
         if os.path.dirname(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -50,11 +50,8 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare(base: list[Row], new: list[Row], margin: float) -> list[dict[str, Any]]:
-    """Every figure that both sides have: medians, their relative change, the noise, and what it means.
-
-    Args:
-        margin: the least that counts as a difference, as a share.
-    """
+    """Every figure that both sides have: medians, their relative change, the noise, and what it means. `margin`: the least
+    that counts as a difference, as a share."""
     compared: list[dict[str, Any]] = []
     for name in names_of(base):
         before, after = column(base, name), column(new, name)

@@ -299,14 +299,8 @@ def _split(text: str) -> tuple[str, str, str]:
 
 
 def write_table(path: Path, results: Iterable[Result]) -> None:
-    """Put the table between the markers of a document.
-
-    Args:
-        results: of the checks that ran; other rows keep what they had.
-
-    Raises:
-        ConfigError: the file lacks a marker, or rows that keep their result were checked with other versions.
-    """
+    """Put the table between the markers of a document. `results`: of the checks that ran; other rows keep what they had.
+    Raises ConfigError: the file lacks a marker, or rows that keep their result were checked with other versions."""
     text = path.read_text(encoding="utf-8")
     old, cells = read_table(text), feature_cells()
     new = {result.architecture: _check_cells(result) for result in results}

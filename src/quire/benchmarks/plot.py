@@ -137,11 +137,8 @@ def line_chart(curves: Sequence[Curve], title: str, x_label: str, y_label: str) 
 
 
 def timeline(details: Mapping[str, Sequence[Any]], duration: float) -> str:
-    """Each request as a bar over time: waiting for its first token, generating, or failed.
-
-    Args:
-        details: `start_times`, `ttfts`, `e2els` and `errors` of a result that was saved with them; seconds.
-    """
+    """Each request as a bar over time: waiting for its first token, generating, or failed. `details`: `start_times`, `ttfts`,
+    `e2els` and `errors` of a result that was saved with them; seconds."""
     count = len(details["start_times"])
     every = -(-count // MAX_BARS)
     rows = range(0, count, every)
@@ -194,14 +191,8 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
 def draw(
     rows: Sequence[Row], x: str | None, figures: Sequence[str] | None, curve_by: Sequence[str], path_of: Any
 ) -> list[str]:
-    """Write a chart for each figure; the paths.
-
-    Args:
-        path_of: a figure's file.
-
-    Raises:
-        ConfigError: a key that no result has.
-    """
+    """Write a chart for each figure; the paths. `path_of`: a figure's file.
+    Raises ConfigError: a key that no result has."""
     names = names_of(rows)
     x = x or first_varying(rows)
     chosen = list(figures or [name for name in USUAL_FIGURES if name in names])

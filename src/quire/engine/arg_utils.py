@@ -180,14 +180,9 @@ class EngineArgs:
         return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
     def create_engine_config(self, usage_context: UsageContext | None = None) -> EngineConfig:
-        """Resolve, check and freeze.
-
-        Args:
-            usage_context: who asks; the size of a step and the number of rows have a default for each.
-
-        Raises:
-            ConfigError: a setting that cannot work; the message names it, its value and what is allowed.
-        """
+        """Resolve, check and freeze. `usage_context`: who asks; the size of a step and the number of rows have a default for
+        each.
+        Raises ConfigError: a setting that cannot work; the message names it, its value and what is allowed."""
         from quire.plugins import load_general_plugins
 
         _warn_unknown_variables()

@@ -67,14 +67,9 @@ class AsyncControl(abc.ABC):
         return bool(await self._call(Utility.RESET_PREFIX_CACHE, reset_running_requests))
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give memory back until `wake_up`: level 0 none (a pause), 1 the KV cache, 2 the weights too.
-
-        Args:
-            mode: what becomes of unfinished requests, as `pause_generation` has it.
-
-        Raises:
-            RequestError: no such mode.
-        """
+        """Give memory back until `wake_up`: level 0 none (a pause), 1 the KV cache, 2 the weights too. `mode`: what becomes
+        of unfinished requests, as `pause_generation` has it.
+        Raises RequestError: no such mode."""
         check_mode(mode)
         if mode == "abort":
             self._abort_all()

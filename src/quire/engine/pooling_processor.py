@@ -55,14 +55,8 @@ class PoolingProcessor:
     def tokenize_batch(
         self, prompts: Sequence[PromptType], add_special_tokens: bool = True, prompt_name: str | None = None
     ) -> list[TokenizedPrompt]:
-        """Several prompts as token ids.
-
-        Args:
-            prompt_name: put this prompt of config_sentence_transformers.json before each text.
-
-        Raises:
-            RequestError: a prompt cannot be served, or there is no prompt of that name.
-        """
+        """Several prompts as token ids. `prompt_name`: put this prompt of config_sentence_transformers.json before each text.
+        Raises RequestError: a prompt cannot be served, or there is no prompt of that name."""
         start = self._start_of(prompt_name)
         if start or self.config.lower_case:
             prompts = [self._prepared(prompt, start) for prompt in prompts]

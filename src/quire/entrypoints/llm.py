@@ -211,14 +211,9 @@ class LLM(PoolingMethods, EngineControl):
         return ids
 
     def wait_for_completion(self, output_type: type[Any] | None = None, *, use_tqdm: Tqdm = True) -> list[Any]:
-        """Run everything that was enqueued to its end; the outputs are in the order of the queue.
-
-        Args:
-            output_type: a class that every output must have.
-
-        Raises:
-            RequestError: the engine sleeps or is paused, or an output has another class.
-        """
+        """Run everything that was enqueued to its end; the outputs are in the order of the queue. `output_type`: a class that
+        every output must have.
+        Raises RequestError: the engine sleeps or is paused, or an output has another class."""
         with DeferredInterrupt() as interrupt:
             try:
                 outputs = self._finish(list(self._enqueued), use_tqdm, interrupt)

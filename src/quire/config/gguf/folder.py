@@ -112,14 +112,9 @@ def names_hub_file(model: str) -> bool:
 
 
 def download_gguf(model: str, download: Callable[[str, Sequence[str]], str]) -> Path:
-    """The (first) file on this machine, after it was downloaded.
-
-    Args:
-        download: takes a repository and patterns of file names, gives the folder.
-
-    Raises:
-        ConfigError: the repository has no such file, or several.
-    """
+    """The (first) file on this machine, after it was downloaded. `download`: takes a repository and patterns of file names,
+    gives the folder.
+    Raises ConfigError: the repository has no such file, or several."""
     typed, named = TYPED.fullmatch(model), FILE.fullmatch(model)
     if typed:
         repository, wanted = typed.groups()

@@ -46,14 +46,9 @@ def _needed(file: GGUFFile, name: str) -> Any:
 
 
 def build_config(files: list[GGUFFile]) -> dict[str, Any]:
-    """config.json's content; `quantization_config` says where the tensors are and of which type.
-
-    Args:
-        files: the file, or all of a split one, the first of which has the metadata.
-
-    Raises:
-        ConfigError: an architecture, a number type or a tensor that is not supported, or a fact is missing.
-    """
+    """config.json's content; `quantization_config` says where the tensors are and of which type. `files`: the file, or all of
+    a split one, the first of which has the metadata.
+    Raises ConfigError: an architecture, a number type or a tensor that is not supported, or a fact is missing."""
     first, family = files[0], family_of(files[0])
     heads, hidden = int(_needed(first, "attention.head_count")), int(_needed(first, "embedding_length"))
     embedding = next((file.tensors["token_embd.weight"] for file in files if "token_embd.weight" in file.tensors), None)

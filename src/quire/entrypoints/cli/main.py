@@ -119,11 +119,7 @@ def _guarded(name: str, argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console entry point.
-
-    Args:
-        argv: the arguments without the program's name; None means the process's own.
-    """
+    """The console entry point. `argv`: the arguments without the program's name; None means the process's own."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments[:1] == ["help"] and len(arguments) > 1:

@@ -51,10 +51,7 @@ class ReasoningCount:
 
 def reasoning_count(reasoning: Reasoning | None, in_reasoning: bool | None, tokenizer: Any) -> ReasoningCount | None:
     """A count for answers in a format; None where its markers are not single tokens, or there is no reasoning.
-
-    Args:
-        in_reasoning: the prompt ended inside the reasoning (or outside of it); None: as the format says.
-    """
+    `in_reasoning`: the prompt ended inside the reasoning (or outside of it); None: as the format says."""
     if reasoning is None:
         return None
     starts, ends = _ids(reasoning.start, tokenizer), _ids(reasoning.end, tokenizer)

@@ -60,11 +60,8 @@ def completion_logprobs(
     as_ids: bool,
     start_offset: int = 0,
 ) -> CompletionLogprobs:
-    """Logprobs of completion tokens; a position is None for the first token of an echoed prompt.
-
-    Args:
-        start_offset: characters of the choice's text before the first of these tokens.
-    """
+    """Logprobs of completion tokens; a position is None for the first token of an echoed prompt. `start_offset`: characters
+    of the choice's text before the first of these tokens."""
     answer = CompletionLogprobs([], [], [], [])
     offset = start_offset
     for token_id, position in zip(token_ids, positions, strict=False):

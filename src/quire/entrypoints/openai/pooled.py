@@ -97,11 +97,8 @@ async def run_pooling(
     field: str = "input",
     add_special_tokens: bool = True,
 ) -> list[Pooled]:
-    """The pooler's output for each prompt. One that fails cancels the others, and its error is the request's.
-
-    Args:
-        field: named where a prompt cannot be served.
-    """
+    """The pooler's output for each prompt. One that fails cancels the others, and its error is the request's. `field`: named
+    where a prompt cannot be served."""
     options = {"add_special_tokens": add_special_tokens}
     return await all_of([_run(state, request, prompt, params, public_id, field, options) for prompt in prompts])
 

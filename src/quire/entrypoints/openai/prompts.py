@@ -28,14 +28,9 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 def normalize_messages(
     messages: list[dict[str, Any]], field: str = "messages", keep_parts: bool = False
 ) -> list[dict[str, Any]]:
-    """Messages ready for a template.
-
-    Args:
-        keep_parts: several parts of a content stay a list; otherwise they become lines of one text.
-
-    Raises:
-        HTTPError: 400; `param` is the path of what is wrong.
-    """
+    """Messages ready for a template. `keep_parts`: several parts of a content stay a list; otherwise they become lines of one
+    text.
+    Raises HTTPError: 400; `param` is the path of what is wrong."""
     if not messages:
         raise bad_field(field, "at least one message is needed.")
     if len(messages) > limits.MAX_CHAT_MESSAGES:

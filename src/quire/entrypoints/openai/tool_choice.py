@@ -135,14 +135,8 @@ _MOST_KEPT, _LONGEST_KEPT = 64, 1 << 18
 def enforced(
     formats: AnswerFormats, choice: ToolChoice, tokenizer: Any, only_one: bool
 ) -> tuple[AnswerFormats, str | None]:
-    """The formats that an answer is read in, and its grammar; None where it is free.
-
-    Args:
-        only_one: at most one call.
-
-    Raises:
-        HTTPError: 400, the format has no words for a function.
-    """
+    """The formats that an answer is read in, and its grammar; None where it is free. `only_one`: at most one call.
+    Raises HTTPError: 400, the format has no words for a function."""
     if formats.strict_level == "parameter":
         functions = tuple(dataclasses.replace(function, is_strict=True) for function in choice.functions)
         choice = dataclasses.replace(choice, functions=functions)
