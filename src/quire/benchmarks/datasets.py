@@ -57,6 +57,7 @@ class Sample:
 
 
 def add_arguments(parser: argparse.ArgumentParser, num_prompts: int, input_len: int, output_len: int) -> None:
+    # fmt: off
     group = parser.add_argument_group("Requests")
     flag(group, "--dataset-name", "random", "where prompts come from", choices=DATASETS)
     group.add_argument("--dataset-path", metavar="PATH", help="the file of sharegpt (JSON) or custom (JSON lines)")
@@ -69,13 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser, num_prompts: int, input_len: 
     flag(random_group, "--random-input-len", input_len, "tokens a prompt")
     flag(random_group, "--random-output-len", output_len, "tokens an answer")
     flag(random_group, "--random-range-ratio --range-ratio", 0.0, "lengths vary by this share either way", type=_share)
-    flag(
-        random_group,
-        "--random-prefix-len --prefix-len",
-        0,
-        "tokens that all prompts share, before the rest",
-        type=_count,
-    )
+    flag(random_group, "--random-prefix-len --prefix-len", 0, "tokens that all prompts share, before the rest",
+        type=_count)
     prefix = parser.add_argument_group("prefix_repetition")
     flag(prefix, "--prefix-repetition-prefix-len", 256, "tokens of a prefix")
     flag(prefix, "--prefix-repetition-suffix-len", 256, "tokens after it")
@@ -84,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser, num_prompts: int, input_len: 
     files = parser.add_argument_group("sharegpt and custom")
     files.add_argument("--sharegpt-output-len", type=positive, help="tokens an answer; else as long as the file's")
     flag(files, "--custom-output-len", 256, "tokens an answer; -1: each line's `output_tokens`", type=int)
+    # fmt: on
 
 
 def _share(text: str) -> float:

@@ -39,6 +39,7 @@ FALLBACK_VOCAB_SIZE = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # fmt: off
     server = parser.add_argument_group("Server")
     common.flag(server, "--backend --endpoint-type", "openai", "protocol of the server", choices=tuple(BACKENDS))
     server.add_argument("--base-url", metavar="URL", help="the server; else http://HOST:PORT")
@@ -50,17 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--tokenizer", metavar="PATH", help="its folder, where prompts are text and lengths matter")
     common.flag(server, "--tokenizer-mode", "auto", "auto, hf or slow")
     common.flag(server, "--skip-tokenizer-init", False, "never load a tokenizer here")
-    server.add_argument(
-        "--lora-modules", nargs="+", metavar="NAME", help="each request draws its model from these names"
-    )
+    server.add_argument("--lora-modules", nargs="+", metavar="NAME",
+        help="each request draws its model from these names")
     server.add_argument("--api-key", help="the server's key (else QUIRE_API_KEY)")
-    server.add_argument(
-        "--header", nargs="+", action="extend", metavar="NAME=VALUE", default=[], help="further headers"
-    )
+    server.add_argument("--header", nargs="+", action="extend", metavar="NAME=VALUE", default=[],
+        help="further headers")
     common.flag(server, "--insecure", False, "accept any certificate")
-    common.flag(
-        server, "--ready-check-timeout-sec", 0, "wait this long until the server is ready (0: do not wait)", type=float
-    )
+    common.flag(server, "--ready-check-timeout-sec", 0, "wait this long until the server is ready (0: do not wait)",
+        type=float)
     common.flag(server, "--start-server", False, "start `quire serve` for this run, and end it")
     server.add_argument("--server-args", metavar="TEXT", help="flags for the server that is started")
     datasets.add_arguments(parser, num_prompts=1000, input_len=1024, output_len=128)
@@ -72,30 +70,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             requests.add_argument(flag, type=kind, default=0.0, help="0 is greedy (0)")
         else:
             requests.add_argument(flag, type=kind, help="as in the protocol")
-    requests.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        help="answers have exactly their length (on for random and prefix_repetition)",
-    )
-    requests.add_argument(
-        "--extra-body", type=json_object, default={}, metavar="JSON", help="further fields of every request"
-    )
-    requests.add_argument(
-        "--chat-template-kwargs",
-        type=json_object,
-        metavar="JSON",
-        help="variables of the chat template, in every request",
-    )
+    requests.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction,
+        help="answers have exactly their length (on for random and prefix_repetition)")
+    requests.add_argument("--extra-body", type=json_object, default={}, metavar="JSON",
+        help="further fields of every request")
+    requests.add_argument("--chat-template-kwargs", type=json_object, metavar="JSON",
+        help="variables of the chat template, in every request")
     measures = parser.add_argument_group("Measures")
     common.flag(measures, "--seed --bench-seed", 0, "seed of prompts, lengths and arrivals")
     common.flag(measures, "--num-warmups", 1, "requests before measuring, one after another", type=int)
     common.flag(measures, "--num-clients", 1, "processes that send the requests")
-    measures.add_argument(
-        "--vocab-size", type=common.positive, help="random ids are below it; else the server is asked"
-    )
-    measures.add_argument(
-        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="service levels: ttft, tpot, e2el"
-    )
+    measures.add_argument("--vocab-size", type=common.positive,
+        help="random ids are below it; else the server is asked")
+    measures.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS",
+        help="service levels: ttft, tpot, e2el")
     common.flag(measures, "--percentile-metrics", "ttft,tpot,itl,e2el", "latencies to show (all)")
     common.flag(measures, "--metric-percentiles", "99", "percentiles of them, with commas between")
     common.flag(measures, "--profile", False, "tell the server to profile the measured part")
@@ -106,12 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.flag(result, "--save-detailed", False, "with every request's times and text")
     common.flag(result, "--append-result", False, "add a line to the file")
     result.add_argument("--result-dir", metavar="PATH", help="where (the current folder)")
-    result.add_argument(
-        "--result-filename", metavar="NAME", help="its name; else made of backend, rate, model and time"
-    )
+    result.add_argument("--result-filename", metavar="NAME",
+        help="its name; else made of backend, rate, model and time")
     result.add_argument("--label", help="begins the file's name, in place of the backend")
     result.add_argument("--metadata", nargs="*", default=[], metavar="NAME=VALUE", help="further keys of the result")
     result.add_argument("--plot-timeline", metavar="PATH", help="draw every request's time as SVG")
+    # fmt: on
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:

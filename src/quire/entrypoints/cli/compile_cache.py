@@ -18,21 +18,18 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # fmt: off
     from quire.engine.arg_utils import EngineArgs
 
-    parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="local folders or hub ids; none: every model that there is a list of"
-    )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="a folder to ship; QUIRE_KERNEL_CACHE=DIR uses it (default: this user's own cache)",
-    )
-    parser.add_argument(
-        "--capability", type=int, help="compute capability, 90 for 9.0 (default: this machine's GPU, or else 90)"
-    )
+    parser.add_argument("models", nargs="*", metavar="MODEL",
+        help="local folders or hub ids; none: every model that there is a list of")
+    parser.add_argument("--output", metavar="DIR",
+        help="a folder to ship; QUIRE_KERNEL_CACHE=DIR uses it (default: this user's own cache)")
+    parser.add_argument("--capability", type=int,
+        help="compute capability, 90 for 9.0 (default: this machine's GPU, or else 90)")
     parser.add_argument("--processes", type=int, default=0, help="compilers that run at a time (default: one a core)")
     EngineArgs.add_cli_args(parser)
+    # fmt: on
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,18 +15,15 @@ _GIB = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # fmt: off
     from quire.engine.arg_utils import UsageContext
     from quire.entrypoints.cli import serve
 
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--for",
-        dest="usage",
-        choices=[context.value for context in UsageContext],
-        default=UsageContext.API_SERVER.value,
-        help="whose defaults to show (default: server)",
-    )
+    parser.add_argument("--for", dest="usage", choices=[context.value for context in UsageContext],
+        default=UsageContext.API_SERVER.value, help="whose defaults to show (default: server)")
     serve.add_arguments(parser)
+    # fmt: on
 
 
 def run(args: argparse.Namespace) -> int:

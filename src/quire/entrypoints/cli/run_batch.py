@@ -224,26 +224,23 @@ ONLINE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # fmt: off
     from quire.engine.arg_utils import AsyncEngineArgs
 
-    parser.add_argument(
-        "-i", "--input-file", required=True, metavar="FILE", help="requests: a path or an http(s) address"
-    )
-    parser.add_argument(
-        "-o", "--output-file", required=True, metavar="FILE", help="answers: a path, or an http(s) address to PUT to"
-    )
+    parser.add_argument("-i", "--input-file", required=True, metavar="FILE",
+        help="requests: a path or an http(s) address")
+    parser.add_argument("-o", "--output-file", required=True, metavar="FILE",
+        help="answers: a path, or an http(s) address to PUT to")
     switch(parser, "--resume", "go on after the last whole line of an output that exists")
     switch(parser, "--overwrite", "replace an output that exists")
-    parser.add_argument(
-        "--output-tmp-dir",
-        metavar="DIR",
-        help="where answers are kept until they are PUT (the system's temporary folder)",
-    )
+    parser.add_argument("--output-tmp-dir", metavar="DIR",
+        help="where answers are kept until they are PUT (the system's temporary folder)")
     parser.add_argument("--max-inflight", type=int, metavar="N", help="requests at once (twice --max-num-seqs)")
     switch(parser, "--no-progress", "no progress bar")
     switch(parser, "--enable-metrics", "give /metrics on --host and --port while it runs")
     _add_answer_flags(parser)
     AsyncEngineArgs.add_cli_args(parser)
+    # fmt: on
 
 
 def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
