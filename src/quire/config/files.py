@@ -16,9 +16,8 @@ def read_json(path: str, *, setting: str) -> object:
     try:
         size = os.path.getsize(path)
         if size > limits.MAX_CONFIG_FILE_BYTES:
-            raise ConfigError(
-                f"{path!r} has {size} bytes; at most {limits.MAX_CONFIG_FILE_BYTES} are read", setting=setting
-            )
+            message = f"{path!r} has {size} bytes; at most {limits.MAX_CONFIG_FILE_BYTES} are read"
+            raise ConfigError(message, setting=setting)
         with open(path, encoding="utf-8") as file:
             return json.load(file)
     except OSError as error:

@@ -83,8 +83,7 @@ def eos_token_ids(hf_config: HFConfig, generation: dict[str, Any]) -> tuple[int,
             if item is None:
                 continue
             if not isinstance(item, int) or isinstance(item, bool) or item < 0:
-                raise ConfigError(
-                    f"{file} has eos_token_id={value!r}; token ids are whole numbers from 0", setting="model"
-                )
+                message = f"{file} has eos_token_id={value!r}; token ids are whole numbers from 0"
+                raise ConfigError(message, setting="model")
             ids[item] = None
     return tuple(ids)

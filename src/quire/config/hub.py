@@ -12,7 +12,7 @@ from typing import Any
 
 from quire import envs
 from quire.config.gguf.folder import download_gguf, find_gguf, gguf_folder, names_hub_file
-from quire.config.mistral_format import PARAMS
+from quire.config.resolve import PARAMS
 from quire.errors import ConfigError
 
 CONFIG_PATTERNS = (

@@ -91,14 +91,11 @@ def _check_profiler(config: ProfilerConfig) -> None:
                 setting="profiler_config",
             )
     if config.profiler not in ("torch", "device"):
-        raise ConfigError(
-            f"profiler_config's profiler is {config.profiler!r}; it may be 'torch' or 'device' (as 'cuda')",
-            setting="profiler_config",
-        )
+        message = f"profiler_config's profiler is {config.profiler!r}; it may be 'torch' or 'device' (as 'cuda')"
+        raise ConfigError(message, setting="profiler_config")
     if config.profiler == "torch" and not config.dir:
-        raise ConfigError(
-            "profiler_config needs torch_profiler_dir, the folder that traces are written to", setting="profiler_config"
-        )
+        message = "profiler_config needs torch_profiler_dir, the folder that traces are written to"
+        raise ConfigError(message, setting="profiler_config")
 
 
 BACKENDS = ("auto", "xgrammar", "guidance")

@@ -69,9 +69,8 @@ def _read(path: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config={path!r} cannot be read: {error}", setting="config") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(
-            f"config={path!r} is not valid YAML: {' '.join(str(error).split())}", setting="config"
-        ) from error
+        message = f"config={path!r} is not valid YAML: {' '.join(str(error).split())}"
+        raise ConfigError(message, setting="config") from error
     if content is None:
         return {}
     if not is_dict(content) or not all(type(key) is str for key in content):

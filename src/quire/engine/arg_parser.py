@@ -53,9 +53,8 @@ def human_int(text: str) -> int:
         value, rest = divmod(scaled, 10 ** len(fraction))
         if not rest:
             return value
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not a whole number (4096, 4k = 4000, 4K = 4096 and 1.5M are such numbers)"
-    )
+    message = f"{text!r} is not a whole number (4096, 4k = 4000, 4K = 4096 and 1.5M are such numbers)"
+    raise argparse.ArgumentTypeError(message)
 
 
 def json_object(text: str) -> dict[str, Any]:

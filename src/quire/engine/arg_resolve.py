@@ -142,10 +142,8 @@ class Resolver:
         tokenizer = get_tokenizer(self._tokenizer_path(path) or path, self.args.tokenizer_mode)
         ids = [tokenizer.token_to_id(str(token)) for token in tokens]
         if None in ids:
-            raise ConfigError(
-                f"classifier_from_token={list(tokens)}: the tokenizer has no {tokens[ids.index(None)]!r}",
-                setting="hf_overrides",
-            )
+            message = f"classifier_from_token={list(tokens)}: the tokenizer has no {tokens[ids.index(None)]!r}"
+            raise ConfigError(message, setting="hf_overrides")
         return tuple(token_id for token_id in ids if token_id is not None)
 
     def _model_path(self) -> str:
@@ -273,17 +271,13 @@ class Resolver:
     def _preemption_mode(self, model: ModelConfig) -> Any:
         mode = self.args.preemption_mode
         if mode == "swap" and model.pooling is not None:
-            raise ConfigError(
-                "preemption_mode='swap' keeps pages, but not what a pooling model has summed up: use 'recompute'",
-                setting="preemption_mode",
-            )
+            message = "preemption_mode='swap' keeps pages, but not what a pooling model has summed up: use 'recompute'"
+            raise ConfigError(message, setting="preemption_mode")
         if mode == "swap":
             swap = self.capabilities.swap
             if not swap.value:
-                raise ConfigError(
-                    f"preemption_mode='swap' cannot run on the {self.platform.name} platform: {swap.why}",
-                    setting="preemption_mode",
-                )
+                message = f"preemption_mode='swap' cannot run on the {self.platform.name} platform: {swap.why}"
+                raise ConfigError(message, setting="preemption_mode")
             if self.args.swap_space <= 0:
                 raise ConfigError(
                     f"preemption_mode='swap' needs swap_space above 0 (GiB of host memory), not {self.args.swap_space}",

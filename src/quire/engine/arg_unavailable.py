@@ -227,9 +227,8 @@ def refuse_unknown(cls: type[T]) -> type[T]:
 def _use_alias(kwargs: dict[str, Any], name: str, value: Any) -> None:
     field = ALIASES[name]
     if field in kwargs and kwargs[field] != value:
-        raise ConfigError(
-            f"{name}={value!r} and {field}={kwargs[field]!r} are one setting: give only {field}", setting=field
-        )
+        message = f"{name}={value!r} and {field}={kwargs[field]!r} are one setting: give only {field}"
+        raise ConfigError(message, setting=field)
     kwargs[field] = value
 
 
@@ -267,7 +266,5 @@ def check_not_yet(args: Any) -> None:
     for name, allowed in NOT_YET_AT_OTHER_VALUES.items():
         value = getattr(args, name)
         if not _is_among(value, allowed):
-            raise ConfigError(
-                f"{name}={value!r} is not available yet in Quire; allowed: {', '.join(map(repr, allowed))}",
-                setting=name,
-            )
+            message = f"{name}={value!r} is not available yet in Quire; allowed: {', '.join(map(repr, allowed))}"
+            raise ConfigError(message, setting=name)

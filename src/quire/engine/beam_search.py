@@ -43,9 +43,8 @@ class BeamSearch:
         self, model: ModelConfig, tokenizer: Tokenizer | None, prompt: TokenizedPrompt, params: BeamSearchParams
     ) -> None:
         if not 1 <= params.beam_width <= limits.MAX_BEAM_WIDTH:
-            raise RequestError(
-                f"beam_width is {params.beam_width}; it may be 1 to {limits.MAX_BEAM_WIDTH}", param="beam_width"
-            )
+            message = f"beam_width is {params.beam_width}; it may be 1 to {limits.MAX_BEAM_WIDTH}"
+            raise RequestError(message, param="beam_width")
         if params.max_tokens < 1:
             raise RequestError(f"max_tokens is {params.max_tokens}; it must be at least 1", param="max_tokens")
         self.prompt = prompt

@@ -45,10 +45,8 @@ def check_params(params: object, kind: type[object], name: str) -> None:
 def check_truncation(keep: int, limit: int) -> None:
     """Raise a RequestError for a `truncate_prompt_tokens` that the model's length does not allow."""
     if keep != -1 and not 1 <= keep <= limit:
-        raise RequestError(
-            f"truncate_prompt_tokens is {keep}; it may be -1 (as many as fit) or 1 to max_model_len ({limit})",
-            param="truncate_prompt_tokens",
-        )
+        message = f"truncate_prompt_tokens is {keep}; it may be -1 (as many as fit) or 1 to max_model_len ({limit})"
+        raise RequestError(message, param="truncate_prompt_tokens")
 
 
 @dataclasses.dataclass(slots=True)
@@ -214,9 +212,8 @@ class InputProcessor:
         if salt is None:
             return None
         if not isinstance(salt, str) or not 0 < len(salt) <= limits.MAX_CACHE_SALT_CHARS:
-            raise RequestError(
-                f"cache_salt must be text of 1 to {limits.MAX_CACHE_SALT_CHARS} characters", param="cache_salt"
-            )
+            message = f"cache_salt must be text of 1 to {limits.MAX_CACHE_SALT_CHARS} characters"
+            raise RequestError(message, param="cache_salt")
         return salt
 
     # --- requests ---
@@ -272,10 +269,8 @@ class InputProcessor:
         nobody.
         Raises RequestError: the user's id is empty or too long."""
         if not 0 < len(request_id) <= limits.MAX_REQUEST_ID_CHARS:
-            raise RequestError(
-                f"request_id must have 1 to {limits.MAX_REQUEST_ID_CHARS} characters, not {len(request_id)}",
-                param="request_id",
-            )
+            message = f"request_id must have 1 to {limits.MAX_REQUEST_ID_CHARS} characters, not {len(request_id)}"
+            raise RequestError(message, param="request_id")
         return f"{request_id}~{next(self._serial):x}"
 
     def _fit_prompt(self, token_ids: list[int], params: SamplingParams) -> list[int]:
@@ -357,9 +352,8 @@ class InputProcessor:
         Raises RequestError: it cannot be used; `param` names the field."""
         tokenizer = self._source.get()
         if tokenizer is None:
-            raise RequestError(
-                f"structured_outputs need a tokenizer, but {self._source.why_absent}", param="structured_outputs"
-            )
+            message = f"structured_outputs need a tokenizer, but {self._source.why_absent}"
+            raise RequestError(message, param="structured_outputs")
         model, grammars, eos = self._model, self._grammars(), self._eos(tokenizer)
 
         def load() -> Vocabulary:
@@ -420,9 +414,8 @@ class InputProcessor:
     def _check_ids(self, token_ids: Sequence[int], param: str) -> None:
         for token_id in token_ids:
             if not 0 <= token_id < self._vocab_size:
-                raise RequestError(
-                    f"{param} has token id {token_id}, but the vocabulary has {self._vocab_size}", param=param
-                )
+                message = f"{param} has token id {token_id}, but the vocabulary has {self._vocab_size}"
+                raise RequestError(message, param=param)
 
     def _bad_word_ids(self, words: list[str], tokenizer: Tokenizer | None) -> list[list[int]]:
         """Token sequences of each word, as a sentence's start and after a space."""

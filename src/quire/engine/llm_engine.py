@@ -240,9 +240,8 @@ class LLMEngine(EngineControl):
         """Counters and histograms of this engine.
         Raises RequestError: they are not kept (`disable_log_stats=False` keeps them)."""
         if self.metrics is None:
-            raise RequestError(
-                "metrics are off; make the engine with disable_log_stats=False", param="disable_log_stats"
-            )
+            message = "metrics are off; make the engine with disable_log_stats=False"
+            raise RequestError(message, param="disable_log_stats")
         return self.metrics
 
     def do_log_stats(self) -> None:
@@ -298,8 +297,6 @@ def add_special_tokens(tokenization_kwargs: dict[str, Any] | None) -> bool:
     options = dict(tokenization_kwargs or {})
     add = bool(options.pop("add_special_tokens", True))
     if options:
-        raise RequestError(
-            f"tokenization_kwargs has {', '.join(map(repr, options))}; only 'add_special_tokens' is known",
-            param="tokenization_kwargs",
-        )
+        message = f"tokenization_kwargs has {', '.join(map(repr, options))}; only 'add_special_tokens' is known"
+        raise RequestError(message, param="tokenization_kwargs")
     return add

@@ -65,9 +65,8 @@ class OutputProcessor:
     def add(self, record: RequestRecord) -> None:
         """A new request. Raises RequestError: its id is in use."""
         if record.request_id in self._records:
-            raise RequestError(
-                f"request_id {record.request_id!r} is in use by a request that has not ended", param="request_id"
-            )
+            message = f"request_id {record.request_id!r} is in use by a request that has not ended"
+            raise RequestError(message, param="request_id")
         self._records[record.request_id] = record
         for sequence in record.sequences:
             self._sequences[sequence.core_id] = (record, sequence)

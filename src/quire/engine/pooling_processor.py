@@ -118,9 +118,8 @@ class PoolingProcessor:
             completed.token_type_ids = prompt.token_type_ids
         types = completed.token_type_ids
         if types is not None and len(types) != len(token_ids):
-            raise RequestError(
-                f"token_type_ids has {len(types)} entries for {len(token_ids)} prompt tokens", param="token_type_ids"
-            )
+            message = f"token_type_ids has {len(types)} entries for {len(token_ids)} prompt tokens"
+            raise RequestError(message, param="token_type_ids")
         request = EngineRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,
@@ -200,10 +199,8 @@ class PoolingProcessor:
     def _check_columns(self, columns: list[int]) -> None:
         wrong = [column for column in columns if column >= self._num_columns()]
         if wrong:
-            raise RequestError(
-                f"returned_token_ids has {wrong[0]}, but the model gives {self._num_columns()} numbers a token",
-                param="returned_token_ids",
-            )
+            message = f"returned_token_ids has {wrong[0]}, but the model gives {self._num_columns()} numbers a token"
+            raise RequestError(message, param="returned_token_ids")
 
 
 def _shorten(token_ids: list[int], keep: int, tokenizer: Tokenizer | None, from_left: bool) -> list[int]:

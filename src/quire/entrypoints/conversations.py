@@ -16,9 +16,8 @@ def as_prompts(prompts: Any) -> list[PromptType]:
     try:
         listed = list(prompts)
     except TypeError:
-        raise RequestError(
-            f"prompts must be text, token ids, a dict or a list of these, not {type(prompts).__name__}", param="prompt"
-        ) from None
+        message = f"prompts must be text, token ids, a dict or a list of these, not {type(prompts).__name__}"
+        raise RequestError(message, param="prompt") from None
     if listed and hasattr(listed[0], "__index__"):
         return [listed]
     return cast("list[PromptType]", listed)
@@ -49,10 +48,8 @@ def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool
 def check_content_format(content_format: ContentFormat) -> ContentFormat:
     """The format, if it is one. Raises RequestError: it is none."""
     if content_format not in get_args(ContentFormat):
-        raise RequestError(
-            f"chat_template_content_format is {content_format!r}; it may be auto, string or openai",
-            param="chat_template_content_format",
-        )
+        message = f"chat_template_content_format is {content_format!r}; it may be auto, string or openai"
+        raise RequestError(message, param="chat_template_content_format")
     return content_format
 
 

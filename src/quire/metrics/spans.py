@@ -103,10 +103,8 @@ def _make_exporter(endpoint: str) -> Any:
         elif protocol == "http/protobuf":
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         else:
-            raise ConfigError(
-                f"{OTEL_EXPORTER_OTLP_TRACES_PROTOCOL} is {protocol!r}; it may be grpc or http/protobuf",
-                setting="otlp_traces_endpoint",
-            )
+            message = f"{OTEL_EXPORTER_OTLP_TRACES_PROTOCOL} is {protocol!r}; it may be grpc or http/protobuf"
+            raise ConfigError(message, setting="otlp_traces_endpoint")
     except ImportError as error:
         raise _not_installed(error) from None
     return OTLPSpanExporter(endpoint=endpoint)

@@ -18,7 +18,7 @@ from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.config.hf_config import HFConfig
 from quire.config.hub import PICKLED_PATTERNS, SECOND_COPY, WEIGHT_PATTERNS, resolve_model_path
-from quire.config.mistral_format import LAYOUT
+from quire.config.resolve import LAYOUT
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.layers.assembly import Sliceable

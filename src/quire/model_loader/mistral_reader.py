@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.hf_config import HFConfig
-from quire.config.mistral_format import checkpoint_name
+from quire.config.resolve import checkpoint_name
 from quire.model_loader.gguf_reader import heads_in_halves
 from quire.model_loader.safetensors_reader import SafetensorsReader, TensorInfo
 

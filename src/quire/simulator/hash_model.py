@@ -396,9 +396,8 @@ class HashExecutor(Executor):
         row = self._row(step, number)
         start, end = row.num_computed_tokens, row.num_computed_tokens + count
         if count < 1 or end > len(row.token_ids):
-            raise EngineError(
-                f"step {step.step_id}: row {number} has {len(row.token_ids)} tokens, told to compute {end}"
-            )
+            message = f"step {step.step_id}: row {number} has {len(row.token_ids)} tokens, told to compute {end}"
+            raise EngineError(message)
         attended: dict[int, int] = {}
         for group, window in enumerate(self._windows):
             if window == RECURRENT:

@@ -92,7 +92,5 @@ def find_backend(name: str) -> Callable[[Vocabulary, tuple[int, ...]], Backend]:
     try:
         return getattr(importlib.import_module(module), backend_class)
     except ImportError:
-        raise RequestError(
-            f"structured_outputs need the package {package}, which is not installed: pip install 'quire[{extra}]'",
-            param="structured_outputs",
-        ) from None
+        message = f"structured_outputs need the package {package}, which is not installed: pip install 'quire[{extra}]'"
+        raise RequestError(message, param="structured_outputs") from None

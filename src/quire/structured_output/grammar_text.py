@@ -90,10 +90,8 @@ def _tag_grammar(given: Any, params: StructuredOutputsParams) -> str:
             param="structural_tag",
         )
     if not given.get("structures") or not given.get("triggers"):
-        raise RequestError(
-            "structured_outputs.structural_tag must be an object with lists `structures` and `triggers`",
-            param="structural_tag",
-        )
+        message = "structured_outputs.structural_tag must be an object with lists `structures` and `triggers`"
+        raise RequestError(message, param="structural_tag")
     structures, triggers = given["structures"], given["triggers"]
     if not is_sequence(structures) or not is_sequence(triggers) or len(structures) > limits.MAX_CHOICES:
         raise RequestError(
@@ -108,15 +106,11 @@ def _tag_grammar(given: Any, params: StructuredOutputsParams) -> str:
 def _tag(structure: Any, triggers: Any, params: StructuredOutputsParams) -> StructTag:
     begin, end = (structure.get("begin"), structure.get("end")) if is_dict(structure) else (None, None)
     if not isinstance(begin, str) or not isinstance(end, str):
-        raise RequestError(
-            "structured_outputs.structural_tag: each of `structures` has texts `begin` and `end`, and a `schema`",
-            param="structural_tag",
-        )
+        message = "structured_outputs.structural_tag: each of `structures` has texts `begin` and `end`, and a `schema`"
+        raise RequestError(message, param="structural_tag")
     trigger = next((one for one in triggers if isinstance(one, str) and one and begin.startswith(one)), None)
     if trigger is None:
-        raise RequestError(
-            f"structured_outputs.structural_tag: no trigger begins {begin!r} (triggers: {list(triggers)!r})",
-            param="structural_tag",
-        )
+        message = f"structured_outputs.structural_tag: no trigger begins {begin!r} (triggers: {list(triggers)!r})"
+        raise RequestError(message, param="structural_tag")
     schema = structure.get("schema", {})
     return StructTag(trigger=trigger, begin=begin, grammar=_schema(schema, params), end=end)

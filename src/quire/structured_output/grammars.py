@@ -191,10 +191,8 @@ class Grammars:
             kind, _ = params.constraint()
             raise RequestError(f"structured_outputs.{kind} cannot be written as JSON: {error}", param=kind) from None
         if len(encoded) > limits.MAX_GRAMMAR_BYTES:
-            raise RequestError(
-                f"structured_outputs has {len(encoded)} bytes; at most {limits.MAX_GRAMMAR_BYTES} are allowed",
-                param="structured_outputs",
-            )
+            message = f"structured_outputs has {len(encoded)} bytes; at most {limits.MAX_GRAMMAR_BYTES} are allowed"
+            raise RequestError(message, param="structured_outputs")
         return params, hashlib.sha256(encoded).digest()
 
     def compile(
@@ -270,10 +268,8 @@ class Grammars:
 
 def _check_end(eos_token_ids: Sequence[int]) -> None:
     if not eos_token_ids:
-        raise RequestError(
-            "structured_outputs need a model with an end-of-sequence token: this one states none",
-            param="structured_outputs",
-        )
+        message = "structured_outputs need a model with an end-of-sequence token: this one states none"
+        raise RequestError(message, param="structured_outputs")
 
 
 @functools.lru_cache(_MOST_SHARED)

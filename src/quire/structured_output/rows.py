@@ -232,7 +232,5 @@ def result_of(compiled: "concurrent.futures.Future[States]") -> States:
     try:
         return compiled.result(limits.MAX_GRAMMAR_SECONDS + _READING_S)
     except concurrent.futures.TimeoutError:
-        raise RequestError(
-            f"the grammar takes longer than {limits.MAX_GRAMMAR_SECONDS} s to compile; use a smaller one",
-            param="structured_outputs",
-        ) from None
+        message = f"the grammar takes longer than {limits.MAX_GRAMMAR_SECONDS} s to compile; use a smaller one"
+        raise RequestError(message, param="structured_outputs") from None

@@ -70,10 +70,8 @@ class _Child:
         self._end = weakref.finalize(self, _end, self._process)
         if self._ask(begin, _START_S) is None:
             self.kill()
-            raise RequestError(
-                "the process that tries grammars could not be started; the server's log may say more",
-                param="structured_outputs",
-            )
+            message = "the process that tries grammars could not be started; the server's log may say more"
+            raise RequestError(message, param="structured_outputs")
 
     def try_grammar(self, params: StructuredOutputsParams, seconds: float) -> Verdict | None:
         """What becomes of a grammar; None where the child did not live to tell, and is of no use any more."""

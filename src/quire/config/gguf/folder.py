@@ -74,9 +74,8 @@ def _parts(first: Path) -> list[Path]:
     parts = [first.with_name(f"{split[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        raise ConfigError(
-            f"{first} is one of {count} files, of which {', '.join(missing[:5])} is missing", setting="model"
-        )
+        message = f"{first} is one of {count} files, of which {', '.join(missing[:5])} is missing"
+        raise ConfigError(message, setting="model")
     return parts
 
 

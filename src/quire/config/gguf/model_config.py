@@ -39,9 +39,8 @@ def _fact(file: GGUFFile, name: str, default: Any = None) -> Any:
 def _needed(file: GGUFFile, name: str) -> Any:
     value = _fact(file, name)
     if value is None:
-        raise ConfigError(
-            f"{file.path} lacks {file.metadata['general.architecture']}.{name} in its metadata", setting="model"
-        )
+        message = f"{file.path} lacks {file.metadata['general.architecture']}.{name} in its metadata"
+        raise ConfigError(message, setting="model")
     return value
 
 
@@ -209,9 +208,8 @@ def _floats(files: list[GGUFFile], name: str) -> list[float] | None:
         if tensor is None:
             continue
         if tensor.type.name != "F32" or tensor.num_bytes > 1 << 16:
-            raise ConfigError(
-                f"{file.path}: {name} is {tensor.type.name} {list(tensor.shape)}, not a few F32", setting="model"
-            )
+            message = f"{file.path}: {name} is {tensor.type.name} {list(tensor.shape)}, not a few F32"
+            raise ConfigError(message, setting="model")
         with open(file.path, "rb") as stream:
             stream.seek(tensor.offset)
             return list(struct.unpack(f"<{tensor.num_bytes // 4}f", stream.read(tensor.num_bytes)))
@@ -227,9 +225,8 @@ def _types(files: list[GGUFFile], family: Family) -> dict[str, str]:
             name, kind = checkpoint_name(family, tensor), tensor.type.name
             is_known = tensor.name in NOT_WEIGHTS or tensor.name.endswith(".input_scale")  # activations are not rounded
             if name is None and not is_known:
-                raise ConfigError(
-                    f"{file.path} has a tensor {tensor.name}, which {family.architecture} has not", setting="model"
-                )
+                message = f"{file.path} has a tensor {tensor.name}, which {family.architecture} has not"
+                raise ConfigError(message, setting="model")
             if name is None or kind in PLAIN:
                 continue
             if kind not in PACKED:

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, cast
 
-from quire.entrypoints.anthropic.errors import THREAD_NOT_FOUND
-from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from quire.entrypoints.anthropic.protocol import THREAD_NOT_FOUND, CountTokensRequest, MessagesRequest
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request, object_at, string_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 

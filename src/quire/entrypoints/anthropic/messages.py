@@ -16,8 +16,7 @@ import msgspec
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.anthropic import protocol
 from quire.entrypoints.anthropic.conversion import to_chat_request
-from quire.entrypoints.anthropic.errors import error_event
-from quire.entrypoints.anthropic.protocol import Block, TextBlock, ThinkingBlock, ToolUseBlock
+from quire.entrypoints.anthropic.protocol import Block, TextBlock, ThinkingBlock, ToolUseBlock, error_event
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, open_chat, prepare_chat, token_count
 from quire.entrypoints.openai.errors import bad_field

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.entrypoints.anthropic.errors import error_body
+from quire.entrypoints.anthropic.protocol import error_body
 from quire.entrypoints.console.routes import build_console_routes
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.middleware import Authentication, BehindOthers, RequestContext, logged_error, route_path

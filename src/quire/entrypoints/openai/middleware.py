@@ -18,7 +18,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.entrypoints.anthropic.errors import error_body
+from quire.entrypoints.anthropic.protocol import error_body
 from quire.entrypoints.openai.errors import HTTPError, from_exception, not_ready
 from quire.entrypoints.openai.http_protocol import BODY_EXTENSION
 from quire.entrypoints.openai.state import ServerSettings, ServerState
