@@ -15,14 +15,9 @@ FILE_NAME = "generation_config.json"
 IGNORE = ("quire", "vllm")
 """Values of `generation_config` that mean: the engine's own sampling defaults, not the model's."""
 _SAMPLING_KEYS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
-    "max_tokens": "max_tokens",
-}
+    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty", "max_new_tokens": "max_tokens", "max_tokens": "max_tokens",
+}  # fmt: skip
 
 
 def load_generation_config(setting: str, model_path: str) -> dict[str, Any]:

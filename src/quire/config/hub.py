@@ -16,14 +16,8 @@ from quire.config.resolve import PARAMS
 from quire.errors import ConfigError
 
 CONFIG_PATTERNS = (
-    *(
-        "config.json",
-        PARAMS,
-        "generation_config.json",
-        "hf_quant_config.json",
-        "quantize_config.json",
-        "quant_config.json",
-    ),
+    *("config.json", PARAMS, "generation_config.json"),
+    *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
     *("modules.json", "sentence_*_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json"),
 )
 TOKENIZER_PATTERNS = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken")

@@ -20,25 +20,13 @@ NOTHING: tuple[Any, ...] = (None, {}, [], "")
 
 
 SHORT_FOREIGN: dict[str, tuple[str, ...]] = {
-    "api_server_count": ("-asc",),
-    "nnodes": ("-n",),
-    "node_rank": ("-r",),
-    "decode_context_parallel_size": ("-dcp",),
-    "prefill_context_parallel_size": ("-pcp",),
-    "data_parallel_rank": ("-dpn",),
-    "data_parallel_start_rank": ("-dpr",),
-    "data_parallel_size_local": ("-dpl",),
-    "data_parallel_address": ("-dpa",),
-    "data_parallel_rpc_port": ("-dpp",),
-    "data_parallel_backend": ("-dpb",),
-    "data_parallel_hybrid_lb": ("-dph",),
-    "data_parallel_external_lb": ("-dpe",),
-    "data_parallel_multi_port_external_lb": ("-dpm",),
-    "speculative_config": ("-sc",),
-    "diffusion_config": ("-dc",),
-    "compilation_config": ("-cc",),
-    "attention_config": ("-ac",),
-}
+    "api_server_count": ("-asc",), "nnodes": ("-n",), "node_rank": ("-r",), "decode_context_parallel_size": ("-dcp",),
+    "prefill_context_parallel_size": ("-pcp",), "data_parallel_rank": ("-dpn",), "data_parallel_start_rank": ("-dpr",),
+    "data_parallel_size_local": ("-dpl",), "data_parallel_address": ("-dpa",), "data_parallel_rpc_port": ("-dpp",),
+    "data_parallel_backend": ("-dpb",), "data_parallel_hybrid_lb": ("-dph",), "data_parallel_external_lb": ("-dpe",),
+    "data_parallel_multi_port_external_lb": ("-dpm",), "speculative_config": ("-sc",), "diffusion_config": ("-dc",),
+    "compilation_config": ("-cc",), "attention_config": ("-ac",),
+}  # fmt: skip
 """Short flags of settings that are not there."""
 
 
@@ -96,13 +84,10 @@ def _is_zero(value: Any) -> bool:
 T = TypeVar("T")
 
 ALIASES = {
-    "policy": "scheduling_policy",
-    "cache_dtype": "kv_cache_dtype",
-    "scheduler_delay_factor": "delay_factor",
-    "max_num_queued_reqs": "max_num_waiting",
-    "max_num_queued_tokens": "max_waiting_tokens",
+    "policy": "scheduling_policy", "cache_dtype": "kv_cache_dtype", "scheduler_delay_factor": "delay_factor",
+    "max_num_queued_reqs": "max_num_waiting", "max_num_queued_tokens": "max_waiting_tokens",
     "device_memory_utilization": "gpu_memory_utilization",
-}
+}  # fmt: skip
 """Another spelling to the field's own name."""
 
 _EMPTY = """
@@ -136,62 +121,25 @@ _SWITCHED_OFF = """
 """
 
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_EMPTY.split(), NOTHING),
-    **dict.fromkeys(_SWITCHED_OFF.split(), OFF),
-    "dbo_decode_token_threshold": (32,),
-    "dbo_prefill_token_threshold": (512,),
-    "dcp_kv_cache_interleave_size": (1,),
-    "dp_sync_interval": (16,),
-    "kv_cache_metrics_sample": (0.01,),
-    "mamba_cache_philox_rounds": (0,),
-    "master_addr": ("127.0.0.1",),
-    "master_port": (29501,),
-    "mm_device_do_normalize": (True,),
-    "mm_encoder_fp8_scale_save_margin": (1.5,),
-    "mm_encoder_tp_mode": ("weights",),
-    "mm_hasher_algorithm": ("blake3",),
-    "mm_ipc_gpu_memory_gb": (0,),
-    "mm_processor_cache_gb": (4,),
-    "mm_processor_cache_type": ("lru",),
-    "mm_processor_device": ("auto",),
-    "mm_shm_cache_max_object_size_mb": (128,),
-    "mm_tensor_ipc": ("direct_rpc",),
-    "offload_backend": ("auto",),
-    "per_request_spec_decode_metrics": ("none",),
-    "prefix_cache_retention_interval": (0,),
-    "replayssm_buffer_len": (16,),
-    "swa_bounded_replay": (True,),
-    "ubatch_size": (0,),
-    "video_pruning_method": ("evs",),
-    "config_format": ("auto", "hf", "mistral"),
-    "all2all_backend": ("allgather_reducescatter", None),
-    "decode_context_parallel_size": (1,),
-    "prefill_context_parallel_size": (1,),
-    "nnodes": (1,),
-    "node_rank": (0,),
-    "data_parallel_backend": ("mp",),
-    "expert_placement_strategy": ("linear",),
-    "max_loras": (1, None),
-    "max_lora_rank": (16, None),
-    "lora_dtype": ("auto",),
-    "kv_offloading_backend": ("native",),
-    "mamba_cache_dtype": ("auto",),
-    "mamba_ssm_cache_dtype": ("auto",),
-    "mamba_cache_mode": (None, "none"),
-    "offload_group_size": (0,),
-    "offload_num_in_group": (1,),
-    "offload_prefetch_step": (1,),
-    "offload_params": NOTHING,
-    "optimization_level": (None, 1, 2, 3),
-    "performance_mode": ("balanced", None),
-    "shutdown_timeout": (0, None),
-    "watermark": (0.0, 0),
-    "scheduler_reserve_full_isl": (True, None),
-    "prefill_schedule_interval": (1,),
-    "async_engine": OFF,
-    "disable_async_output_proc": OFF,
-    "use_v2_block_manager": (True, False, None),
-}
+    **dict.fromkeys(_EMPTY.split(), NOTHING), **dict.fromkeys(_SWITCHED_OFF.split(), OFF),
+    "dbo_decode_token_threshold": (32,), "dbo_prefill_token_threshold": (512,), "dcp_kv_cache_interleave_size": (1,),
+    "dp_sync_interval": (16,), "kv_cache_metrics_sample": (0.01,), "mamba_cache_philox_rounds": (0,),
+    "master_addr": ("127.0.0.1",), "master_port": (29501,), "mm_device_do_normalize": (True,),
+    "mm_encoder_fp8_scale_save_margin": (1.5,), "mm_encoder_tp_mode": ("weights",), "mm_hasher_algorithm": ("blake3",),
+    "mm_ipc_gpu_memory_gb": (0,), "mm_processor_cache_gb": (4,), "mm_processor_cache_type": ("lru",),
+    "mm_processor_device": ("auto",), "mm_shm_cache_max_object_size_mb": (128,), "mm_tensor_ipc": ("direct_rpc",),
+    "offload_backend": ("auto",), "per_request_spec_decode_metrics": ("none",), "prefix_cache_retention_interval": (0,),
+    "replayssm_buffer_len": (16,), "swa_bounded_replay": (True,), "ubatch_size": (0,), "video_pruning_method": ("evs",),
+    "config_format": ("auto", "hf", "mistral"), "all2all_backend": ("allgather_reducescatter", None),
+    "decode_context_parallel_size": (1,), "prefill_context_parallel_size": (1,), "nnodes": (1,), "node_rank": (0,),
+    "data_parallel_backend": ("mp",), "expert_placement_strategy": ("linear",), "max_loras": (1, None),
+    "max_lora_rank": (16, None), "lora_dtype": ("auto",), "kv_offloading_backend": ("native",),
+    "mamba_cache_dtype": ("auto",), "mamba_ssm_cache_dtype": ("auto",), "mamba_cache_mode": (None, "none"),
+    "offload_group_size": (0,), "offload_num_in_group": (1,), "offload_prefetch_step": (1,), "offload_params": NOTHING,
+    "optimization_level": (None, 1, 2, 3), "performance_mode": ("balanced", None), "shutdown_timeout": (0, None),
+    "watermark": (0.0, 0), "scheduler_reserve_full_isl": (True, None), "prefill_schedule_interval": (1,),
+    "async_engine": OFF, "disable_async_output_proc": OFF, "use_v2_block_manager": (True, False, None),
+}  # fmt: skip
 """Setting to the values that mean "off" or "as ever"."""
 
 NOT_YET_AT_OTHER_VALUES: dict[str, tuple[Any, ...]] = {
