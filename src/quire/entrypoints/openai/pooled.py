@@ -7,6 +7,7 @@ were measured for a model, which no checkpoint holds.
 """
 
 import base64
+import contextlib
 import itertools
 import json
 import time
@@ -99,33 +100,33 @@ async def run_pooling(
 ) -> list[Pooled]:
     """The pooler's output for each prompt. One that fails cancels the others, and its error is the request's. `field`: named
     where a prompt cannot be served."""
-    options = {"add_special_tokens": add_special_tokens}
-    return await all_of([_run(state, request, prompt, params, public_id, field, options) for prompt in prompts])
+    options, priority = {"add_special_tokens": add_special_tokens}, request.priority or 0
+
+    async def run(prompt: PromptType | TokenizedPrompt) -> Pooled:
+        request_id = state.engine_request_id(public_id)
+        outputs = state.engine.encode(prompt, params, request_id, priority=priority, tokenization_kwargs=options)
+        try:
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    return output
+        except RequestError as error:
+            if error.param in ("prompt", "prompt_token_ids"):
+                raise bad_field(field, str(error)) from None
+            raise
+        raise error_of_finished(None, public_id)
+
+    return await all_of([run(prompt) for prompt in prompts])
 
 
-async def _run(
-    state: ServerState,
-    request: protocol.PoolingFields | protocol.CohereEmbedRequest,
-    prompt: PromptType | TokenizedPrompt,
-    params: PoolingParams,
-    public_id: str,
-    field: str,
-    options: dict[str, Any],
-) -> Pooled:
-    request_id, priority = state.engine_request_id(public_id), request.priority or 0
-    outputs = state.engine.encode(prompt, params, request_id, priority=priority, tokenization_kwargs=options)
-    try:
-        async for output in outputs:
-            return output
-    except RequestError as error:
-        if error.param in ("prompt", "prompt_token_ids"):
-            raise bad_field(field, str(error)) from None
-        raise
-    finally:
-        close = getattr(outputs, "aclose", None)
-        if close is not None:
-            await close()
-    raise error_of_finished(None, public_id)
+async def run_inputs(state: ServerState, request: protocol.InputFields, public_id: str, **wanted: Any) -> list[Pooled]:
+    """The pooler's output for each input of a request, whose parameters are these and what every such request says."""
+    shared = {name: getattr(request, name) for name in ("truncate_prompt_tokens", "truncation_side")}
+    normalize = getattr(request, "normalize", None)
+    params = PoolingParams(use_activation=activation(request, normalize), **shared, **wanted)
+    if not isinstance(request, protocol.EmbeddingRequest):
+        _check_task(state, params.task or require_pooling(state).tasks[0])
+    prompts, special = await read_prompts(state, request), request.add_special_tokens is not False
+    return await run_pooling(state, request, prompts, params, public_id, add_special_tokens=special)
 
 
 def usage_of(outputs: Sequence[Pooled]) -> protocol.PoolingUsage:
@@ -181,20 +182,16 @@ async def answer_embeddings(
 ) -> protocol.EmbeddingResponse | Response:
     model = state.resolve_model(request.model)
     require_pooling(state)
-    params = PoolingParams(
-        task="embed",
-        dimensions=request.dimensions,
-        use_activation=activation(request, request.normalize),
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side,
-    )
-    prompts = await read_prompts(state, request)
-    special = request.add_special_tokens is not False
-    outputs = await run_pooling(state, request, prompts, params, public_id, add_special_tokens=special)
+    outputs = await run_inputs(state, request, public_id, task="embed", dimensions=request.dimensions)
     if (binary := binary_response(outputs, request, f"embd-{public_id}", model)) is not None:
         return binary
     data = [protocol.EmbeddingData(index, numbers(output.outputs, request)) for index, output in enumerate(outputs)]
     return protocol.EmbeddingResponse(data=data, model=model, usage=usage_of(outputs))
+
+
+def _head(kind: str, public_id: str, model: str, usage: protocol.PoolingUsage) -> dict[str, Any]:
+    """What the other answers have in common."""
+    return {"id": f"{kind}-{public_id}", "created": int(time.time()), "model": model, "usage": usage}
 
 
 async def answer_classification(
@@ -202,29 +199,14 @@ async def answer_classification(
 ) -> protocol.ClassificationResponse:
     """The probability of each class, for every input."""
     model = state.resolve_model(request.model)
-    _check_task(state, "classify")
-    params = PoolingParams(
-        task="classify",
-        use_activation=activation(request),
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side,
-    )
-    prompts = await read_prompts(state, request)
-    special = request.add_special_tokens is not False
-    outputs = await run_pooling(state, request, prompts, params, public_id, add_special_tokens=special)
+    outputs = await run_inputs(state, request, public_id, task="classify")
     labels = _labels(state)
     data: list[protocol.ClassificationData] = []
     for index, output in enumerate(outputs):
         probs: list[float] = output.outputs.data.tolist()
         best = max(range(len(probs)), key=probs.__getitem__)
         data.append(protocol.ClassificationData(index, labels.get(best, f"LABEL_{best}"), probs, len(probs)))
-    return protocol.ClassificationResponse(
-        id=f"classify-{public_id}",
-        created=int(time.time()),
-        model=model,
-        data=data,
-        usage=usage_of(outputs),
-    )
+    return protocol.ClassificationResponse(data=data, **_head("classify", public_id, model, usage_of(outputs)))
 
 
 def _labels(state: ServerState) -> dict[int, str]:
@@ -248,25 +230,12 @@ async def answer_pooling(
 ) -> protocol.PoolingResponse | Response:
     """What the pooler gives for every input, of any task that the model has."""
     model = state.resolve_model(request.model)
-    params = PoolingParams(
-        task=request.task,
-        dimensions=request.dimensions,
-        use_activation=activation(request, request.normalize),
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        truncation_side=request.truncation_side,
-        step_tag_id=request.step_tag_id,
-        returned_token_ids=request.returned_token_ids,
-    )
-    _check_task(state, params.task or require_pooling(state).tasks[0])
-    prompts = await read_prompts(state, request)
-    special = request.add_special_tokens is not False
-    outputs = await run_pooling(state, request, prompts, params, public_id, add_special_tokens=special)
+    named = {name: getattr(request, name) for name in ("task", "dimensions", "step_tag_id", "returned_token_ids")}
+    outputs = await run_inputs(state, request, public_id, **named)
     if (binary := binary_response(outputs, request, f"pool-{public_id}", model)) is not None:
         return binary
     data = [protocol.PoolingData(index, numbers(output.outputs, request)) for index, output in enumerate(outputs)]
-    return protocol.PoolingResponse(
-        id=f"pool-{public_id}", created=int(time.time()), model=model, data=data, usage=usage_of(outputs)
-    )
+    return protocol.PoolingResponse(data=data, **_head("pool", public_id, model, usage_of(outputs)))
 
 
 Names = tuple[str, str]
@@ -284,9 +253,7 @@ async def answer_score(state: ServerState, request: protocol.ScoreRequest, publi
     firsts, seconds = pair_texts(getattr(request, names[0]), getattr(request, names[1]), names)
     scores, usage = await _score(state, request, firsts, seconds, names, public_id)
     data = [protocol.ScoreData(index, score) for index, score in enumerate(scores)]
-    return protocol.ScoreResponse(
-        id=f"score-{public_id}", created=int(time.time()), model=model, data=data, usage=usage
-    )
+    return protocol.ScoreResponse(data=data, **_head("score", public_id, model, usage))
 
 
 def _names(request: protocol.ScoreRequest) -> Names:
