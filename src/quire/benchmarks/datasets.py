@@ -111,13 +111,11 @@ def load_samples(
     args: argparse.Namespace, seed: int, vocab_size: int, count_tokens: CountTokens | None
 ) -> list[Sample]:
     """The requests that the flags describe, `num_prompts` of them (or fewer, with `no_oversample`).
+    Raises ConfigError: a file that is not there or not what it should be; a tokenizer that is needed and missing.
 
     Args:
         vocab_size: random ids stay below it.
         count_tokens: the tokens of a text; None if there is no tokenizer.
-
-    Raises:
-        ConfigError: a file that is not there or not what it should be; a tokenizer that is needed and missing.
     """
     source = random.Random(seed)
     if args.dataset_name == "random":

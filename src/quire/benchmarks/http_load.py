@@ -94,11 +94,8 @@ class RequestRecord(msgspec.Struct):
 
 def ask(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
     """The status and body that a route answers, before or after the measured load.
-
-    Raises:
-        OSError: nobody answers there.
-        EngineError: what answers does not speak HTTP.
-    """
+    Raises OSError: nobody answers there.
+    Raises EngineError: what answers does not speak HTTP."""
     if target.is_tls:
         link: http.client.HTTPConnection = http.client.HTTPSConnection(
             target.host, target.port, timeout=CONTROL_TIMEOUT_S, context=target.tls_context()
@@ -118,11 +115,8 @@ def ask(target: Target, method: str, path: str, body: dict[str, Any] | None = No
 
 def control(target: Target, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
     """The JSON that a route answers; None for an empty answer.
-
-    Raises:
-        OSError: nobody answers there.
-        EngineError: the server answered with an error, or with something else than JSON.
-    """
+    Raises OSError: nobody answers there.
+    Raises EngineError: the server answered with an error, or with something else than JSON."""
     status, raw = ask(target, method, path, body)
     if status >= 400:
         raise EngineError(f"{target.url}{path} answered {status}: {raw[:300].decode('utf-8', 'replace')}")

@@ -33,12 +33,10 @@ Parameters = dict[str, Any]
 
 def read_parameters(text: str | None, setting: str) -> list[Parameters]:
     """Combinations from a JSON file, or from JSON itself.
+    Raises ConfigError: no such file, or none of these forms.
 
     An object whose values are lists is a grid: every combination of them. A list has one object a combination. An object of
     objects names each combination. Nothing is one combination without parameters.
-
-    Raises:
-        ConfigError: no such file, or none of these forms.
     """
     if text is None:
         return [{}]

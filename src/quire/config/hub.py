@@ -37,6 +37,7 @@ def resolve_model_path(
     setting: str = "model",
 ) -> str:
     """The local folder that holds the files of `model`; downloads those that match `patterns` where it is a hub id.
+    Raises ConfigError: no such folder or id, no access, or offline and not in the cache.
 
     Args:
         model: a local folder, or a hub id such as `owner/name`.
@@ -45,9 +46,6 @@ def resolve_model_path(
         patterns: file name patterns to fetch; None means all.
         ignore_patterns: file name patterns not to fetch.
         setting: what an error calls the argument (`model`, `tokenizer`).
-
-    Raises:
-        ConfigError: no such folder or id, no access, or offline and not in the cache.
     """
     if not model:
         raise ConfigError(f"{setting}='' is empty; give a folder with config.json or a hub id", setting=setting)

@@ -29,14 +29,12 @@ class AsyncControl(abc.ABC):
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
         """Schedule nothing until `resume_generation`; new requests wait meanwhile. Returns when nothing is computed any more.
+        Raises RequestError: no such mode.
 
         Args:
             mode: what becomes of unfinished requests: `abort` ends them, `wait` lets them end first, `keep` lets them stand still
                 and go on later.
             clear_cache: forget the KV cache, for example because weights will change: what stands still is computed anew.
-
-        Raises:
-            RequestError: no such mode.
         """
         check_mode(mode)
         if mode == "abort":

@@ -145,12 +145,9 @@ class AsyncLLM(AsyncControl):
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, as `sampling_params.output_kind` says. Closing the generator aborts the request.
-
-        Raises:
-            RequestError: it cannot be served; nothing was queued.
-            CapacityError: the queue is full, or the engine sleeps.
-            EngineDeadError: the core has died.
-        """
+        Raises RequestError: it cannot be served; nothing was queued.
+        Raises CapacityError: the queue is full, or the engine sleeps.
+        Raises EngineDeadError: the core has died."""
         stream = await self.open_stream(prompt, sampling_params, request_id, **options)
         async with contextlib.aclosing(stream.outputs()) as outputs:
             async for output in outputs:
@@ -165,11 +162,8 @@ class AsyncLLM(AsyncControl):
         **options: Unpack[RequestOptions],
     ) -> RequestStream:
         """Queue a request; for a reader that wants to be called rather than to wait. It must be closed.
-
-        Raises:
-            RequestError: it cannot be served; nothing was queued.
-            EngineDeadError: the core has died.
-        """
+        Raises RequestError: it cannot be served; nothing was queued.
+        Raises EngineDeadError: the core has died."""
         arrival_time, special = self._begin(options)
         if not isinstance(prompt, TokenizedPrompt):
             prompt = await self._tokenize(prompt, special)
@@ -240,11 +234,8 @@ class AsyncLLM(AsyncControl):
         self, prompt: PromptType, params: BeamSearchParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
         """One final output with `beam_width` sequences, best first.
-
-        Raises:
-            RequestError: it cannot be served.
-            EngineDeadError: the core has died.
-        """
+        Raises RequestError: it cannot be served.
+        Raises EngineDeadError: the core has died."""
         self._check_alive()
         tokenized = await self._tokenize(prompt, True)
         search = BeamSearch(self.config.model, self.tokenizer, tokenized, params)
@@ -282,13 +273,10 @@ class AsyncLLM(AsyncControl):
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
         """The one output of a pooling request. Closing the generator aborts it.
-
-        Raises:
-            RequestError: it cannot be served; nothing was queued.
-            CapacityError: the queue is full, or the engine sleeps.
-            EngineDeadError: the core has died.
-            EngineError: its computation failed.
-        """
+        Raises RequestError: it cannot be served; nothing was queued.
+        Raises CapacityError: the queue is full, or the engine sleeps.
+        Raises EngineDeadError: the core has died.
+        Raises EngineError: its computation failed."""
         arrival_time, special = self._begin(options)
         processor = self.pooling_processor
         if not isinstance(prompt, TokenizedPrompt):

@@ -213,13 +213,11 @@ class LLMEngine(EngineControl):
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`: level 0 none (a pause: new requests wait), 1 the KV cache, 2 the weights too.
+        Raises RequestError: no such mode, or requests are unfinished.
 
         Args:
             mode: what becomes of unfinished requests: `abort` ends them, `keep` lets them stand still and go on later; `wait`
                 wants that there are none.
-
-        Raises:
-            RequestError: no such mode, or requests are unfinished.
         """
         check_mode(mode)
         if mode == "wait" and len(self._outputs):

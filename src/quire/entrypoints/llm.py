@@ -168,16 +168,14 @@ class LLM(PoolingMethods, EngineControl):
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; the outputs are in the prompts' order.
+        Raises RequestError: a prompt or a parameter cannot be served; then nothing was queued.
+        Raises EngineDeadError: the engine failed.
 
         Args:
             prompts: text, a list of token ids, a dict with `prompt` or `prompt_token_ids`, or a list of any of these.
             sampling_params: for all prompts, or one for each; None takes the model's own defaults.
             use_tqdm: show progress; or a function to make the progress bar with.
             priority: one number a prompt, lower runs first, under the `priority` policy.
-
-        Raises:
-            RequestError: a prompt or a parameter cannot be served; then nothing was queued.
-            EngineDeadError: the engine failed.
         """
         check_lora(lora_request)
         with CollectorPause() as pause:

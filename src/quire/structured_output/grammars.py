@@ -67,13 +67,11 @@ class Grammars:
     ) -> None:
         """Wait until it is known that the grammar compiles, which takes milliseconds, or at most `limits.MAX_GRAMMAR_SECONDS`.
         What is known already is answered at once.
+        Raises RequestError: it is wrong, too large, takes too long, or the engine is not installed.
+        Raises CapacityError: too many are being tried.
 
         Args:
             apart: try it in a process of its own first, which is killed where that takes too much time or memory.
-
-        Raises:
-            RequestError: it is wrong, too large, takes too long, or the engine is not installed.
-            CapacityError: too many are being tried.
         """
         if not apart:
             result_of(self.compile(params, eos_token_ids, load_vocabulary))

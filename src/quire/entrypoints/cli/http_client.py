@@ -50,11 +50,8 @@ class OpenAIClient:
 
     def get(self, path: str) -> bytes:
         """What the server gives at a path.
-
-        Raises:
-            RequestError: the server refused it.
-            EngineError: the server failed.
-        """
+        Raises RequestError: the server refused it.
+        Raises EngineError: the server failed."""
         with self._open("GET", path, None) as response:
             try:
                 return response.read()
@@ -63,11 +60,8 @@ class OpenAIClient:
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of a streamed request.
-
-        Raises:
-            RequestError: the server refused it.
-            EngineError: the server failed.
-        """
+        Raises RequestError: the server refused it.
+        Raises EngineError: the server failed."""
         with self._open("POST", path, {**body, "stream": True}) as response:
             try:
                 yield from _events(response)

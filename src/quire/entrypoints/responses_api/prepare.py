@@ -172,13 +172,11 @@ class _Conversation:
 
 def to_chat_request(request: InputTokensRequest, history: list[Fields], items: list[Fields]) -> ChatCompletionRequest:
     """The same request in the form of chat completions; without a limit of tokens.
+    Raises HTTPError: 400; `param` is the path of what is wrong.
 
     Args:
         history: the items of the conversation before, which were checked when they were new.
         items: the request's own, normalized.
-
-    Raises:
-        HTTPError: 400; `param` is the path of what is wrong.
     """
     conversation = _Conversation()
     if request.instructions:
