@@ -42,14 +42,11 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     measured = serve_metrics.build_figures(result.records, [args.input_len] * len(bodies), result.began)
     rate = measured["output_throughput"]
     figures = {
-        "num_streams": args.num_streams,
-        "output_len": args.output_len,
-        "num_clients": args.num_clients,
-        "failed": measured["failed"],
-        "duration": measured["duration"],
-        "output_throughput": rate,
-        "median_ttft_ms": measured["median_ttft_ms"],
-        "median_tpot_ms": measured["median_tpot_ms"],
+        **{name: getattr(args, name) for name in ("num_streams", "output_len", "num_clients")},
+        **{
+            name: measured[name]
+            for name in ("failed", "duration", "output_throughput", "median_ttft_ms", "median_tpot_ms")
+        },
         "client_cpu_share": result.cpu_share,
         "tokens_per_client_cpu_second": rate / result.cpu_share / args.num_clients,
         "machine": common.machine(),

@@ -93,20 +93,18 @@ class CoreProcessHandle:
         parent_read, parent_write = os.pipe()
         life_read, life_write = os.pipe()
         try:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _CHILD,
-                    json.dumps([path or os.getcwd() for path in sys.path]),
-                    input_address,
-                    output_address,
-                    str(parent_read),
-                    str(life_write),
-                ],
-                pass_fds=(parent_read, life_write),
-                stdin=subprocess.DEVNULL,
-            )
+            paths = json.dumps([path or os.getcwd() for path in sys.path])
+            command = [
+                sys.executable,
+                "-c",
+                _CHILD,
+                paths,
+                input_address,
+                output_address,
+                str(parent_read),
+                str(life_write),
+            ]
+            process = subprocess.Popen(command, pass_fds=(parent_read, life_write), stdin=subprocess.DEVNULL)
         except OSError:
             os.close(parent_write)
             os.close(life_read)
