@@ -213,14 +213,9 @@ def build_sampling_params(
 ) -> SamplingParams:
     """The parameters of a sampled (or greedy) request; `n` and `prompt_logprobs` replace the request's own."""
     values: dict[str, Any] = {name: defaults[name] for name in _FROM_MODEL if defaults.get(name) is not None}
-    for name in _SAME_NAME:
-        value = getattr(request, name)
-        if value is not None:
-            values[name] = value
-    if n is not None:
-        values["n"] = n
-    if prompt_logprobs is not None:
-        values["prompt_logprobs"] = prompt_logprobs
+    values |= {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    instead = {"n": n, "prompt_logprobs": prompt_logprobs}
+    values |= {name: value for name, value in instead.items() if value is not None}
     values["max_tokens"] = max_tokens
     values["logprobs"] = logprobs
     values["logit_bias"] = _logit_bias(request.logit_bias)
