@@ -45,11 +45,7 @@ _HISTOGRAMS = (
     ("step_time_seconds", "step_time", "What a step took the device, where that is known."),
     ("time_to_first_token_seconds", "time_to_first_token", "From arrival to the first token."),
     ("inter_token_latency_seconds", "inter_token_latency", "Between two tokens of a sequence."),
-    (
-        "request_time_per_output_token_seconds",
-        "time_per_output_token",
-        "A sequence's mean time a token after its first.",
-    ),
+    ("request_time_per_output_token_seconds", "time_per_output_token", "A sequence's mean time a token after its first."),
     ("time_per_output_token_seconds", "time_per_output_token", "The same, under its older name."),
     ("e2e_request_latency_seconds", "end_to_end", "From arrival to the end."),
     ("request_queue_time_seconds", "queue_time", "From arrival to leaving the queue."),
@@ -57,20 +53,13 @@ _HISTOGRAMS = (
     ("request_decode_time_seconds", "decode_time", "From the first token to the last."),
     ("request_inference_time_seconds", "inference_time", "From leaving the queue to the end."),
     ("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a finished sequence."),
-    (
-        "request_prefill_kv_computed_tokens",
-        "request_computed_tokens",
-        "Prompt tokens of a finished sequence that the prefix cache did not give.",
-    ),
+    ("request_prefill_kv_computed_tokens", "request_computed_tokens",
+        "Prompt tokens of a finished sequence that the prefix cache did not give."),
     ("request_generation_tokens", "request_generation_tokens", "Tokens that a finished sequence generated."),
-    (
-        "request_max_num_generation_tokens",
-        "request_most_tokens",
-        "Tokens of the longest sequence of a finished request.",
-    ),
+    ("request_max_num_generation_tokens", "request_most_tokens", "Tokens of the longest sequence of a finished request."),
     ("request_params_max_tokens", "request_max_tokens", "max_tokens of finished requests."),
     ("request_params_n", "request_n", "n of finished requests."),
-)
+)  # fmt: skip
 
 
 class EngineCollector(Collector):

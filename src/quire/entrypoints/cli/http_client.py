@@ -1,8 +1,11 @@
 """A small client of the OpenAI protocol, for the terminal commands: standard library only, one request at a time."""
 
+import contextlib
 import http.client
 import json
+import urllib.error
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,13 +31,12 @@ class OpenAIClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError.of("url", f"{url!r} is not an address; for example http://127.0.0.1:8000/v1.")
         try:
-            self._port = parts.port
+            _ = parts.port
         except ValueError:
             raise ConfigError.of("url", f"{url!r} has no valid port.") from None
         self.url = url
-        self._host = parts.hostname
-        self._is_tls = parts.scheme == "https"
-        self._base = parts.path.rstrip("/") or base
+        self._base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or base}"
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._timeout_s = timeout_s
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -68,25 +70,20 @@ class OpenAIClient:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise EngineError(f"The server's answer broke off: {error or type(error).__name__}") from None
 
-    def _open(self, method: str, path: str, body: dict[str, Any] | None) -> "_Exchange":
-        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self._timeout_s)
+    def _open(self, method: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+        """An answer that is good so far. Closing it closes the connection, which ends the request."""
         payload = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._base + path, payload, self._headers, method=method)
         try:
-            connection.request(method, self._base + path, payload, self._headers)
-            response = connection.getresponse()
+            return self._opener.open(request, timeout=self._timeout_s)
+        except urllib.error.HTTPError as error:
+            with error, contextlib.suppress(OSError, http.client.HTTPException):  # the status says enough
+                raise _refusal(error.code, error.read(65536).decode("utf-8", "replace")) from None
+            raise _refusal(error.code, "") from None
         except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            cause = getattr(error, "reason", error)
+            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
             raise ConfigError.of("url", f"cannot reach {self.url}: {reason}. Is `quire serve` running there?") from None
-        if response.status >= 400:
-            try:
-                text = response.read(65536).decode("utf-8", "replace")
-            except (OSError, http.client.HTTPException):  # the status says enough
-                text = ""
-            connection.close()
-            raise _refusal(response.status, text)
-        return _Exchange(connection, response)
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
@@ -100,20 +97,6 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         if "error" in event:
             raise EngineError(str(event["error"].get("message", event["error"])))
         yield event
-
-
-class _Exchange:
-    """An open response; closing it closes the connection, which ends the request."""
-
-    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
-        self._connection = connection
-        self._response = response
-
-    def __enter__(self) -> http.client.HTTPResponse:
-        return self._response
-
-    def __exit__(self, *exception: object) -> None:
-        self._connection.close()
 
 
 def _refusal(status: int, text: str) -> RequestError | EngineError:
