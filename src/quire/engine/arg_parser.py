@@ -41,11 +41,7 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10,
 
 
 def human_int(text: str) -> int:
-    """`4096`, `4k` (4,000), `4K` (4,096), `1.5M`.
-
-    Raises:
-        argparse.ArgumentTypeError: anything else, or a fraction of one.
-    """
+    """`4096`, `4k` (4,000), `4K` (4,096), `1.5M`. Raises argparse.ArgumentTypeError: anything else."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip())
     if match:
         whole, _, fraction = match[1].partition(".")

@@ -40,11 +40,8 @@ class Conversation:
 
     def ask(self, text: str) -> None:
         """Send a message, print the answer as it comes, keep both; tools' results are asked for and sent.
-
-        Raises:
-            RequestError, EngineError: the server refused it, or failed.
-            KeyboardInterrupt: the answer was stopped; what had come is kept.
-        """
+        Raises RequestError, EngineError: the server refused it, or failed.
+        Raises KeyboardInterrupt: the answer was stopped; what had come is kept."""
         kept = len(self.messages)
         self.messages.append({"role": "user", "content": text})
         is_complete = False

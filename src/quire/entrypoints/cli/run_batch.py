@@ -419,10 +419,7 @@ async def answer_lines(
     max_inflight: int,
 ) -> None:
     """Give every line to `answer`, at most `max_inflight` at a time, and its result to `write`, in the order of the lines.
-
-    Raises:
-        what `answer` raises; the lines in flight are cancelled.
-    """
+    Raises what `answer` raises; the lines in flight are cancelled."""
     running = asyncio.Semaphore(max_inflight)
 
     async def work(line: bytes) -> BatchResult:

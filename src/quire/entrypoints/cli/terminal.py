@@ -72,11 +72,7 @@ class LineReader:
     def read(self, prompt: str = "> ") -> str | None:
         """A message: one line; what stands between two `\"\"\"`; or, in multiline mode, lines up to an empty one.
 
-        None when there are no more.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C.
-        """
+        None when there are no more. Raises KeyboardInterrupt: Ctrl-C."""
         line = self.line(prompt)
         if line is None or (not self.multiline and not line.startswith(QUOTES)) or line.startswith("/"):
             return line
