@@ -76,6 +76,18 @@ def test_flash_computes_what_the_reference_does(libraries, query_lens, layer):
     assert libraries["flash"].calls == [(5, max(query_lens))]
 
 
+def test_a_step_that_a_library_refuses_is_computed_by_our_own_kernels(libraries, monkeypatch):
+    backend, said = FlashBackend(), []
+
+    def refuse(*args, **given):
+        raise AssertionError("no such kernel")
+
+    monkeypatch.setattr(backend, "_attend", refuse)
+    monkeypatch.setattr(library.logger, "warning_once", lambda message, *args: said.append(message % args))
+    check_step(backend, make_batch([40, 5, 50], [1, 5, 1], window=12, has_sinks=True))
+    assert len(said) == 1 and "flash-attn-4 computes no such step (AssertionError: no such kernel)" in said[0]
+
+
 @pytest.mark.parametrize("window", [0, 1, 9])
 def test_flash_sees_to_both_sides(libraries, window):
     check_step(FlashBackend(), make_batch([12, 7], [12, 7], causal=False, window=window))

@@ -1,7 +1,8 @@
 """What backends have in common whose attention is another library's: our kernels write keys and values into our pages, and
 hand these over as they lie, with a page table by request.
 
-Knows which steps a library serves; the others go to our own kernels. Knows no library.
+Knows which steps a library serves; the others go to our own kernels, and so do those that it refuses when it sees them. Knows no
+library.
 Legend: T tokens, B requests, N query heads, K KV heads, H head size, S tokens a page, P pages.
 """
 
@@ -15,6 +16,12 @@ from quire.attention import measured
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams, AttentionRequest, Supports
 from quire.attention.triton import TritonBackend
 from quire.kernels.ops import Rope
+from quire.logger import init_logger
+
+logger = init_logger(__name__)
+
+REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)
+"""What libraries raise, before they launch anything, at steps that they have no kernel for."""
 
 
 def capability() -> tuple[int, int]:
@@ -128,7 +135,15 @@ class LibraryBackend(TritonBackend):
         q_TNH = qkv[:, : params.num_heads * params.head_dim].view(shape)
         tables_BP, lens_B = self._tables[metadata.block_table.data_ptr(), metadata.rows.data_ptr()]
         count = metadata.num_requests
-        self.attend_pages(q_TNH, kv_cache, tables_BP[:count], lens_B[:count], metadata, params, out.view(shape))
+        try:
+            self.attend_pages(q_TNH, kv_cache, tables_BP[:count], lens_B[:count], metadata, params, out.view(shape))
+        except REFUSALS as error:
+            logger.warning_once(
+                "%s computes no such step (%s: %s), our own kernels do: heads of %d, %d a KV head, pages of %d tokens",
+                self.package, type(error).__name__, error, params.head_dim, params.num_heads // params.num_kv_heads,
+                metadata.block_size,
+            )  # fmt: skip
+            super().forward(qkv, kv_cache, metadata, params, out)
 
     def attend(
         self,
