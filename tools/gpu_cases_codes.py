@@ -107,7 +107,7 @@ def packed_norm_linear_gated(rng: Shapes, dtype: torch.dtype, **given: Any) -> C
 
 
 def _draw_one(function: Callable[..., Case]) -> None:
-    """A one row times whole codes as `packed_vector` has them."""
+    """One row times whole codes as `packed_vector` has them."""
 
     @draw(f"{function.__name__}, one row")
     @functools.wraps(function)
