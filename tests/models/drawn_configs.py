@@ -134,6 +134,7 @@ FIELDS: dict[str, Draw] = {
 FIXED = {"hidden_act": "silu", "mlp_hidden_act": "relu2"}
 SILU_ONLY = (
     "Mamba", "FalconMamba", "Jamba", "Bamba", "FalconH1", "GraniteMoeHybrid", "Qwen3Next", "Qwen3_5", "GptOss", "Apertus",
+    "OlmoHybrid",
 )  # fmt: skip
 """Families whose activation is a part of the layer (or of none of its own): others there are refused, and told so."""
 HEAD_DIM_IS_OTHER = ("Mamba2", "Helium", "Zamba2")
@@ -237,6 +238,7 @@ KINDS = {
     "Qwen3NextForCausalLM": ("linear_attention", "full_attention"),
     "Qwen3_5ForCausalLM": ("linear_attention", "full_attention"),
     "Qwen3_5MoeForCausalLM": ("linear_attention", "full_attention"),
+    "OlmoHybridForCausalLM": ("linear_attention", "full_attention"),
     "Lfm2ForCausalLM": ("conv", "full_attention"),
     "Lfm2MoeForCausalLM": ("conv", "full_attention"),
     "GraniteMoeHybridForCausalLM": ("linear_attention", "full_attention"),
@@ -337,6 +339,16 @@ def _mamba2(
 def _delta(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     keys = draw.choice((1, 2, 3))
     return {"linear_num_key_heads": keys, "linear_num_value_heads": keys * draw.choice((1, 2, 3))}
+
+
+def _olmo_hybrid(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    """Transformers saves convolutions of queries, keys and values in three equal parts, whatever their sizes are."""
+    heads, size = _delta(draw, values), draw.choice((5, 8, 16))
+    each = heads["linear_num_value_heads"] // heads["linear_num_key_heads"]
+    base = {"rope_parameters": {"rope_theta": None}} if draw.random() < 0.3 else {}
+    return heads | base | {
+        "linear_key_head_dim": each * size, "linear_value_head_dim": size, "linear_allow_neg_eigval": draw.random() < 0.5
+    }  # fmt: skip
 
 
 def _falcon(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
@@ -443,6 +455,7 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "Qwen3NextForCausalLM": _delta,
     "Qwen3_5ForCausalLM": _delta,
     "Qwen3_5MoeForCausalLM": _delta,
+    "OlmoHybridForCausalLM": _olmo_hybrid,
     "FalconForCausalLM": _falcon,
     "MptForCausalLM": _mpt,
     "GPTJForCausalLM": _gptj,

@@ -76,6 +76,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5MoeForCausalLM",
         {**RECURRENT["Qwen3NextForCausalLM"], "linear_num_value_heads": 6, "shared_expert_intermediate_size": 24},
     ),
+    "olmo hybrid": ("OlmoHybridForCausalLM", {}),
+    "olmo hybrid: no positions, no negative eigenvalues, tied": (
+        "OlmoHybridForCausalLM",
+        {"rope_parameters": {"rope_theta": None}, "linear_allow_neg_eigval": False, "tie_word_embeddings": True,
+         "attention_bias": True, "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
+    ),
 }  # fmt: skip
 
 
@@ -127,6 +133,24 @@ def test_the_text_part_of_qwen3_5_is_read_from_a_checkpoint_that_sees(reference_
     save_file(tensors | {"model.visual.patch_embed.proj.weight": torch.zeros(2, 2)}, tmp_path / FILE)
     logprobs = ModelDriver(build_tiny(tmp_path)).prefill(Sequence(token_ids, row=0), chunk=30)
     torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(token_ids)), rtol=0, atol=TOLERANCE)
+
+
+def test_olmo_hybrids_convolutions_have_the_sizes_of_queries_keys_and_values(reference_kernels, tiny, tmp_path):
+    """As published; Transformers reads them, but saves them in three equal parts."""
+    path = tiny("OlmoHybridForCausalLM", linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=10)
+    tensors = load_file(path / FILE)
+    names = [name for name in tensors if "q_conv1d" in name]
+    for name in names:
+        parts = [name.replace("q_conv", f"{part}_conv") for part in "qkv"]
+        whole = torch.cat([tensors[part] for part in parts])
+        for part, conv in zip(parts, whole.split((16, 16, 40)), strict=True):
+            tensors[part] = conv.clone()
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    save_file(tensors, tmp_path / FILE, metadata={"format": "pt"})
+    (*_, token_ids) = prompts()
+    logprobs = ModelDriver(build_tiny(tmp_path)).prefill(Sequence(token_ids, row=0), chunk=30)
+    assert len(names) == 3
+    torch.testing.assert_close(logprobs, oracle_logprobs(tmp_path, tuple(token_ids)), rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "lfm2"])

@@ -30,15 +30,16 @@ from quire.layers.mixers import LayerContext, MixerLayer, NarrowViews, kind_of
 from quire.layers.modules import modules_of, norm_places
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews, Workspace
-from quire.models.spec import PRE, DecoderSpec, GatedMLP, LayerNorm, MoE, Norm, RMSNorm
+from quire.models.spec import PRE, DecoderSpec, GatedMLP, LayerNorm, MoE, Norm, Placement, RMSNorm
 
 
 @dataclasses.dataclass
 class DecoderLayer:
-    """One layer: its halves and their norms, by place."""
+    """One layer: its halves, where its norms stand, and these, by place."""
 
     mixers: list[MixerLayer]
     mlp: FeedForwardLayer | None
+    placement: Placement
     norms: dict[str, NormWeight] = dataclasses.field(default_factory=dict)
 
     @property
@@ -230,9 +231,9 @@ class Decoder(CausalLM):
             for layer in layers:
                 self._run_fused(layer, step, views)
             return self._run_last_fused(step, views) if is_narrow else views.residual_TD
-        run_layer = self._run_parallel if spec.placement.parallel else self._run_sequential
         has_delta = False
         for layer in layers:
+            run_layer = self._run_parallel if layer.placement.parallel else self._run_sequential
             has_delta = run_layer(layer, step, views, has_delta)
         if is_narrow:
             return self._run_last(step, views, has_delta)
@@ -384,7 +385,7 @@ class Decoder(CausalLM):
     def _read_residual(self, layer: DecoderLayer, place: str, views: TokenViews, has_delta: bool) -> torch.Tensor:
         """Add the last half's output to the residual, and give what the next half reads."""
         weight, scale = layer.norms.get(place), self.spec.residual_scale
-        on_residual = self.spec.placement.on_residual
+        on_residual = layer.placement.on_residual
         if has_delta and (weight is None or on_residual or scale != 1.0):
             ops.add(views.delta_TD, views.residual_TD, scale)
             has_delta = False
@@ -403,7 +404,7 @@ class Decoder(CausalLM):
         weight = layer.norms.get(place)
         if weight is None:
             return True
-        if not self.spec.placement.on_residual:
+        if not layer.placement.on_residual:
             self._apply_norm(self.spec.norm, weight, views.delta_TD, views.delta_TD, None)
             return True
         ops.add(views.delta_TD, views.residual_TD, self.spec.residual_scale)
@@ -455,8 +456,9 @@ class Decoder(CausalLM):
             DecoderLayer(
                 [kind_of(mixer)(mixer, context) for mixer in self.spec.mixers_of(layer)],
                 None if mlp is None else FeedForwardLayer(mlp, context),
+                placement,
             )
-            for layer, mlp in enumerate(self.spec.mlps())
+            for layer, (mlp, placement) in enumerate(zip(self.spec.mlps(), self.spec.placements(), strict=True))
         ]
 
     def _give_weightless_norms(self) -> None:
@@ -471,7 +473,8 @@ class Decoder(CausalLM):
     def _can_fuse(self) -> bool:
         """Plain pre-norm layers, where the platform has kernels that do more than one thing."""
         spec = self.spec
-        plain = spec.placement == PRE and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
+        plain = all(placement == PRE for placement in spec.placements())
+        plain = plain and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
         if any(isinstance(mlp, MoE) and (mlp.latent or not ops.is_native("norm_moe")) for mlp in spec.mlps()):
             return False
         if any(isinstance(mlp, GatedMLP) and (mlp.scale, mlp.out_scale) != (1.0, 1.0) for mlp in spec.mlps()):
@@ -483,7 +486,7 @@ class Decoder(CausalLM):
     def _narrows(self) -> bool:
         """Whether the last layer can leave out the tokens that need no logits."""
         mixers = self._layers[-1].mixers if self._layers else []
-        return len(mixers) == 1 and mixers[0].can_narrow and not self.spec.placement.parallel
+        return len(mixers) == 1 and mixers[0].can_narrow and not self._layers[-1].placement.parallel
 
     def _build_workspace(self, max_tokens: int, max_logits: int, dtype: torch.dtype) -> Workspace:
         halves = [*self._mixers(), *(layer.mlp for layer in self._layers if layer.mlp is not None)]
@@ -497,7 +500,7 @@ class Decoder(CausalLM):
             narrow=narrow,
             projected=self.spec.embedding_width,
             sampled=self._layers[-1].mixers[0].wide if self._can_narrow else 0,
-            has_beside=any(len(layer.mixers) > 1 for layer in self._layers) or self.spec.placement.parallel,
+            has_beside=any(len(layer.mixers) > 1 or layer.placement.parallel for layer in self._layers),
             vocab=self.spec.vocab,
             ranks=self.plan.size,
             dtype=dtype,

@@ -168,7 +168,8 @@ def norm_places(spec: DecoderSpec, layer: int) -> list[str]:
     """Where a layer has norms; a half that it lacks has none."""
     halves = [name for name, half in (("mixer", spec.mixers_of(layer)), ("mlp", spec.mlps()[layer])) if half]
     places = ("before_mixer", "after_mixer", "before_mlp", "after_mlp")
-    there = [place for place in places if getattr(spec.placement, place) and place.partition("_")[2] in halves]
+    placement = spec.placements()[layer]
+    there = [place for place in places if getattr(placement, place) and place.partition("_")[2] in halves]
     return there if layer or spec.first_norm else [place for place in there if place != "before_mixer"]
 
 

@@ -166,6 +166,14 @@ def canonical_name(name: str, sources: Mapping[str, Source], spec: DecoderSpec) 
         for outside in (within, name.removeprefix(prefix.removesuffix("model."))):
             if outside in sources:
                 return outside
+    return _renamed(name, sources, spec)
+
+
+def _renamed(name: str, sources: Mapping[str, Source], spec: DecoderSpec) -> str:
+    """The name in `sources` that one with a part of another name means; itself where it means none."""
+    for theirs, ours in spec.weights.aliases.items():
+        if theirs in name and (found := canonical_name(name.replace(theirs, ours), sources, spec)) in sources:
+            return found
     return name
 
 

@@ -343,6 +343,7 @@ class WeightNames:
         unbiased: sources that have no bias where their module has one.
         bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
             spec multiplies in the model only some of the terms.
+        aliases: parts of names that a checkpoint may have in the place of ours: theirs -> ours.
     """
 
     modules: Mapping[str, str | tuple[str, ...]]
@@ -356,6 +357,7 @@ class WeightNames:
     row_vectors: tuple[str, ...] = ()
     unbiased: tuple[str, ...] = ()
     bias_scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:
         """A copy with some modules named otherwise, and those in `drop` left out."""
@@ -369,6 +371,7 @@ class DecoderSpec:
 
     Attributes:
         mixer, mlp: one for all layers, or one for each; None for a layer that lacks this half.
+        placement: of norms; one for all layers, or one for each.
         max_positions: the longest context that the checkpoint was made for.
         token_types: rows of a table of segments that is added to the embeddings; 0 means none.
         embedding_norm: stands between the embeddings and the first layer.
@@ -389,7 +392,7 @@ class DecoderSpec:
     norm: Norm
     weights: WeightNames
     max_positions: int
-    placement: Placement = PRE
+    placement: Placement | tuple[Placement, ...] = PRE
     learned_positions: LearnedPositions | None = None
     token_types: int = 0
     embedding_norm: Norm | None = None
@@ -410,6 +413,10 @@ class DecoderSpec:
         if isinstance(mixer, SideBySide):
             return mixer.mixers
         return () if mixer is None else (mixer,)
+
+    def placements(self) -> tuple[Placement, ...]:
+        """Where each layer has norms."""
+        return _each_layer(self.placement, self.layers, "placement")
 
     def attentions(self) -> tuple[Attention, ...]:
         """One attention a layer.
