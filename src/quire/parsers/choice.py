@@ -5,11 +5,13 @@ Knows names, and marks in templates.
 
 import dataclasses
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from quire.errors import ConfigError
-from quire.parsers.formats import HARMONY, REASONING, TOOLS, Reasoning, ToolFormat
+from quire.parsers.formats import HARMONY, TOOLS, ToolFormat
 from quire.parsers.harmony import MARKERS
+from quire.parsers.reasoning import REASONING, Reasoning
 
 AUTO, NONE = "auto", "none"
 
@@ -17,9 +19,17 @@ _REASONING_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<seed:think>",), "seed_oss"),
     (("[THINK]",), "mistral"),
     (("Here is my thought process:",), "granite"),
+    (("<|channel>",), "gemma4"),
+    (("<mm:think>",), "minimax_m3"),
+    (("<ifm|think>",), "k2_horizon"),
+    (("<|plamo:begin_think:plamo|>",), "plamo3"),
+    (("<|START_THINKING|>",), "cohere_command4"),
+    (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
+    (("<think:",), "hy_v4"),
     (("<think>", "<answer>"), "hunyuan_a13b"),
     (("<think>", "<response>"), "ernie45"),
     (("◁think▷",), "kimi_k2"),
+    (("<think>", "<arg_key>"), "glm45"),
     (("<think>",), "qwen3"),
 )
 _TOOL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -66,7 +76,7 @@ class AnswerFormats:
         """Every marker, of which some may be special tokens that must not be left out of the text."""
         found = set(MARKERS) if self.is_harmony else set[str]()
         if self.reasoning is not None:
-            found |= {*self.reasoning.start, *self.reasoning.end, *self.reasoning.answer}
+            found |= {*self.reasoning.start, *self.reasoning.end, *self.reasoning.answer, *self.reasoning.again}
         if self.tools is not None:
             found |= {*self.tools.begin, *self.tools.end, *self.tools.section, *self.tools.inner}
         return frozenset(found)
@@ -87,7 +97,9 @@ def choose_formats(reasoning: str, tools: str, template: str | None, strict_leve
         return AnswerFormats("openai_gptoss", "openai", is_harmony=True, strict_level=strict_level)
     reasoning = _named(reasoning, REASONING, "reasoning_parser") or _shown(_REASONING_MARKS, template)
     tools = _named(tools, TOOLS, "tool_call_parser") or _shown(_TOOL_MARKS, template)
-    return AnswerFormats(reasoning, tools, REASONING.get(reasoning), TOOLS.get(tools), strict_level=strict_level)
+    found = REASONING.get(reasoning)
+    found = None if found is None else found.with_suffix(template)
+    return AnswerFormats(reasoning, tools, found, TOOLS.get(tools), strict_level=strict_level)
 
 
 def _is_harmony(template: str) -> bool:
@@ -110,9 +122,25 @@ def _shown(marks: tuple[tuple[tuple[str, ...], str], ...], template: str) -> str
     return next((name for strings, name in marks if all(mark in template for mark in strings)), NONE)
 
 
-def begins_inside(prompt_end: str, reasoning: Reasoning) -> bool | None:
-    """Whether an answer to a prompt with this end begins within reasoning; None where the prompt does not tell."""
+def reasoning_of_request(
+    reasoning: Reasoning, prompt_end: str, variables: Mapping[str, Any], continues: bool = False
+) -> tuple[Reasoning, bool | None]:
+    """How the reasoning of an answer is read, and whether the answer begins inside; None: nothing tells, and the format decides.
+
+    Args:
+        prompt_end: the end of the prompt's text.
+        variables: the template's; a prompt that ends inside the reasoning, or behind it, goes before them.
+        continues: the prompt ends within a message that the answer continues.
+    """
+    reasoning = reasoning.of_request(variables)
     end = prompt_end.rstrip()
-    if end.endswith(reasoning.start):
-        return True
-    return False if end.endswith(reasoning.end) else None
+    started = [start for start in reasoning.start if end.endswith(start.rstrip())]
+    if continues and not started:
+        last = max(reasoning.start, key=end.rfind)
+        if end.rfind(last) > max(map(end.rfind, reasoning.end)):
+            started = [last]
+    if started:
+        return reasoning.only(max(started, key=len)), True
+    if end.endswith(reasoning.end) or reasoning.is_off(variables):
+        return reasoning, False
+    return (dataclasses.replace(reasoning, implied=False) if reasoning.writes_start else reasoning), None

@@ -1,4 +1,4 @@
-"""The formats by name: where reasoning begins and ends, and how tool calls are marked and written.
+"""The formats of tool calls by name: how calls are marked and written. (Those of reasoning: `reasoning.py`.)
 
 Facts of models' chat templates and of the names that users of vLLM know. A format is data; nothing here is code.
 """
@@ -6,22 +6,9 @@ Facts of models' chat templates and of the names that users of vLLM know. A form
 import dataclasses
 
 from quire.parsers.bodies import Body, Header, JsonObject, JsonOrHeader, Pythonic, Tags
+from quire.parsers.reasoning import REASONING, Reasoning
 
-
-@dataclasses.dataclass(frozen=True)
-class Reasoning:
-    """Where a model thinks.
-
-    Attributes:
-        start, end: the markers, each in all its spellings; the first one is the usual.
-        implied: an answer begins inside, because the template wrote the start already (or the model leaves it out).
-        answer: markers around what follows, which carry nothing.
-    """
-
-    start: tuple[str, ...]
-    end: tuple[str, ...]
-    implied: bool = False
-    answer: tuple[str, ...] = ()
+__all__ = ["HARMONY", "PLAIN", "REASONING", "TOOLS", "Reasoning", "ToolFormat"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,27 +37,6 @@ class ToolFormat:
     has_end: bool = True
     has_numbered_ids: bool = False
 
-
-_THINK = Reasoning(("<think>",), ("</think>",))
-_THINKING = dataclasses.replace(_THINK, implied=True)
-
-REASONING: dict[str, Reasoning] = {
-    "deepseek_r1": _THINKING,
-    "deepseek_v3": _THINK,
-    "qwen3": _THINK,
-    "glm45": _THINK,
-    "olmo3": _THINKING,
-    "step3": _THINKING,
-    "minimax_m2": _THINKING,
-    "kimi_k2": Reasoning(("<think>", "◁think▷"), ("</think>", "◁/think▷")),
-    "granite": Reasoning(
-        ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
-    ),
-    "mistral": Reasoning(("[THINK]",), ("[/THINK]",)),
-    "hunyuan_a13b": dataclasses.replace(_THINK, answer=("<answer>", "</answer>")),
-    "ernie45": dataclasses.replace(_THINKING, answer=("<response>", "</response>")),
-    "seed_oss": Reasoning(("<seed:think>",), ("</seed:think>",), implied=True),
-}
 
 _JSON = JsonObject()
 _JSON_LIST = JsonObject(is_list=True)

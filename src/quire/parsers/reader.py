@@ -89,15 +89,13 @@ class Reader:
             yield
 
     def starts_with(self, words: tuple[str, ...]) -> Waiting[str | None]:
-        """The word with which the text goes on, white space aside; nothing else is taken. None if it is none of them."""
+        """The longest word with which the text goes on, white space aside; nothing else is taken. None if it is none of them."""
         while True:
             rest = self.text.lstrip()
-            for word in words:
-                if rest.startswith(word):
-                    return word
-            if self.ended or not any(word.startswith(rest) for word in words):
-                return None
-            yield
+            if not self.ended and any(word != rest and word.startswith(rest) for word in words):
+                yield  # it may be the beginning of a (longer) word
+                continue
+            return max((word for word in words if rest.startswith(word)), key=len, default=None)
 
     def expect(self, words: tuple[str, ...]) -> Waiting[str]:
         """Take one of some words and the white space before it.

@@ -8,10 +8,12 @@ from collections.abc import Generator
 from typing import Any
 
 from quire.parsers import harmony
-from quire.parsers.formats import Reasoning, ToolFormat
+from quire.parsers.formats import ToolFormat
 from quire.parsers.offered import Tools
 from quire.parsers.pieces import Answer, Kind, Piece, Pieces
 from quire.parsers.reader import Malformed, Reader, Waiting
+from quire.parsers.reasoning import Reasoning
+from quire.parsers.thoughts import Thoughts
 
 
 class AnswerParser:
@@ -23,6 +25,9 @@ class AnswerParser:
         offered: the request's tools, in the protocol's form; types of parameters are taken from them.
         in_reasoning: the prompt ended inside the reasoning (or outside of it); None: as the format says.
         tokenizer: for parsers from outside.
+
+    Attributes:
+        has_filled: the answer was nothing but reasoning, which is its content, too (`Reasoning.fills`).
     """
 
     def __init__(
@@ -38,7 +43,9 @@ class AnswerParser:
         self._reader, self._out = Reader(), Pieces()
         self._tools, self._offered = tools, Tools(offered, tokenizer)
         self._reasoning = reasoning
-        self._begins_inside = reasoning is not None and (reasoning.implied if in_reasoning is None else in_reasoning)
+        self._in_reasoning = in_reasoning
+        self._only_thoughts: list[str] | None = [] if reasoning is not None and reasoning.fills else None
+        self.has_filled = False
         parse = harmony.parse(self._reader, self._out) if is_harmony else self._answer()
         self._steps: Generator[None, None, Any] | None = parse
 
@@ -55,7 +62,7 @@ class AnswerParser:
     def pass_plain(self, text: str) -> Kind | None:
         """More text, where it is one piece as it stands: that piece's kind. None where `push` has to read it."""
         passing = self._reader.passing
-        if passing is None:
+        if passing is None or self._only_thoughts is not None:
             return None
         kind, firsts = passing
         return kind if firsts.isdisjoint(text) and self._out.passes(kind, text) else None
@@ -75,44 +82,57 @@ class AnswerParser:
                 self._steps = None
         if self._reader.ended:
             self._out.end()
-        return self._out.drain()
+        pieces = self._out.drain()
+        return pieces if self._only_thoughts is None else self._filled(pieces, self._only_thoughts)
+
+    def _filled(self, pieces: list[Piece], thoughts: list[str]) -> list[Piece]:
+        """The pieces; at the end of an answer that was nothing but reasoning, this once more as content."""
+        thoughts += [piece.text for piece in pieces if piece.kind == "reasoning"]
+        if any(piece.kind != "reasoning" for piece in pieces):
+            self._only_thoughts = None
+        elif self._reader.ended and thoughts:
+            self._only_thoughts, self.has_filled = None, True
+            return [*pieces, Piece("content", "".join(thoughts))]
+        return pieces
 
     def _answer(self) -> Waiting[None]:
-        reader, out, reasoning = self._reader, self._out, self._reasoning
-        if reasoning is not None:
-            inside = self._begins_inside
-            word = yield from reader.starts_with(reasoning.start)
-            if word is not None:
-                yield from reader.expect((word,))
-                out.marker()
-                inside = True
-            if inside:
-                yield from reader.until(reasoning.end, lambda text: out.text("reasoning", text), "reasoning")
-                out.marker()
-        if self._tools is None:
-            yield from self._content(reasoning.answer if reasoning else ())
-        else:
-            yield from self._content_and_calls(self._tools, reasoning.answer if reasoning else ())
-
-    def _content(self, dropped: tuple[str, ...]) -> Waiting[None]:
-        while (yield from self._reader.until(dropped, self._emit, "content")) is not None:
-            self._out.marker()
+        reasoning, found = self._reasoning, None
+        if reasoning is None:
+            yield from self._content(None, None)
+            return
+        thoughts = Thoughts(reasoning, self._tools, self._offered)
+        found = yield from thoughts.read_opening(self._reader, self._out, self._in_reasoning)
+        yield from self._content(thoughts, found)
 
     def _emit(self, text: str) -> None:
         self._out.text("content", text)
 
-    def _content_and_calls(self, tools: ToolFormat, dropped: tuple[str, ...]) -> Waiting[None]:
-        reader, out = self._reader, self._out
-        if tools.bare:
+    def _content(self, thoughts: Thoughts | None, found: str | None) -> Waiting[None]:
+        """Content, calls, and more reasoning. `found`: the marker of a call that has ended the reasoning."""
+        reader, out, tools = self._reader, self._out, self._tools
+        dropped: tuple[str, ...] = ()
+        again: tuple[str, ...] = ()
+        if thoughts is not None:
+            again = thoughts.reasoning.again
+            dropped = (*thoughts.reasoning.answer, *(thoughts.reasoning.end if found else ()))
+        if tools is not None and tools.bare and found is None:
             yield from self._calls(tools, "")
-        markers = (*tools.begin, *tools.end, *tools.section, *dropped)
-        while (found := (yield from reader.until(markers, self._emit, "content"))) is not None:
-            if found in tools.begin:
-                yield from self._calls(tools, found)
-            elif out.num_calls or found in (*tools.section, *dropped):
+        begin = () if tools is None else tools.begin
+        dropped = dropped if tools is None else (*tools.section, *dropped)
+        markers = (*begin, *(() if tools is None else tools.end), *dropped, *again)
+        while True:
+            if found is None and (found := (yield from reader.until(markers, self._emit, "content"))) is None:
+                return
+            marker, found = found, None
+            if tools is not None and marker in begin:
+                yield from self._calls(tools, marker)
+            elif thoughts is not None and marker in again:
+                out.marker()
+                found = yield from thoughts.read(reader, out, marker)
+            elif out.num_calls or marker in dropped:
                 out.marker()
             else:  # an end without a beginning
-                self._emit(found)
+                self._emit(marker)
 
     def _calls(self, tools: ToolFormat, marker: str) -> Waiting[None]:
         """The calls behind a marker; what is no call after all is content."""
@@ -137,4 +157,6 @@ def parse_answer(text: str, **formats: Any) -> Answer:
     parser, answer = AnswerParser(**formats), Answer()
     for piece in (*parser.push(text), *parser.finish()):
         answer.add(piece)
+    if parser.has_filled:
+        answer.reasoning = ""
     return answer

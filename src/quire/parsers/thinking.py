@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from quire.errors import RequestError
-from quire.parsers.choice import AnswerFormats, begins_inside
-from quire.parsers.formats import Reasoning
+from quire.parsers.choice import AnswerFormats, reasoning_of_request
+from quire.parsers.reasoning import Reasoning
 from quire.sampling_params import Thinking
 
 _TURN, _ANALYSIS, _ANSWER = "<|end|><|start|>assistant", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
@@ -103,5 +103,6 @@ def find_prompt_thinking(formats: AnswerFormats, prompt_ids: Sequence[int], toke
     last = next((token_id for token_id in reversed(prompt_ids) if token_id in (start, end[0])), None)
     if last == start:
         return Thinking(end)
-    inside = begins_inside(tokenizer.decode(list(prompt_ids[-PROMPT_END:]), skip_special_tokens=False), reasoning)
+    prompt_end = tokenizer.decode(list(prompt_ids[-PROMPT_END:]), skip_special_tokens=False)
+    reasoning, inside = reasoning_of_request(reasoning, prompt_end, {})
     return build_thinking(reasoning, inside, tokenizer)

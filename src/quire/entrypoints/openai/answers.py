@@ -6,17 +6,21 @@ Knows the protocol; formats belong to `quire.parsers`.
 import dataclasses
 import uuid
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from quire.entrypoints.openai.prompts import template_variables
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, FunctionCall, ToolCall
 from quire.entrypoints.openai.tool_choice import ToolChoice, enforced, read_tool_choice
 from quire.outputs import CompletionOutput
-from quire.parsers.choice import AnswerFormats, begins_inside
-from quire.parsers.formats import Reasoning
+from quire.parsers.choice import AnswerFormats, reasoning_of_request
 from quire.parsers.pieces import Answer, Kind, Piece
+from quire.parsers.reasoning import Reasoning
 from quire.parsers.stream import AnswerParser
 from quire.parsers.thinking import PROMPT_END
 from quire.tokenizers.interface import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.entrypoints.openai.state import ServerSettings
 
 
 class ReasoningCount:
@@ -110,6 +114,8 @@ class AnswerReader:
         for piece in (*parser.push(text), *parser.finish()):
             if self.wants(piece):
                 answer.add(piece)
+        if parser.has_filled:
+            answer.reasoning = ""
         return answer
 
     def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
@@ -182,7 +188,11 @@ class PieceReader:
 
 
 def answer_reader(
-    formats: AnswerFormats, request: ChatCompletionRequest, tokenizer: Tokenizer, prompt_ids: list[int]
+    formats: AnswerFormats,
+    request: ChatCompletionRequest,
+    tokenizer: Tokenizer,
+    prompt_ids: list[int],
+    settings: "ServerSettings | None" = None,
 ) -> AnswerReader | None:
     """How a request's answers are read; None where they are content as they stand."""
     choice = read_tool_choice(request)
@@ -192,7 +202,11 @@ def answer_reader(
         return None
     inside = None
     if formats.reasoning is not None:
-        inside = begins_inside(tokenizer.decode(prompt_ids[-PROMPT_END:], skip_special_tokens=False), formats.reasoning)
+        continues = bool(request.continue_final_message)
+        prompt_end = tokenizer.decode(prompt_ids if continues else prompt_ids[-PROMPT_END:], skip_special_tokens=False)
+        variables = template_variables(request, settings)
+        reasoning, inside = reasoning_of_request(formats.reasoning, prompt_end, variables, continues)
+        formats = dataclasses.replace(formats, reasoning=reasoning)
     special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
     keeps_special = bool(special & formats.markers)
     return AnswerReader(formats, request, inside, has_tools, keeps_special, tokenizer, choice, grammar)

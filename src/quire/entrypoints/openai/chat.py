@@ -86,7 +86,7 @@ async def prepare_chat(
         params = sampling.build_sampling_params(request, max_tokens=max_tokens, logprobs=logprobs, defaults=defaults)
     reader = None
     if (tokenizer := state.engine.get_tokenizer()) is not None:
-        reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids)
+        reader = answer_reader(state.formats, request, tokenizer, prompt.token_ids, state.settings)
     if reader is not None and reader.keeps_special_tokens and isinstance(params, SamplingParams):
         params.skip_special_tokens = False
     constrain_answer(params, reader, tokenizer)

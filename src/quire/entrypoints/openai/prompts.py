@@ -222,7 +222,7 @@ async def chat_prompt(
         request,
         request.messages,
         require_tokenizer(tokenizer, "messages"),
-        _template_kwargs(request, settings),
+        template_variables(request, settings),
         request.add_generation_prompt,
         tools=None if request.tool_choice == "none" and leaves_tools_out else request.tools,
         documents=request.documents,
@@ -233,12 +233,13 @@ async def chat_prompt(
     return _truncated(prompt, keep, request.truncation_side, tokenizer, need_text=False)
 
 
-def _template_kwargs(request: ChatCompletionRequest, settings: "ServerSettings | None") -> dict[str, Any]:
-    """The template's variables: the request's, else the operator's."""
+def template_variables(request: ChatCompletionRequest, settings: "ServerSettings | None") -> dict[str, Any]:
+    """The template's variables: the request's, else the operator's. A `reasoning_effort` turns thinking on, or off (`none`)."""
     asked, effort = request.chat_template_kwargs or {}, request.reasoning_effort
     kwargs = {} if settings is None else dict(settings.default_chat_template_kwargs)
     if effort is not None:
         kwargs["reasoning_effort"] = effort if settings is None else settings.reasoning_effort_map.get(effort, effort)
+        kwargs["enable_thinking"] = kwargs["reasoning_effort"] != "none"
     return kwargs | asked
 
 

@@ -96,13 +96,7 @@ def find_thinking(reader: AnswerReader, tokenizer: Tokenizer) -> Thinking | None
     if reader.formats.is_harmony:
         return Thinking(tokenizer.encode(_HARMONY_ANSWER, add_special_tokens=False))
     reasoning = reader.formats.reasoning
-    if reasoning is None:
-        return None
-    variables = reader.request.chat_template_kwargs or {}
-    is_off = variables.get("enable_thinking") is False or variables.get("thinking") is False
-    if is_off and not (reader.in_reasoning or reasoning.implied):
-        return None
-    return build_thinking(reasoning, reader.in_reasoning, tokenizer)
+    return None if reasoning is None else build_thinking(reasoning, reader.in_reasoning, tokenizer)
 
 
 def limit_thinking(

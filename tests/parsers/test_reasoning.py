@@ -1,0 +1,193 @@
+"""Reasoning: what turns it on, where it ends, and that a call within it is made."""
+
+import itertools
+import json
+import random
+
+import pytest
+from tests.parsers.test_formats import CASES, TOOL_LIST, cuts, joined, parse
+
+from quire.parsers.choice import choose_formats, reasoning_of_request
+from quire.parsers.formats import TOOLS
+from quire.parsers.reasoning import REASONING
+from quire.parsers.stream import AnswerParser, parse_answer
+
+OFF = {"enable_thinking": False}
+ON = {"enable_thinking": True}
+
+
+def read(name, text, variables=None, prompt="", **more):
+    """(reasoning, content) of an answer to a prompt with this end."""
+    reasoning, inside = reasoning_of_request(REASONING[name], prompt, variables or {})
+    parts = list(cuts(text, every=5))
+    found = [parse(each, reasoning=reasoning, in_reasoning=inside, **more)[:2] for each in parts]
+    assert found.count(found[0]) == len(found), "wherever the text is cut"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "is_on"),
+    [
+        ("qwen3", {}, True),
+        ("qwen3", OFF, False),
+        ("seed_oss", OFF, False),
+        ("mimo", OFF, False),
+        ("nemotron_v3", OFF, False),
+        ("glm45", {"thinking": False}, False),
+        ("glm45", {"thinking": False, "enable_thinking": True}, True),
+        ("kimi_k2", OFF, False),
+        ("kimi_k3", {"thinking": False}, False),
+        ("deepseek_v3", {}, False),
+        ("deepseek_v3", {"thinking": True}, True),
+        ("deepseek_v3", ON, True),
+        ("poolside_v1", {}, False),
+        ("holo2", {}, True),
+        ("holo2", {"thinking": False}, False),
+        ("deepseek_v4", {}, True),
+        ("deepseek_v4", {"enable_thinking": True, "reasoning_effort": "none"}, False),
+        ("deepseek_v41", {"thinking": False}, False),
+        ("hy_v3", {}, False),
+        ("hy_v3", {"reasoning_effort": "high"}, True),
+        ("hy_v4", {}, True),
+        ("hy_v4", {"reasoning_effort": "no_think"}, False),
+        ("step3p5", OFF, True),
+        ("deepseek_r1", OFF, True),
+    ],
+)
+def test_a_request_s_template_variables_turn_reasoning_on_and_off(name, variables, is_on):
+    fmt = REASONING[name].of_request(variables)
+    assert REASONING[name].is_off(variables) is not is_on
+    end = fmt.end[0]
+    text = f"Because.{end}So."
+    found = parse([text], reasoning=fmt, in_reasoning=None if is_on else False)
+    assert found == (("Because.", "So.", []) if is_on else ("", text, []))
+
+
+@pytest.mark.parametrize("name", [name for name in REASONING if not REASONING[name].is_content])
+def test_a_prompt_that_ends_inside_the_reasoning_or_behind_it_decides(name):
+    fmt = REASONING[name]
+    for start, (end, *_) in ((start, fmt.ends_of(start)) for start in fmt.start):
+        for variables in ({}, OFF, {"thinking": False}, {"reasoning_effort": "no_think"}):
+            assert read(name, f"Because.{end} So.", variables, f"hi<assistant>{start}\n")[0] == "Because."
+            assert read(name, "So.", variables, f"hi<assistant>{start}\n\n{end}\n\n") == ("", "So.")
+
+
+def test_a_model_that_writes_the_start_itself_answers_at_once_where_it_does_not():
+    assert read("qwen3", "So.", prompt="<|im_start|>assistant\n") == ("", "So.")
+    assert read("qwen3", "<think>Why?</think>So.", prompt="<|im_start|>assistant\n") == ("Why?", "So.")
+    assert read("qwen3", "<think>Why?</think>So.", OFF, "<|im_start|>assistant\n") == ("Why?", "So.")
+    assert read("deepseek_r1", "Why?</think>So.", prompt="<｜Assistant｜>") == ("Why?", "So.")
+
+
+def test_a_continued_message_goes_on_inside_its_reasoning():
+    prompt = "user: what is <think>? assistant: <think>It is"
+    reasoning, inside = reasoning_of_request(REASONING["qwen3"], prompt, {}, continues=True)
+    assert inside is True
+    assert parse([" a marker.</think>So."], reasoning=reasoning, in_reasoning=inside) == ("a marker.", "So.", [])
+    assert reasoning_of_request(REASONING["qwen3"], prompt, {})[1] is None
+    assert reasoning_of_request(REASONING["qwen3"], prompt + "</think>So", {}, continues=True)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("minimax_m3", "</mm:think>So.", ("", "So.")),
+        ("minimax_m3", "A</mm:think>B", ("", "A</mm:think>B")),
+        ("minimax_m3", "A <mm:think>why</mm:think> B", ("why", "AB")),
+        ("gemma4", "<|channel>thought\nWhy\n<channel|>So.", ("Why", "So.")),
+        ("gemma4", "<|channel>thousand reasons<channel|>So.", ("thousand reasons", "So.")),
+        ("gemma4", "<|channel>thought\n<channel|>", ("", "")),
+        ("gemma4", "So<channel|>.", ("", "So.")),
+        ("glm45", "<think>a</think>b<think>c</think>d", ("ac", "bd")),
+        ("qwen3", "<think>a</think>b<think>c</think>d", ("a", "b<think>c</think>d")),
+        ("mistral", "[THINK]a </think> b[/THINK]c", ("a </think> b", "c")),
+        ("mistral", "<think>a</think>c", ("a", "c")),
+        ("k2_horizon", "<ifm|think_fast>a</ifm|think>b</ifm|think_fast>c", ("a</ifm|think>b", "c")),
+        ("kimi_k3", "why<|close|>think<|sep|><|open|>response<|sep|>So.<|close|>response<|sep|><|close|>message<|sep|>",
+         ("why", "So.")),
+        ("ernie45", "a\n</think>\n\n<response>\nb\n</response>\n", ("a", "b")),
+        ("hunyuan_a13b", "<think>\na\n</think>\n<answer>\nb\n</answer>", ("a", "b")),
+        ("minicpmv", "<think>a<|im_end|></think>b<reserved_12>", ("a<|im_end|>", "b")),
+        ("cohere_command3", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", ("a", "b")),
+        ("minimax_m2_append_think", "a\n</think>\n\nb", ("", "<think>a\n</think>\n\nb")),
+        ("minimax_m2_append_think", "<think>\na</think>b", ("", "<think>\na</think>b")),
+    ],
+)  # fmt: skip
+def test_what_is_special_about_a_format(name, text, found):
+    assert read(name, text) == found
+
+
+def test_a_variable_of_the_template_says_that_an_answer_begins_inside():
+    assert read("minimax_m3", "a</mm:think>b", {"thinking_mode": "enabled"}) == ("a", "b")
+    assert read("minimax_m3", "a</mm:think>b", {"thinking_mode": "adaptive"}) == ("", "a</mm:think>b")
+
+
+@pytest.mark.parametrize("name", ["nemotron_v3", "granite_thinking_parser"])
+def test_an_answer_without_content_has_its_reasoning_as_content_where_a_request_says_so(name):
+    for variables in ({"force_nonempty_content": True}, OFF):
+        fmt = REASONING[name].of_request(variables)
+        for parts in cuts("Only thoughts"):
+            assert parse(parts, reasoning=fmt) == ("Only thoughts", "Only thoughts", [])
+        answer = parse_answer("Only thoughts</think>\n", reasoning=fmt)
+        assert (answer.reasoning, answer.content) == ("", "Only thoughts")
+        assert parse(["Thoughts</think>So."], reasoning=fmt) == ("Thoughts", "So.", [])
+    fmt = REASONING[name].of_request({})
+    assert parse(["Only thoughts"], reasoning=fmt) == ("Only thoughts", "", [])
+
+
+def test_a_checkpoint_s_markers_have_the_suffix_that_its_template_has():
+    template = "{% if on %}{{ '<think:6124c78e>' }}{% else %}{{ '<think:6124c78e></think:6124c78e>' }}{% endif %}"
+    formats = choose_formats("hy_v4", "none", template)
+    assert formats.reasoning is not None and formats.reasoning.end == ("</think:6124c78e>",)
+    assert choose_formats("hy_v4", "none", "<think>").reasoning == REASONING["hy_v4"]
+    assert choose_formats("qwen3", "none", template).reasoning == REASONING["qwen3"]
+
+
+MARKED = [name for name in CASES if TOOLS[name].begin and CASES[name][0].lstrip().startswith(
+    (*TOOLS[name].begin, *TOOLS[name].section))]  # fmt: skip
+THINKING = [name for name in REASONING if not REASONING[name].is_content]
+
+
+def test_a_call_within_unclosed_reasoning_is_made():
+    """Every reasoning format with a few formats of calls, every format of calls with a few of reasoning."""
+    draw = random.Random(5)
+    pairs = {(one, draw.choice(MARKED)) for one in THINKING} | {(draw.choice(THINKING), one) for one in MARKED}
+    for name, tools in sorted(pairs | {("qwen3", "qwen3_coder"), ("kimi_k2", "kimi_k2")}):
+        text, calls = CASES[tools]
+        answer = f"{REASONING[name].start[0]}I need to look.\n\n{text}"
+        for parts in itertools.islice(cuts(answer, seed=1, every=11), 0, None, 2):
+            reasoning, content, found = parse(parts, reasoning=REASONING[name], tools=TOOLS[tools], offered=TOOL_LIST)
+            assert (reasoning, content) == ("I need to look.", ""), (name, tools, parts)
+            assert [(function, json.loads(arguments)) for function, arguments in found] == calls, (name, tools)
+
+
+@pytest.mark.parametrize("tools", MARKED)
+def test_a_model_may_write_about_calls_in_its_reasoning(tools):
+    fmt, (call, calls) = TOOLS[tools], CASES[tools]
+    marker = fmt.begin[0]
+    for thought in (f"I could write {marker} here.", f"{marker}{{}} or {marker}", f"{marker}\nunknown_function "):
+        answer = f"<think>{thought}</think>\n{call}"
+        for parts in cuts(answer, every=9):
+            reasoning, content, found = parse(parts, reasoning=REASONING["qwen3"], tools=fmt, offered=TOOL_LIST)
+            assert (reasoning, content) == (thought.strip(), ""), parts
+            assert [(function, json.loads(arguments)) for function, arguments in found] == calls
+
+
+def test_reasoning_that_is_never_closed_keeps_what_only_looks_like_a_call():
+    for parts in cuts("<think>I write <tool_call> and stop"):
+        found = parse(parts, reasoning=REASONING["qwen3"], tools=TOOLS["hermes"], offered=TOOL_LIST)
+        assert found == ("I write <tool_call> and stop", "", [])
+
+
+def test_an_end_marker_behind_a_call_in_the_reasoning_is_left_out():
+    text, calls = CASES["hermes"]
+    for parts in cuts(f"<think>Look.\n{text}\n</think>\nSo.", every=5):
+        reasoning, content, found = parse(parts, reasoning=REASONING["qwen3"], tools=TOOLS["hermes"], offered=TOOL_LIST)
+        assert (reasoning, content) == ("Look.", "So.")
+        assert [function for function, _ in found] == [function for function, _ in calls]
+
+
+def test_a_call_ends_reasoning_as_soon_as_its_function_is_known():
+    parser = AnswerParser(REASONING["qwen3"], TOOLS["hermes"], offered=TOOL_LIST, in_reasoning=True)
+    reasoning, _, calls = joined(parser.push('Look.\n<tool_call>\n{"name": "now"'))
+    assert (reasoning, calls) == ("Look.", [("now", "")])
