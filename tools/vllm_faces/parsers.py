@@ -1,0 +1,330 @@
+"""vLLM's parser classes over Quire's parsers: the same constructors and methods, as far as they are about an answer's text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tools.vllm_faces.outcomes import Absent, NotBlackBox, Watch
+from tools.vllm_faces.protocol import (
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    ExtractedToolCallInformation,
+    FunctionCall,
+    ToolCall,
+)
+
+from quire.entrypoints.openai.answers import reasoning_count
+from quire.parsers.choice import AnswerFormats, begins_inside, choose_formats
+from quire.parsers.pieces import Answer, Piece
+from quire.parsers.stream import AnswerParser
+from quire.parsers.thinking import PROMPT_END
+
+
+def _function(tool: Any) -> dict[str, Any] | None:
+    """A request's tool in the protocol's form, whatever class it is of; None of one that is no function."""
+    if not isinstance(tool, dict):
+        dump = getattr(tool, "model_dump", None)
+        tool = dump(exclude_none=True) if callable(dump) else getattr(tool, "__dict__", None)
+    if not isinstance(tool, dict):
+        return None
+    function = tool.get("function", tool)
+    if not isinstance(function, dict):
+        function = function.model_dump(exclude_none=True) if hasattr(function, "model_dump") else vars(function)
+    return {"type": "function", "function": function} if isinstance(function.get("name"), str) else None
+
+
+def _offered(*sources: Any) -> list[dict[str, Any]]:
+    """The first source that is a list of tools."""
+    for source in sources:
+        if isinstance(source, list | tuple) and source:
+            return [found for tool in source if (found := _function(tool)) is not None]
+    return []
+
+
+class _Ids:
+    """A tokenizer as Quire's server sees it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._vocab = dict(tokenizer.get_vocab())
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._vocab.get(token)
+
+
+class Face:
+    """A parser of vLLM's, which has a name in either of its registries, or in both.
+
+    Attributes:
+        reasoning_names, tools_names: its names; the first one that Quire has is used.
+    """
+
+    reasoning_names: tuple[str, ...] = ()
+    tools_names: tuple[str, ...] = ()
+    reasoning_parser_cls: Any = None
+    tool_parser_cls: Any = None
+    supports_required_and_named = True
+    tool_strict_level: Any = None
+
+    def __init__(self, tokenizer: Any = None, tools: Any = None, *args: Any, **kwargs: Any) -> None:
+        del args
+        names = type(self)._names()
+        if names == ("none", "none") and not self._may_be_nothing():
+            raise NotBlackBox(type(self).__name__)
+        self.formats = _formats(*names)
+        self.model_tokenizer, self.tools = tokenizer, tools
+        chosen = kwargs.get("chat_template_kwargs") or {}
+        flag = chosen.get("thinking", chosen.get("enable_thinking"))
+        self._in_reasoning: bool | None = None if flag is None else bool(flag)
+        self._stream: AnswerParser | None = None
+        self._prompt: list[int] | None = None
+
+    @classmethod
+    def _may_be_nothing(cls) -> bool:
+        return False
+
+    @classmethod
+    def _names(cls) -> tuple[str, str]:
+        parts = [part for part in (cls.reasoning_parser_cls, cls.tool_parser_cls) if part is not None]
+        reasoning = next((part.reasoning_names for part in parts if part.reasoning_names), cls.reasoning_names)
+        tools = next((part.tools_names for part in reversed(parts) if part.tools_names), cls.tools_names)
+        return _first_known(reasoning, "reasoning"), _first_known(tools, "tools")
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotBlackBox(f"{type(self).__name__}.{name}")
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """Each token's id."""
+        return self.model_tokenizer.get_vocab()
+
+    # --- reading ---
+
+    def _parser(self, request: Any, with_tools: bool = True) -> AnswerParser:
+        Watch.num_read += 1
+        formats = self.formats
+        looks = with_tools and formats.tools is not None
+        return AnswerParser(
+            formats.reasoning,
+            formats.tools if looks else None,
+            is_harmony=formats.is_harmony,
+            offered=_offered(getattr(request, "tools", None), self.tools),
+            in_reasoning=self._begins_inside(),
+            tokenizer=self.model_tokenizer,
+        )
+
+    def _begins_inside(self) -> bool | None:
+        """Told by the prompt, as the server does; else by the template's arguments."""
+        if self._prompt and self.formats.reasoning is not None and self.model_tokenizer is not None:
+            end = self.model_tokenizer.decode(list(self._prompt)[-PROMPT_END:])
+            inside = begins_inside(end, self.formats.reasoning) if isinstance(end, str) else None
+            if inside is not None:
+                return inside
+        return self._in_reasoning
+
+    def _whole(self, text: str, request: Any, with_tools: bool = True) -> Answer:
+        parser, answer = self._parser(request, with_tools), Answer()
+        for piece in (*parser.push(text), *parser.finish()):
+            if _wanted(piece, request):
+                answer.add(piece)
+        return answer
+
+    def _more(
+        self, text: str, request: Any, is_first: bool, finished: bool = False, with_tools: bool = True
+    ) -> DeltaMessage | None:
+        if is_first or self._stream is None:
+            self._stream = self._parser(request, with_tools)
+        pieces = self._stream.push(text)
+        if finished:
+            pieces += self._stream.finish()
+            self._stream = None
+        return self._delta([piece for piece in pieces if _wanted(piece, request)])
+
+    def _call_id(self, name: str, index: int) -> str:
+        tools = self.formats.tools
+        return (
+            f"functions.{name}:{index}"
+            if tools is not None and tools.has_numbered_ids
+            else ToolCall(function=FunctionCall(name="", arguments="")).id
+        )
+
+    def _delta(self, pieces: Sequence[Piece]) -> DeltaMessage | None:
+        """Pieces of one step as one message, as the server's chunks add up."""
+        if not pieces:
+            return None
+        delta, calls = DeltaMessage(), dict[int, DeltaToolCall]()
+        for piece in pieces:
+            if piece.kind == "reasoning":
+                delta.reasoning = (delta.reasoning or "") + piece.text
+            elif piece.kind == "content":
+                delta.content = (delta.content or "") + piece.text
+            elif piece.kind == "call":
+                function = DeltaFunctionCall(name=piece.text, arguments="")
+                call_id = self._call_id(piece.text, piece.index)
+                calls[piece.index] = DeltaToolCall(id=call_id, type="function", index=piece.index, function=function)
+            else:
+                empty = DeltaToolCall(index=piece.index, function=DeltaFunctionCall(arguments=""))
+                call = calls.setdefault(piece.index, empty)
+                assert call.function is not None
+                call.function.arguments = (call.function.arguments or "") + piece.text
+        delta.tool_calls = list(calls.values())
+        return delta
+
+    # --- what vLLM's tool parsers do ---
+
+    def extract_tool_calls(
+        self, model_output: str, request: Any = None, *args: Any, **kwargs: Any
+    ) -> ExtractedToolCallInformation:
+        """A whole answer's calls."""
+        del args, kwargs
+        answer = self._whole(model_output, request)
+        calls = [
+            ToolCall(
+                id=self._call_id(call.name, index), function=FunctionCall(name=call.name, arguments=call.arguments)
+            )
+            for index, call in enumerate(answer.calls)
+        ]
+        return ExtractedToolCallInformation(tools_called=bool(calls), tool_calls=calls, content=answer.content or None)
+
+    def extract_tool_calls_streaming(
+        self,
+        previous_text: str = "",
+        current_text: str = "",
+        delta_text: str = "",
+        previous_token_ids: Any = (),
+        current_token_ids: Any = (),
+        delta_token_ids: Any = (),
+        request: Any = None,
+    ) -> DeltaMessage | None:
+        """More of an answer."""
+        del current_text, previous_token_ids, current_token_ids, delta_token_ids
+        return self._more(delta_text, request, is_first=not previous_text)
+
+    def finish_streaming(self, request: Any = None) -> DeltaMessage | None:
+        """What the end of the text adds."""
+        return None if self._stream is None else self._more("", request, is_first=False, finished=True)
+
+    # --- what vLLM's reasoning parsers do ---
+
+    def extract_reasoning(self, model_output: str, request: Any = None) -> tuple[str | None, str | None]:
+        """A whole answer's reasoning and what follows."""
+        answer = self._whole(model_output, request, with_tools=False)
+        return answer.reasoning or None, answer.content or None
+
+    def extract_reasoning_streaming(
+        self,
+        previous_text: str = "",
+        current_text: str = "",
+        delta_text: str = "",
+        previous_token_ids: Any = (),
+        current_token_ids: Any = (),
+        delta_token_ids: Any = (),
+    ) -> DeltaMessage | None:
+        """More of an answer."""
+        del current_text, previous_token_ids, current_token_ids, delta_token_ids
+        return self._more(delta_text, None, is_first=not previous_text, with_tools=False)
+
+    def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
+        """The prompt that is answered."""
+        self._prompt = list(prompt_token_ids)
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Whether the last marker among some tokens ends the reasoning."""
+        if not Watch.num_read or self.formats.reasoning is None:
+            raise NotBlackBox("is_reasoning_end")
+        text = self.model_tokenizer.decode(list(input_ids))
+        last = {kind: max(map(text.rfind, markers)) for kind, markers in _reasoning_markers(self.formats).items()}
+        return last["end"] > last["start"]
+
+    def extract_content_ids(self, input_ids: Sequence[int]) -> list[int]:
+        """The tokens behind the reasoning's end."""
+        if not Watch.num_read or self.formats.reasoning is None:
+            raise NotBlackBox("extract_content_ids")
+        ends = {self.vocab.get(marker) for marker in self.formats.reasoning.end}
+        at = next((index for index, token_id in enumerate(input_ids) if token_id in ends), None)
+        return [] if at is None else list(input_ids[at + 1 :])
+
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        """As the server counts them for `usage`."""
+        Watch.num_read += 1
+        count = reasoning_count(self.formats.reasoning, self._begins_inside(), _Ids(self.model_tokenizer))
+        if count is None:
+            return 0
+        count.add(0, token_ids)
+        return count.total
+
+    # --- what vLLM's combined parsers do ---
+
+    def parse(
+        self,
+        model_output: str,
+        request: Any = None,
+        enable_auto_tools: bool = False,
+        model_output_token_ids: Sequence[int] = (),
+    ) -> tuple[str | None, str | None, list[FunctionCall] | None]:
+        """A whole answer's reasoning, content and calls."""
+        del model_output_token_ids
+        answer = self._whole(model_output, request, with_tools=enable_auto_tools and _may_call(request))
+        calls = [FunctionCall(name=call.name, arguments=call.arguments) for call in answer.calls]
+        for index, call in enumerate(calls):
+            call.id = self._call_id(call.name, index)
+        return answer.reasoning or None, answer.content or None, calls or None
+
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: Any = (),
+        request: Any = None,
+        prompt_token_ids: Sequence[int] | None = None,
+        *,
+        finished: bool = False,
+    ) -> DeltaMessage | None:
+        """More of an answer."""
+        del delta_token_ids
+        if prompt_token_ids:
+            self.set_prompt_token_ids(prompt_token_ids)
+        return self._more(delta_text, request, is_first=False, finished=finished, with_tools=_may_call(request))
+
+
+class Delegating(Face):
+    """Base of classes that name their two parts; both may be missing."""
+
+    @classmethod
+    def _may_be_nothing(cls) -> bool:
+        return True
+
+
+def _may_call(request: Any) -> bool:
+    return getattr(request, "tool_choice", None) != "none"
+
+
+def _wanted(piece: Piece, request: Any) -> bool:
+    """What the server would send to this request."""
+    if piece.kind == "reasoning":
+        return getattr(request, "include_reasoning", True) is not False
+    return piece.kind == "content" or piece.index == 0 or getattr(request, "parallel_tool_calls", True) is not False
+
+
+def _first_known(names: tuple[str, ...], kind: str) -> str:
+    for name in names:
+        if _is_known(name, kind):
+            return name
+    if names:
+        raise Absent(f"{kind} parser {names[0]}")
+    return "none"
+
+
+def _is_known(name: str, kind: str) -> bool:
+    try:
+        choose_formats(name if kind == "reasoning" else "none", name if kind == "tools" else "none", None)
+    except ValueError:
+        return False
+    return True
+
+
+def _formats(reasoning: str, tools: str) -> AnswerFormats:
+    return choose_formats(reasoning, tools, None)
+
+
+def _reasoning_markers(formats: AnswerFormats) -> dict[str, tuple[str, ...]]:
+    assert formats.reasoning is not None
+    return {"start": formats.reasoning.start, "end": formats.reasoning.end}
