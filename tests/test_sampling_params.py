@@ -1,6 +1,7 @@
 """Sampling parameters: every rule of what is allowed, and what is made of it."""
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from quire.config import limits
 from quire.errors import RequestError
+from quire.pooling_params import PoolingParams
 from quire.sampling_params import (
     BeamSearchParams,
     RequestOutputKind,
@@ -38,7 +40,8 @@ OUT_OF_RANGE = {
 }
 FLOATS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
 WHOLE = ("n", "top_k", "min_tokens")
-OPTIONAL_WHOLE = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
+OPTIONAL_WHOLE = ("seed", "max_tokens", "truncate_prompt_tokens")
+LOGPROBS = ("logprobs", "prompt_logprobs")
 FLAGS = (
     "ignore_eos",
     "flat_logprobs",
@@ -68,7 +71,15 @@ def test_what_is_no_whole_number_is_refused_by_name(name: str, value: object) ->
     assert "number" in str(refused(name, value)) or "0 or -1" in str(refused(name, value))
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n in OPTIONAL_WHOLE for v in NOT_WHOLE if v is not None])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (n, v)
+        for n in (*OPTIONAL_WHOLE, *LOGPROBS)
+        for v in NOT_WHOLE
+        if v is not None and not (n in LOGPROBS and v is True)
+    ],
+)
 def test_optional_whole_numbers_are_checked_too(name: str, value: object) -> None:
     refused(name, value)
 
@@ -130,9 +141,43 @@ def test_the_value_that_is_shown_is_never_long() -> None:
     assert len(str(refused("temperature", "x" * 10_000_000))) < 300
 
 
-def test_an_unknown_name_is_a_type_error_that_names_it() -> None:
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=3)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [
+        (SamplingParams, "temprature", "did you mean 'temperature'?"),
+        (SamplingParams, "max_token", "did you mean 'max_tokens'?"),
+        (SamplingParams, "guided_json", "use structured_outputs=StructuredOutputsParams"),
+        (SamplingParams, "best_of", "use n"),
+        (StructuredOutputsParams, "choices", "did you mean 'choice'?"),
+        (PoolingParams, "dimension", "did you mean 'dimensions'?"),
+    ],
+)
+def test_an_unknown_name_is_a_type_error_that_says_what_was_meant(kind: Any, name: str, hint: str) -> None:
+    with pytest.raises(TypeError) as error:
+        kind(**{name: 1})
+    assert str(error.value).startswith(f"{kind.__name__} has no parameter '{name}'; {hint}")
+
+
+def test_an_unknown_name_that_resembles_none_gets_no_hint() -> None:
+    with pytest.raises(TypeError, match=r"has no parameter 'zzz'$"):
+        SamplingParams(zzz=1)  # type: ignore[call-arg]
+
+
+def test_a_missing_parameter_is_told_as_python_does() -> None:
+    with pytest.raises(TypeError, match="Missing required argument 'max_tokens'"):
+        BeamSearchParams(beam_width=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_true_asks_for_one_logprob_and_false_for_none(name: str) -> None:
+    for given, meant in ((True, 1), (False, None)):
+        params = SamplingParams(**{name: given})  # type: ignore[arg-type]
+        assert getattr(params, name) == meant
+
+
+def test_an_error_tells_the_parameter_and_the_value() -> None:
+    error = refused("top_p", 2.5)
+    assert (error.parameter, error.value) == ("top_p", 2.5)
 
 
 def test_defaults_are_those_that_users_know() -> None:

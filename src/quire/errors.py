@@ -31,13 +31,20 @@ class RequestError(QuireError, ValueError):
     Args:
         message: one sentence for the client.
         param: the request field at fault, as the client wrote it.
+        value: what the client gave there, where one value is at fault.
     """
 
     status = 400
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, value: object = None) -> None:
         super().__init__(message)
         self.param = param
+        self.value = value
+
+    @property
+    def parameter(self) -> str | None:
+        """`param`, as users of vLLM know it."""
+        return self.param
 
 
 class NotFoundError(RequestError):

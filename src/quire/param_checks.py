@@ -4,10 +4,14 @@ parameter, the value and what is allowed.
 The common case (right type, in range) costs one type test and one comparison: parameters are made for every request.
 """
 
+import difflib
 import math
 import operator
+import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
 
 from quire.errors import RequestError
 from quire.guards import is_sequence
@@ -16,12 +20,43 @@ _SHOWN_CHARS = 100
 _INT64 = 1 << 63
 
 
+_UNKNOWN = re.compile(r"Unexpected keyword argument '(\w+)'")
+_GIVEN_UP = {
+    "guided_": "use structured_outputs=StructuredOutputsParams(…)",
+    "use_beam_search": "use LLM.beam_search with BeamSearchParams",
+    "best_of": "use n, and choose among the outputs",
+}
+"""Names of older releases of vLLM, or how they begin, and what there is instead."""
+
+
+class ParamsMeta(msgspec.StructMeta):
+    """Metaclass of parameters: an unknown keyword is a TypeError that says which one was probably meant."""
+
+    if not TYPE_CHECKING:  # a checker reads the fields, not this
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as error:
+                unknown = _UNKNOWN.match(str(error))
+                if unknown is None:
+                    raise
+                hint = _hint(unknown[1], cls.__struct_fields__)
+            raise TypeError(f"{cls.__name__} has no parameter {unknown[1]!r}{hint}")
+
+
+def _hint(name: str, known: tuple[str, ...]) -> str:
+    instead = next((text for start, text in _GIVEN_UP.items() if name.startswith(start)), None)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; {instead}" if instead else f"; did you mean {near[0]!r}?" if near else ""
+
+
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
     """Raise in the one form that these errors have."""
     shown = repr(value)
     if len(shown) > _SHOWN_CHARS:
         shown = shown[:_SHOWN_CHARS] + "…"
-    raise RequestError(f"{name}={shown} is not valid: it must be {allowed}", param=name)
+    raise RequestError(f"{name}={shown} is not valid: it must be {allowed}", param=name, value=value)
 
 
 def whole(name: str, value: Any, low: int, high: int, allowed: str) -> int:

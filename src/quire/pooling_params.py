@@ -12,7 +12,12 @@ _MOST = (1 << 31) - 1
 
 
 class PoolingParams(
-    msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+    msgspec.Struct,
+    metaclass=checks.ParamsMeta,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
 ):
     """Pooling parameters of one request.
 

@@ -52,7 +52,9 @@ class SamplingType(enum.IntEnum):
     RANDOM_SEED = 2
 
 
-class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class StructuredOutputsParams(
+    msgspec.Struct, metaclass=checks.ParamsMeta, omit_defaults=True, forbid_unknown_fields=True
+):
     """One constraint on the output's form; exactly one of the first six."""
 
     json: str | dict[str, Any] | None = None
@@ -156,7 +158,9 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True):
     over: list[list[int]] = []
 
 
-class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+class RepetitionDetectionParams(
+    msgspec.Struct, metaclass=checks.ParamsMeta, omit_defaults=True, forbid_unknown_fields=True
+):
     """What ends an output that goes round in circles: its last tokens are one pattern, `min_count` times in a row.
 
     Attributes:
@@ -191,7 +195,12 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unkno
 
 
 class SamplingParams(
-    msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+    msgspec.Struct,
+    metaclass=checks.ParamsMeta,
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
 ):
     """Sampling parameters of one request; the names and meanings that users of vLLM know.
 
@@ -307,6 +316,11 @@ class SamplingParams(
 
     def _check_logprobs(self) -> None:
         allowed = "a whole number from 0, -1 (the whole vocabulary), or null"
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is True:  # as 1; False is not 0, which asks for the token's own
+                setattr(self, name, 1)
+            elif getattr(self, name) is False:
+                setattr(self, name, None)
         if self.logprobs is not None:
             self.logprobs = checks.whole("logprobs", self.logprobs, -1, _INT32_MAX, allowed)
         if self.prompt_logprobs is not None:
@@ -478,7 +492,9 @@ def _checked_bias(bias: Any) -> dict[int, float]:
     return checked
 
 
-class BeamSearchParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+class BeamSearchParams(
+    msgspec.Struct, metaclass=checks.ParamsMeta, omit_defaults=True, forbid_unknown_fields=True, kw_only=True
+):
     """Beam search over `beam_width` hypotheses of at most `max_tokens` tokens.
 
     Attributes:

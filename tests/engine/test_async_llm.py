@@ -191,11 +191,12 @@ def test_utilities_answer(engine):
             await engine.collective_rpc("no_such_method")
         await engine.sleep(1)
         assert await engine.is_sleeping()
-        await engine.wake_up(["weights"])
         assert await engine.is_sleeping()
-        with pytest.raises(EngineError, match="tags"):
+        with pytest.raises(RequestError, match="tags") as refused:
             await engine.wake_up(["nonsense"])
-        await engine.wake_up()
+        assert refused.value.param == "tags"
+        assert await engine.wake_up(["weights"]) is False
+        assert await engine.wake_up() is True
         assert not await engine.is_sleeping()
         assert tokens_of((await collect(engine.generate([5], sampling(max_tokens=3, seed=1), "r")))[-1:]) == oracle(
             [5], 3, 1
@@ -224,7 +225,7 @@ def test_waiting_for_the_drain_ends_with_the_last_request(engine):
         while not engine.get_num_unfinished_requests():
             await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
-            await engine.wait_for_requests_to_drain(timeout=0)
+            await engine.wait_for_requests_to_drain(drain_timeout=0)
         await engine.wait_for_requests_to_drain()
         assert engine.get_num_unfinished_requests() == 0
         assert (await task)[-1].finished

@@ -4,17 +4,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from quire.engine import core_loop
-from quire.engine.messages import Start
+from quire.engine.messages import Ready, Start
 
 
 def test_the_child_loads_general_plugins_as_a_core_before_it_builds_anything(monkeypatch) -> None:
     events: list[Any] = []
 
     class Core:
-        kv_cache = SimpleNamespace(num_blocks=8, block_size=16)
-
         def __init__(self, config: Any, executor: Any) -> None:
             events.append("built")
+
+        def ready(self) -> Ready:
+            return Ready(8, 16, 256)
 
     monkeypatch.setattr(core_loop, "load_general_plugins", lambda kind: events.append(kind))
     monkeypatch.setattr(core_loop, "config_from_plain", lambda plain: SimpleNamespace(instance_id="x"))

@@ -6,7 +6,16 @@ import threading
 import pytest
 
 from quire.engine.guests import CALL_BITS, GuestChannel, GuestRouter, Seat, first_serial
-from quire.engine.messages import AbortRequests, AddRequests, Dead, Outputs, Utility, UtilityCall, UtilityResult
+from quire.engine.messages import (
+    AbortRequests,
+    AddRequests,
+    Dead,
+    Outputs,
+    Ready,
+    Utility,
+    UtilityCall,
+    UtilityResult,
+)
 from quire.errors import ConfigError, EngineDeadError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
 
@@ -26,6 +35,7 @@ class Heard:
             self.news.notify_all()
 
     send = __call__  # as a channel's
+    ready = Ready(100, 16, 4096)
 
     def wait_for(self, count):
         with self.news:
@@ -80,6 +90,10 @@ def test_each_frontend_gets_the_news_of_its_requests_and_the_first_the_figures(h
         Outputs(EngineCoreOutputs(["c"], [2])),
         Outputs(EngineCoreOutputs(outputs=[ends[1]])),
     ]
+
+
+def test_every_frontend_learns_what_the_core_settled(house):
+    assert [guest.ready for guest in house.guests] == [Ready(100, 16, 4096)] * 2
 
 
 def test_calls_are_answered_where_they_were_made(house):

@@ -9,8 +9,8 @@ from tests.engine.builders import make_config
 
 from quire.config.wire import config_from_plain, config_to_plain
 from quire.engine import messages
-from quire.errors import ConfigError, RequestError
-from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
+from quire.errors import CapacityError, ConfigError, EngineError, RequestError
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Refusal, SchedulerStats
 from quire.sampling_params import SamplingParams
 from quire.simulator.hash_model import HashExecutor
 
@@ -48,10 +48,11 @@ def test_messages_to_the_core_survive(message):
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Ready({"num_blocks": 3}),
+        messages.Ready(3, 16, 4096),
         messages.Outputs(EngineCoreOutputs(["a"], [5], [OUTPUT], SchedulerStats(num_running=1))),
         messages.UtilityResult(7, {"a": [1.5]}),
         messages.UtilityResult(7, error="no"),
+        messages.UtilityResult(7, error="no", refusal=Refusal(param="level")),
         messages.Dead("why", True, "dtype"),
     ],
 )
@@ -71,6 +72,21 @@ def test_a_function_cannot_travel():
     with pytest.raises(RequestError) as caught:
         messages.frontend_to_core().encode(messages.AddRequests([EngineRequest("r", [1], params)]))
     assert caught.value.param == "logits_processors"
+    call = messages.UtilityCall(1, messages.Utility.COLLECTIVE_RPC, [print, [], None, None])
+    with pytest.raises(RequestError, match="name a method") as caught:
+        messages.frontend_to_core().encode(call)
+    assert caught.value.param == "method"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RequestError("bad", param="level"), CapacityError("full", retry_after=2.0), EngineError("broken")],
+)
+def test_an_error_of_a_call_is_of_the_same_kind_on_the_other_side(error):
+    result = messages.UtilityResult(1, error=str(error), refusal=messages.refusal_of(error))
+    codec = messages.core_to_frontend()
+    again = codec.decode(codec.encode(result)).to_error()
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The offline API over the hash model: every form of prompt, nothing half-added, Ctrl-C, chat, beam search."""
 
+import dataclasses
 import os
 import signal
 import threading
@@ -10,6 +11,8 @@ from tests.engine.builders import make_config, write_model_folder
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.llm import LLM
 from quire.errors import ConfigError, EngineDeadError, RequestError
+from quire.metrics.snapshot import Counter, Gauge, Histogram
+from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.simulator.hash_model import HashExecutor, HashModel
 
@@ -217,6 +220,113 @@ def test_the_rest_of_the_surface_answers(llm, folder):
         llm.generate([[5]], sampling(), use_tqdm=False, priority=[1, 2])
     with pytest.raises(RequestError, match="pad"):
         llm.generate("x", sampling(), use_tqdm=False, tokenization_kwargs={"pad": 1})
+
+
+@pytest.mark.parametrize(("level", "multiprocess"), [(0, False), (1, False), (2, False), (1, True)])
+def test_a_sleeping_engine_refuses_to_generate_until_it_wakes_up(folder, level, multiprocess):
+    engine = LLMEngine.from_engine_config(make_config(folder), enable_multiprocessing=multiprocess)
+    with LLM._from_engine(engine) as llm:
+        llm.sleep(level)
+        for _ in range(2):
+            with pytest.raises(RequestError, match="wake_up"):
+                llm.generate([[5]], sampling(), use_tqdm=False)
+            with pytest.raises(RequestError, match="wake_up"):
+                llm.chat([{"role": "user", "content": "x"}], sampling(), use_tqdm=False, chat_template="x")
+        assert unfinished(llm) == 0
+        assert llm.wake_up() is True
+        assert llm.generate([[5]], sampling(seed=1), use_tqdm=False)[0].outputs[0].token_ids == oracle([5], 8, 1)
+
+
+def test_one_priority_is_for_all_prompts(folder):
+    config = make_config(folder, policy="priority", max_num_seqs=1)
+    with LLM.from_engine_config(config) as llm:
+        (late,) = llm.enqueue([[5]], sampling(seed=1), priority=9)
+        (first,) = llm.generate([[6]], sampling(seed=2), use_tqdm=False, priority=-1)
+        assert llm._enqueued[late] is None, "the one with the higher number ran first"
+        assert first.outputs[0].token_ids == oracle([6], 8, 2)
+        for method in (llm.chat, llm.enqueue_chat):
+            method([{"role": "user", "content": "x"}], sampling(), False, priority=1, chat_template="x")
+        llm.beam_search([[5]], BeamSearchParams(beam_width=2, max_tokens=2), priority=1)
+        llm.wait_for_completion((RequestOutput, CompletionOutput), use_tqdm=False)
+        for wrong in ("a", 1.5, [True], [1, 2]):
+            with pytest.raises(RequestError) as error:
+                llm.generate([[6]], sampling(), use_tqdm=False, priority=wrong)
+            assert error.value.param == "priority"
+
+
+def test_prompts_are_truncated_as_tokenization_kwargs_say(llm):
+    ids = llm.get_tokenizer().encode("one two three four")
+
+    def prompt_ids(**options):
+        (output,) = llm.generate("one two three four", sampling(), use_tqdm=False, tokenization_kwargs=options)
+        return output.prompt_token_ids
+
+    assert prompt_ids(truncate_prompt_tokens=2) == ids[-2:]
+    assert prompt_ids(truncate_prompt_tokens=2, truncation_side="right") == ids[:2]
+    assert prompt_ids(truncation=True, max_length=3) == ids[-3:]
+    assert prompt_ids(truncate_prompt_tokens=-1) == prompt_ids(add_special_tokens=None) == ids
+    (chat,) = llm.chat(
+        [{"role": "user", "content": "x"}],
+        sampling(),
+        use_tqdm=False,
+        chat_template="one two three four",
+        tokenization_kwargs={"truncate_prompt_tokens": 2},
+        mm_processor_kwargs=None,
+    )
+    assert chat.prompt_token_ids == ids[-2:]
+    bad = {"truncate_prompt_tokens": (0, "2", 10**6), "truncation_side": ("up",), "truncation": ("some",)}
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(RequestError):
+                prompt_ids(**{name: value})
+    with pytest.raises(RequestError, match="media input"):
+        llm.generate("x", sampling(), use_tqdm=False, mm_processor_kwargs={"num_crops": 4})
+
+
+def test_metrics_are_a_list_of_counters_gauges_and_histograms(folder):
+    config = make_config(folder)
+    observability = dataclasses.replace(config.observability, disable_log_stats=False)
+    with LLM.from_engine_config(dataclasses.replace(config, observability=observability)) as llm:
+        llm.generate([[5, 6, 7], [8]], sampling(), use_tqdm=False)
+        by_name = {metric.name: metric for metric in llm.get_metrics() if "finished_reason" not in metric.labels}
+        assert by_name["quire:generation_tokens"] == Counter(
+            "quire:generation_tokens", {"model_name": "hash", "engine": "0"}, 16
+        )
+        assert by_name["quire:prompt_tokens"].value == 4
+        assert isinstance(by_name["quire:num_requests_running"], Gauge)
+        lengths = by_name["quire:request_prompt_tokens"]
+        assert isinstance(lengths, Histogram) and (lengths.count, lengths.sum) == (2, 4.0)
+        assert list(lengths.buckets.items())[:3] == [("1.0", 1), ("2.0", 1), ("5.0", 2)]
+        assert lengths.buckets["+Inf"] == 2
+        reasons = {m.labels["finished_reason"]: m.value for m in llm.get_metrics() if "finished_reason" in m.labels}
+        assert reasons["length"] == 2 and reasons["stop"] == 0
+        theirs = {metric.name for metric in llm.get_metrics("vllm")}
+        assert "vllm:num_requests_running" in theirs and not any(name.startswith("quire") for name in theirs)
+        with pytest.raises(RequestError, match="names"):
+            llm.get_metrics("other")
+
+
+def test_what_scripts_read_of_the_configuration_is_there(llm):
+    config = llm.llm_engine.vllm_config
+    assert llm.model_config is llm.llm_engine.model_config is config.model_config
+    model = llm.model_config
+    assert (model.max_model_len, model.get_vocab_size(), model.hf_config.vocab_size) == (256, 512, 512)
+    assert model.runner_type in ("auto", "generate") and not model.is_multimodal_model and not model.is_encoder_decoder
+    assert model.get_sliding_window() is None and model.hf_text_config is model.hf_config
+    assert (config.cache_config.num_gpu_blocks, config.cache_config.block_size) == (2048, 4)
+    assert config.parallel_config.tensor_parallel_size == config.parallel_config.world_size == 1
+    assert config.scheduler_config.max_num_seqs == 64
+    assert config.scheduler_config.max_model_len == 256
+    assert config.device_config.device == "cpu" and config.load_config.load_format == "auto"
+
+
+def test_errors_have_the_names_that_scripts_catch(llm):
+    from quire.exceptions import VLLMClientError, VLLMError, VLLMValidationError
+
+    with pytest.raises(VLLMValidationError) as error:
+        llm.generate([[5]], SamplingParams(logprobs=100), use_tqdm=False)
+    assert error.value.parameter == "logprobs"
+    assert isinstance(error.value, VLLMClientError) and isinstance(error.value, VLLMError)
 
 
 def test_an_unknown_setting_is_refused_by_its_name():

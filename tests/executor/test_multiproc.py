@@ -83,8 +83,9 @@ def test_a_message_larger_than_the_ring_arrives_whole(two: TinyEngine) -> None:
 @pytest.mark.parametrize(
     ("method", "args", "error", "message"),
     [
-        ("no_such", (), EngineError, "rank 0: the worker has no method 'no_such'"),
-        ("_timings", (), EngineError, "has no method"),
+        ("no_such", (), RequestError, "rank 0: the worker has no method 'no_such'"),
+        ("_timings", (), RequestError, "has no method"),
+        (lambda worker: worker, (), RequestError, "a function cannot be sent"),
         ("refuse", (1,), ValueError, "rank 1 does not want to"),
         ("torch_was_sent", (), EngineError, "cannot be sent to another process"),
     ],
@@ -95,6 +96,14 @@ def test_an_error_of_a_call_is_raised_and_the_ranks_go_on(
     with pytest.raises(error, match=message):
         two.executor.collective_rpc(method, args)
     assert two.executor.collective_rpc("echo", (1,)) == [1, 1]
+
+
+def test_a_call_waits_no_longer_than_its_timeout_and_the_ranks_go_on(two: TinyEngine, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with pytest.raises(TimeoutError, match="answer_late: rank 1 gave no answer within"):
+        two.executor.collective_rpc("answer_late", (1, str(go)), timeout=0.05)
+    go.touch()
+    assert two.executor.collective_rpc("echo", (1,), timeout=60.0) == [1, 1]
 
 
 def test_collecting_without_a_step_is_an_error(two: TinyEngine) -> None:

@@ -8,7 +8,7 @@ from tests.worker.tiny_engine import TinyEngine
 from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import EngineConfig
 from quire.engine.arg_utils import EngineArgs
-from quire.errors import ConfigError, EngineError
+from quire.errors import ConfigError, EngineError, RequestError
 from quire.executor import make_executor
 
 
@@ -30,8 +30,9 @@ def test_collecting_without_a_step_is_an_error(engine: TinyEngine) -> None:
 def test_worker_methods_are_called_by_name(engine: TinyEngine) -> None:
     assert engine.executor.collective_rpc("available_kv_bytes") == [8 << 20]
     for method in ("no_such_method", "__init__", "_timings"):
-        with pytest.raises(EngineError, match="has no method"):
+        with pytest.raises(RequestError, match="has no method"):
             engine.executor.collective_rpc(method)
+    assert engine.executor.collective_rpc(lambda worker, name: type(worker).__name__ + name, ("!",)) == ["Worker!"]
 
 
 def test_explain_names_every_kernel_the_backend_and_the_memory(engine: TinyEngine) -> None:

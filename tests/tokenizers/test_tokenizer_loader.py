@@ -52,6 +52,10 @@ def test_the_convenience_methods_agree_with_one_another(tokenizers_by_family):
     assert tokenizer.convert_tokens_to_ids(tokens) == ids
     assert tokenizer.convert_tokens_to_string(tokens) == "hello world"
     assert tokenizer("hello world") == {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    assert tokenizer("hello world").input_ids == ids
+    assert tokenizer("hello world").attention_mask == [1] * len(ids)
+    assert tokenizer(["hello world", "hello"]).input_ids == [ids, tokenizer.encode("hello")]
+    assert tokenizer("hello world", truncation=True, max_length=2).input_ids == ids[-2:]
     assert tokenizer.batch_decode([ids, ids]) == ["hello world"] * 2
     assert "".join(map(tokenizer.decode_token, ids)) == "hello world"
     assert tokenizer.max_token_id == len(tokenizer) - 1

@@ -51,6 +51,23 @@ def test_a_profile_holds_the_steps_between_start_and_stop(llm):
     assert len(steps) == 6 and steps[1].endswith(": 1 tokens, 1 requests")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"profile_prefix": "../up"}, "profile_prefix"),
+        ({"delay_iterations": -1}, "profiler_kwargs"),
+        ({"profiler_kwargs": {"speed": 1}}, "profiler_kwargs"),
+        ({"profiler_kwargs": {"torch_profiler_dir": "/"}}, "profiler_kwargs"),
+    ],
+)
+def test_what_a_profile_cannot_be_told_is_refused_and_none_is_taken(llm, arguments, param):
+    with pytest.raises(RequestError) as error:
+        llm.start_profile(**arguments)
+    assert error.value.param == param
+    with pytest.raises(RequestError, match="no profile is being taken"):
+        llm.stop_profile()
+
+
 def test_a_second_start_and_a_stop_without_a_start_are_refused(llm):
     llm.start_profile()
     with pytest.raises(RequestError, match="already"):
@@ -61,7 +78,7 @@ def test_a_second_start_and_a_stop_without_a_start_are_refused(llm):
 
 
 def test_steps_may_be_skipped_and_bounded(llm):
-    llm.collective_rpc("start_profile", args=("few", {"delay_iterations": 2, "max_iterations": 3}))
+    llm.start_profile(profile_prefix="few", delay_iterations=2, profiler_kwargs={"max_iterations": 3})
     llm.generate("one two three", PARAMS)
     (path,) = llm.stop_profile()
     assert len(steps_in(path)) == 3

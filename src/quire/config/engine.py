@@ -1,7 +1,7 @@
 """An engine's one frozen configuration and its sections; built once by `EngineArgs.create_engine_config`, read everywhere."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
@@ -129,6 +129,7 @@ class CacheConfig:
         num_gpu_blocks_override: an explicit number of pages; overrides both.
         swap_space: GiB of host memory for swapped pages.
         cache_dtype: `auto` (the model's) or a torch dtype name.
+        num_gpu_blocks: the pages that there are, once the engine has started.
     """
 
     block_size: int = 16
@@ -143,6 +144,7 @@ class CacheConfig:
     sliding_window: int | None = None
     cpu_offload_gb: float = 0.0
     enable_kv_events: bool = False
+    num_gpu_blocks: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,3 +167,59 @@ class EngineConfig:
     structured_outputs: StructuredOutputsConfig = dataclasses.field(default_factory=StructuredOutputsConfig)
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+    def settled(self, num_blocks: int, block_size: int, max_model_len: int) -> Self:
+        """With what is known when the core has started: the cache's pages, and the length that fits in them."""
+        return dataclasses.replace(
+            self,
+            model=dataclasses.replace(self.model, max_model_len=max_model_len),
+            cache=dataclasses.replace(self.cache, num_gpu_blocks=num_blocks, block_size=block_size),
+            scheduler=dataclasses.replace(self.scheduler, max_model_len=max_model_len),
+        )
+
+    # --- the names by which users of vLLM know the parts ---
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """`model`."""
+        return self.model
+
+    @property
+    def cache_config(self) -> CacheConfig:
+        """`cache`."""
+        return self.cache
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        """`parallel`."""
+        return self.parallel
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        """`scheduler`."""
+        return self.scheduler
+
+    @property
+    def device_config(self) -> DeviceConfig:
+        """`device`."""
+        return self.device
+
+    @property
+    def load_config(self) -> LoadConfig:
+        """`load`."""
+        return self.load
+
+    @property
+    def attention_config(self) -> AttentionConfig:
+        """`attention`."""
+        return self.attention
+
+    @property
+    def observability_config(self) -> ObservabilityConfig:
+        """`observability`."""
+        return self.observability
+
+    @property
+    def structured_outputs_config(self) -> StructuredOutputsConfig:
+        """`structured_outputs`."""
+        return self.structured_outputs

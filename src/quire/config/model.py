@@ -20,7 +20,8 @@ class ModelConfig:
         path: the local folder that holds config.json (resolved; equal to `model` for a folder).
         hf_config: the checkpoint's config.json as attributes.
         dtype: torch's name of the weights' type: `float32`, `float16` or `bfloat16` (never `auto` here).
-        max_model_len: tokens a request may have in all.
+        max_model_len: tokens a request may have in all. `fits_max_model_len`: the user left it open; the engine lowers it to what
+            fits in memory.
         eos_token_ids: every id that ends generation (config and generation config together).
         default_sampling: sampling defaults from the model's generation config.
         hf_overrides, rope_scaling, rope_theta: what the user asked for; `hf_config` has them in already (an override
@@ -38,6 +39,7 @@ class ModelConfig:
     dtype: str
     max_model_len: int
     architecture: str
+    fits_max_model_len: bool = False
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     tokenizer_mode: str = "auto"
@@ -80,3 +82,49 @@ class ModelConfig:
         if self.hf_config.get("model_type") == "gemma3":
             return GEMMA3_VOCABULARY
         raise ConfigError("config.json names no vocab_size", setting="model")
+
+    # --- what programs written for vLLM read ---
+
+    @property
+    def hf_text_config(self) -> HFConfig:
+        """The part of config.json that is about text; all of it where there is no other."""
+        text = self.hf_config.get("text_config")
+        return text if isinstance(text, HFConfig) else self.hf_config
+
+    @property
+    def architectures(self) -> list[str]:
+        """The architectures that config.json names."""
+        return list(self.hf_config.get("architectures") or [self.architecture])
+
+    @property
+    def runner_type(self) -> str:
+        """`generate` or `pooling`."""
+        return self.runner
+
+    @property
+    def is_multimodal_model(self) -> bool:
+        """Whether requests may have media."""
+        return False
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether prompts have an encoder's half."""
+        return False
+
+    def get_vocab_size(self) -> int:
+        """As `vocab_size`."""
+        return self.vocab_size
+
+    def get_hidden_size(self) -> int:
+        """Numbers of a hidden state."""
+        config = self.hf_text_config
+        return int(next(config.get(name) for name in ("hidden_size", "n_embd", "d_model") if config.get(name)))
+
+    def get_sliding_window(self) -> int | None:
+        """Tokens that a sliding window covers, None where there is none."""
+        window = self.hf_text_config.get("sliding_window")
+        return window if isinstance(window, int) and not self.disable_sliding_window else None
+
+    def get_diff_sampling_param(self) -> dict[str, Any]:
+        """The model's own sampling defaults."""
+        return dict(self.default_sampling)

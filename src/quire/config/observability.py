@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
 
 _PREFIX = "torch_profiler_"
 _IGNORED = ("ignore_frontend", "torch_profiler_dump_cuda_time_total")
@@ -80,6 +80,24 @@ def resolve_profiler(given: dict[str, Any] | None) -> ProfilerConfig | None:
     config = ProfilerConfig(**values)
     _check_profiler(config)
     return config
+
+
+def profile_overrides(
+    delay_iterations: int | None = None, max_iterations: int | None = None, others: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What one profile takes another value for; `others` has fields of `ProfilerConfig`, whose names may be vLLM's.
+    Raises RequestError: a field that is not known, or a value of the wrong kind."""
+    asked = {"delay_iterations": delay_iterations, "max_iterations": max_iterations, **(others or {})}
+    given: dict[str, Any] = {name.removeprefix(_PREFIX): value for name, value in asked.items() if value is not None}
+    fields = {field.name for field in dataclasses.fields(ProfilerConfig)} - {"profiler", "dir"}
+    if unknown := sorted(given.keys() - fields):
+        message = f"a profile's {unknown[0]!r} cannot be chosen; these can: {', '.join(sorted(fields))}"
+        raise RequestError(message, param="profiler_kwargs")
+    try:
+        _check_profiler(ProfilerConfig(dir="x", **given))
+    except ConfigError as error:
+        raise RequestError(str(error), param="profiler_kwargs") from None
+    return given
 
 
 def _check_profiler(config: ProfilerConfig) -> None:

@@ -5,10 +5,11 @@ Each is a call of the core's (`messages.Utility`). Knows no requests but by thei
 
 import abc
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.engine.llm_engine import check_profile_started, profile_files
+from quire.config.observability import profile_overrides
+from quire.engine.llm_engine import check_profile_prefix, check_profile_started, profile_files
 from quire.engine.messages import Utility
 from quire.engine.pausing import PauseState, check_mode
 
@@ -80,9 +81,9 @@ class AsyncControl(abc.ABC):
         while mode == "wait" and await self._call(Utility.PAUSE_STATE) == PauseState.DRAINING:
             await asyncio.sleep(_DRAIN_CHECK_S)
 
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone."""
-        await self._call(Utility.WAKE_UP, tags)
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone; whether nothing sleeps any more."""
+        return bool(await self._call(Utility.WAKE_UP, tags))
 
     async def is_sleeping(self) -> bool:
         return bool(await self._call(Utility.IS_SLEEPING))
@@ -98,17 +99,39 @@ class AsyncControl(abc.ABC):
         """What happened to a request of this id, or of one whose id holds it; None where it is not remembered."""
         return await self._call(Utility.TIMELINE, request_id)
 
-    async def start_profile(self, prefix: str = "", overrides: dict[str, int] | None = None) -> None:
-        """Profile the workers' steps from now on, as `profiler_config` says; `overrides` replaces fields of it.
-        Raises RequestError: profiles are off, or one is being taken."""
-        check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", [prefix, overrides]))
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+        profiler_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Profile the workers' steps from now on, as `EngineControl.start_profile` does.
+        Raises RequestError: profiles are off, one is being taken, or an argument cannot be used."""
+        overrides = profile_overrides(delay_iterations, max_iterations, profiler_kwargs)
+        args = [check_profile_prefix(profile_prefix), overrides]
+        check_profile_started(await self._call(Utility.COLLECTIVE_RPC, "start_profile", args))
 
     async def stop_profile(self) -> list[str]:
         """End the profile; the files that were written. Raises RequestError: none is being taken."""
         return profile_files(await self._call(Utility.COLLECTIVE_RPC, "stop_profile", []))
 
     async def collective_rpc(
-        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a worker's method on every worker. Raises TimeoutError: no answer within `timeout` seconds."""
-        return await asyncio.wait_for(self._call(Utility.COLLECTIVE_RPC, method, list(args), kwargs), timeout)
+        """Call a method on every worker, or a function whose first argument is the worker.
+        Raises RequestError: there is no such method, or workers in other processes cannot be sent a function.
+        Raises TimeoutError: no answer within `timeout` seconds."""
+        call = self._call(Utility.COLLECTIVE_RPC, method, list(args), kwargs, timeout)
+        return await asyncio.wait_for(call, timeout)
+
+    async def reset_mm_cache(self) -> None:
+        """Forget media that were prepared. None are kept: no model reads media yet."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget encoders' outputs. None are kept: no model reads media yet."""

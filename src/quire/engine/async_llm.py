@@ -7,8 +7,9 @@ called from there (`request_stream.py`), after the news of all steps that have c
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from quire.config import EngineConfig, ModelConfig
@@ -20,14 +21,15 @@ from quire.engine.beam_search import BeamSearch
 from quire.engine.core_client import CoreChannel, open_channel
 from quire.engine.guests import CALL_BITS, GuestChannel, Seat, first_serial
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
-from quire.engine.llm_engine import add_special_tokens, check_lora, make_record, supported_tasks
+from quire.engine.llm_engine import check_lora, make_record, settle, supported_tasks
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_state import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestLog, RequestTracing
+from quire.engine.tokenization import Tokenization
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
+from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError, RequestError
 from quire.inputs import PromptType
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
@@ -48,13 +50,28 @@ ADD_WITHIN_S = 0.001
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say besides its prompt and its parameters. Seconds are those of `time.monotonic()`."""
+    """What a request may say besides its prompt and its parameters. Seconds are those of `time.monotonic()`.
+
+    `prompt_text` is the text of a prompt that is given as token ids, for the output; `trace_headers` are the caller's
+    (`traceparent`, `tracestate`). The others are vLLM's and mean something there only: they may be None, and `session_id` any
+    text."""
 
     priority: int
     tenant: str
     arrival_time: float | None
     lora_request: Any
     tokenization_kwargs: dict[str, Any] | None
+    prompt_text: str | None
+    trace_headers: Mapping[str, str] | None
+    session_id: str | None
+    data_parallel_rank: int | None
+    kv_hints: Any
+    reasoning_ended: bool | None
+    reasoning_parser_kwargs: dict[str, Any] | None
+
+
+_OPTIONS = frozenset(RequestOptions.__annotations__)
+_NOT_YET = ("data_parallel_rank", "kv_hints", "reasoning_ended", "reasoning_parser_kwargs")
 
 
 class AsyncLLM(AsyncControl):
@@ -73,7 +90,6 @@ class AsyncLLM(AsyncControl):
     def __init__(
         self, config: EngineConfig, *, core: str | Seat | None = None, stat_hooks: Sequence[StatsHook] = ()
     ) -> None:
-        self.config = config
         source = TokenizerSource(config.model)
         self._to_add: list[RequestRecord] = []
         self._add_since = 0.0
@@ -104,6 +120,7 @@ class AsyncLLM(AsyncControl):
             self._num_calls = core.number << CALL_BITS
         else:
             self._channel = open_channel(config, core, self._on_message)
+        self.config = config = settle(config, self._channel.ready)
         try:
             self.tokenizer: Tokenizer | None = source.get()
         except ConfigError:
@@ -122,18 +139,18 @@ class AsyncLLM(AsyncControl):
         engine_args: EngineArgs,
         start_engine_loop: bool = True,
         usage_context: UsageContext | None = None,
-        stat_loggers: Sequence[StatsHook] = (),
+        stat_loggers: Sequence[StatsHook] | None = None,
         *,
         core: str | None = None,
     ) -> "AsyncLLM":
         """An engine from users' wishes. `start_engine_loop` is accepted and has no meaning: the core always runs."""
-        return cls(engine_args.create_engine_config(usage_context), core=core, stat_hooks=stat_loggers)
+        return cls(engine_args.create_engine_config(usage_context), core=core, stat_hooks=stat_loggers or ())
 
     @classmethod
     def from_engine_config(
-        cls, config: EngineConfig, stat_loggers: Sequence[StatsHook] = (), *, core: str | None = None
+        cls, config: EngineConfig, stat_loggers: Sequence[StatsHook] | None = None, *, core: str | None = None
     ) -> "AsyncLLM":
-        return cls(config, core=core, stat_hooks=stat_loggers)
+        return cls(config, core=core, stat_hooks=stat_loggers or ())
 
     # --- generating ---
 
@@ -164,9 +181,10 @@ class AsyncLLM(AsyncControl):
         """Queue a request; for a reader that wants to be called rather than to wait. It must be closed.
         Raises RequestError: it cannot be served; nothing was queued.
         Raises EngineDeadError: the core has died."""
-        arrival_time, special = self._begin(options)
+        arrival_time, tokenization = self._begin(options)
         if not isinstance(prompt, TokenizedPrompt):
-            prompt = await self._tokenize(prompt, special)
+            prompt = await self._tokenize(prompt, tokenization.add_special_tokens is not False)
+        (prompt,) = tokenization.cut([_with_text(prompt, options)], self.config.model.max_model_len)
         constraint: StructuredOutputsParams | None = getattr(sampling_params, "structured_outputs", None)
         if constraint is not None and not self.input_processor.knows_grammar(constraint):
             await asyncio.to_thread(self.input_processor.check_grammar, constraint)
@@ -174,17 +192,22 @@ class AsyncLLM(AsyncControl):
         processed = self.input_processor.process(
             request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
         )
-        return self._queue(processed)
+        return self._queue(processed, options.get("trace_headers"))
 
-    def _begin(self, options: RequestOptions) -> tuple[float, bool]:
-        """A new request's arrival time, and whether its text gets special tokens. Raises where it cannot be served."""
+    def _begin(self, options: RequestOptions) -> tuple[float, Tokenization]:
+        """A new request's arrival time, and how its text is tokenized. Raises where it cannot be served."""
         self._check_alive()
+        if unknown := options.keys() - _OPTIONS:
+            raise TypeError(f"a request has no option {min(unknown)!r}; it has {', '.join(sorted(_OPTIONS))}")
+        for name in _NOT_YET:
+            if options.get(name) is not None:
+                raise RequestError(f"{name} is not available yet: leave it out", param=name)
         check_lora(options.get("lora_request"))
         arrival_time = options.get("arrival_time")
-        special = add_special_tokens(options.get("tokenization_kwargs"))
-        return time.monotonic() if arrival_time is None else arrival_time, special
+        tokenization = Tokenization.of(options.get("tokenization_kwargs"))
+        return time.monotonic() if arrival_time is None else arrival_time, tokenization
 
-    def _queue(self, processed: ProcessedRequest) -> RequestStream:
+    def _queue(self, processed: ProcessedRequest, trace_headers: Mapping[str, str] | None = None) -> RequestStream:
         self._use_running_loop()
         self._check_alive()
         record = make_record(processed)
@@ -200,7 +223,7 @@ class AsyncLLM(AsyncControl):
         if self._request_log is not None:
             self._request_log.received(record)
         if self._tracing is not None:
-            self._tracing.received(record)
+            self._tracing.received(record, trace_headers)
         return stream
 
     def _send_added(self) -> None:
@@ -238,12 +261,12 @@ class AsyncLLM(AsyncControl):
         Raises EngineDeadError: the core has died."""
         self._check_alive()
         tokenized = await self._tokenize(prompt, True)
-        search = BeamSearch(self.config.model, self.tokenizer, tokenized, params)
+        search = BeamSearch(self.config.model, self.tokenizer, tokenized, params, priority)
         step = 0
         while not search.is_finished:
             steps = [
                 self.input_processor.process(
-                    f"{request_id}.{step}.{index}", beam, search.step_params, priority=priority, is_beam=True
+                    f"{request_id}.{step}.{index}", beam, search.step_params, priority=search.priority, is_beam=True
                 )
                 for index, beam in enumerate(search.next_prompts())
             ]
@@ -277,26 +300,31 @@ class AsyncLLM(AsyncControl):
         Raises CapacityError: the queue is full, or the engine sleeps.
         Raises EngineDeadError: the core has died.
         Raises EngineError: its computation failed."""
-        arrival_time, special = self._begin(options)
+        arrival_time, tokenization = self._begin(options)
+        special = tokenization.add_special_tokens is not False
         processor = self.pooling_processor
         if not isinstance(prompt, TokenizedPrompt):
             if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
                 (prompt,) = await asyncio.to_thread(processor.tokenize_batch, [prompt], special)
             else:
                 (prompt,) = processor.tokenize_batch([prompt], special)
+        prompt, params = _with_text(prompt, options), tokenization.of_pooling(pooling_params)
         priority, tenant = options.get("priority", 0), options.get("tenant", "")
         processed = processor.process(
-            request_id, prompt, pooling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
+            request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
         )
-        async with contextlib.aclosing(self._queue(processed).outputs()) as outputs:
+        stream = self._queue(processed, options.get("trace_headers"))
+        async with contextlib.aclosing(stream.outputs()) as outputs:
             async for output in outputs:
                 if isinstance(output, PoolingRequestOutput):
                     if output.error is not None:
                         raise EngineError(output.error)
                     yield output
 
-    async def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests; their generators give a last output with finish reason `abort`. Unknown ids are ignored."""
+    async def abort(self, request_id: str | Sequence[str], internal: bool = False) -> None:
+        """End requests; their generators give a last output with finish reason `abort`. Unknown ids are ignored. `internal` has
+        no meaning: there is one kind of ids."""
+        del internal
         self._abort([request_id] if isinstance(request_id, str) else request_id)
 
     def _abort(self, request_ids: Sequence[str]) -> None:
@@ -371,7 +399,7 @@ class AsyncLLM(AsyncControl):
         if future is None or future.done():
             return
         if result.error is not None:
-            future.set_exception(EngineError(result.error))
+            future.set_exception(result.to_error())
         else:
             future.set_result(result.value)
 
@@ -423,14 +451,14 @@ class AsyncLLM(AsyncControl):
         """Requests that have not ended; one with n > 1 counts once."""
         return len(self._outputs)
 
-    async def wait_for_requests_to_drain(self, timeout: float | None = None) -> None:
-        """Return when no request is unfinished. Raises TimeoutError: that took longer than `timeout` seconds."""
+    async def wait_for_requests_to_drain(self, drain_timeout: float | None = None) -> None:
+        """Return when no request is unfinished. Raises TimeoutError: that took longer than `drain_timeout` seconds."""
         self._use_running_loop()
         if not len(self._outputs) or self._dead is not None:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._idle_waiters.append(waiter)
-        await asyncio.wait_for(waiter, timeout)
+        await asyncio.wait_for(waiter, drain_timeout)
 
     def _tell_idle_waiters(self) -> None:
         if self._idle_waiters and (not len(self._outputs) or self._dead is not None):
@@ -475,6 +503,16 @@ class AsyncLLM(AsyncControl):
         """The tokenizer, None where the engine works on token ids alone."""
         return self.tokenizer
 
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """The configuration, as programs written for vLLM ask for it (`vllm_config.model_config` …)."""
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's settings."""
+        return self.config.model
+
     def get_model_config(self) -> ModelConfig:
         return self.config.model
 
@@ -489,6 +527,12 @@ class AsyncLLM(AsyncControl):
         self._channel.shutdown()
         if self._tracing is not None:
             self._tracing.shutdown()
+
+
+def _with_text(prompt: TokenizedPrompt, options: RequestOptions) -> TokenizedPrompt:
+    """The prompt with the text that the caller knows it by."""
+    text = options.get("prompt_text")
+    return prompt if text is None else dataclasses.replace(prompt, text=text)
 
 
 AsyncLLMEngine = AsyncLLM

@@ -34,13 +34,19 @@ class BeamSearch:
 
     Args:
         prompt: tokenized and not empty.
+        priority: of its requests.
 
     Raises:
         RequestError: a parameter or the prompt cannot be served.
     """
 
     def __init__(
-        self, model: ModelConfig, tokenizer: Tokenizer | None, prompt: TokenizedPrompt, params: BeamSearchParams
+        self,
+        model: ModelConfig,
+        tokenizer: Tokenizer | None,
+        prompt: TokenizedPrompt,
+        params: BeamSearchParams,
+        priority: int = 0,
     ) -> None:
         if not 1 <= params.beam_width <= limits.MAX_BEAM_WIDTH:
             message = f"beam_width is {params.beam_width}; it may be 1 to {limits.MAX_BEAM_WIDTH}"
@@ -48,6 +54,7 @@ class BeamSearch:
         if params.max_tokens < 1:
             raise RequestError(f"max_tokens is {params.max_tokens}; it must be at least 1", param="max_tokens")
         self.prompt = prompt
+        self.priority = priority
         self.params = params
         self._tokenizer = tokenizer
         self._max_tokens = max(1, min(params.max_tokens, model.max_model_len - len(prompt.token_ids)))

@@ -11,17 +11,18 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
-from quire.core.kv_planner import plan_kv_cache
+from quire.core.kv_planner import largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
 from quire.engine.collector import CollectorPause
+from quire.engine.messages import Ready, refusal_of
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
 from quire.executor.selector import import_class, make_executor
 from quire.logger import init_logger
-from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Refusal, SchedulerStats
+from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, SchedulerStats
 from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
@@ -31,6 +32,9 @@ _WAKING_PARTS = (*_SLEEPING_PARTS, "scheduling")
 
 _MEMORY_TRIES = 5
 """Sizes of the cache that are tried while something else takes the device's memory: the last is two thirds of the first."""
+
+_LEAST_MODEL_LEN = 2
+"""One token of a prompt and one of an answer: for less no cache is planned where the length is left open."""
 
 _PREPARATION_WAIT_S = 0.002
 """How long a step may wait for a form where there is nothing else to do, before messages are looked at again."""
@@ -58,6 +62,7 @@ class EngineCore:
             self._executor = executor if executor is not None else make_executor(config)
             try:
                 self.kv_cache = self._allocate()
+                self.config = self._settle()
                 self._preparations = Preparations(self._executor)
                 self._scheduler = self._make_scheduler()
             except BaseException:
@@ -91,7 +96,7 @@ class EngineCore:
                 available,
                 config.cache,
                 config.scheduler,
-                max_model_len=config.model.max_model_len,
+                max_model_len=_LEAST_MODEL_LEN if config.model.fits_max_model_len else config.model.max_model_len,
             )
             try:
                 executor.initialize(plan)
@@ -110,6 +115,20 @@ class EngineCore:
             f"memory; name a size with kv_cache_memory_bytes",
             setting="gpu_memory_utilization",
         )
+
+    def _settle(self) -> EngineConfig:
+        """The configuration with what is known now that the cache is there: its pages, and the length that fits in them where
+        the user left that open."""
+        config, pages = self.config, self.kv_cache
+        length = config.model.max_model_len
+        if config.model.fits_max_model_len:
+            length = largest_model_len(pages.groups, pages.num_blocks, config.scheduler.max_open_tokens, length)
+            logger.info("max_model_len is %d (the model allows %d)", length, config.model.max_model_len)
+        return config.settled(pages.num_blocks, pages.block_size, length)
+
+    def ready(self) -> Ready:
+        """What frontends want to know of a core that serves."""
+        return Ready(self.kv_cache.num_blocks, self.kv_cache.block_size, self.config.model.max_model_len)
 
     def _make_scheduler(self) -> Scheduler:
         given = self.config.scheduler.scheduler_cls
@@ -145,11 +164,7 @@ class EngineCore:
             self._unfinished.add(request.request_id)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
-        refusal: Refusal | None = None
-        if isinstance(error, CapacityError):
-            refusal = Refusal(is_capacity=True, retry_after=error.retry_after)
-        elif isinstance(error, RequestError):
-            refusal = Refusal(param=error.param)
+        refusal = refusal_of(error)
         self._news.append(
             EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=str(error), refusal=refusal)
         )
@@ -316,8 +331,8 @@ class EngineCore:
         return self._pause.state.value
 
     def is_standing_still(self) -> bool:
-        """Whether requests are unfinished that no step goes on with."""
-        return not self._schedules and self._scheduler.has_unfinished()
+        """Whether the core sleeps, or requests are unfinished that no step goes on with."""
+        return bool(self._asleep) or (not self._schedules and self._scheduler.has_unfinished())
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`: level 0 none (a pause), level 1 the pages, level 2 the weights too. Unfinished
@@ -353,8 +368,8 @@ class EngineCore:
             ]
             self._news += outputs.outputs
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`, all of it or only `weights`, `kv_cache` or `scheduling` (a pause)."""
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Undo `sleep`, all of it or only `weights`, `kv_cache` or `scheduling` (a pause); whether nothing sleeps any more."""
         asked = set(tags if tags is not None else _WAKING_PARTS)
         if unknown := asked - set(_WAKING_PARTS):
             raise RequestError(f"tags has {sorted(unknown)}; it may have {', '.join(_WAKING_PARTS)}", param="tags")
@@ -363,6 +378,7 @@ class EngineCore:
             self._asleep -= asked
         if "scheduling" in asked:
             self.resume()
+        return not self.is_sleeping()
 
     def is_sleeping(self) -> bool:
         """Whether anything sleeps still, or nothing is scheduled."""
@@ -393,9 +409,13 @@ class EngineCore:
         }
 
     def collective_rpc(
-        self, method: str, args: list[Any] | None = None, kwargs: dict[str, Any] | None = None
+        self,
+        method: str | Callable[..., Any],
+        args: list[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
-        return self._executor.collective_rpc(method, tuple(args or ()), kwargs)
+        return self._executor.collective_rpc(method, tuple(args or ()), kwargs, timeout)
 
     def shutdown(self) -> None:
         """Release everything; may be called twice."""

@@ -12,14 +12,16 @@ from quire.engine import messages
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox, call_utility, describe_death
 from quire.engine.messages import CoreMessage, Dead, FrontendMessage, Shutdown
-from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError
+from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.executor.interface import Executor
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs, EngineRequest
 
 
 class CoreClient(abc.ABC):
-    """A core, as a synchronous frontend sees it."""
+    """A core, as a synchronous frontend sees it. `ready`: what the core said when it began to serve."""
+
+    ready: messages.Ready
 
     @abc.abstractmethod
     def add_requests(self, requests: list[EngineRequest]) -> None:
@@ -36,7 +38,9 @@ class CoreClient(abc.ABC):
 
     @abc.abstractmethod
     def call(self, utility: messages.Utility, *args: Any) -> Any:
-        """Call a utility and wait for its value. Raises EngineError: it failed."""
+        """Call a utility and wait for its value.
+        Raises RequestError: it cannot be done.
+        Raises EngineError: it failed."""
 
     @abc.abstractmethod
     def shutdown(self) -> None:
@@ -48,6 +52,7 @@ class InprocClient(CoreClient):
 
     def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
         self.core = EngineCore(config, executor)
+        self.ready = self.core.ready()
         self._dead: EngineDeadError | None = None
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
@@ -87,6 +92,7 @@ class ProcessClient(CoreClient):
         from quire.engine.process_client import CoreProcessHandle  # not needed, and slow to import, in-process
 
         self.handle = CoreProcessHandle(config, executor)
+        self.ready = self.handle.ready
         self._kept: collections.deque[EngineCoreOutputs] = collections.deque()
         self._num_calls = 0
         self._dead: EngineDeadError | None = None
@@ -118,7 +124,7 @@ class ProcessClient(CoreClient):
                 self._kept.append(message.outputs)
             elif isinstance(message, messages.UtilityResult) and message.call_id == self._num_calls:
                 if message.error is not None:
-                    raise EngineError(message.error)
+                    raise message.to_error()
                 return message.value
 
     def shutdown(self) -> None:
@@ -144,9 +150,11 @@ OnMessage = Callable[[CoreMessage], None]
 
 
 class CoreChannel(abc.ABC):
-    """A running core, as an asynchronous frontend sees it. `shares_memory`: whether objects reach it as they are."""
+    """A running core, as an asynchronous frontend sees it. `shares_memory`: whether objects reach it as they are; `ready`: what
+    the core said when it began to serve."""
 
     shares_memory: bool
+    ready: messages.Ready
 
     @abc.abstractmethod
     def send(self, message: FrontendMessage) -> None:
@@ -191,6 +199,7 @@ class ThreadChannel(CoreChannel):
         try:
             executor = self._make_executor(self._config) if self._make_executor is not None else None
             core = EngineCore(self._config, executor)
+            self.ready = core.ready()
         except BaseException as error:  # handed to the thread that waits for the start
             self._start_error = error
             return
@@ -236,6 +245,7 @@ class ProcessChannel(CoreChannel):
         from quire.engine.process_client import CoreProcessHandle  # not needed, and slow to import, in-process
 
         self.handle = CoreProcessHandle(config, executor)
+        self.ready = self.handle.ready
         self._ends = False
         self._thread = threading.Thread(target=self._listen, name="engine-core-listener", daemon=True)
         self._thread.start()

@@ -131,6 +131,8 @@ class CoreLoop:
         try:
             return messages.UtilityResult(call_id, call_utility(self._core, utility, args))
         except Exception as error:  # the caller's to know; the engine goes on
+            if (refusal := messages.refusal_of(error)) is not None:
+                return messages.UtilityResult(call_id, error=str(error), refusal=refusal)
             message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
             return messages.UtilityResult(call_id, error=f"{utility.value}: {message}")
 
@@ -240,10 +242,7 @@ class CoreProcess:
         gc.collect()
         gc.freeze()  # what was loaded stays: later collections need not look at it
         gc.set_threshold(*_COLLECT_AFTER)
-        cache = core.kv_cache
-        self._send(
-            messages.Ready({"num_kv_blocks": cache.num_blocks, "kv_block_size": cache.block_size, "pid": os.getpid()})
-        )
+        self._send(core.ready())
         return core
 
     def _send(self, message: messages.CoreMessage) -> None:

@@ -70,7 +70,7 @@ class GuestRouter:
     def attach(self, channel: CoreChannel) -> None:
         """The core runs: tell those that wait for it."""
         self._channel = channel
-        self._greet(messages.Ready())
+        self._greet(channel.ready)
 
     def _greet(self, message: messages.CoreMessage) -> None:
         """Tell all, and whoever comes later."""
@@ -207,6 +207,7 @@ class GuestChannel(CoreChannel):
                     raise EngineDeadError(text)
                 case _:
                     pass
+        self.ready = message
 
     def _connect(self, kind: int, name: str) -> Any:
         return messages.zmq_socket(self._context, kind, f"ipc://{self._seat.folder}/{name}", bind=False)

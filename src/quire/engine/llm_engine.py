@@ -1,21 +1,26 @@
 """The synchronous engine: add requests, call `step`, get outputs."""
 
 import abc
+import dataclasses
+import re
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from quire import envs
-from quire.config import EngineConfig
+from quire import param_checks as checks
+from quire.config import EngineConfig, ModelConfig
+from quire.config.observability import profile_overrides
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.core_client import CoreClient, InprocClient, ProcessClient
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
-from quire.engine.messages import Utility
+from quire.engine.messages import Ready, Utility
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pausing import check_mode
 from quire.engine.pooling_processor import PoolingProcessor
 from quire.engine.request_state import NO_TOKENS, PoolingRecord, RequestRecord
+from quire.engine.tokenization import Tokenization
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import ConfigError, RequestError
 from quire.executor.interface import Executor
@@ -26,6 +31,9 @@ from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
 from quire.timeline import STARTUP
 from quire.tokenizers.interface import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.metrics.snapshot import Metric
 
 
 class EngineControl(abc.ABC):
@@ -45,27 +53,55 @@ class EngineControl(abc.ABC):
         anew."""
         self.call(Utility.RELEASE_KV_CACHE)
 
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone."""
-        self.call(Utility.WAKE_UP, tags)
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Undo `sleep`, or `weights`, `kv_cache` or `scheduling` (a pause) alone; whether nothing sleeps any more."""
+        return bool(self.call(Utility.WAKE_UP, tags))
 
     def is_sleeping(self) -> bool:
         return bool(self.call(Utility.IS_SLEEPING))
 
-    def start_profile(self, prefix: str = "") -> None:
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+        profiler_kwargs: dict[str, Any] | None = None,
+    ) -> None:
         """Profile the workers' steps from now on, as `profiler_config` says.
-        Raises RequestError: profiles are off, or one is being taken."""
-        check_profile_started(self.collective_rpc("start_profile", args=(prefix,)))
+        Raises RequestError: profiles are off, one is being taken, or an argument cannot be used.
+
+        Args:
+            profile_prefix: how the traces' names begin.
+            delay_iterations: steps to leave out first; max_iterations: steps after which it ends by itself.
+            profiler_kwargs: further fields of `profiler_config` for this profile.
+        """
+        overrides = profile_overrides(delay_iterations, max_iterations, profiler_kwargs)
+        args = (check_profile_prefix(profile_prefix), overrides)
+        check_profile_started(self.collective_rpc("start_profile", args=args))
 
     def stop_profile(self) -> list[str]:
         """End the profile; the files that were written. Raises RequestError: none is being taken."""
         return profile_files(self.collective_rpc("stop_profile"))
 
     def collective_rpc(
-        self, method: str, timeout: float | None = None, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a worker's method on every worker. `timeout` has no meaning here."""
-        return self.call(Utility.COLLECTIVE_RPC, method, list(args), kwargs)
+        """Call a method on every worker, or a function whose first argument is the worker.
+        Raises RequestError: there is no such method, or workers in other processes cannot be sent a function.
+        Raises TimeoutError: workers in other processes gave no answer within `timeout` seconds; one in this process is waited
+        for."""
+        return self.call(Utility.COLLECTIVE_RPC, method, list(args), kwargs, timeout)
+
+    def reset_mm_cache(self) -> None:
+        """Forget media that were prepared. None are kept: no model reads media yet."""
+
+    def reset_encoder_cache(self) -> None:
+        """Forget encoders' outputs. None are kept: no model reads media yet."""
 
     def explain(self) -> dict[str, Any]:
         return self.call(Utility.EXPLAIN)
@@ -89,9 +125,9 @@ class LLMEngine(EngineControl):
         executor: Executor | None = None,
         stat_hooks: Sequence[StatsHook] = (),
     ) -> None:
-        self.config = config
         source = TokenizerSource(config.model)
         self._client: CoreClient = ProcessClient(config) if multiprocess else InprocClient(config, executor)
+        self.config = config = settle(config, self._client.ready)
         try:
             self.tokenizer: Tokenizer | None = source.get()
         except ConfigError:
@@ -115,7 +151,7 @@ class LLMEngine(EngineControl):
         cls,
         engine_args: EngineArgs,
         usage_context: UsageContext | None = None,
-        stat_loggers: Sequence[StatsHook] = (),
+        stat_loggers: Sequence[StatsHook] | None = None,
         enable_multiprocessing: bool | None = None,
     ) -> "LLMEngine":
         with STARTUP.phase("configuration"):
@@ -124,11 +160,14 @@ class LLMEngine(EngineControl):
 
     @classmethod
     def from_engine_config(
-        cls, config: EngineConfig, stat_loggers: Sequence[StatsHook] = (), enable_multiprocessing: bool | None = None
+        cls,
+        config: EngineConfig,
+        stat_loggers: Sequence[StatsHook] | None = None,
+        enable_multiprocessing: bool | None = None,
     ) -> "LLMEngine":
         """An engine from a resolved configuration; None leaves the choice to QUIRE_ENABLE_MULTIPROCESSING."""
         multiprocess = envs.QUIRE_ENABLE_MULTIPROCESSING if enable_multiprocessing is None else enable_multiprocessing
-        return cls(config, multiprocess=multiprocess, stat_hooks=stat_loggers)
+        return cls(config, multiprocess=multiprocess, stat_hooks=stat_loggers or ())
 
     # --- requests ---
 
@@ -138,21 +177,39 @@ class LLMEngine(EngineControl):
         prompt: PromptType | TokenizedPrompt,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        *,
-        priority: int = 0,
-        tenant: str = "",
         lora_request: Any = None,
         tokenization_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """Queue a request. Raises RequestError: it cannot be served; nothing was queued."""
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        *,
+        tenant: str = "",
+    ) -> str:
+        """Queue a request; gives its id.
+        Raises RequestError: it cannot be served; nothing was queued.
+
+        Args:
+            prompt_text: the text of a prompt that is given as token ids, for the output.
+            trace_headers, session_id: accepted for compatibility: a synchronous engine writes no spans, and knows no sessions.
+        """
+        del trace_headers, session_id
         check_lora(lora_request)
+        tokenization = Tokenization.of(tokenization_kwargs)
         if not isinstance(prompt, TokenizedPrompt):
-            prompt = self.input_processor.tokenize(prompt, add_special_tokens(tokenization_kwargs))
-        processor: Any = self.pooling_processor if isinstance(params, PoolingParams) else self.input_processor
+            prompt = self.input_processor.tokenize(prompt, tokenization.add_special_tokens is not False)
+        if prompt_text is not None:
+            prompt = dataclasses.replace(prompt, text=prompt_text)
+        processor: Any = self.input_processor
+        if isinstance(params, PoolingParams):
+            processor, params = self.pooling_processor, tokenization.of_pooling(params)
+        else:
+            (prompt,) = tokenization.cut([prompt], self.config.model.max_model_len)
         processed = processor.process(
             request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
         )
         self.add_processed([processed])
+        return request_id
 
     def add_processed(self, requests: Sequence[ProcessedRequest]) -> None:
         """Queue requests that were processed before: all of them, or none. Raises RequestError: an id is in use."""
@@ -167,8 +224,10 @@ class LLMEngine(EngineControl):
                 self._outputs.discard(request_id)
             raise
 
-    def abort_request(self, request_ids: str | Sequence[str]) -> None:
-        """End requests at once; the next `step` gives their last outputs. Unknown ids are ignored."""
+    def abort_request(self, request_ids: str | Sequence[str], internal: bool = False) -> None:
+        """End requests at once; the next `step` gives their last outputs. Unknown ids are ignored. `internal` has no meaning:
+        there is one kind of ids."""
+        del internal
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         records, core_ids = self._outputs.abort(ids, time.monotonic())
         self._aborted += records
@@ -234,13 +293,32 @@ class LLMEngine(EngineControl):
         """What the model can be asked for: `generate`, or what it pools."""
         return supported_tasks(self.config)
 
-    def get_metrics(self) -> EngineMetrics:
-        """Counters and histograms of this engine.
-        Raises RequestError: they are not kept (`disable_log_stats=False` keeps them)."""
+    def get_metrics(self, names: str = "quire") -> list["Metric"]:
+        """Counters, gauges and histograms of this engine, as they are now.
+        Raises RequestError: they are not kept (`disable_log_stats=False` keeps them).
+
+        Args:
+            names: their prefix: `quire` (`quire:num_requests_running`), `vllm` or `both`.
+        """
         if self.metrics is None:
             message = "metrics are off; make the engine with disable_log_stats=False"
             raise RequestError(message, param="disable_log_stats")
-        return self.metrics
+        from quire.metrics.prometheus import PREFIXES, cache_info
+        from quire.metrics.snapshot import take_snapshot
+
+        if names not in PREFIXES:
+            raise RequestError(f"names is {names!r}; it may be {', '.join(PREFIXES)}", param="names")
+        return take_snapshot(self.metrics, cache_info(self.config.cache), names)
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """The configuration, as programs written for vLLM ask for it (`vllm_config.model_config` …)."""
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's settings."""
+        return self.config.model
 
     def do_log_stats(self) -> None:
         """Write the log line with throughput and load, if it is time for one."""
@@ -284,17 +362,27 @@ def profile_files(results: list[dict[str, str | None]]) -> list[str]:
     return [result["file"] for result in results if result["file"] is not None]
 
 
+def settle(config: EngineConfig, ready: Ready) -> EngineConfig:
+    """The configuration with what the core found at its start."""
+    return config.settled(ready.num_blocks, ready.block_size, ready.max_model_len)
+
+
+def check_profile_prefix(prefix: str | None) -> str:
+    """How a trace's name begins. Raises RequestError: it is not a plain name."""
+    if prefix is not None and not re.fullmatch(r"[A-Za-z0-9_-]{0,64}", prefix):
+        checks.refuse("profile_prefix", prefix, "up to 64 letters, digits, '-' and '_'")
+    return prefix or ""
+
+
+def check_media(mm_processor_kwargs: Any) -> None:
+    """Media are not read yet. Raises RequestError: they have options all the same."""
+    if mm_processor_kwargs:
+        raise RequestError(
+            "media input is not supported yet: leave mm_processor_kwargs out", param="mm_processor_kwargs"
+        )
+
+
 def check_lora(lora_request: Any) -> None:
     """Adapters are not there yet."""
     if lora_request is not None:
         raise RequestError("LoRA adapters are not supported yet", param="lora_request")
-
-
-def add_special_tokens(tokenization_kwargs: dict[str, Any] | None) -> bool:
-    """The one tokenization option that there is."""
-    options = dict(tokenization_kwargs or {})
-    add = bool(options.pop("add_special_tokens", True))
-    if options:
-        message = f"tokenization_kwargs has {', '.join(map(repr, options))}; only 'add_special_tokens' is known"
-        raise RequestError(message, param="tokenization_kwargs")
-    return add

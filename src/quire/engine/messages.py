@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 import numpy as np
 
-from quire.errors import RequestError
-from quire.request import EngineCoreOutputs, EngineRequest
+from quire.errors import CapacityError, EngineError, QuireError, RequestError
+from quire.request import EngineCoreOutputs, EngineRequest, Refusal
 
 MessageT = TypeVar("MessageT")
 
@@ -70,9 +70,16 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """The core serves. `info` holds figures for the log (pages, seconds)."""
+    """The core serves.
 
-    info: dict[str, Any] = {}
+    Attributes:
+        num_blocks, block_size: the KV cache's pages, and the tokens of one.
+        max_model_len: tokens that a request may have, which the core chooses where the user left it open.
+    """
+
+    num_blocks: int = 0
+    block_size: int = 0
+    max_model_len: int = 0
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True):
@@ -82,11 +89,28 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True):
 
 
 class UtilityResult(msgspec.Struct, tag="result", array_like=True):
-    """A call's value, or the error's message."""
+    """A call's value, or the error's message; `refusal` is set where the caller is at fault, or there is no room."""
 
     call_id: int
     value: Any = None
     error: str | None = None
+    refusal: Refusal | None = None
+
+    def to_error(self) -> QuireError:
+        """The exception that `error` and `refusal` stand for."""
+        message, refusal = self.error or "", self.refusal
+        if refusal is None:
+            return EngineError(message)
+        if refusal.is_capacity:
+            return CapacityError(message, retry_after=refusal.retry_after)
+        return RequestError(message, param=refusal.param)
+
+
+def refusal_of(error: BaseException) -> Refusal | None:
+    """What an error says about whose fault it is; None where it is the engine's."""
+    if isinstance(error, CapacityError):
+        return Refusal(is_capacity=True, retry_after=error.retry_after)
+    return Refusal(param=error.param) if isinstance(error, RequestError) else None
 
 
 class Dead(msgspec.Struct, tag="dead", array_like=True):
@@ -127,7 +151,16 @@ class Codec(Generic[MessageT]):
 
     def encode(self, message: Any) -> bytes:
         """One message as bytes. Raises RequestError: it holds a function."""
-        return self._encoder.encode(message)
+        try:
+            return self._encoder.encode(message)
+        except RequestError:
+            if not isinstance(message, UtilityCall):
+                raise
+        raise RequestError(
+            "a function cannot be sent to an engine core in another process: name a method of the worker (worker_cls gives it "
+            "methods of your own), or run the core in-process",
+            param="method",
+        )
 
 
 def frontend_to_core() -> Codec[FrontendMessage]:

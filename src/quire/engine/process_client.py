@@ -40,7 +40,8 @@ _LAST_WORDS_MS = 200
 class CoreProcessHandle:
     """One child process with its sockets.
 
-    Sends may come from any thread; `receive` belongs to one thread at a time.
+    Sends may come from any thread; `receive` belongs to one thread at a time. `ready` is what the core said when it began to
+    serve.
 
     Args:
         executor: class path of the executor, if not the one that the configuration names.
@@ -124,6 +125,7 @@ class CoreProcessHandle:
             message = self.receive(max(0.0, deadline - time.monotonic()))
             match message:
                 case messages.Ready():
+                    self.ready = message
                     return
                 case messages.Dead(message=text, is_config_error=True, setting=setting):
                     raise ConfigError(text, setting=setting)

@@ -118,9 +118,9 @@ class RequestTracing:
         self._parents: OrderedDict[str, Mapping[str, str]] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def received(self, record: RequestRecord) -> None:
-        """A request was queued, in the context of the HTTP request that it came with."""
-        parent = TRACE_HEADERS.get()
+    def received(self, record: RequestRecord, trace_headers: Mapping[str, str] | None = None) -> None:
+        """A request was queued, with its caller's headers, or in the context of the HTTP request that it came with."""
+        parent = TRACE_HEADERS.get() if trace_headers is None else trace_headers
         if parent is not None:
             self._parents[record.request_id] = parent
             if len(self._parents) > _MAX_PARENTS:

@@ -10,16 +10,18 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from quire.config import EngineConfig
+from quire import param_checks as checks
+from quire.config import EngineConfig, ModelConfig
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.beam_search import BeamSearch
 from quire.engine.collector import CollectorPause
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, check_params
-from quire.engine.llm_engine import EngineControl, LLMEngine, add_special_tokens, check_lora
+from quire.engine.llm_engine import EngineControl, LLMEngine, check_lora, check_media
 from quire.engine.messages import Utility
+from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import (
     as_prompts,
     check_content_format,
@@ -31,11 +33,13 @@ from quire.entrypoints.pooling import PoolingMethods
 from quire.errors import RequestError
 from quire.inputs import PromptType
 from quire.logprobs import LogprobsOnePosition
-from quire.metrics.engine_metrics import EngineMetrics
 from quire.outputs import AnyOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.tokenizers.content_format import ContentFormat
 from quire.tokenizers.interface import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.metrics.snapshot import Metric
 
 RunRequests = Callable[[list[ProcessedRequest]], list[RequestOutput]]
 """Runs requests to their end and gives their final outputs in the same order."""
@@ -73,7 +77,10 @@ def run_beam_searches(
         active = list(searches[start : start + limit])
         while active := [search for search in active if not search.is_finished]:
             requests = [
-                [processor.process(next_id(), beam, search.step_params, is_beam=True) for beam in search.next_prompts()]
+                [
+                    processor.process(next_id(), beam, search.step_params, priority=search.priority, is_beam=True)
+                    for beam in search.next_prompts()
+                ]
                 for search in active
             ]
             outputs = iter(run([request for group in requests for request in group]))
@@ -100,20 +107,24 @@ def build_output(search: BeamSearch, tokenizer: Tokenizer | None) -> BeamSearchO
 
 
 ParamsPerPrompt = SamplingParams | Sequence[SamplingParams] | None
+Priority = int | Sequence[int] | None
 Tqdm = bool | Callable[..., Any]
 
 
 class ChatOptions(TypedDict, total=False):
-    """How conversations become prompts. `priority` is as in `generate`; `continue_final_message` goes on with the last message
-    and needs `add_generation_prompt=False`; `chat_template_kwargs` are further variables of the template."""
+    """How conversations become prompts. `priority`, `tokenization_kwargs` and `mm_processor_kwargs` are as in `generate`;
+    `continue_final_message` goes on with the last message and needs `add_generation_prompt=False`; `chat_template_kwargs` are
+    further variables of the template."""
 
-    priority: list[int] | None
+    priority: Priority
     chat_template: str | None
     chat_template_content_format: ContentFormat
     add_generation_prompt: bool
     continue_final_message: bool
     tools: list[dict[str, Any]] | None
     chat_template_kwargs: dict[str, Any] | None
+    tokenization_kwargs: dict[str, Any] | None
+    mm_processor_kwargs: dict[str, Any] | None
 
 
 class LLM(PoolingMethods, EngineControl):
@@ -164,8 +175,9 @@ class LLM(PoolingMethods, EngineControl):
         *,
         use_tqdm: Tqdm = True,
         lora_request: Any = None,
-        priority: list[int] | None = None,
+        priority: Priority = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; the outputs are in the prompts' order.
         Raises RequestError: a prompt or a parameter cannot be served; then nothing was queued.
@@ -175,9 +187,12 @@ class LLM(PoolingMethods, EngineControl):
             prompts: text, a list of token ids, a dict with `prompt` or `prompt_token_ids`, or a list of any of these.
             sampling_params: for all prompts, or one for each; None takes the model's own defaults.
             use_tqdm: show progress; or a function to make the progress bar with.
-            priority: one number a prompt, lower runs first, under the `priority` policy.
+            priority: one number for all prompts, or one for each; lower runs first, under the `priority` policy.
+            tokenization_kwargs: `add_special_tokens`, `truncate_prompt_tokens`, `truncation_side`.
+            mm_processor_kwargs: for media, which no model reads yet.
         """
         check_lora(lora_request)
+        check_media(mm_processor_kwargs)
         with CollectorPause() as pause:
             tokenized = self._tokenize(prompts, tokenization_kwargs)
             return self._run(self._process(tokenized, sampling_params, priority), use_tqdm, pause)
@@ -187,20 +202,23 @@ class LLM(PoolingMethods, EngineControl):
         prompts: PromptType | Sequence[PromptType],
         sampling_params: ParamsPerPrompt = None,
         lora_request: Any = None,
-        priority: list[int] | None = None,
+        priority: Priority = None,
         use_tqdm: Tqdm = True,
         tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Queue prompts as `generate` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
         check_lora(lora_request)
+        check_media(mm_processor_kwargs)
         return self._enqueue(self._process(self._tokenize(prompts, tokenization_kwargs), sampling_params, priority))
 
     def _tokenize(
         self, prompts: PromptType | Sequence[PromptType], tokenization_kwargs: dict[str, Any] | None
     ) -> list[TokenizedPrompt]:
-        processor = self.llm_engine.input_processor
-        return processor.tokenize_batch(as_prompts(prompts), add_special_tokens(tokenization_kwargs))
+        processor, tokenization = self.llm_engine.input_processor, Tokenization.of(tokenization_kwargs)
+        tokenized = processor.tokenize_batch(as_prompts(prompts), tokenization.add_special_tokens is not False)
+        return tokenization.cut(tokenized, self.model_config.max_model_len)
 
     def _enqueue(self, requests: list[ProcessedRequest]) -> list[str]:
         self.llm_engine.add_processed(requests)
@@ -208,9 +226,11 @@ class LLM(PoolingMethods, EngineControl):
         self._enqueued |= dict.fromkeys(ids)
         return ids
 
-    def wait_for_completion(self, output_type: type[Any] | None = None, *, use_tqdm: Tqdm = True) -> list[Any]:
-        """Run everything that was enqueued to its end; the outputs are in the order of the queue. `output_type`: a class that
-        every output must have.
+    def wait_for_completion(
+        self, output_type: type[Any] | tuple[type[Any], ...] | None = None, *, use_tqdm: Tqdm = True
+    ) -> list[Any]:
+        """Run everything that was enqueued to its end; the outputs are in the order of the queue. `output_type`: the class
+        (or one of some classes) that every output must have.
         Raises RequestError: the engine sleeps or is paused, or an output has another class."""
         with DeferredInterrupt() as interrupt:
             try:
@@ -219,7 +239,9 @@ class LLM(PoolingMethods, EngineControl):
                 self._enqueued.clear()
         for output in outputs:
             if output_type is not None and not isinstance(output, output_type):
-                message = f"output_type is {output_type.__name__}, and an output is a {type(output).__name__}"
+                types = output_type if isinstance(output_type, tuple) else (output_type,)
+                wanted = " or ".join(each.__name__ for each in types)
+                message = f"output_type is {wanted}, and an output is a {type(output).__name__}"
                 raise RequestError(message, param="output_type")
         return outputs
 
@@ -259,14 +281,18 @@ class LLM(PoolingMethods, EngineControl):
         messages: Sequence[Any],
         sampling_params: ParamsPerPrompt,
         *,
-        priority: list[int] | None = None,
+        priority: Priority = None,
         chat_template_content_format: ContentFormat = "auto",
         chat_template_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[ProcessedRequest]:
+        check_media(mm_processor_kwargs)
+        tokenization = Tokenization.of(tokenization_kwargs)
         template = {
             "tools": tools,
             "chat_template": chat_template,
@@ -274,9 +300,12 @@ class LLM(PoolingMethods, EngineControl):
             "continue_final_message": continue_final_message,
             "content_format": check_content_format(chat_template_content_format),
         } | (chat_template_kwargs or {})
-        return self._process(self._render(messages, template), sampling_params, priority)
+        prompts = self._render(messages, template, tokenization.add_special_tokens is True)
+        return self._process(tokenization.cut(prompts, self.model_config.max_model_len), sampling_params, priority)
 
-    def _render(self, messages: Sequence[Any], template: dict[str, Any]) -> list[TokenizedPrompt]:
+    def _render(
+        self, messages: Sequence[Any], template: dict[str, Any], add_special_tokens: bool
+    ) -> list[TokenizedPrompt]:
         """One prompt a conversation."""
         tokenizer = self.get_tokenizer()
         conversations, _ = split_conversations(messages)
@@ -288,16 +317,14 @@ class LLM(PoolingMethods, EngineControl):
         ]
         if tokenizer.writes_tokens:
             return [TokenizedPrompt(token_ids) for token_ids in rendered]
-        return self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens=False)
+        return self.llm_engine.input_processor.tokenize_batch(rendered, add_special_tokens)
 
     def _process(
-        self, prompts: list[TokenizedPrompt], sampling_params: ParamsPerPrompt, priority: list[int] | None
+        self, prompts: list[TokenizedPrompt], sampling_params: ParamsPerPrompt, priority: Priority
     ) -> list[ProcessedRequest]:
         """Check all, so that all or none are queued."""
         params = self._params_per_prompt(sampling_params, len(prompts))
-        priorities = priority if priority is not None else [0] * len(prompts)
-        if len(priorities) != len(prompts):
-            raise RequestError(f"priority has {len(priorities)} entries for {len(prompts)} prompts", param="priority")
+        priorities = _priorities(priority, len(prompts))
         process = self.llm_engine.input_processor.process
         return [
             process(self._next_id(), prompt, one, priority=rank)
@@ -355,6 +382,7 @@ class LLM(PoolingMethods, EngineControl):
         lora_request: Any = None,
         use_tqdm: Tqdm = False,
         concurrency_limit: int | None = None,
+        priority: Priority = None,
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best sequences of each prompt, as Transformers' `generate(num_beams=…)` defines them.
         Raises RequestError: a prompt or a parameter cannot be served."""
@@ -364,7 +392,10 @@ class LLM(PoolingMethods, EngineControl):
         engine = self.llm_engine
         tokenized = engine.input_processor.tokenize_batch(as_prompts(prompts))
         model = engine.config.model
-        searches = [BeamSearch(model, engine.tokenizer, prompt, params) for prompt in tokenized]
+        searches = [
+            BeamSearch(model, engine.tokenizer, prompt, params, rank)
+            for prompt, rank in zip(tokenized, _priorities(priority, len(tokenized)), strict=True)
+        ]
         run_beam_searches(searches, engine.input_processor, self._run, self._next_id, concurrency_limit)
         return [build_output(search, engine.tokenizer) for search in searches]
 
@@ -378,10 +409,14 @@ class LLM(PoolingMethods, EngineControl):
         """The tokenizer. Raises ConfigError: there is none."""
         return self.llm_engine.get_tokenizer()
 
-    def get_metrics(self) -> EngineMetrics:
-        """Counters and histograms of this engine.
-        Raises RequestError: they are not kept (`disable_log_stats=False` keeps them)."""
-        return self.llm_engine.get_metrics()
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's settings."""
+        return self.llm_engine.model_config
+
+    def get_metrics(self, names: str = "quire") -> list["Metric"]:
+        """As `LLMEngine.get_metrics`: they are kept with `disable_log_stats=False`."""
+        return self.llm_engine.get_metrics(names)
 
     def call(self, utility: Utility, *args: Any) -> Any:
         return self.llm_engine.call(utility, *args)
@@ -449,6 +484,14 @@ class _Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _priorities(given: Priority, count: int) -> Sequence[int]:
+    """One for each prompt. Raises RequestError: there are more or fewer, or one is no whole number."""
+    listed = given if isinstance(given, Sequence) else [given or 0] * count
+    check_count(listed, count, "priority")
+    low, high = -(1 << 63), (1 << 63) - 1
+    return [checks.whole("priority", each, low, high, "a whole number of at most 64 bits") for each in listed]
 
 
 def _final_only(params: SamplingParams) -> SamplingParams:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
-from quire.engine.llm_engine import LLMEngine, add_special_tokens, check_lora
+from quire.engine.llm_engine import LLMEngine, check_lora
+from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import as_prompts, check_count
 from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
 from quire.errors import EngineError, RequestError
@@ -74,11 +75,12 @@ class PoolingMethods:
             prompt_name: put this prompt of config_sentence_transformers.json before each text.
         """
         check_lora(lora_request)
-        special = add_special_tokens(tokenization_kwargs)
+        tokenization = Tokenization.of(tokenization_kwargs)
         processor = self.llm_engine.pooling_processor
+        special = tokenization.add_special_tokens is not False
         tokenized = processor.tokenize_batch(as_prompts(prompts), special, prompt_name)
         params = _params_per_prompt(pooling_params, len(tokenized), pooling_task, truncate_prompt_tokens)
-        return self._pool(tokenized, params, use_tqdm)
+        return self._pool(tokenized, [tokenization.of_pooling(each) for each in params], use_tqdm)
 
     def embed(
         self, prompts: PromptType | Sequence[PromptType], **options: Unpack[EncodeOptions]
@@ -109,6 +111,7 @@ class PoolingMethods:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """How well each text of `data_1` and its partner in `data_2` match; a single text is paired with every other one.
@@ -121,6 +124,7 @@ class PoolingMethods:
                 the tokenizer joins pairs.
         """
         check_lora(lora_request)
+        pooling_params = Tokenization.of(tokenization_kwargs).of_pooling(pooling_params or PoolingParams())
         firsts, seconds = pair_texts(data_1, data_2)
         config = self.llm_engine.pooling_processor.config
         if config.embeds:

@@ -10,7 +10,16 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.errors import RequestError
 from quire.request import EngineRequest
+
+
+def find_method(worker: object, name: str) -> Callable[..., Any]:
+    """A worker's public method. Raises RequestError: it has none of this name."""
+    method = getattr(worker, name, None)
+    if name.startswith("_") or not callable(method):
+        raise RequestError(f"the worker has no method {name!r}", param="method", value=name)
+    return method
 
 
 class Executor(abc.ABC):
@@ -78,9 +87,16 @@ class Executor(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot sleep")
 
     def collective_rpc(
-        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str | Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
-        """Call a worker's method on every worker."""
+        """Call a worker's method on every worker, or a function whose first argument is the worker (only where workers are in
+        this process).
+        Raises RequestError: there is no such method, or a function cannot reach the workers.
+        Raises TimeoutError: workers of other processes have not answered within `timeout` seconds."""
         raise NotImplementedError(f"{type(self).__name__} has no workers to call")
 
     def explain(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -178,9 +179,19 @@ class MultiprocExecutor(Executor):
         self._call("wake_up", [tags])
 
     def collective_rpc(
-        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str | Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
-        return self._call(method, list(args), kwargs)
+        if callable(method):
+            raise RequestError(
+                "a function cannot be sent to workers in other processes: name a method (worker_cls gives workers methods of "
+                "your own)",
+                param="method",
+            )
+        return self._call(method, list(args), kwargs, timeout)
 
     def check_request(self, request: EngineRequest) -> None:
         params = request.sampling_params
@@ -199,18 +210,29 @@ class MultiprocExecutor(Executor):
         ]
         return {**reports[0], "executor": "mp", "ranks": ranks}
 
-    def _call(self, method: str, args: list[Any] | None = None, kwargs: dict[str, Any] | None = None) -> list[Any]:
+    def _call(
+        self,
+        method: str,
+        args: list[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
         """Every rank's value.
 
         Raises:
-            ConfigError, MemoryError, ValueError, EngineError: what a rank raised, rank 0's first.
+            ConfigError, RequestError, MemoryError, ValueError, EngineError: what a rank raised, rank 0's first.
+            TimeoutError: not all have answered within `timeout` seconds; their answers are passed over when they come.
         """
         self._calls += 1
         self._send(Call(self._calls, method, args or [], kwargs or {}))
         answers: dict[int, Answer] = {}
+        ends = None if timeout is None else time.monotonic() + timeout
         deadline: float | None = None
         while len(answers) < self._size:
-            for rank, answer in self._take_in(self._any_answer, deadline):
+            if ends is not None and deadline is None and time.monotonic() > ends:
+                late = [rank for rank in range(self._size) if rank not in answers]
+                raise TimeoutError(f"{method}: rank {', '.join(map(str, late))} gave no answer within {timeout} s")
+            for rank, answer in self._take_in(self._any_answer, ends if deadline is None else deadline):
                 if answer.call_id == self._calls:
                     answers[rank] = answer
                     if answer.problem is not None and deadline is None:

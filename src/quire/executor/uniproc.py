@@ -6,13 +6,14 @@ at once. Knows nothing of tensors or models.
 
 import concurrent.futures
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import EngineError
-from quire.executor.interface import Executor
+from quire.executor.interface import Executor, find_method
 from quire.executor.selector import import_class
 from quire.platforms import current_platform
 from quire.request import EngineRequest
@@ -78,12 +79,15 @@ class UniprocExecutor(Executor):
         self._worker.wake_up(tags)
 
     def collective_rpc(
-        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str | Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> list[Any]:
-        target = getattr(self._worker, method, None)
-        if method.startswith("_") or not callable(target):
-            raise EngineError(f"the worker has no method {method!r}")
-        return [target(*args, **(kwargs or {}))]
+        if callable(method):
+            return [method(self._worker, *args, **(kwargs or {}))]
+        return [find_method(self._worker, method)(*args, **(kwargs or {}))]
 
     def explain(self) -> dict[str, Any]:
         return self._worker.explain()

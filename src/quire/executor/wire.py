@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
-from quire.errors import ConfigError, EngineError, QuireError
+from quire.errors import ConfigError, EngineError, QuireError, RequestError
 from quire.sampling_params import SamplingParams
 
 _ARRAY_TYPES = (np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_))
@@ -58,8 +58,8 @@ class Problem(msgspec.Struct, array_like=True):
     """An error on its way to the parent. `at_ns` is the host's monotonic clock: the earliest error is the cause of others.
 
     Attributes:
-        kind: `config`, `memory`, `value` or `engine`: what is raised from it.
-        setting: of a configuration error.
+        kind: `config`, `request`, `memory`, `value` or `engine`: what is raised from it.
+        setting: of a configuration error; of a request's, the field at fault.
     """
 
     kind: str
@@ -71,6 +71,8 @@ class Problem(msgspec.Struct, array_like=True):
         """The exception that it stands for; `who` is put before the message of an engine's error."""
         if self.kind == "config":
             return ConfigError(self.message, setting=self.setting)
+        if self.kind == "request":
+            return RequestError(f"{who}: {self.message}" if who else self.message, param=self.setting)
         if self.kind == "memory":
             return MemoryError(self.message)
         if self.kind == "value":
@@ -150,6 +152,8 @@ def problem_of(error: BaseException, at_ns: int) -> Problem:
     """An error as data."""
     if isinstance(error, ConfigError):
         return Problem("config", str(error), error.setting, at_ns)
+    if isinstance(error, RequestError):
+        return Problem("request", str(error), error.param, at_ns)
     if isinstance(error, MemoryError):
         return Problem("memory", str(error), None, at_ns)
     if isinstance(error, QuireError):

@@ -26,9 +26,10 @@ from quire.config.kv_spec import KVCacheConfig
 from quire.config.wire import config_from_plain
 from quire.core.output import ModelRunnerOutput
 from quire.env_override import set_default
-from quire.errors import EngineError, QuireError
+from quire.errors import QuireError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader
+from quire.executor.interface import find_method
 from quire.executor.pipes import write_message
 from quire.executor.selector import import_class
 from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
@@ -161,8 +162,7 @@ class WorkerProcess:
     def _call(self, call: Call) -> Any:
         if call.method == "start":
             return self._start()
-        if call.method.startswith("_") or not callable(method := getattr(self._worker, call.method, None)):
-            raise EngineError(f"the worker has no method {call.method!r}")
+        method = find_method(self._worker, call.method)
         args = call.args
         if call.method == "initialize":
             args = [msgspec.convert(args[0], KVCacheConfig)]

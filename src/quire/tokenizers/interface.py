@@ -17,6 +17,20 @@ NO_LIMIT = int(1e30)
 """`model_max_length` of a tokenizer that states none (Hugging Face's own value)."""
 
 
+class Encoding(dict[str, Any]):
+    """`input_ids` and `attention_mask`, as entries and as attributes."""
+
+    @property
+    def input_ids(self) -> Any:
+        """Token ids: of one text, or a list for each text."""
+        return self["input_ids"]
+
+    @property
+    def attention_mask(self) -> Any:
+        """A 1 for each token."""
+        return self["attention_mask"]
+
+
 class Tokenizer(abc.ABC):
     """Text to token ids and back.
 
@@ -106,13 +120,20 @@ class Tokenizer(abc.ABC):
         """The highest id that has a token."""
         return max(self.get_vocab().values(), default=-1)
 
-    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        """`input_ids` and `attention_mask` of one text or several."""
-        if isinstance(text, str):
-            ids = self.encode(text, add_special_tokens)
-            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
-        batch = self.encode_batch(list(text), add_special_tokens)
-        return {"input_ids": batch, "attention_mask": [[1] * len(ids) for ids in batch]}
+    def __call__(
+        self,
+        text: str | list[str],
+        add_special_tokens: bool = True,
+        truncation: bool = False,
+        max_length: int | None = None,
+    ) -> Encoding:
+        """`input_ids` and `attention_mask` of one text or several; with `truncation` at most `max_length` tokens of each."""
+        single = isinstance(text, str)
+        batch = self.encode_batch([text] if isinstance(text, str) else list(text), add_special_tokens)
+        if truncation and max_length is not None:
+            batch = [ids[-max_length:] if self.truncation_side == "left" else ids[:max_length] for ids in batch]
+        masks = [[1] * len(ids) for ids in batch]
+        return Encoding(input_ids=batch[0] if single else batch, attention_mask=masks[0] if single else masks)
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
         """The vocabulary's strings of a text's tokens."""

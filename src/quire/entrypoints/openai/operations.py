@@ -189,9 +189,8 @@ async def start_profile(request: Request) -> Response:
     engine = _profiled_engine(request)
     body = await read_bytes(request)
     asked = state_of(request).decoder.decode(body, ProfileRequest) if body else ProfileRequest()
-    given = {"delay_iterations": asked.delay_iterations, "max_iterations": asked.max_iterations}
     await engine.start_profile(
-        asked.profile_prefix, {name: value for name, value in given.items() if value is not None}
+        asked.profile_prefix, delay_iterations=asked.delay_iterations, max_iterations=asked.max_iterations
     )
     return json_response({"success": True})
 
