@@ -170,8 +170,8 @@ def test_a_missing_parameter_is_told_as_python_does() -> None:
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_true_asks_for_one_logprob_and_false_for_none(name: str) -> None:
-    for given, meant in ((True, 1), (False, None)):
-        params = SamplingParams(**{name: given})  # type: ignore[arg-type]
+    for asked, meant in ((True, 1), (False, None)):
+        params = SamplingParams(**{name: asked})  # type: ignore[arg-type]
         assert getattr(params, name) == meant
 
 
