@@ -13,6 +13,10 @@ import torch
 
 from quire.config.kv_spec import KVCacheSpec
 
+SHORT_TOKENS = 128
+"""Tokens up to which a query is short; behind `LONG_CONTEXT` cached ones it is split over its keys where a backend can."""
+LONG_CONTEXT = 2048
+
 
 @dataclasses.dataclass
 class AttentionMetadata:
@@ -32,6 +36,8 @@ class AttentionMetadata:
             ever be): kernels that run there read `shape`, `query_start` and `seq_lens` on the device, where requests
             beyond the step's own have query_start equal to num_tokens and seq_lens 0, and slots beyond its tokens are -1.
         decodes: whether a request may compute a single token.
+        short_tokens: requests that compute 2 to so many tokens behind at least `LONG_CONTEXT` may be split over their keys;
+            0: the step has none.
     """
 
     block_size: int
@@ -47,6 +53,7 @@ class AttentionMetadata:
     max_query_len: int = 0
     max_seq_len: int = 0
     decodes: bool = True
+    short_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

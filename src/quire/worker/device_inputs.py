@@ -8,7 +8,7 @@ Legend: see `kernels/step_buffers.py`.
 import numpy as np
 import torch
 
-from quire.attention.interface import AttentionMetadata
+from quire.attention.interface import SHORT_TOKENS, AttentionMetadata
 from quire.core.output import IntArray, SchedulerOutput
 from quire.kernels import ops, step_buffers
 from quire.kernels.step_buffers import HEADER, SAMPLE_FIELDS
@@ -136,14 +136,16 @@ class DeviceInputs:
         max_query_len: int,
         is_narrow: bool = False,
         decodes: bool = True,
+        has_short: bool = False,
     ) -> StepInputs:
         """What a model reads, with these bounds; kept, since making it costs more than a small kernel.
 
         Args:
             is_narrow: nobody wants the hidden states of tokens that need no logits.
             decodes: a request may compute a single token.
+            has_short: a request computes few tokens behind a long context.
         """
-        key = (num_tokens, num_requests, num_logits, max_query_len, is_narrow, decodes)
+        key = (num_tokens, num_requests, num_logits, max_query_len, is_narrow, decodes, has_short)
         step = self._steps.get(key)
         if step is None:
             if len(self._steps) >= MAX_KEPT_STEPS:  # eager steps come in every size
@@ -151,6 +153,7 @@ class DeviceInputs:
             step = self._steps[key] = self._build(*key[:4])
             for metadata in step.attention:
                 metadata.decodes = decodes
+                metadata.short_tokens = SHORT_TOKENS if has_short else 0
             if is_narrow:
                 step.sampled = self._build_sampled(num_logits)
         return step

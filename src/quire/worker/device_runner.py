@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.attention.interface import AttentionBackend
+from quire.attention.interface import LONG_CONTEXT, SHORT_TOKENS, AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
@@ -392,6 +392,9 @@ class DeviceRunner(Runner):
         if batch.is_decode:
             return self._graphs.decode_shape(requests, is_plain)
         max_query_len = int(self._inputs.arrays.shape[2])
+        counts_B = plan.num_scheduled_tokens
+        contexts_B = self._inputs.arrays.seq_lens_B[:requests] - counts_B
+        is_short_B = (counts_B > 1) & (counts_B <= SHORT_TOKENS) & (contexts_B >= LONG_CONTEXT)
         return self._graphs.mixed_shape(
             plan.total_num_tokens,
             requests,
@@ -399,7 +402,8 @@ class DeviceRunner(Runner):
             max_query_len,
             is_plain,
             is_narrow=not self._prompt_logprobs.is_wanted,
-            decodes=bool((plan.num_scheduled_tokens == 1).any()),
+            decodes=bool((counts_B == 1).any()),
+            has_short=bool(is_short_B.any()),
         )
 
     def _compute(self, shape: StepShape) -> None:
@@ -411,8 +415,9 @@ class DeviceRunner(Runner):
             ops.keep_tokens(out_S, columns.rows_S[:count], buffers.last_token_R)
             return
         step = self._inputs.step(
-            shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len, shape.is_narrow, shape.decodes
-        )
+            shape.num_tokens, shape.num_requests, shape.num_logits, shape.max_query_len, shape.is_narrow, shape.decodes,
+            shape.has_short,
+        )  # fmt: skip
         ops.unpack_step(buffers, shape.num_tokens, shape.num_requests)
         for described in (step, step.sampled):
             for metadata in described.attention if described is not None else ():

@@ -39,6 +39,7 @@ class StepShape:
         is_graph: whether it may be captured.
         is_narrow: nobody wants the hidden states of tokens that need no logits.
         decodes: a request may compute a single token; always so in what may be captured.
+        has_short: a request computes few tokens behind a long context (`attention.interface.SHORT_TOKENS`).
     """
 
     num_tokens: int
@@ -49,6 +50,7 @@ class StepShape:
     is_graph: bool
     is_narrow: bool = False
     decodes: bool = True
+    has_short: bool = False
 
 
 class StepGraphs:
@@ -105,6 +107,7 @@ class StepGraphs:
         samples: bool,
         is_narrow: bool = True,
         decodes: bool = True,
+        has_short: bool = False,
     ) -> StepShape:
         """Of any other step."""
         is_narrow &= self._has_logits
@@ -112,12 +115,13 @@ class StepGraphs:
             size = self._tokens[bisect.bisect_left(self._tokens, tokens)]
             bound = min(self._requests[bisect.bisect_left(self._requests, requests)], size)
             logits = bound if self._has_logits else 0
-            return StepShape(size, bound, logits, size, samples and logits > 0, True, is_narrow)
+            return StepShape(size, bound, logits, size, samples and logits > 0, True, is_narrow, True, has_short)
         size = min(-(-tokens // EAGER_STEP) * EAGER_STEP, self._max_tokens)
         rows = self._decode_sizes
         bound = rows[bisect.bisect_left(rows, requests)]
         logits = rows[bisect.bisect_left(rows, num_logits)] if num_logits and self._has_logits else 0
-        return StepShape(size, bound, logits, max_query_len, samples and num_logits > 0, False, is_narrow, decodes)
+        samples &= num_logits > 0
+        return StepShape(size, bound, logits, max_query_len, samples, False, is_narrow, decodes, has_short)
 
     def run(self, shape: StepShape) -> None:
         """Submit a step whose inputs are on the device."""
@@ -132,8 +136,11 @@ class StepGraphs:
             self._ready.add(shape)
 
     def shapes(self) -> list[StepShape]:
-        """One of every kind that steps have: the common ones, and the shortest that is too long for a graph."""
+        """One of every kind that steps have: the common ones, those with short queries behind long contexts (whose kernel is the
+        same for any number of tokens), and the shortest that is too long for a graph."""
         common = list(dict.fromkeys(self._common_shapes()))
+        largest = self._tokens[-1] if self._tokens else 0
+        common += [dataclasses.replace(shape, has_short=True) for shape in common if shape.max_query_len == largest]
         tokens = min(MAX_GRAPH_TOKENS + EAGER_STEP, self._max_tokens)
         return [*common, self.mixed_shape(tokens, self._requests[-1], 1, tokens, True)]
 

@@ -10,6 +10,7 @@ from tests.kernels.triton.decode_batches import Batch, make_batch
 
 from quire.kernels.triton import decode_attention
 from quire.kernels.triton.decode_attention import Shape, _launch
+from quire.kernels.triton.paged_attention import paged_attention
 
 drawn = settings(
     max_examples=8,
@@ -122,6 +123,43 @@ def test_parts_meet_anew_in_every_launch():
 def test_requests_that_compute_several_tokens_are_left_alone():
     batch = make_batch([40, 70, 33, 5], [1, 6, 1, 5], padding=2)
     assert_equals_the_reference(batch, fused=False, shape=Shape(16))
+
+
+SHORT_BATCH = ([2300, 70, 2090, 2200, 2051], [17, 6, 1, 40, 3])
+"""Contexts and queries: two short queries behind long contexts, one behind a short one, a decode, and a long query."""
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"num_heads": 4, "num_kv_heads": 2, "has_sinks": True},
+        {"num_heads": 3, "num_kv_heads": 1, "window": 300, "dtype": torch.bfloat16},
+        {"num_heads": 2, "num_kv_heads": 2, "has_alibi": True, "soft_cap": 5.0},
+        {"num_heads": 2, "num_kv_heads": 1, "kv_dtype": torch.float8_e4m3fn, "dtype": torch.bfloat16, "k_scale": 0.5},
+    ],
+)
+def test_short_queries_behind_long_contexts_are_split_over_their_keys(layer):
+    batch = make_batch(*SHORT_BATCH, padding=1, head_dim=16, **layer).prepared()
+    batch.metadata.short_tokens = 32
+    out_TC = batch.new_out()
+    decode_attention.short_query_attention(batch.qkv_TC, batch.kv_cache, batch.metadata, batch.params, out_TC)
+    starts = batch.metadata.query_start.tolist()
+    is_short_T = torch.zeros(len(out_TC), dtype=torch.bool)
+    for request in (0, 4):
+        is_short_T[starts[request] : starts[request + 1]] = True
+    expected_TC = batch.expected().to(out_TC.dtype)
+    tolerance = TOLERANCE[batch.qkv_TC.dtype]
+    torch.testing.assert_close(out_TC[is_short_T].float(), expected_TC[is_short_T].float(), **tolerance)
+    assert out_TC[~is_short_T].isnan().all(), "wrote rows of other requests"
+
+
+def test_a_step_of_short_and_other_queries_is_divided_among_the_kernels():
+    batch = make_batch(*SHORT_BATCH, padding=1, head_dim=16).prepared()
+    batch.metadata.short_tokens = 32
+    out_TC = batch.new_out()
+    paged_attention(batch.qkv_TC, batch.kv_cache, batch.metadata, batch.params, out_TC)
+    real = sum(SHORT_BATCH[1])
+    torch.testing.assert_close(out_TC[:real], batch.expected()[:real].to(out_TC.dtype), **TOLERANCE[out_TC.dtype])
 
 
 def test_a_batch_of_nothing_but_padding_writes_nothing():

@@ -1,4 +1,5 @@
-"""Attention over pages on a GPU: requests that compute one token by one kernel, the others by another; latents by a third.
+"""Attention over pages on a GPU: requests that compute one token, or a few behind many, by one kernel, the others by another;
+latents by a third.
 
 Knows how a step is divided. Knows nothing of how either kernel works.
 """
@@ -7,7 +8,7 @@ import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.registry import kernel
-from quire.kernels.triton.decode_attention import decode_attention
+from quire.kernels.triton.decode_attention import decode_attention, short_query_attention
 from quire.kernels.triton.latent_attention import latent_attention
 from quire.kernels.triton.prefill_attention import prefill_attention
 
@@ -30,5 +31,7 @@ def paged_attention(
         return
     if metadata.decodes:
         decode_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
+    if metadata.short_tokens and params.causal:
+        short_query_attention(qkv_TC, kv_cache, metadata, params, out_TNH)
     if metadata.max_query_len != 1:
         prefill_attention(qkv_TC, kv_cache, metadata, params, out_TNH, 2)

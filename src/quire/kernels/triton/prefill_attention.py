@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.kernels.triton.decode_attention import is_short
 from quire.kernels.triton.launch import (
     cdiv,
     gdc_launch_dependents,
@@ -141,7 +142,7 @@ def _attend_tiles(
     return acc_MD, sum_M, max_M
 
 
-@triton.jit(do_not_specialize=["num_requests", "min_query_len"])
+@triton.jit(do_not_specialize=["num_requests", "min_query_len", "short_tokens"])
 def _prefill_kernel(
     qkv,
     out,
@@ -161,6 +162,7 @@ def _prefill_kernel(
     soft_cap,
     v_scale,
     min_query_len,
+    short_tokens,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PACK: tl.constexpr,
@@ -196,6 +198,8 @@ def _prefill_kernel(
     if first_token >= query_len or query_len < min_query_len:
         return
     seq_len = tl.load(seq_lens + request)
+    if is_short(query_len, seq_len, short_tokens):
+        return
     pages = block_table + tl.load(rows + request).to(tl.int64) * block_table_stride
 
     m = tl.arange(0, TILE_M)
@@ -328,7 +332,8 @@ def prefill_attention(
     min_query_len: int = 2,
     tiles: Tiles | None = None,
 ) -> None:
-    """Attention over pages of every request with at least `min_query_len` tokens in this step.
+    """Attention over pages of every request with at least `min_query_len` tokens in this step, but for those that
+    `decode_attention.is_short` leaves to the decode kernel.
 
     Args:
         qkv: [T, (N + 2K) * H]; its first N * H columns are the queries, rotated. Their keys and values are in the pages.
@@ -378,6 +383,7 @@ def prefill_attention(
         soft_cap,
         params.v_scale,
         min_query_len,
+        0 if params.deterministic or not params.causal else metadata.short_tokens,
         NUM_KV_HEADS=params.num_kv_heads,
         GROUP=group,
         PACK=pack,

@@ -119,6 +119,7 @@ def prefill_attention_hopper(
         soft_cap,
         params.v_scale,
         min_query_len,
+        0 if params.deterministic else metadata.short_tokens,
         NUM_KV_HEADS=params.num_kv_heads,
         GROUP=group,
         PACK=pack,

@@ -230,7 +230,7 @@ def _attend(
             count += 1
 
 
-@gluon.jit(do_not_specialize=["num_requests", "min_query_len"])
+@gluon.jit(do_not_specialize=["num_requests", "min_query_len", "short_tokens"])
 def prefill_kernel(
     kv_desc,
     q_desc,
@@ -251,6 +251,7 @@ def prefill_kernel(
     soft_cap,
     v_scale,
     min_query_len,
+    short_tokens,
     NUM_KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
     PACK: gl.constexpr,
@@ -271,7 +272,7 @@ def prefill_kernel(
     layer = Layer(
         NUM_KV_HEADS, GROUP, PACK, HEAD_DIM, PAGE, WINDOW, SOFT_CAP, SINKS, TILE_S, STAGES, SLOTS, COPY_QUERIES
     )
-    batch = Batch(query_start, seq_lens, rows, num_requests, min_query_len, tickets)
+    batch = Batch(query_start, seq_lens, rows, num_requests, min_query_len, short_tokens, tickets)
     dtype: gl.constexpr = qkv.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     PIECE: gl.constexpr = min(PAGE, TILE_S)

@@ -12,6 +12,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
+from quire.kernels.triton import decode_attention
+
+is_short = gluon.jit(decode_attention.is_short.fn)
+
 
 @aggregate
 class Layer:
@@ -61,15 +65,17 @@ class Batch:
     rows: gl.tensor
     num_requests: gl.tensor
     min_query_len: gl.tensor
+    short_tokens: gl.tensor
     tickets: gl.tensor
 
     @gluon.constexpr_function
-    def __init__(self, query_start, seq_lens, rows, num_requests, min_query_len, tickets):
+    def __init__(self, query_start, seq_lens, rows, num_requests, min_query_len, short_tokens, tickets):
         self.query_start = query_start
         self.seq_lens = seq_lens
         self.rows = rows
         self.num_requests = num_requests
         self.min_query_len = min_query_len
+        self.short_tokens = short_tokens
         self.tickets = tickets
 
 
@@ -121,7 +127,9 @@ def _count_tiles(batch, first, layer):
     b = first + gl.arange(0, 256, layout=gl.BlockedLayout([8], [32], [gl.num_warps()], [0]))
     begin_B = gl.load(batch.query_start + b, mask=b < batch.num_requests, other=0)
     length_B = gl.load(batch.query_start + b + 1, mask=b < batch.num_requests, other=0) - begin_B
-    return gl.where(length_B < batch.min_query_len, 0, (length_B + layer.TOKENS - 1) // layer.TOKENS)
+    seq_len_B = gl.load(batch.seq_lens + b, mask=b < batch.num_requests, other=0)
+    is_other_B = (length_B < batch.min_query_len) | is_short(length_B, seq_len_B, batch.short_tokens)
+    return gl.where(is_other_B, 0, (length_B + layer.TOKENS - 1) // layer.TOKENS)
 
 
 @gluon.jit
