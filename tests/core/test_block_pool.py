@@ -1,3 +1,4 @@
+import random
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -5,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from quire.core import block_pool
 from quire.core.block_pool import BlockPool, HostPool
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventLog
 from quire.errors import ConfigError, EngineError
@@ -171,3 +173,40 @@ class PoolMachine(RuleBasedStateMachine):
 
 def test_the_pool_agrees_with_a_plain_model_of_itself() -> None:
     run_state_machine_as_test(PoolMachine, settings=settings(max_examples=150, deadline=None, print_blob=True))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_runs_of_pages_change_hands_as_single_ones_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    pools = [BlockPool(60), BlockPool(60)]
+    tables: list[tuple[list[int], list[bytes]]] = []
+    known: list[list[bytes]] = []
+    for turn in range(200):
+        action = draw.choice(["begin", "begin", "end", "end", "find"])
+        table: list[int] = []
+        names: list[bytes] = []
+        size = draw.randrange(1, 20)
+        if action == "begin" and pools[0].num_free >= size:
+            names = [b"%d-%d" % (turn, index) for index in range(draw.randrange(size + 1))]
+        elif action == "find" and known:
+            names = draw.choice(known)
+        else:
+            size = 0
+        index = draw.randrange(len(tables)) if action == "end" and tables else None
+        ended = None if index is None else tables.pop(index)
+        results = []
+        for pool, long_run in zip(pools, (2, 1000), strict=True):
+            monkeypatch.setattr(block_pool, "_LONG_RUN", long_run)
+            if ended is not None:
+                pool.free(reversed(ended[0]))
+            elif action == "find" and size:
+                table = pool.find_run(names, 0)
+                pool.share(table)
+            elif size:
+                table = pool.allocate(size)
+                pool.publish_run(table[: len(names)], names, 0)
+            results.append((table, pool.free_blocks(), pool.num_free, [pool.reference_count(b) for b in range(60)]))
+        assert results[0] == results[1]
+        if table:
+            tables.append((table, names))
+            known.append(names)

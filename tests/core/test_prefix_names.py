@@ -1,4 +1,4 @@
-"""Names that a prompt takes over from the one before it are the names that hashing it would have given."""
+"""Names that are kept for spans of pages are the names that hashing each page would have given."""
 
 import random
 
@@ -6,7 +6,8 @@ import pytest
 
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
-from quire.core.kv_cache_manager import KVCacheManager, count_equal_pages
+from quire.core.followers import count_equal_pages
+from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request
 from quire.core.scheduler import Scheduler
@@ -33,17 +34,16 @@ def make_request(tokens: list[int], salt: str | None = None, **extras) -> Reques
 
 
 def fresh_names(request: Request) -> list[bytes]:
-    """By the hasher alone, in one go."""
+    """Page by page."""
     hasher, names = PrefixHasher(KEY, SIZE), []
     salt = request.source.cache_salt
     root = hasher.root("" if salt is None else "salt:" + salt, str(request.source.extras.get("lora", "")))
     media = request.source.extras.get("media", ())
-    hasher.extend(
-        names,
-        root,
-        request.token_ids,
-        lambda start, end: [name for at, size, name in media if at < end and at + size > start],
-    )
+    ids = request.token_ids
+    for start in range(0, len(ids) - SIZE + 1, SIZE):
+        end = start + SIZE
+        extra = [name for at, size, name in media if at < end and at + size > start]
+        names.append(hasher.link(names[-1] if names else root, ids[start:end], extra))
     return names
 
 
@@ -51,9 +51,9 @@ def fresh_names(request: Request) -> list[bytes]:
 def test_every_name_is_the_hasher_s_own(seed):
     draw = random.Random(seed)
     manager = make_manager()
-    beginnings = [[draw.randrange(1 << 20) for _ in range(60)] for _ in range(3)]
+    beginnings = [[draw.randrange(1 << 20) for _ in range(200)] for _ in range(3)]
     for _ in range(60):
-        tokens = draw.choice(beginnings)[: draw.randrange(61)] + [
+        tokens = draw.choice(beginnings)[: draw.randrange(201)] + [
             draw.randrange(3) for _ in range(draw.randrange(1, 30))
         ]
         extras = {"media": [(draw.randrange(20), 5, "picture")]} if draw.random() < 0.2 else {}

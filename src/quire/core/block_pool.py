@@ -10,7 +10,9 @@ first; cached ones are put at its back, so that the least recently freed cached 
 
 from array import array
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, cast
+
+import numpy as np
 
 from quire.errors import ConfigError, EngineError
 
@@ -19,6 +21,8 @@ NULL_BLOCK = 0
 
 _END = 0
 """The list's sentinel is the null page's slot: it is never free, so its links are unused otherwise."""
+_LONG_RUN = 64
+"""Pages from which arrays are faster than a loop."""
 
 
 BlockKey = tuple[bytes, int]
@@ -55,9 +59,13 @@ class BlockPool:
         self._references = array("i", bytes(4 * num_blocks))
         self._next = array("i", [*range(1, num_blocks), _END])
         self._previous = array("i", [num_blocks - 1, *range(num_blocks - 1)])
+        # The same memory as arrays, for long runs of pages.
+        self._references_P, self._next_P, self._previous_P = (
+            np.frombuffer(values, dtype=np.int32) for values in (self._references, self._next, self._previous)
+        )
         self._num_free = num_blocks - 1
         self._key_of: dict[int, BlockKey] = {}
-        self._block_of: dict[BlockKey, int] = {}
+        self._block_of: dict[int, dict[bytes, int]] = {}
 
     @property
     def num_usable(self) -> int:
@@ -107,8 +115,10 @@ class BlockPool:
                     self._forget(taken)
         return blocks
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: list[int]) -> None:
         """One more reference to each page; a free cached one comes back to life. Null pages are passed over."""
+        if len(blocks) >= _LONG_RUN and self._share_run(blocks):
+            return
         references = self._references
         for block in blocks:
             if block == NULL_BLOCK:
@@ -129,6 +139,9 @@ class BlockPool:
             EngineError: a page has no reference (somebody frees twice).
         """
         references, key_of, following, previous = self._references, self._key_of, self._next, self._previous
+        blocks = list(blocks)
+        if len(blocks) >= _LONG_RUN and self._free_run(blocks):
+            return
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -143,20 +156,57 @@ class BlockPool:
                 previous[block], following[block] = before, after
                 self._num_free += 1
 
+    def _share_run(self, blocks: list[int]) -> bool:
+        """`share` for pages that are all in use, or all free and neighbours in the free list as `free` leaves a table (its
+        last page first). False where they are neither: then nothing is done."""
+        pages_N = np.array(blocks, dtype=np.int32)
+        references_N = self._references_P[pages_N]
+        if not pages_N.all():
+            return False
+        if references_N.all():
+            self._references_P[pages_N] = references_N + 1
+            return True
+        are_neighbours = not references_N.any() and (self._next_P[pages_N[1:]] == pages_N[:-1]).all()
+        if not are_neighbours or not all(map(self._key_of.__contains__, blocks)):
+            return False
+        before, following = self._previous[blocks[-1]], self._next[blocks[0]]
+        self._next[before], self._previous[following] = following, before
+        self._references_P[pages_N] = 1
+        self._num_free -= len(blocks)
+        return True
+
+    def _free_run(self, blocks: list[int]) -> bool:
+        """`free` for pages that all stay in use, or all become free, cached but for the first few. False where they do neither:
+        then nothing is done."""
+        pages_N = np.array(blocks, dtype=np.int32)
+        references_N = self._references_P[pages_N]
+        if not pages_N.all() or len(set(blocks)) < len(blocks):
+            return False
+        if (references_N > 1).all():
+            self._references_P[pages_N] = references_N - 1
+            return True
+        first = next((index for index, block in enumerate(blocks) if block in self._key_of), len(blocks))
+        is_long = len(blocks) - first >= _LONG_RUN // 2
+        if not is_long or (references_N != 1).any() or not all(map(self._key_of.__contains__, blocks[first:])):
+            return False
+        self.free(blocks[:first])
+        pages_N, last = pages_N[first:], self._previous[_END]
+        self._next_P[pages_N[:-1]], self._previous_P[pages_N[1:]] = pages_N[1:], pages_N[:-1]
+        self._next[last], self._previous[blocks[first]] = blocks[first], last
+        self._next[blocks[-1]], self._previous[_END] = _END, blocks[-1]
+        self._references_P[pages_N] = 0
+        self._num_free += len(pages_N)
+        return True
+
     def find_cached(self, key: BlockKey) -> int | None:
         """The page that holds this content, if any; `share` it before anything else is allocated."""
-        return self._block_of.get(key)
+        name, group = key
+        return self._block_of.get(group, {}).get(name)
 
     def find_run(self, names: list[bytes], group: int) -> list[int]:
         """The pages that hold these contents in a group, up to the first that cannot be found."""
-        find = self._block_of.get
-        blocks: list[int] = []
-        for name in names:
-            block = find((name, group))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        blocks = list(map(self._block_of.get(group, {}).get, names))
+        return cast("list[int]", blocks[: blocks.index(None)] if None in blocks else blocks)
 
     def publish(self, block: int, key: BlockKey) -> bool:
         """Let later requests find the page's content. False where the content is already found elsewhere.
@@ -164,13 +214,7 @@ class BlockPool:
         Raises:
             EngineError: the page is free, or published as something else.
         """
-        if self._references[block] == 0 or self._key_of.get(block, key) != key:
-            raise EngineError(f"page {block} cannot be published: it is free or holds something else")
-        if key in self._block_of:
-            return False
-        self._block_of[key] = block
-        self._key_of[block] = key
-        return True
+        return bool(self.publish_run([block], [key[0]], key[1]))
 
     def publish_run(self, blocks: list[int], names: list[bytes], group: int) -> list[int]:
         """`publish` each page under its name in a group; null pages are passed over. Returns the indices of those whose
@@ -179,7 +223,7 @@ class BlockPool:
         Raises:
             EngineError: as `publish`.
         """
-        references, key_of, block_of = self._references, self._key_of, self._block_of
+        references, key_of, block_of = self._references, self._key_of, self._block_of.setdefault(group, {})
         published: list[int] = []
         for index, block in enumerate(blocks):
             if block == NULL_BLOCK:
@@ -187,8 +231,8 @@ class BlockPool:
             key = (names[index], group)
             if references[block] == 0 or key_of.get(block, key) != key:
                 raise EngineError(f"page {block} cannot be published: it is free or holds something else")
-            if key not in block_of:
-                block_of[key] = block
+            if key[0] not in block_of:
+                block_of[key[0]] = block
                 key_of[block] = key
                 published.append(index)
         return published
@@ -211,7 +255,7 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         key = self._key_of.pop(block)
-        del self._block_of[key]
+        del self._block_of[key[1]][key[0]]
         if self._listener is not None:
             self._listener.block_removed(key)
 

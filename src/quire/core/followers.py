@@ -8,13 +8,25 @@ its pages up like everybody else, so that a leader that fails, ends or gives way
 Knows page names and tokens; nothing of rows or budgets.
 """
 
-from quire.core.kv_cache_manager import KVCacheManager, count_equal_pages
+from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.request_state import Request
 
 MIN_COMMON_TOKENS = 256
 """Tokens that a request must save to be held back. It waits for a step or two, and a step takes a device about as long
 with one prompt token as with this many, because it reads the same weights: an H200 computes 206 tokens in bfloat16 in the
 time that it takes to read them (989 TFLOP/s at two operations a weight, 4.8 TB/s at two bytes)."""
+
+
+def count_equal_pages(one: list[int], other: list[int], block_size: int, start: int, end: int) -> int:
+    """Up to which page two lists of tokens agree, at most `end`, if they do up to page `start`."""
+    while start < end:
+        middle = (start + end + 1) // 2
+        tokens = slice(start * block_size, middle * block_size)
+        if one[tokens] == other[tokens]:
+            start = middle
+        else:
+            end = middle - 1
+    return start
 
 
 class Followers:

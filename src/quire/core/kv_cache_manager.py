@@ -25,18 +25,6 @@ class PrefixHit:
 NO_HIT = PrefixHit(0, [])
 
 
-def count_equal_pages(one: list[int], other: list[int], block_size: int, start: int, end: int) -> int:
-    """Up to which page two lists of tokens agree, at most `end`, if they do up to page `start`."""
-    while start < end:
-        middle = (start + end + 1) // 2
-        tokens = slice(start * block_size, middle * block_size)
-        if one[tokens] == other[tokens]:
-            start = middle
-        else:
-            end = middle - 1
-    return start
-
-
 class KVCacheManager:
     """Hands the pool's pages to requests. All groups' tables of a request cover the same positions.
 
@@ -53,7 +41,6 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks, events)
         self.host_pool = HostPool(config.num_host_blocks)
         self._hasher = hasher
-        self._named: Request | None = None
         self._plain_root = b"" if hasher is None else hasher.root("", "")
         self._events = events
         self._rules: list[GroupRules] = [group_rules(group) for group in config.groups]
@@ -261,8 +248,6 @@ class KVCacheManager:
         assert self._hasher is not None
         if len(request.hashes) < count:
             media: Sequence[tuple[int, int, str]] = request.source.extras.get("media", ())
-            if not media:
-                self._take_over_names(request, count)
             self._hasher.extend(
                 request.hashes,
                 self._root(request),
@@ -272,20 +257,6 @@ class KVCacheManager:
                 else None,
                 count,
             )
-
-    def _take_over_names(self, request: Request, count: int) -> None:
-        """Prompts that begin alike tend to come one after another: equal pages need not be hashed again, and comparing them
-        takes a fifth of the time."""
-        root, names, other = self._root(request), request.hashes, self._named
-        start = len(names)
-        if other is None or other.root_hash != root:
-            self._named = request
-        elif start == 0 or (start <= len(other.hashes) and other.hashes[start - 1] == names[-1]):
-            end = min(count, len(other.hashes))
-            same = count_equal_pages(request.token_ids, other.token_ids, self.block_size, start, end)
-            names += other.hashes[start:same]
-            if same == 0:
-                self._named = request
 
     def _root(self, request: Request) -> bytes:
         assert self._hasher is not None

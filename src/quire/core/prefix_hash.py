@@ -20,6 +20,12 @@ DIGEST_SIZE = 16
 
 TOKEN_BYTES = array("i").itemsize
 
+SPAN = 16
+"""Pages that are looked up by one hash: their names are kept under it, so that a prompt that was seen before costs a
+sixteenth of the hashing."""
+_MOST_SPANS = 1 << 14
+"""Spans whose names are kept: 4 million tokens in pages of 16, about 16 MB."""
+
 
 def _blake2b(key: bytes) -> Callable[[bytes], bytes]:
     keyed = hashlib.blake2b(digest_size=DIGEST_SIZE, key=key)  # Copying it saves a third of hashing a page.
@@ -60,6 +66,7 @@ class PrefixHasher:
         if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
             raise ConfigError(f"the prefix hash key has {len(key)} bytes; at most {hashlib.blake2b.MAX_KEY_SIZE} work")
         self.block_size = block_size
+        self._names_of_span: dict[BlockHash, list[BlockHash]] = {}
         self._hash = _ALGORITHMS[algorithm](key)
 
     def root(self, *extra_keys: str) -> BlockHash:
@@ -93,12 +100,38 @@ class PrefixHasher:
         last = len(token_ids) // size if num_pages is None else min(num_pages, len(token_ids) // size)
         if first >= last:
             return
-        digest, stride = self._hash, size * TOKEN_BYTES
+        stride = size * TOKEN_BYTES
         data = array("i", token_ids[first * size : last * size]).tobytes()
-        parent = hashes[-1] if hashes else root
-        for page in range(last - first):
-            message = parent + data[page * stride : (page + 1) * stride]
-            if extra_keys and (extra := extra_keys((first + page) * size, (first + page + 1) * size)):
-                message += self.root(*extra)
-            parent = digest(message)
-            hashes.append(parent)
+        if extra_keys is not None:
+            parent = hashes[-1] if hashes else root
+            for page in range(first, last):
+                message = parent + data[(page - first) * stride : (page - first + 1) * stride]
+                if extra := extra_keys(page * size, (page + 1) * size):
+                    message += self.root(*extra)
+                parent = self._hash(message)
+                hashes.append(parent)
+            return
+        page = first
+        while page < last:
+            end = min(page - page % SPAN + SPAN, last)
+            text = data[(page - first) * stride : (end - first) * stride]
+            hashes += self._span(hashes[-1] if hashes else root, text, end - page)
+            page = end
+
+    def _span(self, parent: BlockHash, data: bytes, num_pages: int) -> list[BlockHash]:
+        """The names of up to `SPAN` pages after `parent`; those of a whole span are kept."""
+        known, key = self._names_of_span, b""
+        if num_pages == SPAN:
+            key = self._hash(b"span" + parent + data)
+            if key in known:
+                return known[key]
+        names: list[BlockHash] = []
+        stride = self.block_size * TOKEN_BYTES
+        for start in range(0, len(data), stride):
+            parent = self._hash(parent + data[start : start + stride])
+            names.append(parent)
+        if key:
+            if len(known) >= _MOST_SPANS:
+                del known[next(iter(known))]
+            known[key] = names
+        return names
