@@ -107,12 +107,12 @@ class DeviceInputs:
             return _NOTHING, _NOTHING
         self._state.table_updates = []
         rows, columns = self._state.max_rows, self._state.row_pages
-        index = [
-            (group * rows + row) * columns + start + offset
-            for group, row, start, pages in changes
-            for offset in range(len(pages))
-        ]
-        pages = [page for change in changes for page in change[3]]
+        index: list[int] = []
+        pages: list[int] = []
+        for group, row, start, new_pages in changes:
+            first = (group * rows + row) * columns + start
+            index.extend(range(first, first + len(new_pages)))
+            pages.extend(new_pages)
         return np.array(index, dtype=np.int32), np.array(pages, dtype=np.int32)
 
     def _send_updates(self, index: IntArray, pages: IntArray) -> None:
