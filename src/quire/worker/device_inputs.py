@@ -55,7 +55,7 @@ class DeviceInputs:
         self._next = 0
         state.table_updates = []
         self.token_types: torch.Tensor | None = None
-        self._steps: dict[tuple[int, int, int, int, bool, bool], StepInputs] = {}
+        self._steps: dict[tuple[int, int, int, int, bool, bool, bool], StepInputs] = {}
         self._longest = state.row_length
 
     def prepare(self, plan: SchedulerOutput) -> PreparedBatch:
