@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.attention.interface import AttentionMetadata
 from quire.kernels import cpu, ops, registry
 from quire.kernels.cpu import recording
-from quire.kernels.recurrent import DeltaWeights, SsdWeights
+from quire.kernels.recurrent import DeltaWeights, LruWeights, SsdWeights
 
 cpu.register()
 ops.select("cpu")
@@ -105,10 +105,22 @@ class Operation:
             self.inputs = [(heads, size), (heads,), (heads // shared, state), (heads // shared, state)]
             self.state, self.out = (heads, state, size), (heads, size)
             self.arguments = lambda x, dt, b, c, *rest: (x, dt, b, c, weights, *rest)
+        elif name == "rg_lru":
+            lru = LruWeights(-normal(channels).exp(), normal(channels), normal(channels))
+            self.inputs = [(channels,)] * 3
+            self.state, self.out = (1, channels), (channels,)
+            self.arguments = lambda x, given, forget, *rest: (x, given, forget, lru, *rest)
+        elif name == "wkv":
+            decay, first = -normal(channels).exp(), normal(channels)
+            self.inputs = [(channels,)] * 2
+            self.state, self.out = (3, channels), (channels,)
+            self.arguments = lambda k, v, *rest: (k, v, decay, first, *rest)
         else:
-            weights = DeltaWeights(-normal(heads).exp(), normal(heads), draw.choice([1.0, 2.0]))
+            decays = (heads, state) if name == "gated_delta_rule by number" else (heads,)
+            self.name, floor = "gated_delta_rule", draw.choice([0.0, -2.0])
+            weights = DeltaWeights(-normal(heads).exp(), normal(*decays), draw.choice([1.0, 2.0]), floor)
             keys = (heads // shared, state)
-            self.inputs = [keys, keys, (heads, size), (heads,), (heads,)]
+            self.inputs = [keys, keys, (heads, size), decays, (heads,)]
             self.state, self.out = (heads, state, size), (heads, size)
             self.arguments = lambda q, k, v, a, b, *rest: (q, k, v, a, b, weights, *rest)
         self.widths = [torch.Size(shape).numel() for shape in self.inputs]
@@ -125,7 +137,15 @@ class Operation:
         return out[: len(rows)]
 
 
-OPERATIONS = ("causal_conv", "selective_scan", "ssd_scan", "gated_delta_rule")
+OPERATIONS = (
+    "causal_conv",
+    "selective_scan",
+    "ssd_scan",
+    "gated_delta_rule",
+    "gated_delta_rule by number",
+    "rg_lru",
+    "wkv",
+)
 LENGTHS = (1, 7, 33, 40)
 
 
@@ -213,7 +233,7 @@ def test_a_recorded_step_follows_the_batch(name):
     out = torch.zeros(12, *operation.out)
     metadata = pages.fill([(0, 0, 12)])
     call = operation.arguments(*inputs, states, metadata, out)
-    step = recording.record(lambda: implementation(name, "cpu")(*call), 12, 1, runs=False)
+    step = recording.record(lambda: implementation(operation.name, "cpu")(*call), 12, 1, runs=False)
     assert step is not None
     rows = operation.draw(20, 3)
     got: list[Tensor] = []
@@ -239,6 +259,16 @@ def test_native_gates_equal_the_reference(kind, channels):
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("heads", "size"), [(1, 5), (3, 16), (4, 700), (5, 33)])
+def test_native_gates_of_heads_equal_the_reference(heads, size):
+    wide = torch.randn(5, heads * size + heads) * 4
+    x, by = wide.split((heads * size, heads), dim=1)
+    out, expected = torch.empty(5, heads * size), torch.empty(5, heads * size)
+    implementation("gate", "cpu")(x, by, "sigmoid", out)
+    implementation("gate", "any")(x, by, "sigmoid", expected)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("gated", ["norm first", "gate first", "no gate"])
 @pytest.mark.parametrize(("channels", "group"), [(12, 12), (40, 5), (96, 32), (66, 33)])
 def test_native_gated_norms_equal_the_reference(channels, group, gated):
@@ -246,9 +276,10 @@ def test_native_gated_norms_equal_the_reference(channels, group, gated):
     x, by = wide[:, :channels], None if gated == "no gate" else wide[:, channels : 2 * channels]
     norm_first = gated == "norm first"
     out, expected = torch.empty(5, channels), torch.empty(5, channels)
-    implementation("gated_norm", "cpu")(x, by, weight, 1e-5, group, norm_first, out)
-    implementation("gated_norm", "any")(x, by, weight, 1e-5, group, norm_first, expected)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    for kind in ("silu", "sigmoid"):
+        implementation("gated_norm", "cpu")(x, by, weight, 1e-5, group, norm_first, out, kind)
+        implementation("gated_norm", "any")(x, by, weight, 1e-5, group, norm_first, expected, kind)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [None, torch.linspace(-3, 3, 37)])

@@ -121,6 +121,8 @@ FIELDS: dict[str, Draw] = {
     "num_mem_blocks": _one_of(1, 2),
     "block_multiple_of": _one_of(16, 24),
     "block_ffn_dim_multiplier": _one_of(1.0, 1.3),
+    "linear_head_dim": _one_of(5, 8, 16, 24),
+    "linear_num_heads": _one_of(1, 2, 3, 4),
     "linear_key_head_dim": _one_of(5, 8, 16, 24),
     "linear_value_head_dim": _one_of(7, 8, 16, 20),
     "kv_lora_rank": _one_of(7, 16, 32, 40),
@@ -134,11 +136,22 @@ FIELDS: dict[str, Draw] = {
 FIXED = {"hidden_act": "silu", "mlp_hidden_act": "relu2"}
 SILU_ONLY = (
     "Mamba", "FalconMamba", "Jamba", "Bamba", "FalconH1", "GraniteMoeHybrid", "Qwen3Next", "Qwen3_5", "GptOss", "Apertus",
-    "OlmoHybrid",
+    "OlmoHybrid", "KimiLinear",
 )  # fmt: skip
 """Families whose activation is a part of the layer (or of none of its own): others there are refused, and told so."""
 HEAD_DIM_IS_OTHER = ("Mamba2", "Helium", "Zamba2")
-UNGROUPED = ("MLA", "Deepseek", "MiniCPM3", "Youtu", "Mistral4", "Glm4MoeLite", "GPTNeoX", "Persimmon", "Bloom")
+UNGROUPED = (
+    "MLA",
+    "Deepseek",
+    "MiniCPM3",
+    "Youtu",
+    "Mistral4",
+    "Glm4MoeLite",
+    "GPTNeoX",
+    "Persimmon",
+    "Bloom",
+    "KimiLinear",
+)
 """Families whose attention has one key a query, or which name the number otherwise."""
 
 
@@ -239,6 +252,7 @@ KINDS = {
     "Qwen3_5ForCausalLM": ("linear_attention", "full_attention"),
     "Qwen3_5MoeForCausalLM": ("linear_attention", "full_attention"),
     "OlmoHybridForCausalLM": ("linear_attention", "full_attention"),
+    "KimiLinearForCausalLM": ("linear_attention", "full_attention"),
     "Lfm2ForCausalLM": ("conv", "full_attention"),
     "Lfm2MoeForCausalLM": ("conv", "full_attention"),
     "GraniteMoeHybridForCausalLM": ("linear_attention", "full_attention"),

@@ -76,6 +76,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5MoeForCausalLM",
         {**RECURRENT["Qwen3NextForCausalLM"], "linear_num_value_heads": 6, "shared_expert_intermediate_size": 24},
     ),
+    "kimi linear": ("KimiLinearForCausalLM", {}),
+    "kimi linear: one head, width 3, all dense": (
+        "KimiLinearForCausalLM",
+        {"linear_num_heads": 1, "linear_head_dim": 40, "linear_conv_kernel_dim": 3, "mlp_layer_types": ["dense"] * 4},
+    ),
     "olmo hybrid": ("OlmoHybridForCausalLM", {}),
     "olmo hybrid: no positions, no negative eigenvalues, tied": (
         "OlmoHybridForCausalLM",

@@ -8,7 +8,7 @@ import pytest
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry
-from quire.models.spec import MLP, Attention, DecoderSpec, DeltaNet, Mamba2, ShortConv
+from quire.models.spec import MLA, MLP, Attention, DecoderSpec, DeltaNet, KimiDelta, Mamba2, ShortConv
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -81,6 +81,38 @@ def test_qwen3_next_without_layer_types_attends_in_every_fourth_layer():
     assert isinstance(delta, DeltaNet) and (delta.key_heads, delta.heads) == (2, 4)
     assert isinstance(attention, Attention) and attention.rope is not None and attention.rope.rotary_dim == 8
     assert attention.output_gate
+
+
+KIMI_LINEAR = {
+    "model_max_length": 4096, "num_experts": 16, "num_experts_per_token": 4, "num_shared_experts": 1, "moe_renormalize": True,
+    "num_expert_group": 1, "topk_group": 1, "routed_scaling_factor": 2.4, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+    "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid", "kv_lora_rank": 32, "q_lora_rank": None,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "mla_use_nope": True, "head_dim": 24, "rope_scaling": None,
+    "linear_attn_config": {
+        "full_attn_layers": [2], "kda_layers": [1, 3, 4], "head_dim": 12, "num_heads": 6, "short_conv_kernel_size": 3,
+    },
+}  # fmt: skip
+
+
+def test_kimi_linear_reads_its_linear_attn_config_as_transformers_does():
+    from transformers import KimiLinearConfig
+
+    spec = spec_of("KimiLinearForCausalLM", **KIMI_LINEAR)
+    assert kinds(spec) == ["KimiDelta", "MLA", "KimiDelta", "KimiDelta"]
+    (delta,), (latent,) = spec.mixers_of(0), spec.mixers_of(1)
+    assert isinstance(delta, KimiDelta) and (delta.heads, delta.head_dim, delta.conv, delta.decay_rank) == (
+        6,
+        12,
+        3,
+        12,
+    )
+    assert isinstance(latent, MLA) and (latent.rope.table(8)[:, :4] == 1).all()
+    assert spec == spec_of("KimiLinearForCausalLM", **KimiLinearConfig(**(SIZES | KIMI_LINEAR)).to_dict())
+
+
+def test_kimi_linear_with_positions_in_latent_attention_is_refused():
+    with pytest.raises(ConfigError, match="mla_use_nope=False of config"):
+        spec_of("KimiLinearForCausalLM", **KIMI_LINEAR | {"mla_use_nope": False})
 
 
 def test_another_activation_than_the_kernels_is_refused():

@@ -1,4 +1,5 @@
-"""Operations of layers that keep a state instead of keys and values: short convolutions, state-space scans, the delta rule.
+"""Operations of layers that keep a state instead of keys and values: short convolutions, state-space scans, the delta rule,
+gated linear recurrences.
 
 A layer's state after a token is a fixed number of float32 values. Pages hold states: page i of a request's table holds the
 state after its first (i + 1) * block_size tokens, or after all that were computed where those are fewer. Each operation below
@@ -34,11 +35,23 @@ class SsdWeights:
 
 @dataclasses.dataclass(frozen=True)
 class DeltaWeights:
-    """A head's constants: float32 [N] each; `a` is negative. `beta_scale` multiplies the strength of a write."""
+    """A head's constants, float32: `a` [N], which is negative, and `dt_bias` [N], or [N, S] where the numbers of a state have
+    decays of their own. `beta_scale` multiplies the strength of a write. `floor` (negative) bounds the logarithm of a decay:
+    it is floor * sigmoid(-a * (input + dt_bias)); 0: it has no bound and is a * softplus(input + dt_bias)."""
 
     a_N: torch.Tensor
     dt_bias_N: torch.Tensor
     beta_scale: float = 1.0
+    floor: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LruWeights:
+    """A channel's constants, float32 [C] each: `a` is negative, the biases belong to the gates."""
+
+    a_C: torch.Tensor
+    input_bias_C: torch.Tensor
+    forget_bias_C: torch.Tensor
 
 
 def causal_conv(
@@ -98,9 +111,40 @@ def gated_delta_rule(
     out_TNH: torch.Tensor,
 ) -> None:
     """The gated delta rule (Yang et al., 2024), each head by itself: queries and keys become unit vectors (1e-6 is added to
-    the squared length), queries are divided by sqrt(S); h *= exp(weights.a * softplus(a + dt_bias)); then
-    h += k (outer) (v - k . h) * sigmoid(b) * beta_scale, and out = q . h. Consecutive heads share a query and key head."""
+    the squared length), queries are divided by sqrt(S); h *= exp(weights.a * softplus(a + dt_bias)), or as `weights.floor`
+    says; then h += k (outer) (v - k . h) * sigmoid(b) * beta_scale, and out = q . h. Consecutive heads share a query and key
+    head. `a` may be [T, N, S]: then each number of a state's column decays by itself (Kimi Delta Attention, 2025)."""
     ops.chosen("gated_delta_rule")(q_TKS, k_TKS, v_TNH, a_TN, b_TN, weights, states_PNSH, metadata, out_TNH)
+
+
+def rg_lru(
+    x_TC: torch.Tensor,
+    input_TC: torch.Tensor,
+    forget_TC: torch.Tensor,
+    weights: LruWeights,
+    states_P1C: torch.Tensor,
+    metadata: AttentionMetadata,
+    out_TC: torch.Tensor,
+) -> None:
+    """The real-gated linear recurrent unit (De et al., 2024), each channel by itself: with log d = a * sigmoid(forget + bias),
+    h = d * h + sqrt(1 - d^2) * sigmoid(input + bias) * x, and out = h. A request's first token has 1 in the square root's
+    place."""
+    ops.chosen("rg_lru")(x_TC, input_TC, forget_TC, weights, states_P1C, metadata, out_TC)
+
+
+def wkv(
+    k_TC: torch.Tensor,
+    v_TC: torch.Tensor,
+    decay_C: torch.Tensor,
+    first_C: torch.Tensor,
+    states_P3C: torch.Tensor,
+    metadata: AttentionMetadata,
+    out_TC: torch.Tensor,
+) -> None:
+    """RWKV-4's attention (Peng et al., 2023), each channel by itself: the mean of all values so far, weighted by exp(k), the
+    token's own by exp(k + first); with each token earlier weights lose exp(decay), which is negative. float32 constants. A
+    state is the weighted sum, the sum of weights, and the logarithm of what both are divided by."""
+    ops.chosen("wkv")(k_TC, v_TC, decay_C, first_C, states_P3C, metadata, out_TC)
 
 
 def gated_norm(
@@ -111,14 +155,16 @@ def gated_norm(
     group: int,
     norm_first: bool,
     out_TC: torch.Tensor,
+    kind: str = "silu",
 ) -> None:
-    """RMS norm over each `group` consecutive channels, with a gate: norm(x) * weight * silu(gate) with `norm_first`, else
-    norm(x * silu(gate)) * weight; without a gate norm(x) * weight. weight is float32. `out` may be `x`."""
-    ops.chosen("gated_norm")(x_TC, gate_TC, weight_C, eps, group, norm_first, out_TC)
+    """RMS norm over each `group` consecutive channels, with a gate: norm(x) * weight * f(gate) with `norm_first`, else
+    norm(x * f(gate)) * weight; without a gate norm(x) * weight. f is one of `GATES`. weight is float32. `out` may be `x`."""
+    ops.chosen("gated_norm")(x_TC, gate_TC, weight_C, eps, group, norm_first, out_TC, kind)
 
 
 def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Tensor) -> None:
-    """out = x * f(gate), with f one of `GATES`. `out` may be `x` or `gate`."""
+    """out = x * f(gate), with f one of `GATES`. A gate with fewer columns than x has one for so many consecutive columns
+    (a head's). `out` may be `x` or, where it is as wide, `gate`."""
     ops.chosen("gate")(x_TC, gate_TC, kind, out_TC)
 
 

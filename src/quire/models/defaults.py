@@ -68,6 +68,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "HeliumForCausalLM": {"head_dim": 128, "num_key_value_heads": 20, "rms_norm_eps": 1e-08, "rope_theta": 100000.0},
     "JambaForCausalLM": {"num_key_value_heads": 8},
+    "KimiLinearForCausalLM": {
+        "kv_lora_rank": 512, "n_shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "routed_scaling_factor": 2.446, "v_head_dim": 128,
+    },
     "Llama4ForCausalLM": {
         "attention_chunk_size": 8192, "head_dim": 128, "intermediate_size_mlp": 16384, "num_key_value_heads": 8,
         "rope_theta": 500000.0,

@@ -69,6 +69,11 @@ class Rope:
             scaling=_scaling(parameters, hf),
         )
 
+    @staticmethod
+    def still(rotary_dim: int) -> Rope:
+        """Turns nothing: for values that stand where others rotate."""
+        return Rope(1.0, rotary_dim, RopeScaling("linear", factor=math.inf))
+
     def table(self, max_positions: int) -> torch.Tensor:
         """Float32 [L, R]: cosines, then sines, for positions below `max_positions`.
 

@@ -240,6 +240,26 @@ class DeltaNet:
 
 
 @dataclasses.dataclass(frozen=True)
+class KimiDelta:
+    """Kimi Delta Attention: the gated delta rule in which each number of a head's state decays by itself; outputs are normed by
+    head, then gated by a sigmoid.
+
+    Attributes:
+        head_dim: of queries, keys and values.
+        decay_rank, gate_rank: columns between two matrices that make decays, and gates; 0: one matrix makes them.
+        floor: lower bound of a decay's logarithm; 0 means none.
+    """
+
+    heads: int
+    head_dim: int
+    norm: RMSNorm
+    conv: int = 4
+    decay_rank: int = 0
+    gate_rank: int = 0
+    floor: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class ShortConv:
     """c * conv(b * x) over `conv` tokens, with b, c and x of one matrix."""
 
@@ -279,7 +299,7 @@ class SideBySide:
     mixers: tuple[Mixer, ...]
 
 
-Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | ShortConv | Zamba
+Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | KimiDelta | ShortConv | Zamba
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
 
@@ -343,6 +363,7 @@ class WeightNames:
         unbiased: sources that have no bias where their module has one.
         bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
             spec multiplies in the model only some of the terms.
+        around: vectors that are stored with dimensions of length 1 around them: how many before, how many behind.
         aliases: parts of names that a checkpoint may have in the place of ours: theirs -> ours.
     """
 
@@ -357,6 +378,7 @@ class WeightNames:
     row_vectors: tuple[str, ...] = ()
     unbiased: tuple[str, ...] = ()
     bias_scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    around: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:

@@ -40,7 +40,7 @@ def test_inputs_may_have_sixteen_bits():
 def test_gates_norms_and_scales_equal_the_reference(channels, group, dtype):
     wide, weight = (torch.randn(3, 2 * channels + 1) * 3).to(DEVICE, dtype), torch.randn(channels, device=DEVICE)
     x, by = wide[:, :channels], wide[:, channels : 2 * channels]
-    calls = [("gate", (x, by, kind)) for kind in GATES]
+    calls = [("gate", (x, by[:, : channels // each], kind)) for kind in GATES for each in (1, 4)]
     calls += [("gated_norm", (x, gate, weight, 1e-5, group, first)) for gate in (by, None) for first in (True, False)]
     calls += [("scale_columns", (x, scale)) for scale in (weight, None)]
     for op, arguments in calls:

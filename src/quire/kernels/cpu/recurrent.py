@@ -12,7 +12,7 @@ import torch
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.cpu.arguments import structure
 from quire.kernels.cpu.binding import cpu_kernel, float_address, run
-from quire.kernels.recurrent import GATES, DeltaWeights, SsdWeights
+from quire.kernels.recurrent import GATES, DeltaWeights, LruWeights, SsdWeights
 
 _Batch = structure(
     "_Batch", pointers="query_start seq_lens table_rows block_table shape", longs="block_size block_table_stride"
@@ -22,7 +22,7 @@ _Conv = structure(
     "_Conv", _BATCH, pointers="x weight bias states out", longs="x_stride page_stride out_stride channels width",
     ints="gate",
 )  # fmt: skip
-_Gate = structure("_Gate", pointers="x gate out", longs="x_stride gate_stride out_stride channels", ints="kind")
+_Gate = structure("_Gate", pointers="x gate out", longs="x_stride gate_stride out_stride channels each", ints="kind")
 _ScaleColumns = structure("_ScaleColumns", pointers="x scale out", longs="x_stride out_stride channels")
 _SelectiveScan = structure(
     "_SelectiveScan", _BATCH, pointers="x dt b c a d states out",
@@ -36,11 +36,18 @@ _Ssd = structure(
 _Delta = structure(
     "_Delta", _BATCH, pointers="q k v a b a_weight dt_bias states out",
     longs="q_stride k_stride v_stride a_stride b_stride page_stride out_stride heads key_heads head_dim state",
-    floats="beta_scale",
+    floats="beta_scale floor", ints="by_number",
 )  # fmt: skip
+_RgLru = structure(
+    "_RgLru", _BATCH, pointers="x input forget a input_bias forget_bias states out",
+    longs="x_stride input_stride forget_stride page_stride out_stride channels",
+)  # fmt: skip
+_Wkv = structure(
+    "_Wkv", _BATCH, pointers="k v decay first states out", longs="k_stride v_stride page_stride out_stride channels"
+)
 _GatedNorm = structure(
     "_GatedNorm", pointers="x gate weight out", longs="x_stride gate_stride out_stride channels group", floats="eps",
-    ints="norm_first",
+    ints="norm_first kind",
 )  # fmt: skip
 
 
@@ -154,9 +161,49 @@ def gated_delta_rule(
     _, heads, state, head_dim = states_PNSH.shape
     call = _Delta(
         batch, q, k, v, a, b, *map(float_address, constants, ("a", "dt_bias")), states, out, *strides, heads,
-        k_TKS.shape[1], head_dim, state, weights.beta_scale,
+        k_TKS.shape[1], head_dim, state, weights.beta_scale, weights.floor, int(a_TN.dim() == 3),
     )  # fmt: skip
     run("gated_delta_rule", call, q_TKS.shape[0], *tensors.values(), *constants, *held)
+
+
+@cpu_kernel("rg_lru")
+def rg_lru(
+    x_TC: torch.Tensor,
+    input_TC: torch.Tensor,
+    forget_TC: torch.Tensor,
+    weights: LruWeights,
+    states_P1C: torch.Tensor,
+    metadata: AttentionMetadata,
+    out_TC: torch.Tensor,
+) -> None:
+    batch, held = _batch(metadata)
+    tensors = {"x": x_TC, "input": input_TC, "forget": forget_TC, "states": states_P1C, "out": out_TC}
+    (x, given, forget, states, out), strides = zip(*(_rows(each, name) for name, each in tensors.items()), strict=True)
+    constants = (weights.a_C, weights.input_bias_C, weights.forget_bias_C)
+    call = _RgLru(
+        batch, x, given, forget, *map(float_address, constants, ("a", "input_bias", "forget_bias")), states, out, *strides,
+        x_TC.shape[1],
+    )  # fmt: skip
+    run("rg_lru", call, x_TC.shape[0], *tensors.values(), *constants, *held)
+
+
+@cpu_kernel("wkv")
+def wkv(
+    k_TC: torch.Tensor,
+    v_TC: torch.Tensor,
+    decay_C: torch.Tensor,
+    first_C: torch.Tensor,
+    states_P3C: torch.Tensor,
+    metadata: AttentionMetadata,
+    out_TC: torch.Tensor,
+) -> None:
+    batch, held = _batch(metadata)
+    tensors = {"k": k_TC, "v": v_TC, "states": states_P3C, "out": out_TC}
+    (k, v, states, out), strides = zip(*(_rows(tensor, name) for name, tensor in tensors.items()), strict=True)
+    call = _Wkv(
+        batch, k, v, float_address(decay_C, "decay"), float_address(first_C, "first"), states, out, *strides, k_TC.shape[1]
+    )  # fmt: skip
+    run("wkv", call, k_TC.shape[0], *tensors.values(), decay_C, first_C, *held)
 
 
 @cpu_kernel("gated_norm")
@@ -168,12 +215,13 @@ def gated_norm(
     group: int,
     norm_first: bool,
     out_TC: torch.Tensor,
+    kind: str = "silu",
 ) -> None:
     (x, x_stride), (out, out_stride) = _rows(x_TC, "x"), _rows(out_TC, "out")
     gate, gate_stride = (None, 0) if gate_TC is None else _rows(gate_TC, "gate")
     call = _GatedNorm(
         x, gate, float_address(weight_C, "weight"), out, x_stride, gate_stride, out_stride, x_TC.shape[1], group, eps,
-        int(norm_first),
+        int(norm_first), _gate_number(kind),
     )  # fmt: skip
     run("gated_norm", call, x_TC.shape[0], x_TC, gate_TC, weight_C, out_TC)
 
@@ -183,7 +231,10 @@ def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Ten
     (x, x_stride), (by, by_stride), (out, out_stride) = (
         _rows(x_TC, "x"), _rows(gate_TC, "gate"), _rows(out_TC, "out")
     )  # fmt: skip
-    call = _Gate(x, by, out, x_stride, by_stride, out_stride, x_TC.shape[1], _gate_number(kind))
+    channels = x_TC.shape[1]
+    call = _Gate(
+        x, by, out, x_stride, by_stride, out_stride, channels, channels // gate_TC.shape[1], _gate_number(kind)
+    )
     run("gate", call, x_TC.shape[0], x_TC, gate_TC, out_TC)
 
 

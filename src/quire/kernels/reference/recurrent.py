@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.recurrent import DeltaWeights, SsdWeights
+from quire.kernels.recurrent import DeltaWeights, LruWeights, SsdWeights
 from quire.kernels.registry import kernel
 
+NOTHING = -1e38
+"""The logarithm of a scale at which nothing is left."""
 GATES = {"identity": lambda x: x, "silu": silu, "sigmoid": torch.sigmoid}
 
 
@@ -130,24 +132,85 @@ def gated_delta_rule(
         for x in (q_TKS.float(), k_TKS.float())
     )
     q = q / math.sqrt(q.shape[-1])
-    decay_TN = torch.exp(weights.a_N * softplus(a_TN.float() + weights.dt_bias_N))
+    decay = _delta_decays(a_TN.float(), weights)  # [T, N, 1] or [T, N, S]
     beta_TN = torch.sigmoid(b_TN.float()) * weights.beta_scale
     for span in spans(metadata):
         h_NSH = _start(span, states_PNSH)
         for t in range(span.start, span.end):
-            h_NSH = decay_TN[t][:, None, None] * h_NSH
+            h_NSH = decay[t][:, :, None] * h_NSH
             error_NH = v_TNH[t].float() - (k[t][:, :, None] * h_NSH).sum(1)
             h_NSH = h_NSH + k[t][:, :, None] * (beta_TN[t][:, None] * error_NH)[:, None]
             out_TNH[t] = (q[t][:, :, None] * h_NSH).sum(1)
         states_PNSH[span.page] = h_NSH
 
 
+def _delta_decays(a: Tensor, weights: DeltaWeights) -> Tensor:
+    """Factors on states, by head or by the numbers of a state's column."""
+    a_N1, given = weights.a_N[:, None], a.unsqueeze(-1) if a.dim() == 2 else a
+    given = given + weights.dt_bias_N.view(given.shape[1:])
+    return torch.exp(weights.floor * torch.sigmoid(-a_N1 * given) if weights.floor else a_N1 * softplus(given))
+
+
+@kernel("rg_lru", platform="any")
+def rg_lru(
+    x_TC: Tensor,
+    input_TC: Tensor,
+    forget_TC: Tensor,
+    weights: LruWeights,
+    states_P1C: Tensor,
+    metadata: AttentionMetadata,
+    out_TC: Tensor,
+) -> None:
+    log_TC = weights.a_C * torch.sigmoid(forget_TC.float() + weights.forget_bias_C)
+    given_TC = x_TC.float() * torch.sigmoid(input_TC.float() + weights.input_bias_C)
+    scale_TC = torch.sqrt(1 - torch.exp(2 * log_TC))
+    for span in spans(metadata):
+        h_1C = _start(span, states_P1C)
+        for t in range(span.start, span.end):
+            is_first = span.start_page is None and t == span.start
+            h_1C = torch.exp(log_TC[t]) * h_1C + given_TC[t] * (1.0 if is_first else scale_TC[t])
+            out_TC[t] = h_1C[0]
+        states_P1C[span.page] = h_1C
+
+
+@kernel("wkv", platform="any")
+def wkv(
+    k_TC: Tensor,
+    v_TC: Tensor,
+    decay_C: Tensor,
+    first_C: Tensor,
+    states_P3C: Tensor,
+    metadata: AttentionMetadata,
+    out_TC: Tensor,
+) -> None:
+    for span in spans(metadata):
+        total_C, weight_C, scale_C = _start(span, states_P3C)
+        if span.start_page is None:
+            scale_C = torch.full_like(scale_C, NOTHING)
+        for t in range(span.start, span.end):
+            k_C, v_C = k_TC[t].float(), v_TC[t].float()
+            largest_C = torch.maximum(scale_C, k_C + first_C)
+            old_C, own_C = torch.exp(scale_C - largest_C), torch.exp(k_C + first_C - largest_C)
+            out_TC[t] = (old_C * total_C + own_C * v_C) / (old_C * weight_C + own_C)
+            largest_C = torch.maximum(scale_C + decay_C, k_C)
+            old_C, own_C = torch.exp(scale_C + decay_C - largest_C), torch.exp(k_C - largest_C)
+            total_C, weight_C, scale_C = old_C * total_C + own_C * v_C, old_C * weight_C + own_C, largest_C
+        states_P3C[span.page] = torch.stack((total_C, weight_C, scale_C))
+
+
 @kernel("gated_norm", platform="any")
 def gated_norm(
-    x_TC: Tensor, gate_TC: Tensor | None, weight_C: Tensor, eps: float, group: int, norm_first: bool, out_TC: Tensor
+    x_TC: Tensor,
+    gate_TC: Tensor | None,
+    weight_C: Tensor,
+    eps: float,
+    group: int,
+    norm_first: bool,
+    out_TC: Tensor,
+    kind: str = "silu",
 ) -> None:
     x = x_TC.float()
-    gate = torch.ones_like(x) if gate_TC is None else silu(gate_TC.float())
+    gate = torch.ones_like(x) if gate_TC is None else GATES[kind](gate_TC.float())
     if not norm_first:
         x = x * gate
     grouped = x.unflatten(-1, (-1, group))
@@ -157,7 +220,8 @@ def gated_norm(
 
 @kernel("gate", platform="any")
 def gate(x_TC: Tensor, gate_TC: Tensor, kind: str, out_TC: Tensor) -> None:
-    out_TC.copy_(x_TC.float() * GATES[kind](gate_TC.float()))
+    gate = GATES[kind](gate_TC.float()).repeat_interleave(x_TC.shape[1] // gate_TC.shape[1], dim=1)
+    out_TC.copy_(x_TC.float() * gate)
 
 
 @kernel("scale_columns", platform="any")

@@ -28,6 +28,7 @@ MODULES: tuple[str, ...] = (
     "recurrent_selective",
     "recurrent_ssd",
     "recurrent_delta",
+    "recurrent_channels",
 )
 """The modules of this package that register kernels."""
 

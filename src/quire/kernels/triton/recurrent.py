@@ -123,7 +123,7 @@ def causal_conv(
 
 @triton.jit
 def gate_kernel(
-    x_ptr, gate_ptr, out_ptr, width, x_stride, gate_stride, out_stride, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, gate_ptr, out_ptr, width, each, x_stride, gate_stride, out_stride, KIND: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -133,7 +133,7 @@ def gate_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    by = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    by = tl.load(gate_ptr + row * gate_stride + column // each, mask=inside, other=0.0).to(tl.float32)
     y = x * apply_gate(by, KIND)
     tl.store(out_ptr + row * out_stride + column, y.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -144,15 +144,15 @@ def gate(x_TC: torch.Tensor, gate_TC: torch.Tensor, kind: str, out_TC: torch.Ten
     rows, width = x_TC.shape
     if rows:
         gate_kernel[(rows, cdiv(width, 1024))](
-            x_TC, gate_TC, out_TC, width, x_TC.stride(0), gate_TC.stride(0), out_TC.stride(0), KIND=GATES.index(kind),
-            BLOCK=1024, num_warps=4, **launch_options(),
+            x_TC, gate_TC, out_TC, width, width // gate_TC.shape[1], x_TC.stride(0), gate_TC.stride(0), out_TC.stride(0),
+            KIND=GATES.index(kind), BLOCK=1024, num_warps=4, **launch_options(),
         )  # fmt: skip
 
 
 @triton.jit
 def gated_norm_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, group, x_stride, gate_stride, out_stride, eps, HAS_GATE: tl.constexpr,
-    NORM_FIRST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    NORM_FIRST: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One group of one row a program."""
     if PDL:
@@ -163,7 +163,7 @@ def gated_norm_kernel(
     inside, column = offset < group, tl.program_id(1) * group + offset
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if HAS_GATE:
-        by = apply_gate(tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32), 1)
+        by = apply_gate(tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32), KIND)
         if not NORM_FIRST:
             x *= by
     y = x * tl.rsqrt(tl.sum(x * x, 0) / group + eps) * tl.load(weight_ptr + column, mask=inside, other=0.0)
@@ -181,6 +181,7 @@ def gated_norm(
     group: int,
     norm_first: bool,
     out_TC: torch.Tensor,
+    kind: str = "silu",
 ) -> None:
     """As `recurrent.gated_norm`."""
     (rows, width), block = x_TC.shape, next_power_of_2(group)
@@ -188,8 +189,8 @@ def gated_norm(
     if rows:
         gated_norm_kernel[(rows, width // group)](
             x_TC, by, weight_C, out_TC, group, x_TC.stride(0), by.stride(0), out_TC.stride(0), eps,
-            HAS_GATE=gate_TC is not None, NORM_FIRST=norm_first, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
-            **launch_options(),
+            HAS_GATE=gate_TC is not None, NORM_FIRST=norm_first, KIND=GATES.index(kind), BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16), **launch_options(),
         )  # fmt: skip
 
 

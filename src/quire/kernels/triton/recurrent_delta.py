@@ -182,7 +182,9 @@ def gated_delta_rule(
 ) -> None:
     """As `recurrent.gated_delta_rule`; a result's last bits depend on how its prompt is cut into steps."""
     arguments = (q_TKS, k_TKS, v_TNH, a_TN, b_TN, weights, states_PNSH, metadata, out_TNH)
-    if goes_by_chunks(metadata, v_TNH.dtype, states_PNSH.shape[2], MAX_STATE):
+    # Chunks know one decay a head: with one for each number of a state (Kimi) a product of keys has no common factor.
+    is_plain = a_TN.dim() == 2 and not weights.floor
+    if is_plain and goes_by_chunks(metadata, v_TNH.dtype, states_PNSH.shape[2], MAX_STATE):
         scan_by_token(*arguments, most=FROM - 1)
         launch_delta_chunks(*arguments, fewest=FROM, tiles=choose_tiles(HOPPER, OTHERS))
     else:

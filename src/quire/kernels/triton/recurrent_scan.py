@@ -168,11 +168,20 @@ def ssd_scan(
 
 
 @triton.jit
+def delta_decay(given, a_weight, floor, BOUNDED: tl.constexpr):
+    """What is left of a state after a token (see `recurrent.DeltaWeights`)."""
+    if BOUNDED:
+        return tl.exp(floor / (1.0 + tl.exp(a_weight * given)))
+    else:
+        return tl.exp(softplus(given) * a_weight)
+
+
+@triton.jit
 def gated_delta_rule_kernel(
     q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, a_weight_ptr, dt_bias_ptr, states_ptr, out_ptr, query_start_ptr, seq_lens_ptr,
     rows_ptr, table_ptr, width, size, heads_a_key, query_scale, beta_scale, q_stride, k_stride, v_stride, a_stride,
-    b_stride, page_stride, out_stride, table_stride, page_size, most, STATE: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    b_stride, page_stride, out_stride, table_stride, page_size, most, floor, STATE: tl.constexpr, BLOCK: tl.constexpr,
+    BY_NUMBER: tl.constexpr, BOUNDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_wait()
@@ -184,7 +193,11 @@ def gated_delta_rule_kernel(
     inside = is_number[:, None] & is_value[None, :]
     at = (head * size + number[:, None]) * width + offset[None, :]
     column, shared = head * width + offset, head // heads_a_key * size + number
-    a_weight, dt_bias = tl.load(a_weight_ptr + head), tl.load(dt_bias_ptr + head)
+    a_weight, own = tl.load(a_weight_ptr + head), head * size + number
+    if BY_NUMBER:
+        dt_bias = tl.load(dt_bias_ptr + own, mask=is_number, other=0.0)
+    else:
+        dt_bias = tl.load(dt_bias_ptr + head)
     state = load_state(states_ptr, pages_ptr, page_stride, page_size, start, end, position, at, inside)
     for t in range(start, end):
         q = tl.load(q_ptr + t * q_stride + shared, mask=is_number, other=0.0).to(tl.float32)
@@ -192,9 +205,13 @@ def gated_delta_rule_kernel(
         v = tl.load(v_ptr + t * v_stride + column, mask=is_value, other=0.0).to(tl.float32)
         q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * query_scale
         k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-        dt = softplus(tl.load(a_ptr + t * a_stride + head).to(tl.float32) + dt_bias)
         beta = beta_scale / (1.0 + tl.exp(-tl.load(b_ptr + t * b_stride + head).to(tl.float32)))
-        state *= tl.exp(dt * a_weight)
+        if BY_NUMBER:
+            given = tl.load(a_ptr + t * a_stride + own, mask=is_number, other=0.0).to(tl.float32)
+            state *= delta_decay(given + dt_bias, a_weight, floor, BOUNDED)[:, None]
+        else:
+            given = tl.load(a_ptr + t * a_stride + head).to(tl.float32)
+            state *= delta_decay(given + dt_bias, a_weight, floor, BOUNDED)
         error = (v - tl.sum(k[:, None] * state, 0)) * beta
         state += k[:, None] * error[None, :]
         y = tl.sum(q[:, None] * state, 0)
@@ -226,8 +243,9 @@ def gated_delta_rule(
             q_TKS, k_TKS, v_TNH, a_TN, b_TN, weights.a_N, weights.dt_bias_N, states_PNSH, out_TNH, metadata.query_start,
             metadata.seq_lens, metadata.rows, metadata.block_table, width, size, heads // k_TKS.shape[1], size**-0.5,
             float(weights.beta_scale), q_TKS.stride(0), k_TKS.stride(0), v_TNH.stride(0), a_TN.stride(0), b_TN.stride(0),
-            states_PNSH.stride(0), out_TNH.stride(0), metadata.block_table.stride(0), metadata.block_size, most, STATE=state,
-            BLOCK=block, num_warps=4, **launch_options(),
+            states_PNSH.stride(0), out_TNH.stride(0), metadata.block_table.stride(0), metadata.block_size, most,
+            float(weights.floor), STATE=state, BLOCK=block, BY_NUMBER=a_TN.dim() == 3, BOUNDED=weights.floor < 0,
+            num_warps=4, **launch_options(),
         )  # fmt: skip
 
 

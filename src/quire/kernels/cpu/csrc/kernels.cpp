@@ -73,6 +73,8 @@ static const NamedOperation operations[] = {
     {"selective_scan", selective_scan},
     {"ssd_scan", ssd_scan},
     {"gated_delta_rule", gated_delta_rule},
+    {"rg_lru", rg_lru},
+    {"wkv", wkv},
     {"gated_norm", gated_norm},
     {"gate", gate},
     {"scale_columns", scale_columns},

@@ -41,7 +41,7 @@ struct GateArguments {  // rows: tokens
     const float* x;
     const float* gate;
     float* out;
-    int64_t x_stride, gate_stride, out_stride, channels;
+    int64_t x_stride, gate_stride, out_stride, channels, each;  // columns that one of the gate's serves
     int32_t kind;
 };
 
@@ -52,7 +52,7 @@ struct GatedNormArguments {  // rows: tokens
     float* out;
     int64_t x_stride, gate_stride, out_stride, channels, group;
     float eps;
-    int32_t norm_first;
+    int32_t norm_first, kind;
 };
 
 struct ScaleColumnsArguments {  // rows: tokens
@@ -174,9 +174,16 @@ inline void gate(const void* arguments, int64_t rows, Team& team) {
     over_parts(rows, args.channels, team, [&](int64_t row, int64_t first, int64_t last) {
         const float *x = args.x + row * args.x_stride, *g = args.gate + row * args.gate_stride;
         float* out = args.out + row * args.out_stride;
-        over_row(first, last, [&](int64_t i, int n) {
-            put(out + i, take(x + i, n) * apply_gate(take(g + i, n), args.kind), n);
-        });
+        if (args.each == 1)
+            return over_row(first, last, [&](int64_t i, int n) {
+                put(out + i, take(x + i, n) * apply_gate(take(g + i, n), args.kind), n);
+            });
+        for (int64_t begin = first; begin < last;) {
+            const int64_t column = begin / args.each, behind = (column + 1) * args.each, end = behind < last ? behind : last;
+            const vf by = apply_gate(set1(g[column]), args.kind);
+            over_row(begin, end, [&](int64_t i, int n) { put(out + i, take(x + i, n) * by, n); });
+            begin = end;
+        }
     });
 }
 
@@ -193,7 +200,7 @@ inline void gated_norm(const void* arguments, int64_t rows, Team& team) {
         float* out = args.out + row * args.out_stride + first;
         auto value = [&](int64_t i, int n) {
             vf v = take(x + i, n);
-            return args.norm_first || !g ? v : v * activate<kSilu>(take(g + i, n));
+            return args.norm_first || !g ? v : v * apply_gate(take(g + i, n), args.kind);
         };
         vf squares = zero();
         over_row(0, args.group, [&](int64_t i, int n) {
@@ -203,7 +210,7 @@ inline void gated_norm(const void* arguments, int64_t rows, Team& team) {
         const float scale = 1.f / std::sqrt(sum(squares) / static_cast<float>(args.group) + args.eps);
         over_row(0, args.group, [&](int64_t i, int n) {
             vf v = value(i, n) * scale * take(weight + i, n);
-            put(out + i, args.norm_first && g ? v * activate<kSilu>(take(g + i, n)) : v, n);
+            put(out + i, args.norm_first && g ? v * apply_gate(take(g + i, n), args.kind) : v, n);
         });
     }
 }
