@@ -149,6 +149,7 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True):
         close: what is forced where a budget is spent; nothing means `end`.
         lead: tokens that are no thoughts, at the beginning of the output and of what is thought again.
         over: what else tells that it has ended: other channels of an answer.
+        rest: the tokens behind `start`, where the marker that begins it has several.
     """
 
     end: list[int]
@@ -156,6 +157,12 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True):
     close: list[int] = []
     lead: list[int] = []
     over: list[list[int]] = []
+    rest: list[int] = []
+
+    @property
+    def opening(self) -> list[int]:
+        """The tokens of the marker that begins it; none where the output begins inside."""
+        return [] if self.start is None else [self.start, *self.rest]
 
 
 class RepetitionDetectionParams(
@@ -215,8 +222,8 @@ class SamplingParams(
         max_tokens: None means up to the model's length. min_tokens: no end before that many.
         logprobs, prompt_logprobs: alternatives a position; 0 for the token's own alone, -1 for the whole vocabulary.
         logprob_token_ids: tokens whose logprobs are told at every position, in place of the likeliest ones.
-        thinking_token_budget: tokens that a model may reason with; then the end of the reasoning is forced. Needs a model whose
-            reasoning is marked.
+        thinking_token_budget: tokens that a model may reason with (-1 or None: no limit); then the end of the reasoning is
+            forced. Needs a model whose reasoning is marked.
         repetition_detection: ends an output that repeats itself, with finish reason `repetition`.
         stream_interval: tokens that are told together, after the first one; the engine's own number is the least.
         truncate_prompt_tokens: keep that many tokens at the prompt's end; -1 for as many as fit.
@@ -376,8 +383,12 @@ class SamplingParams(
         elif repetition is not None and not isinstance(repetition, RepetitionDetectionParams):
             checks.refuse("repetition_detection", repetition, "RepetitionDetectionParams, or None")
         if self.thinking_token_budget is not None:
-            name, allowed = "thinking_token_budget", f"a whole number from 0 to {limits.MAX_TOKENS}, or null"
-            self.thinking_token_budget = checks.whole(name, self.thinking_token_budget, 0, limits.MAX_TOKENS, allowed)
+            name, allowed = (
+                "thinking_token_budget",
+                f"a whole number from 0 to {limits.MAX_TOKENS}, -1 (no limit), or null",
+            )
+            budget = checks.whole(name, self.thinking_token_budget, -1, limits.MAX_TOKENS, allowed)
+            self.thinking_token_budget = None if budget == -1 else budget
         if self.extra_args is not None:
             _check_extra_args(self.extra_args)
         if self.skip_reading_prefix_cache is not None:

@@ -35,6 +35,20 @@ def test_the_prompt_tells_where_a_chat_thinks(llm: LLM, thinks: bool | None) -> 
     assert thinks is None or token_ids[0] == start
 
 
+def test_a_spent_budget_is_told_in_the_operator_s_words() -> None:
+    words = "I have to answer now.</think>"
+    config = {"reasoning_parser": "qwen3", "reasoning_start_str": "<think>", "reasoning_end_str": words}
+    with LLM(max_model_len=512, kv_cache_memory_bytes=32 << 20, reasoning_config=config) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=100, thinking_token_budget=5, skip_special_tokens=False)
+        (output,) = llm.chat(QUESTION, params, use_tqdm=False, chat_template_kwargs={"enable_thinking": True})
+        token_ids = list(output.outputs[0].token_ids)
+        close = llm.get_tokenizer().encode(words, add_special_tokens=False)
+        assert token_ids[0] == token(llm, "<think>") and token_ids[6 : 6 + len(close)] == close
+        params.thinking_token_budget = 99
+        (free,) = llm.chat(QUESTION, params, use_tqdm=False, chat_template_kwargs={"enable_thinking": True})
+        assert words not in free.outputs[0].text and "</think>" in free.outputs[0].text
+
+
 def test_named_tokens_and_repetition_come_with_each_other(llm: LLM) -> None:
     again = token(llm, "a")
     params = SamplingParams(

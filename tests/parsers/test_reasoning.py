@@ -7,7 +7,8 @@ import random
 import pytest
 from tests.parsers.test_formats import CASES, TOOL_LIST, cuts, joined, parse
 
-from quire.parsers.choice import choose_formats, reasoning_of_request
+from quire.errors import ConfigError
+from quire.parsers.choice import AnswerFormats, apply_strings, choose_formats, reasoning_of_request
 from quire.parsers.formats import TOOLS
 from quire.parsers.reasoning import REASONING
 from quire.parsers.stream import AnswerParser, parse_answer
@@ -191,3 +192,17 @@ def test_a_call_ends_reasoning_as_soon_as_its_function_is_known():
     parser = AnswerParser(REASONING["qwen3"], TOOLS["hermes"], offered=TOOL_LIST, in_reasoning=True)
     reasoning, _, calls = joined(parser.push('Look.\n<tool_call>\n{"name": "now"'))
     assert (reasoning, calls) == ("Look.", [("now", "")])
+
+
+def test_the_operator_s_strings_replace_a_format_s_or_make_one():
+    known = choose_formats("qwen3", "none", None)
+    changed = apply_strings(known, "<reason>", "Enough.</think>").reasoning
+    assert changed is not None and (changed.start, changed.end) == (("<reason>", "<think>"), ("</think>",))
+    assert changed.forced == "Enough.</think>"
+    assert apply_strings(known, "", "") == known
+    made = apply_strings(AnswerFormats(), "<a>", "</a>")
+    assert made.reasoning is not None and (made.reasoning.start, made.reasoning.end) == (("<a>",), ("</a>",))
+    with pytest.raises(ConfigError, match="give reasoning_end_str as well"):
+        apply_strings(AnswerFormats(), "<a>", "")
+    harmony = choose_formats("openai_gptoss", "none", None)
+    assert apply_strings(harmony, "<a>", "</a>") == harmony

@@ -289,8 +289,21 @@ def test_thinking_is_free_and_its_answer_is_not() -> None:
     assert allowed_after(free_to, []) == [SPECIAL, TOKENS.index(b"ab")]
     assert len(allowed_after(free_to, [SPECIAL])) == len(TOKENS)
     assert allowed_after(free_to, [SPECIAL, *end]) == [TOKENS.index(b"ab")]
+    fresh = GRAMMARS.start(params, [EOS], lambda: VOCABULARY, Thinking(end, SPECIAL))
+    assert GRAMMARS.forced([(fresh, [])]) == {}, "it may think first"
     at_once = GRAMMARS.start(params, [EOS], lambda: VOCABULARY, Thinking(end, SPECIAL))
     assert allowed_after(at_once, [ord("a"), ord("b")]) == [EOS]
+
+
+def test_a_marker_of_several_tokens_that_begins_to_think_is_written_to_its_end() -> None:
+    params, end = StructuredOutputsParams(regex="ab"), list(b"</t")
+    row = GRAMMARS.start(params, [EOS], lambda: VOCABULARY, Thinking(end, SPECIAL, rest=list(b"t>")))
+    assert allowed_after(row, []) == [SPECIAL, TOKENS.index(b"ab")]
+    assert GRAMMARS.forced([(row, [])]) == {}
+    assert allowed_after(row, [SPECIAL]) == [ord("t")]
+    assert allowed_after(row, [SPECIAL, ord("t")]) == [ord(">")]
+    assert len(allowed_after(row, [SPECIAL, *b"t>"])) == len(TOKENS)
+    assert allowed_after(row, [SPECIAL, *b"t>ab", *end]) == [TOKENS.index(b"ab")]
 
 
 def test_a_grammar_is_compiled_once_for_all_who_ask_at_the_same_time() -> None:

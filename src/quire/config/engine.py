@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from quire.config.model import ModelConfig
 from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
+from quire.config.reasoning import ReasoningConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +166,7 @@ class EngineConfig:
     attention: AttentionConfig
     observability: ObservabilityConfig
     structured_outputs: StructuredOutputsConfig = dataclasses.field(default_factory=StructuredOutputsConfig)
+    reasoning: ReasoningConfig = dataclasses.field(default_factory=ReasoningConfig)
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 

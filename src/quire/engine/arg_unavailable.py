@@ -100,7 +100,7 @@ _EMPTY = """
     sleep_preserve_parameter_names video_pruning_rate watchdog_config
     additional_config allowed_media_domains attention_config kernel_config default_mm_loras ec_transfer_config
     io_processor_plugin kv_transfer_config limit_mm_per_prompt lora_modules mm_processor_kwargs model_class_overrides
-    quantization_config reasoning_config spec_method spec_model spec_tokens speculative_config weight_transfer_config
+    quantization_config spec_method spec_model spec_tokens speculative_config weight_transfer_config
     kv_cache_dtype_skip_layers worker_extension_cls collect_detailed_traces hf_config_path hf_token
     fully_sharded_loras max_cpu_loras kv_offloading_size data_parallel_rank data_parallel_address
     data_parallel_rpc_port data_parallel_size_local max_num_active_seqs max_num_scheduled_tokens mamba_block_size

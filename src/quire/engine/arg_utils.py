@@ -14,6 +14,7 @@ from typing import Any, Self
 from quire import envs
 from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig, limits
 from quire.config.observability import read_structured_outputs_config, resolve_profiler
+from quire.config.reasoning import read_reasoning_config
 from quire.engine import arg_checks, arg_parser
 from quire.engine.arg_checks import (
     ANYTHING,
@@ -95,6 +96,8 @@ class EngineArgs:
         'JSON object: how to pool, for example {"seq_pooling_type": "MEAN", "use_activation": false}')
     structured_outputs_config: dict[str, Any] | None = setting(None, mapping(),
         'JSON object: {"backend": "auto", "guidance" or "xgrammar", "disable_any_whitespace": true}')
+    reasoning_config: dict[str, Any] | None = setting(None, mapping(),
+        'JSON object: reasoning_parser, reasoning_start_str, reasoning_end_str (written where a thinking budget is spent)')
     guided_decoding_backend: str | None = setting(None, TEXT, "older spelling of structured_outputs_config.backend")
     allowed_local_media_path: str = setting("", TEXT, "folder whose files requests may name")
     enable_sleep_mode: bool = setting(False, FLAG, "accepted for compatibility: an engine can always be put to sleep")
@@ -217,6 +220,7 @@ class EngineArgs:
             structured_outputs=read_structured_outputs_config(
                 self.structured_outputs_config, self.guided_decoding_backend
             ),
+            reasoning=read_reasoning_config(self.reasoning_config),
             instance_id=instance_id,
             provenance=provenance,
         )

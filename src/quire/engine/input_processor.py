@@ -18,7 +18,7 @@ from quire.config import EngineConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.inputs import PromptType
-from quire.parsers.choice import AUTO, NONE, choose_formats
+from quire.parsers.choice import AUTO, NONE, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
@@ -104,6 +104,7 @@ class InputProcessor:
         self._try_grammars_apart = try_grammars_apart
         self._model = config.model
         self._structured_outputs = config.structured_outputs
+        self._reasoning = config.reasoning
         self._stream_interval = config.scheduler.stream_interval
         self._source = tokenizer_source
         self._allow_functions = allow_functions
@@ -333,7 +334,9 @@ class InputProcessor:
             )
         if params.thinking is None:
             template = None if tokenizer is None else tokenizer.chat_template
-            formats = choose_formats(AUTO, NONE, template)
+            config = self._reasoning
+            formats = choose_formats(config.reasoning_parser or AUTO, NONE, template)
+            formats = apply_strings(formats, config.reasoning_start_str, config.reasoning_end_str)
             check_budget(formats, tokenizer)
             assert tokenizer is not None
             params.thinking = find_prompt_thinking(formats, prompt_ids, tokenizer)

@@ -102,6 +102,31 @@ def choose_formats(reasoning: str, tools: str, template: str | None, strict_leve
     return AnswerFormats(reasoning, tools, found, TOOLS.get(tools), strict_level=strict_level)
 
 
+def apply_strings(formats: AnswerFormats, start: str, end: str) -> AnswerFormats:
+    """The formats with another start marker of the reasoning, and another text that ends it where a budget is spent (empty:
+    the format's own). Both together are a format where none is known. gpt-oss has its channels whatever is given.
+
+    Raises:
+        ConfigError: no format is known, and only one of the two is given.
+    """
+    if formats.is_harmony or not (start or end):
+        return formats
+    if formats.reasoning is None:
+        if not (start and end):
+            given, missing = ("start", "end") if start else ("end", "start")
+            message = (
+                f"reasoning_config has reasoning_{given}_str only, and no reasoning format is known for this model: "
+                f"give reasoning_{missing}_str as well, or reasoning_parser"
+            )
+            raise ConfigError(message, setting="reasoning_config")
+        return dataclasses.replace(formats, reasoning_name="reasoning_config", reasoning=Reasoning((start,), (end,)))
+    known = formats.reasoning
+    starts = (start, *(each for each in known.start if each != start)) if start else known.start
+    is_paired = known.is_paired and starts == known.start
+    reasoning = dataclasses.replace(known, start=starts, is_paired=is_paired, forced=end)
+    return dataclasses.replace(formats, reasoning=reasoning)
+
+
 def _is_harmony(template: str) -> bool:
     return all(mark in template for mark in ("<|channel|>", "<|message|>", "analysis"))
 

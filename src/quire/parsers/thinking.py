@@ -26,16 +26,25 @@ class _Decoder(_Tokenizer, Protocol):
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str: ...
 
 
+def marker_ids(marker: str, tokenizer: _Tokenizer) -> list[int] | None:
+    """The tokens of a marker that a model writes as the same tokens wherever it stands: one, or several of which the first is
+    special. None for other markers: their tokens depend on the text around them."""
+    found = tokenizer.encode(marker, add_special_tokens=False)
+    special = getattr(tokenizer, "special_ids", ())
+    return found if len(found) == 1 or (found and found[0] in special) else None
+
+
 def build_thinking(reasoning: Reasoning, inside: bool | None, tokenizer: _Tokenizer) -> Thinking | None:
     """Where an answer thinks that begins inside its reasoning, or outside, or (None) as the format says; None where it does
     not, or where its beginning is no token of its own."""
     if inside is False:
         return None
     end = tokenizer.encode(reasoning.end[0], add_special_tokens=False)
+    close = tokenizer.encode(reasoning.forced, add_special_tokens=False) if reasoning.forced else []
     if inside or reasoning.implied:
-        return Thinking(end)
-    start = tokenizer.encode(reasoning.start[0], add_special_tokens=False)
-    return Thinking(end, start[0]) if len(start) == 1 else None
+        return Thinking(end, close=close)
+    start = marker_ids(reasoning.start[0], tokenizer)
+    return None if start is None else Thinking(end, start[0], close, rest=start[1:])
 
 
 def harmony_thinking(tokenizer: _Tokenizer, inside: bool = False, may_call: bool = False) -> Thinking:
@@ -82,7 +91,7 @@ def check_budget(formats: AnswerFormats, tokenizer: _Tokenizer | None) -> None:
         why = f"{long[0]!r} is not one token of this model" if long else ""
     elif formats.reasoning is None:
         why = "no reasoning format is known for this model (--reasoning-parser)"
-    elif len(tokenizer.encode(formats.reasoning.start[0], add_special_tokens=False)) != 1:
+    elif marker_ids(formats.reasoning.start[0], tokenizer) is None:
         why = f"{formats.reasoning.start[0]!r} is not one token of this model"
     if why:
         raise RequestError(f"thinking_token_budget cannot be kept: {why}", param="thinking_token_budget")
@@ -98,11 +107,20 @@ def find_prompt_thinking(formats: AnswerFormats, prompt_ids: Sequence[int], toke
     if formats.is_harmony or formats.reasoning is None:
         return find_harmony_thinking(prompt_ids, tokenizer)
     reasoning = formats.reasoning
-    (start,) = tokenizer.encode(reasoning.start[0], add_special_tokens=False)
-    end = tokenizer.encode(reasoning.end[0], add_special_tokens=False)
-    last = next((token_id for token_id in reversed(prompt_ids) if token_id in (start, end[0])), None)
-    if last == start:
-        return Thinking(end)
+    starts, ends = (
+        [tokenizer.encode(marker, add_special_tokens=False) for marker in markers]
+        for markers in (reasoning.start, reasoning.end)
+    )
+    started = [_last_place(prompt_ids, start) for start in starts]
+    if max(started) > max(_last_place(prompt_ids, end) for end in ends):
+        return build_thinking(reasoning.only(reasoning.start[started.index(max(started))]), True, tokenizer)
     prompt_end = tokenizer.decode(list(prompt_ids[-PROMPT_END:]), skip_special_tokens=False)
     reasoning, inside = reasoning_of_request(reasoning, prompt_end, {})
     return build_thinking(reasoning, inside, tokenizer)
+
+
+def _last_place(token_ids: Sequence[int], wanted: list[int]) -> int:
+    """Where some tokens stand for the last time; -1 where they do not."""
+    count = len(wanted)
+    places = (at for at in range(len(token_ids) - count, -1, -1) if token_ids[at] == wanted[0])
+    return next((at for at in places if list(token_ids[at : at + count]) == wanted), -1)

@@ -23,18 +23,19 @@ class ThinkingLimit:
         self._ends = [thinking.end, *thinking.over]
         self._close = thinking.close or thinking.end
         self._lead = thinking.lead
-        self._start = thinking.start
+        self._opening = thinking.opening
         self._output = output_token_ids
         self._num_read = 0
         self._is_over = False
-        self.deadline = num_prompt_tokens + budget + (thinking.start is not None) + len(thinking.lead)
+        self.deadline = num_prompt_tokens + budget + len(self._opening) + len(thinking.lead)
 
     @property
     def is_over(self) -> bool:
         """Whether the row thinks no more, as far as its output tells."""
         output = self._output
-        if self._start is not None and output and not self._num_read:
-            self._is_over = output[0] != self._start
+        opening = self._opening
+        if self._num_read < len(opening):
+            self._is_over = output[: len(opening)] != opening[: len(output)]
         while not self._is_over and self._num_read < len(output):
             self._num_read += 1
             count = self._num_read

@@ -157,7 +157,7 @@ class Grammars:
         where any do. What is wrong with a row is told by `begin_fill`."""
         found: dict[int, list[int]] = {}
         for index, (row, output_token_ids) in enumerate(rows):
-            if row.follow(output_token_ids):
+            if row.follow(output_token_ids) and row.next_of_opening(output_token_ids) is None:
                 assert row.at is not None
                 if token_ids := row.at.states.forced(row.at):
                     found[index] = token_ids

@@ -102,9 +102,11 @@ class RowGrammar:
         self.refused: int | None = None
         self.error = ""
 
-    def may_begin_to_think(self, output_token_ids: Sequence[int]) -> int | None:
-        """The token that would begin it."""
-        return None if self._thinking is None or output_token_ids else self._thinking.start
+    def next_of_opening(self, output_token_ids: Sequence[int]) -> int | None:
+        """The next token of the marker with which the row may begin to think, while the output is the beginning of it."""
+        opening = [] if self._thinking is None else self._thinking.opening
+        count = len(output_token_ids)
+        return opening[count] if count < len(opening) and list(output_token_ids) == opening[:count] else None
 
     def _thinks(self, output_token_ids: Sequence[int]) -> bool:
         thinking = self._thinking
@@ -174,11 +176,14 @@ class Filling:
                 assert at is not None
                 mask_W = at.states.mask(at)
                 key = (id(at.node), at.used) if mask_W is None else id(mask_W)
-                if not output_token_ids and (token_id := row.may_begin_to_think(output_token_ids)) is not None:
+                if not output_token_ids and (token_id := row.next_of_opening(output_token_ids)) is not None:
                     self._openings.append((index, token_id))
                     key = -1 - index
                 if len(at.pending) > _MOST_PENDING:
                     late.append(at)
+            elif not row.error and (token_id := row.next_of_opening(output_token_ids)) is not None:
+                mask_W, key = 0, -1 - index
+                self._openings.append((index, token_id))
             elif row.error:
                 self._errors[index] = row.error
                 key = -1 - index

@@ -45,6 +45,30 @@ def test_tokens_from_one_marker_to_the_other_are_counted(answers, cuts, inside):
     assert count.total == sum(expected(token_ids, inside) for token_ids in fed)
 
 
+class Pieces:
+    """A tokenizer whose markers are three tokens, the first of them special."""
+
+    special_ids = frozenset((7, 8))
+
+    def token_to_id(self, token):
+        return None
+
+    def encode(self, text, add_special_tokens=True):
+        return [8 if "/" in text else 7, 9, 6]
+
+
+@given(cuts=st.lists(st.integers(1, 3), min_size=20, max_size=20))
+def test_markers_of_several_tokens_are_counted_wherever_the_answer_is_cut(cuts):
+    answer = [1, 7, 9, 5, 7, 9, 6, 2, 2, 8, 9, 2, 8, 9, 6, 3, 7, 9, 6, 3]
+    count = reasoning_count(FORMAT, False, Pieces())
+    assert count is not None
+    rest = list(answer)
+    for step in cuts:
+        count.add(0, rest[:step])
+        del rest[:step]
+    assert count.total == len(answer[answer.index(5) + 1 : 15])
+
+
 def test_what_cannot_be_told_apart_is_not_counted():
     assert reasoning_count(None, None, BOTH) is None
     assert reasoning_count(FORMAT, True, Vocabulary(think=START)) is None

@@ -64,7 +64,8 @@ def test_the_reasoning_ends_by_its_budget_whole_and_streamed(demo: DemoServer) -
         assert whole["token_ids"][: min(budget, natural)] == free["token_ids"][: min(budget, natural)]
         (streamed,) = stream(demo, thinking_token_budget=budget)
         assert streamed["token_ids"] == whole["token_ids"] and streamed["content"] == whole["message"]["content"]
-        assert streamed["reasoning"] == whole["message"].get("reasoning", "")
+        assert streamed["reasoning"] == (whole["message"]["reasoning"] or "")
+    assert chat(demo, thinking_token_budget=-1)["choices"] == [free]
 
 
 def test_every_one_of_n_answers_has_the_budget(demo: DemoServer) -> None:
@@ -104,6 +105,7 @@ def test_a_completion_s_prompt_tells_whether_it_thinks(demo: DemoServer) -> None
 def test_an_answer_that_does_not_think_needs_no_budget(demo: DemoServer) -> None:
     off = {"chat_template_kwargs": {"enable_thinking": False}}
     with_budget = chat(demo, thinking_token_budget=1, **off)["choices"][0]
+    assert with_budget["message"]["reasoning"] is None
     assert with_budget["token_ids"] == chat(demo, **off)["choices"][0]["token_ids"]
 
 
@@ -183,7 +185,7 @@ def test_a_stream_tells_several_tokens_at_a_time(demo: DemoServer) -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"thinking_token_budget": -1}, "thinking_token_budget"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
         ({"stream_interval": 0}, "stream_interval"),
         ({"repetition_detection": {"max_pattern_size": 4}}, "min_count"),
         ({"repetition_detection": {"size": 4}}, "repetition_detection"),

@@ -125,12 +125,13 @@ def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, 
     """Each fact with its value and why it is so. Raises ConfigError: a flag of the server that cannot work."""
     from quire.engine.tokenizer_source import TokenizerSource
     from quire.entrypoints.cli.serve import listen_options, server_settings
-    from quire.parsers.choice import AUTO, NONE, choose_formats
+    from quire.entrypoints.openai.state import answer_formats
+    from quire.parsers.choice import AUTO, NONE
 
     settings, options = server_settings(args), listen_options(args)
     tokenizer = TokenizerSource(config.model).get()
     template = getattr(tokenizer, "chat_template", None)
-    formats = choose_formats(settings.reasoning_parser, settings.tool_call_parser, template)
+    formats = answer_formats(settings, config.reasoning, template)
     shown = {NONE: "the chat template shows none" if template else "there is no chat template"}
     facts: dict[str, Any] = {
         "names": _fact(list(config.model.served_model_name)),
@@ -139,7 +140,10 @@ def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, 
     }
     for name, found in (("reasoning_parser", formats.reasoning_name), ("tool_call_parser", formats.tools_name)):
         is_found = getattr(settings, name) == AUTO
-        facts[name] = _fact(found, shown.get(found, "found in the chat template") if is_found else "given")
+        why = shown.get(found, "found in the chat template") if is_found else "given"
+        if is_found and name == "reasoning_parser" and found in (config.reasoning.reasoning_parser, "reasoning_config"):
+            why = "given by reasoning_config"
+        facts[name] = _fact(found, why)
     if tokenizer is not None and tokenizer.template is not None:
         asked = config.model.chat_template_content_format
         found = tokenizer.template.content_format() if asked == AUTO else asked

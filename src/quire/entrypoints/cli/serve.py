@@ -179,19 +179,23 @@ def _api_keys(args: argparse.Namespace) -> list[str]:
 def server_settings(args: argparse.Namespace) -> "ServerSettings":
     """The operator's choices as routes see them: the flags that are called as its fields.
     Raises ConfigError: a parser that nobody knows."""
+    from quire.config.reasoning import read_reasoning_config
     from quire.engine.arg_resolve import section
     from quire.entrypoints.openai.fingerprint import check_fingerprint
     from quire.entrypoints.openai.state import ServerSettings
-    from quire.parsers.choice import choose_formats
+    from quire.parsers.choice import AUTO, choose_formats
     from quire.parsers.plugin import load_parser_file
     from quire.plugins import load_general_plugins
 
     load_general_plugins("frontend")  # which may add formats
     for setting in ("reasoning_parser_plugin", "tool_parser_plugin"):
         load_parser_file(getattr(args, setting), setting)
-    choose_formats(
-        args.reasoning_parser, args.tool_call_parser, None
-    )  # refuses unknown names before anything is loaded
+    config = read_reasoning_config(args.reasoning_config)
+    for name in (
+        args.reasoning_parser,
+        config.reasoning_parser or AUTO,
+    ):  # refuses unknown names before anything is loaded
+        choose_formats(name, args.tool_call_parser, None)
     check_fingerprint(args.fingerprint_mode, args.fingerprint_value)
     return section(ServerSettings, args, max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE)
 

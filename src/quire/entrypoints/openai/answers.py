@@ -16,7 +16,7 @@ from quire.parsers.choice import AnswerFormats, reasoning_of_request
 from quire.parsers.pieces import Answer, Kind, Piece
 from quire.parsers.reasoning import Reasoning
 from quire.parsers.stream import AnswerParser
-from quire.parsers.thinking import PROMPT_END
+from quire.parsers.thinking import PROMPT_END, marker_ids
 from quire.tokenizers.interface import Tokenizer
 
 if TYPE_CHECKING:
@@ -27,15 +27,17 @@ class ReasoningCount:
     """Counts tokens up to the end of the reasoning, markers included, in each of a request's answers.
 
     Args:
-        starts, ends: ids of the markers.
+        starts, ends: the markers' tokens.
         begins_inside: an answer begins within its reasoning.
     """
 
-    def __init__(self, starts: Collection[int], ends: Collection[int], begins_inside: bool) -> None:
-        self._starts = starts
-        self._ends = ends
+    def __init__(self, starts: Collection[list[int]], ends: Collection[list[int]], begins_inside: bool) -> None:
+        self._starts, self._ends = starts, ends
+        self._last_ids = frozenset(marker[-1] for marker in (*starts, *ends))
+        self._longest = max(map(len, (*starts, *ends)))
         self._begins_inside = begins_inside
         self._inside: dict[int, bool] = {}
+        self._tails: dict[int, list[int]] = {}
         self._over: set[int] = set()
         self.total = 0
 
@@ -44,17 +46,29 @@ class ReasoningCount:
         if index in self._over:
             return
         inside = self._inside.get(index, self._begins_inside)
-        for token_id in token_ids:
-            inside = inside or token_id in self._starts
-            self.total += inside
-            if inside and token_id in self._ends:
-                self._over.add(index)
-                return
+        read = [*self._tails.get(index, ()), *token_ids]
+        for count in range(len(read) - len(token_ids) + 1, len(read) + 1):
+            if read[count - 1] not in self._last_ids:
+                self.total += inside
+            elif inside:
+                self.total += 1
+                if _ends_with(read, count, self._ends):
+                    self._over.add(index)
+                    return
+            elif start := _ends_with(read, count, self._starts):
+                inside = True
+                self.total += start
         self._inside[index] = inside
+        self._tails[index] = read[len(read) - min(len(read), self._longest - 1) :]
+
+
+def _ends_with(token_ids: list[int], count: int, markers: Collection[list[int]]) -> int:
+    """The length of the marker with which the first `count` tokens end; 0 if there is none."""
+    return next((len(each) for each in markers if token_ids[max(0, count - len(each)) : count] == each), 0)
 
 
 def reasoning_count(reasoning: Reasoning | None, in_reasoning: bool | None, tokenizer: Any) -> ReasoningCount | None:
-    """A count for answers in a format; None where its markers are not single tokens, or there is no reasoning.
+    """A count for answers in a format; None where its markers have no tokens of their own, or there is no reasoning.
     `in_reasoning`: the prompt ended inside the reasoning (or outside of it); None: as the format says."""
     if reasoning is None:
         return None
@@ -63,9 +77,15 @@ def reasoning_count(reasoning: Reasoning | None, in_reasoning: bool | None, toke
     return ReasoningCount(starts, ends, inside) if ends and (starts or inside) else None
 
 
-def _ids(markers: tuple[str, ...], tokenizer: Any) -> frozenset[int]:
-    found = (tokenizer.token_to_id(marker) for marker in markers)
-    return frozenset(token_id for token_id in found if token_id is not None)
+def _ids(markers: tuple[str, ...], tokenizer: Any) -> list[list[int]]:
+    found: list[list[int]] = []
+    for marker in markers:
+        token_id = tokenizer.token_to_id(marker)
+        if token_id is not None:
+            found.append([token_id])
+        elif ids := marker_ids(marker, tokenizer) if hasattr(tokenizer, "encode") else None:
+            found.append(ids)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

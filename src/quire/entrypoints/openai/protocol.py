@@ -275,7 +275,7 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: str | None
     refusal: str | None = None
-    reasoning: str | Optional = UNSET
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | Optional = UNSET
 
 

@@ -16,9 +16,10 @@ from quire.entrypoints.openai.fingerprint import build_fingerprint
 from quire.entrypoints.openai.siblings import Siblings
 from quire.entrypoints.responses_api.store import ResponseStore
 from quire.metrics.prometheus import HttpMetrics
-from quire.parsers.choice import AUTO, AnswerFormats, choose_formats
+from quire.parsers.choice import AUTO, AnswerFormats, apply_strings, choose_formats
 
 if TYPE_CHECKING:
+    from quire.config.reasoning import ReasoningConfig
     from quire.engine.async_llm import AsyncLLM
 
 
@@ -48,6 +49,15 @@ class ServerSettings:
     fingerprint_mode: str = "full"
     fingerprint_value: str | None = None
     responses_store: str | None = None
+
+
+def answer_formats(settings: ServerSettings, config: "ReasoningConfig", template: str | None) -> AnswerFormats:
+    """How a model's answers are read. Raises ConfigError: no such format, or strings that make none."""
+    reasoning = settings.reasoning_parser
+    if reasoning == AUTO and config.reasoning_parser:
+        reasoning = config.reasoning_parser
+    formats = choose_formats(reasoning, settings.tool_call_parser, template, settings.tool_strict_level)
+    return apply_strings(formats, config.reasoning_start_str, config.reasoning_end_str)
 
 
 class ServerState:
@@ -111,10 +121,7 @@ class ServerState:
         """How the model's answers are read."""
         if self._formats is None:
             template = getattr(self.engine.get_tokenizer(), "chat_template", None)
-            asked = self.settings
-            self._formats = choose_formats(
-                asked.reasoning_parser, asked.tool_call_parser, template, asked.tool_strict_level
-            )
+            self._formats = answer_formats(self.settings, self.engine.config.reasoning, template)
         return self._formats
 
     @property
