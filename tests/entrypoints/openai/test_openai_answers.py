@@ -29,7 +29,7 @@ async def test_a_chat_completion_has_the_protocols_shape(server):
         assert body["object"] == "chat.completion" and body["model"] == "fake"
         assert body["id"].startswith("chatcmpl-")
         choice = body["choices"][0]
-        assert choice["message"] == {"role": "assistant", "content": "<USE", "refusal": None}
+        assert choice["message"] == {"role": "assistant", "content": "<USE", "refusal": None, "reasoning": None}
         assert choice["finish_reason"] == "length" and choice["logprobs"] is None
         prompt = len("<user>hi</user><assistant>")
         expected = {"prompt_tokens": prompt, "completion_tokens": 4, "total_tokens": prompt + 4}
