@@ -14,8 +14,9 @@ from tools.vllm_faces.protocol import (
 )
 
 from quire.entrypoints.openai.answers import reasoning_count
-from quire.parsers.choice import AnswerFormats, begins_inside, choose_formats
+from quire.parsers.choice import AnswerFormats, choose_formats, reasoning_of_request
 from quire.parsers.pieces import Answer, Piece
+from quire.parsers.reasoning import Reasoning
 from quire.parsers.stream import AnswerParser
 from quire.parsers.thinking import PROMPT_END
 
@@ -72,9 +73,9 @@ class Face:
             raise NotBlackBox(type(self).__name__)
         self.formats = _formats(*names)
         self.model_tokenizer, self.tools = tokenizer, tools
-        chosen = kwargs.get("chat_template_kwargs") or {}
-        flag = chosen.get("thinking", chosen.get("enable_thinking"))
-        self._in_reasoning: bool | None = None if flag is None else bool(flag)
+        self._variables: dict[str, Any] = dict(kwargs.get("chat_template_kwargs") or {})
+        if kwargs.get("reasoning_effort"):
+            self._variables.setdefault("reasoning_effort", kwargs["reasoning_effort"])
         self._stream: AnswerParser | None = None
         self._prompt: list[int] | None = None
 
@@ -101,31 +102,36 @@ class Face:
 
     def _parser(self, request: Any, with_tools: bool = True) -> AnswerParser:
         Watch.num_read += 1
-        formats = self.formats
+        formats, (reasoning, inside) = self.formats, self._reasoning(request)
         looks = with_tools and formats.tools is not None
         return AnswerParser(
-            formats.reasoning,
+            reasoning,
             formats.tools if looks else None,
             is_harmony=formats.is_harmony,
             offered=_offered(getattr(request, "tools", None), self.tools),
-            in_reasoning=self._begins_inside(),
+            in_reasoning=inside,
             tokenizer=self.model_tokenizer,
         )
 
-    def _begins_inside(self) -> bool | None:
-        """Told by the prompt, as the server does; else by the template's arguments."""
-        if self._prompt and self.formats.reasoning is not None and self.model_tokenizer is not None:
+    def _reasoning(self, request: Any = None) -> tuple[Reasoning | None, bool | None]:
+        """As the server has it, if there is a prompt; else as the format and the template's variables have it."""
+        reasoning = self.formats.reasoning
+        if reasoning is None:
+            return None, None
+        variables = self._variables | (getattr(request, "chat_template_kwargs", None) or {})
+        if self._prompt and self.model_tokenizer is not None:
             end = self.model_tokenizer.decode(list(self._prompt)[-PROMPT_END:])
-            inside = begins_inside(end, self.formats.reasoning) if isinstance(end, str) else None
-            if inside is not None:
-                return inside
-        return self._in_reasoning
+            if isinstance(end, str):
+                return reasoning_of_request(reasoning, end, variables)
+        return reasoning.of_request(variables), False if reasoning.is_off(variables) else None
 
     def _whole(self, text: str, request: Any, with_tools: bool = True) -> Answer:
         parser, answer = self._parser(request, with_tools), Answer()
         for piece in (*parser.push(text), *parser.finish()):
             if _wanted(piece, request):
                 answer.add(piece)
+        if parser.has_filled:
+            answer.reasoning = ""
         return answer
 
     def _more(
@@ -246,7 +252,7 @@ class Face:
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
         """As the server counts them for `usage`."""
         Watch.num_read += 1
-        count = reasoning_count(self.formats.reasoning, self._begins_inside(), _Ids(self.model_tokenizer))
+        count = reasoning_count(*self._reasoning(), _Ids(self.model_tokenizer))
         if count is None:
             return 0
         count.add(0, token_ids)
