@@ -107,7 +107,7 @@ def check_flags(table: dict[str, Any]) -> Verdicts:
     for name in names:
         hidden = parser._option_string_actions.get(name)
         if name in visible:
-            ours = visible[name].default
+            ours = None if visible[name].default == argparse.SUPPRESS else visible[name].default
             known = defaults and visible[name].dest != argparse.SUPPRESS
             yield name, compare_default(ours, names[name], visible[name].dest) if known else Verdict(SAME)
         elif isinstance(hidden, AbsentFlag) and hidden.name in NO_EFFECT:

@@ -198,6 +198,15 @@ def use_log_level(name: str) -> None:
     logging.getLogger(ROOT_LOGGER).setLevel(name)
 
 
+def leave_logging_alone() -> None:
+    """Set up no handler and no level, here and in the children: Python's own logging decides."""
+    set_variable("QUIRE_CONFIGURE_LOGGING", "0")
+    root = logging.getLogger(ROOT_LOGGER)
+    root.handlers.clear()
+    root.setLevel(logging.NOTSET)
+    root.propagate = True
+
+
 def use_log_config(path: str) -> None:
     """Follow a JSON file for `logging.config.dictConfig`, here and in the children.
 

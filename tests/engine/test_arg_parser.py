@@ -114,7 +114,7 @@ def test_a_plus_appends_to_a_list_of_a_json_option() -> None:
 
 
 VLLM_DEFAULTS = [
-    ["--speculative-config", "{}"], ["--no-enable-dbo"], ["--max-loras", "1"], ["--mm-encoder-tp-mode", "weights"],
+    ["--speculative-config", "{}"], ["--no-enable-dbo"], ["--max-loras", "1"], ["--no-enable-mm-embeds"],
     ["--compilation-config.level", "3"], ["-cc.mode=3"], ["-dcp", "1"], ["--all2all-backend=allgather_reducescatter"],
     ["-O1"], ["-O", "2"], ["-O3"], ["--optimization-level", "2"],
 ]  # fmt: skip
@@ -130,6 +130,10 @@ def test_flags_of_what_is_not_there_are_taken_at_their_defaults(words: list[str]
     [
         ["--cudagraph-capture-sizes", "1", "2", "4"], ["--moe-backend", "marlin"], ["--disable-cascade-attn"],
         ["--no-enable-flashinfer-autotune"], ["-cc", '{"cudagraph_mode": "FULL_DECODE_ONLY"}'], ["--compilation-config", "3"],
+        ["--language-model-only"], ["--limit-mm-per-prompt", '{"image": 2}'], ["--limit-mm-per-prompt.video=0"],
+        ["--mm-processor-cache-gb", "0"], ["--mm-encoder-tp-mode", "data"], ["--skip-mm-profiling"],
+        ["--allowed-media-domains", "a.example", "b.example"], ["--mm-processor-kwargs.num_crops", "4"],
+        ["--kernel-config.moe_backend", "triton"], ["--kernel-config", '{"enable_jit_warmup": false}'],
         ["--safetensors-load-strategy=eager"], ["--no-use-tqdm-on-load"], ["-cc.pass_config.fuse_norm_quant", "true"],
     ],
     ids=" ".join,
@@ -144,6 +148,31 @@ def test_what_has_no_meaning_here_is_taken_and_the_log_says_why(words: list[str]
 def test_everything_without_effect_is_known_in_python_too(name: str) -> None:
     settings: dict[str, Any] = {name: "something"}
     EngineArgs(**settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"), [(["auto"], "auto"), (["AUTO"], "auto"), (["-1"], -1), (["4K"], 4096), (["=-1"], -1)]
+)
+def test_the_length_may_be_left_to_the_memory(words: list[str], value: object) -> None:
+    flag = "--max-model-len"
+    arguments = [flag + words[0]] if words[0].startswith("=") else [flag, *words]
+    assert changed(*arguments) == {"max_model_len": value}
+
+
+def test_attention_and_log_are_objects_with_dotted_keys_too() -> None:
+    assert changed("--attention-config.backend", "FLASH_ATTN") == {"attention_config": {"backend": "FLASH_ATTN"}}
+    assert changed("-ac", '{"backend": "TRITON_ATTN"}') == {"attention_config": {"backend": "TRITON_ATTN"}}
+    assert changed("--logging-config.log_level", "DEBUG") == {"logging_config": {"log_level": "DEBUG"}}
+
+
+@pytest.mark.parametrize("parser", [argparse.ArgumentParser(), ArgumentParser()], ids=["plain", "ours"])
+def test_what_was_parsed_are_keywords_of_the_engine(parser: argparse.ArgumentParser, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("max-num-seqs: 3\n")
+    is_ours = isinstance(parser, ArgumentParser)
+    words = ["--seed", "5", *(["--config", str(file)] if is_ours else [])]
+    parsed = vars(EngineArgs.add_cli_args(parser).parse_args(words))
+    assert EngineArgs(**parsed) == EngineArgs(seed=5, max_num_seqs=3 if is_ours else None)
 
 
 def test_the_lowest_optimization_level_records_no_steps() -> None:
@@ -224,7 +253,7 @@ def test_lists_take_several_words() -> None:
         (["--speculative-config.method", "ngram"], "speculative_config={'method': 'ngram'} is not available yet"),
         (["-sc", '{"method": "ngram"}'], "speculative_config={'method': 'ngram'} is not available yet"),
         (["--enable-dbo"], "enable_dbo=True is not available yet"),
-        (["--mm-encoder-tp-mode", "data"], "mm_encoder_tp_mode='data' is not available yet"),
+        (["--mm-encoder-only"], "mm_encoder_only=True is not available yet"),
         (["--compilation-config.mode", "0"], "compilation_config={'mode': 0} records no steps: use enforce_eager"),
         (["-cc.cudagraph_mode", "NONE"], "use enforce_eager"),
         (["-O4"], "invalid choice: 4"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire.engine import arg_checks, arg_unavailable
+from quire.config import AttentionConfig, PoolerConfig, ProfilerConfig, StructuredOutputsConfig
+from quire.engine import arg_checks, arg_objects, arg_unavailable
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs, UsageContext
 from quire.errors import ConfigError
 
@@ -15,6 +16,14 @@ CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 2, "max_position_embeddings": 1024, "dtype": "bfloat16", "eos_token_id": 2,
 }  # fmt: skip
+
+
+@dataclasses.dataclass
+class KernelConfig:
+    """A config class of the user's, as other engines have them."""
+
+    moe_backend: str = "auto"
+    ir_op_priority: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @pytest.fixture
@@ -90,6 +99,88 @@ def test_without_chunked_prefill_a_step_holds_the_longest_prompt(model: str) -> 
         resolve(model, enable_chunked_prefill=False, max_num_batched_tokens=4096)
 
 
+def test_a_small_step_lowers_the_default_number_of_rows_and_never_a_given_one(model: str) -> None:
+    config = resolve(model, max_num_batched_tokens=8)
+    assert (config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs) == (8, 8)
+    assert "max_num_batched_tokens" in config.provenance["scheduler.max_num_seqs"]
+    with pytest.raises(ConfigError, match="max_num_seqs=16"):
+        resolve(model, max_num_batched_tokens=8, max_num_seqs=16)
+
+
+@pytest.mark.parametrize("asked", ["auto", -1])
+def test_a_length_that_is_left_open_is_at_most_the_models(model: str, asked: object) -> None:
+    config = resolve(model, max_model_len=asked)
+    assert config.model.max_model_len == 1024 and config.model.fits_max_model_len
+    assert config.provenance["model.max_model_len"].startswith("what fits in memory, at most")
+    assert not resolve(model).model.fits_max_model_len
+
+
+def test_objects_of_settings_are_taken_like_dicts(model: str) -> None:
+    asked = StructuredOutputsConfig(disable_any_whitespace=True)
+    assert resolve(model, structured_outputs_config=asked).structured_outputs == asked
+    profiler = ProfilerConfig(dir="/tmp/traces", max_iterations=3)
+    assert resolve(model, profiler_config=profiler).observability.profiler == profiler
+    pooler = PoolerConfig(seq_pooling_type="MEAN", use_activation=False)
+    pooling = resolve(model, runner="pooling", pooler_config=pooler).model.pooling
+    assert pooling is not None and (pooling.kinds, pooling.activation) == (("mean",), "none")
+    assert resolve(model, attention_config=AttentionConfig(backend="TRITON_ATTN")).attention.backend == "triton"
+    EngineArgs(kernel_config=KernelConfig(moe_backend="triton"))  # type: ignore[call-arg]
+
+
+def test_what_attention_config_names_is_the_backend(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="quire")
+    config = resolve(model, attention_config={"backend": "FLASH_ATTN", "flash_attn_version": 3})
+    assert config.attention.backend == "flash"
+    assert "attention_config.flash_attn_version has no effect" in caplog.text
+    assert resolve(model, attention_config={}, attention_backend="triton").attention.backend == "triton"
+    for wrong in ({"backend": "flash"}, {"bakend": "flash"}):
+        with pytest.raises(ConfigError, match=r"attention_backend='triton' and|did you mean 'backend'") as error:
+            resolve(model, attention_config=wrong, attention_backend="triton")
+        assert error.value.setting == "attention_config"
+
+
+@pytest.mark.parametrize("wrong", [{"moe_bakend": "triton"}, {"speed": 1}])
+def test_a_key_that_kernel_config_does_not_have_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="kernel_config has"):
+        EngineArgs(kernel_config=wrong)  # type: ignore[call-arg]
+
+
+def test_the_log_is_written_as_logging_config_says(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    for name in ("use_log_level", "use_log_format", "use_log_config"):
+        monkeypatch.setattr(arg_objects, name, lambda value, name=name: asked.append((name, value)))
+    monkeypatch.setattr(arg_objects, "leave_logging_alone", lambda: asked.append(("leave", "")))
+    resolve(model, logging_config={"log_level": "debug", "formatter": "json", "pylogging_config_file": "f.json"})
+    assert asked == [("use_log_config", "f.json"), ("use_log_level", "DEBUG"), ("use_log_format", "json")]
+    resolve(model, logging_config={"configure_logging": False})
+    assert asked[3:] == [("leave", "")]
+    for wrong in ({"log_level": "LOUD"}, {"formatter": "xml"}, {"level": "INFO"}):
+        with pytest.raises(ConfigError, match="logging_config"):
+            resolve(model, logging_config=wrong)
+
+
+@pytest.mark.parametrize(
+    ("asked", "read_as"),
+    [
+        ("runai_streamer", "safetensors"),
+        ("fastsafetensors", "safetensors"),
+        ("instanttensor", "safetensors"),
+        ("npcache", "pt"),
+    ],
+)
+def test_formats_that_are_another_librarys_way_to_read_the_same_files_are_read(
+    model: str, asked: str, read_as: str
+) -> None:
+    config = resolve(model, load_format=asked)
+    assert config.load.load_format == read_as and asked in config.provenance["load.load_format"]
+
+
+def test_paths_and_none_are_taken_where_users_write_them(model: str) -> None:
+    config = EngineArgs(model=Path(model), seed=None, hf_overrides=None, override_generation_config=None)  # type: ignore[arg-type]
+    resolved = config.create_engine_config()
+    assert (resolved.model.path, resolved.model.seed) == (model, 0)
+
+
 def test_swapping_needs_room_to_swap_to(model: str) -> None:
     with pytest.raises(ConfigError, match="swap_space above 0") as error:
         resolve(model, preemption_mode="swap")
@@ -148,7 +239,7 @@ WRONG = {
     "model": [5, b"x"],
     "dtype": ["int3", 5],
     "seed": [-1, 1.5, "x", True, 1 << 64],
-    "max_model_len": [0, -1, 1.5, "4k", 1025, True],
+    "max_model_len": [0, -2, 1.5, "most", "4k", 1025, True],
     "block_size": [0, -16, 1.5],
     "gpu_memory_utilization": [0, 1.01, -1, "x", float("nan")],
     "kv_cache_memory_bytes": [0, -1, 1.5],
@@ -165,7 +256,7 @@ WRONG = {
     "pipeline_parallel_size": [0, 2],
     "distributed_executor_backend": ["threads", 5],
     "scheduler_cls": ["Scheduler", 5],
-    "load_format": ["bin", "safetensor"],
+    "load_format": ["bin", "safetensor", "tensorizer", "runai_streamer_sharded", "ipc_cache", "modelexpress"],
     "max_logprobs": [-2, 2.5],
     "logprobs_mode": ["raw"],
     "served_model_name": [[""], [5], 5],

@@ -320,6 +320,27 @@ def test_what_scripts_read_of_the_configuration_is_there(llm):
     assert config.device_config.device == "cpu" and config.load_config.load_format == "auto"
 
 
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_a_length_left_open_is_what_fits_in_the_pages(folder, multiprocess):
+    config = make_config(folder, num_blocks=21, max_num_batched_tokens=64, max_num_seqs=8)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, fits_max_model_len=True))
+    with LLM._from_engine(LLMEngine.from_engine_config(config, enable_multiprocessing=multiprocess)) as llm:
+        length = llm.model_config.max_model_len
+        assert length == 81  # 20 pages of 4 tokens, and the last token is never computed
+        assert llm.llm_engine.vllm_config.scheduler_config.max_model_len == length
+        (output,) = llm.generate([[5] * 40], sampling(max_tokens=None), use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == length - 40
+        with pytest.raises(RequestError, match=f"max_model_len is {length}"):
+            llm.generate([[5] * length], sampling(), use_tqdm=False)
+
+
+def test_where_not_even_a_short_request_fits_a_length_left_open_is_refused(folder):
+    config = make_config(folder, num_blocks=1)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, fits_max_model_len=True))
+    with pytest.raises(ConfigError, match="num_gpu_blocks_override"):
+        LLM.from_engine_config(config)
+
+
 def test_errors_have_the_names_that_scripts_catch(llm):
     from quire.exceptions import VLLMClientError, VLLMError, VLLMValidationError
 

@@ -11,10 +11,11 @@ from quire.config.engine import (
 )
 from quire.config.hf_config import HFConfig
 from quire.config.model import ModelConfig
-from quire.config.observability import ObservabilityConfig, StructuredOutputsConfig
-from quire.config.pooling import PoolingConfig
+from quire.config.observability import ObservabilityConfig, ProfilerConfig, StructuredOutputsConfig
+from quire.config.pooling import PoolerConfig, PoolingConfig
 
 __all__ = [
     "AttentionConfig", "CacheConfig", "DeviceConfig", "EngineConfig", "HFConfig", "LoadConfig", "ModelConfig",
-    "ObservabilityConfig", "ParallelConfig", "PoolingConfig", "SchedulerConfig", "StructuredOutputsConfig",
+    "ObservabilityConfig", "ParallelConfig", "PoolerConfig", "PoolingConfig", "ProfilerConfig", "SchedulerConfig",
+    "StructuredOutputsConfig",
 ]  # fmt: skip

@@ -59,8 +59,32 @@ _PROBLEMS = {"regression": "none", "single_label_classification": "softmax", "mu
 TWO_WAY = "from_2_way_softmax"
 _POOLER_KEYS = (
     *("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", "softmax", "activation"),
-    *("dimensions", "step_tag_id", "returned_token_ids"),
+    *("dimensions", "step_tag_id", "returned_token_ids", "task"),
 )
+_AT_DEFAULT = {"enable_chunked_processing": False, "enable_flash_late_interaction": True}
+"""Keys of vLLM's that are taken at their defaults; what is None says nothing."""
+
+
+@dataclasses.dataclass
+class PoolerConfig:
+    """What a user asks of a pooling model, for `pooler_config`; a dict of the same does as well. None is the model's own.
+
+    Attributes:
+        task: `embed`, `classify`, `token_embed` or `token_classify`.
+        pooling_type: the older spelling of the next.
+        seq_pooling_type: `CLS`, `LAST` or `MEAN`; tok_pooling_type: `ALL` or `STEP`.
+        use_activation: normalise embeddings, turn scores into probabilities.
+        dimensions, step_tag_id, returned_token_ids: as in `PoolingParams`, for all requests.
+    """
+
+    task: str | None = None
+    pooling_type: str | None = None
+    seq_pooling_type: str | None = None
+    tok_pooling_type: str | None = None
+    use_activation: bool | None = None
+    dimensions: int | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,6 +378,7 @@ def _sbert_settings(path: str) -> dict[str, Any]:
 
 
 def _with_wishes(config: PoolingConfig, wishes: dict[str, Any]) -> PoolingConfig:
+    wishes = {name: value for name, value in wishes.items() if value is not None and _AT_DEFAULT.get(name) is not value}
     unknown = sorted(set(wishes) - set(_POOLER_KEYS))
     if unknown:
         raise ConfigError(
@@ -366,6 +391,11 @@ def _with_wishes(config: PoolingConfig, wishes: dict[str, Any]) -> PoolingConfig
         changes["tasks"] = tuple(task for task in config.tasks if task.startswith("token_"))
     elif kind is not None:
         changes["kinds"] = (_wished_kind(kind),)
+    task = wishes.get("task")
+    if task is not None and task not in config.tasks:
+        raise _wrong("task", task, f"one that the model does: {', '.join(config.tasks)} (runner and convert choose)")
+    if task is not None:
+        changes["tasks"] = (task,)
     tokens = wishes.get("tok_pooling_type")
     if tokens is not None and str(tokens).lower() not in ("all", "step"):
         raise _wrong("tok_pooling_type", tokens, "ALL or STEP")

@@ -24,17 +24,19 @@ class Check:
         allowed: in words, for the error.
         passes: whether a value is that.
         words: the allowed words; an error guesses which of them was meant.
+        is_object: it is a dict; a config object is taken as one.
     """
 
     allowed: str
     passes: Callable[[Any], bool]
     words: tuple[str, ...] = ()
+    is_object: bool = False
 
     def or_none(self) -> "Check":
         if self.passes(None):
             return self
         allowed = "True, False or None" if self is FLAG else f"{self.allowed}, or None"
-        return Check(allowed, lambda value: value is None or self.passes(value), self.words)
+        return Check(allowed, lambda value: value is None or self.passes(value), self.words, self.is_object)
 
     def __call__(self, name: str, value: Any) -> None:
         """Refuse another value. Raises ConfigError: it is not allowed; the message names setting, value and what is."""
@@ -69,6 +71,16 @@ def whole(minimum: int, maximum: int | None = None) -> Check:
     )
 
 
+def whole_or(word: str, instead: int, minimum: int, maximum: int) -> Check:
+    """A whole number, or a word (or a number that means the same)."""
+    numbers = whole(minimum, maximum)
+    return Check(
+        f"{numbers.allowed}, or {word} ({instead})",
+        lambda value: value == word or (value == instead and not isinstance(value, bool)) or numbers.passes(value),
+        (word,),
+    )
+
+
 def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Check:
     """A finite number in a range; `above` leaves the minimum out."""
     low = f"above {minimum:g}" if above else f"at least {minimum:g}"
@@ -92,6 +104,7 @@ def mapping(*, function: bool = False) -> Check:
         lambda value: (
             (function and callable(value)) or (is_mapping(value) and all(isinstance(key, str) for key in value))
         ),
+        is_object=True,
     )
 
 

@@ -16,10 +16,16 @@ from quire.guards import is_dict, is_sequence
 FLAG = "--config"
 
 
+class _ConfigFlag(argparse.Action):
+    """Leaves nothing in the namespace: the parser reads the file before it parses."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        pass
+
+
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        FLAG, metavar="FILE", help="a YAML file of these options (`max-model-len: 4096`); the command line wins"
-    )
+    text = "a YAML file of these options (`max-model-len: 4096`); the command line wins"
+    parser.add_argument(FLAG, action=_ConfigFlag, default=argparse.SUPPRESS, metavar="FILE", help=text)
 
 
 def named_file(args: list[str]) -> str | None:

@@ -35,6 +35,7 @@ SHORT = {
     "pipeline_parallel_size": ("-pp",),
     "data_parallel_size": ("-dp",),
     "enable_expert_parallel": ("-ep",),
+    "attention_config": ("-ac",),
 }
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -51,6 +52,11 @@ def human_int(text: str) -> int:
             return value
     message = f"{text!r} is not a whole number (4096, 4k = 4000, 4K = 4096 and 1.5M are such numbers)"
     raise argparse.ArgumentTypeError(message)
+
+
+def int_or(words: Sequence[str]) -> Callable[[str], int | str]:
+    """As `human_int`, and one of some words stays as it is."""
+    return lambda text: text.lower() if text.lower() in words else human_int(text)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -239,7 +245,7 @@ def _with_dotted(args: list[str], dotted: dict[str, dict[str, Any]]) -> list[str
 def add_engine_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     """A flag for every field of a dataclass of settings, in groups."""
     hints = typing.get_type_hints(cls)
-    if arg_file.FLAG not in parser._option_string_actions:
+    if isinstance(parser, ArgumentParser) and arg_file.FLAG not in parser._option_string_actions:
         arg_file.add_config_flag(parser)
     group: Any = parser
     taken: set[str] = {action.dest for action in parser._actions}
@@ -271,21 +277,21 @@ def _flag_options(field: dataclasses.Field[Any], hint: Any, default: Any) -> dic
     if bool in kinds:
         options["action"] = argparse.BooleanOptionalAction
         return options
-    kind = _converter(kinds)
+    kind = _converter(kinds, field.metadata["check"].words)
     if any(typing.get_origin(kind) is list for kind in kinds):
         options.update(nargs="+", metavar="TEXT")
     else:
-        options.update(type=kind, metavar=_METAVARS.get(kind, "TEXT"))
+        options.update(type=kind, metavar="N" if int in kinds else _METAVARS.get(kind, "TEXT"))
     return options
 
 
-def _converter(kinds: set[Any]) -> Callable[[str], Any]:
+def _converter(kinds: set[Any], words: Sequence[str]) -> Callable[[str], Any]:
     if any(typing.get_origin(kind) is dict for kind in kinds):
         return json_object
-    for kind, convert in ((int, human_int), (float, float)):
+    for kind, convert in ((int, int_or(words) if str in kinds else human_int), (float, float)):
         if kind in kinds:
             return convert
     return str
 
 
-_METAVARS: dict[Callable[[str], Any], str] = {json_object: "JSON", human_int: "N", float: "X"}
+_METAVARS: dict[Callable[[str], Any], str] = {json_object: "JSON", float: "X"}

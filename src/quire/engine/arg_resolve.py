@@ -37,6 +37,20 @@ class UsageContext(enum.StrEnum):
 
 
 SectionT = TypeVar("SectionT")
+SAME_FORMATS = {
+    "fastsafetensors": "safetensors",
+    "runai_streamer": "safetensors",
+    "instanttensor": "safetensors",
+    "npcache": "pt",
+}
+"""Formats that differ by the library that reads them: ours reads them all, in one streaming pass."""
+OTHER_FORMATS = {
+    "tensorizer": "files of its own: save the model as safetensors",
+    "runai_streamer_sharded": "shards of its own: save them with LLM.save_sharded_state and use 'sharded_state'",
+    "ipc_cache": "a process that keeps weights: use 'auto'",
+    "modelexpress": "a service that keeps weights: use 'auto'",
+}
+"""Formats that are not read, and what they need."""
 DEMO_MODEL = "quire-demo"
 """What the built-in demo model is called: it serves where no model is named, too."""
 DEFAULT_BLOCK_SIZE = 16
@@ -82,17 +96,19 @@ class Resolver:
         tokenizer_path = self._tokenizer_path(path)
         hf_config = load_hf_config(path, self._hf_overrides())
         dtype = resolve_dtype(args.dtype, hf_config, path, self.capabilities.dtypes)
+        is_open = args.max_model_len in ("auto", -1)
+        asked = args.max_model_len if isinstance(args.max_model_len, int) and not is_open else None
         length = resolve_max_model_len(
-            args.max_model_len, hf_config, tokenizer_path, disable_sliding_window=args.disable_sliding_window
+            asked, hf_config, tokenizer_path, disable_sliding_window=args.disable_sliding_window
         )
         generation = load_generation_config(args.generation_config, path)
         name = args.model or DEMO_MODEL
         architecture = resolve_architecture(hf_config)
         pooling = self._pooling(path, hf_config, architecture)
         if pooling is not None:
-            length = limit_length(length, args.max_model_len, pooling, hf_config)
+            length = limit_length(length, asked, pooling, hf_config)
         self.provenance["model.dtype"] = dtype.why
-        self.provenance["model.max_model_len"] = length.why
+        self.provenance["model.max_model_len"] = f"what fits in memory, at most {length.why}" if is_open else length.why
         if args.model is None:
             self.provenance["model.model"] = "none was named: the built-in demo model"
         return section(
@@ -105,6 +121,7 @@ class Resolver:
             tokenizer_path=tokenizer_path or "",
             dtype=dtype.value,
             max_model_len=length.value,
+            fits_max_model_len=is_open,
             architecture=architecture,
             eos_token_ids=self._eos_token_ids(hf_config, generation),
             default_sampling=default_sampling(generation, args.generation_config, args.override_generation_config),
@@ -239,8 +256,12 @@ class Resolver:
         if self.args.max_num_seqs is not None:
             return self.args.max_num_seqs
         default = self.capabilities.max_num_seqs
-        self.provenance["scheduler.max_num_seqs"] = f"{self.usage_context.value} on {self.platform.name}: {default.why}"
-        return default.value[self.usage_context.column]
+        rows, tokens = default.value[self.usage_context.column], self.args.max_num_batched_tokens
+        why = f"{self.usage_context.value} on {self.platform.name}: {default.why}"
+        if tokens is not None and tokens < rows:
+            rows, why = tokens, "max_num_batched_tokens: every running request needs one token of a step"
+        self.provenance["scheduler.max_num_seqs"] = why
+        return rows
 
     def _step_tokens(self, seqs: int, max_model_len: int, chunked: bool) -> int:
         asked = self.args.max_num_batched_tokens
@@ -300,10 +321,16 @@ class Resolver:
         return DeviceConfig(device=self.platform.name, cpu_threads=self.args.cpu_threads)
 
     def load(self) -> LoadConfig:
-        patterns = self.args.ignore_patterns
+        patterns, asked = self.args.ignore_patterns, self.args.load_format
+        if asked in OTHER_FORMATS:
+            message = f"load_format={asked!r} is not read by Quire; it needs {OTHER_FORMATS[asked]}"
+            raise ConfigError(message, setting="load_format")
+        if asked in SAME_FORMATS:
+            self.provenance["load.load_format"] = f"{asked}: read in one streaming pass, without that library"
         return section(
             LoadConfig,
             self.args,
+            load_format=SAME_FORMATS.get(asked, asked),
             ignore_patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns or ()),
             model_loader_extra_config=dict(self.args.model_loader_extra_config),
         )

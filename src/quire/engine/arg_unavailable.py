@@ -10,6 +10,7 @@ import difflib
 import functools
 from typing import Any, TypeVar
 
+from quire.engine.arg_objects import KERNEL_KEYS, as_plain, check_keys
 from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.logger import init_logger
@@ -25,7 +26,7 @@ SHORT_FOREIGN: dict[str, tuple[str, ...]] = {
     "data_parallel_size_local": ("-dpl",), "data_parallel_address": ("-dpa",), "data_parallel_rpc_port": ("-dpp",),
     "data_parallel_backend": ("-dpb",), "data_parallel_hybrid_lb": ("-dph",), "data_parallel_external_lb": ("-dpe",),
     "data_parallel_multi_port_external_lb": ("-dpm",), "speculative_config": ("-sc",), "diffusion_config": ("-dc",),
-    "compilation_config": ("-cc",), "attention_config": ("-ac",),
+    "compilation_config": ("-cc",),
 }  # fmt: skip
 """Short flags of settings that are not there."""
 
@@ -35,11 +36,18 @@ logger = init_logger(__name__)
 _SHARED: dict[str, str] = {
     "kernels are chosen by what is measured (`quire explain MODEL`)": """
         disable_cascade_attn enable_flashinfer_autotune gdn_prefill_backend ir_op_priority kda_decode_backend
-        kda_prefill_backend linear_backend mamba_backend mamba_ssu_algorithm moe_backend monokernel
+        kda_prefill_backend kernel_config linear_backend mamba_backend mamba_ssu_algorithm moe_backend monokernel
         sparse_indexer_topk_backend
     """,
     "the sizes of graphs are Quire's own choice": """
         compilation_config compile_sizes cudagraph_capture_sizes max_cudagraph_capture_size max_seq_len_to_capture
+    """,
+    "no model reads media yet: requests with media are refused": """
+        allowed_media_domains disable_chunked_mm_input interleave_mm_strings language_model_only limit_mm_per_prompt
+        media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
+        mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_tp_mode mm_hasher_algorithm
+        mm_ipc_gpu_memory_gb mm_processor_cache_gb mm_processor_cache_type mm_processor_device mm_processor_kwargs
+        mm_shm_cache_max_object_size_mb mm_tensor_ipc skip_mm_profiling video_pruning_method video_pruning_rate
     """,
     "weights are read in one streaming pass": """
         pt_load_map_location safetensors_load_strategy safetensors_prefetch_block_size
@@ -59,7 +67,7 @@ NO_EFFECT: dict[str, str] = {
 }
 """Setting to the reason."""
 
-SEVERAL = ("cudagraph_capture_sizes", "compile_sizes")
+SEVERAL = ("cudagraph_capture_sizes", "compile_sizes", "allowed_media_domains")
 """Those whose flags take several words."""
 
 
@@ -67,6 +75,8 @@ def take(name: str, value: Any) -> None:
     """Say that a setting changes nothing. Raises ConfigError: it asks for what another setting does."""
     if name == "compilation_config" and _asks_for_none(value):
         raise ConfigError(f"compilation_config={value!r} records no steps: use enforce_eager", setting="enforce_eager")
+    if name == "kernel_config" and is_dict(value):
+        check_keys(name, value, KERNEL_KEYS)
     logger.info("%s has no effect: %s", name, NO_EFFECT[name])
 
 
@@ -94,12 +104,11 @@ _EMPTY = """
     aux_output_config cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cpu_offload_params
     custom_histogram_buckets data_parallel_start_rank dcp_comm_backend dcp_q_replicate device_ids
     disable_nccl_for_dp_synchronization distributed_timeout_seconds ec_manager_config elastic_ep_max_dp_size
-    engram_config eplb_config fault_tolerance_config logging_config lora_target_modules
-    max_lora_cls_labels media_io_kwargs mm_encoder_attn_backend mm_encoder_attn_dtype
-    mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path numa_bind_cpus numa_bind_nodes reasoning_parser
-    sleep_preserve_parameter_names video_pruning_rate watchdog_config
-    additional_config allowed_media_domains attention_config kernel_config default_mm_loras ec_transfer_config
-    io_processor_plugin kv_transfer_config limit_mm_per_prompt lora_modules mm_processor_kwargs model_class_overrides
+    engram_config eplb_config fault_tolerance_config lora_target_modules
+    max_lora_cls_labels numa_bind_cpus numa_bind_nodes reasoning_parser
+    sleep_preserve_parameter_names watchdog_config
+    additional_config default_mm_loras ec_transfer_config
+    io_processor_plugin kv_transfer_config lora_modules model_class_overrides
     quantization_config spec_method spec_model spec_tokens speculative_config weight_transfer_config
     kv_cache_dtype_skip_layers worker_extension_cls collect_detailed_traces hf_config_path hf_token
     fully_sharded_loras max_cpu_loras kv_offloading_size data_parallel_rank data_parallel_address
@@ -111,25 +120,20 @@ _SWITCHED_OFF = """
     enable_ep_weight_filter enable_hc_sp enable_logging_iteration_details enable_mamba_cache_stochastic_rounding
     enable_mamba_shared_prefix_checkpoint enable_mfu_metrics enable_mixed_moe_lora_format enable_mm_embeds
     enable_moe_shared_loras enable_nccl_comm_suspend enable_shm_tensor_arena enable_tower_connector_lora
-    fail_on_environ_validation interleave_mm_strings skip_mm_profiling
-    specialize_active_lora
+    fail_on_environ_validation specialize_active_lora
     enable_lora enable_prompt_embeds enable_return_routed_experts return_sampling_mask enable_eplb enable_dbo
     enable_fault_tolerance enable_elastic_ep numa_bind kv_sharing_fast_prefill use_fp64_gumbel enable_trace_replay
     enable_layerwise_nvtx_tracing kv_cache_metrics cudagraph_metrics data_parallel_hybrid_lb data_parallel_external_lb
-    enable_batch_sharded_sampling disable_chunked_mm_input long_prefill_token_threshold_adaptive language_model_only
-    mm_encoder_only use_replayssm
+    enable_batch_sharded_sampling long_prefill_token_threshold_adaptive mm_encoder_only use_replayssm
 """
 
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_EMPTY.split(), NOTHING), **dict.fromkeys(_SWITCHED_OFF.split(), OFF),
     "dbo_decode_token_threshold": (32,), "dbo_prefill_token_threshold": (512,), "dcp_kv_cache_interleave_size": (1,),
     "dp_sync_interval": (16,), "kv_cache_metrics_sample": (0.01,), "mamba_cache_philox_rounds": (0,),
-    "master_addr": ("127.0.0.1",), "master_port": (29501,), "mm_device_do_normalize": (True,),
-    "mm_encoder_fp8_scale_save_margin": (1.5,), "mm_encoder_tp_mode": ("weights",), "mm_hasher_algorithm": ("blake3",),
-    "mm_ipc_gpu_memory_gb": (0,), "mm_processor_cache_gb": (4,), "mm_processor_cache_type": ("lru",),
-    "mm_processor_device": ("auto",), "mm_shm_cache_max_object_size_mb": (128,), "mm_tensor_ipc": ("direct_rpc",),
-    "offload_backend": ("auto",), "per_request_spec_decode_metrics": ("none",), "prefix_cache_retention_interval": (0,),
-    "replayssm_buffer_len": (16,), "swa_bounded_replay": (True,), "ubatch_size": (0,), "video_pruning_method": ("evs",),
+    "master_addr": ("127.0.0.1",), "master_port": (29501,), "offload_backend": ("auto",),
+    "per_request_spec_decode_metrics": ("none",), "prefix_cache_retention_interval": (0,),
+    "replayssm_buffer_len": (16,), "swa_bounded_replay": (True,), "ubatch_size": (0,),
     "config_format": ("auto", "hf", "mistral"), "all2all_backend": ("allgather_reducescatter", None),
     "decode_context_parallel_size": (1,), "prefill_context_parallel_size": (1,), "nnodes": (1,), "node_rank": (0,),
     "data_parallel_backend": ("mp",), "expert_placement_strategy": ("linear",), "max_loras": (1, None),
@@ -196,6 +200,7 @@ def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, t
 
     One that has no meaning here (`arg_no_effect`) is accepted whatever its value.
     """
+    value = as_plain(value)
     if name in NO_EFFECT and name not in table:
         take(name, value)
         return

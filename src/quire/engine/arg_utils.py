@@ -29,8 +29,10 @@ from quire.engine.arg_checks import (
     setting,
     strings,
     whole,
+    whole_or,
 )
-from quire.engine.arg_resolve import Resolver, UsageContext, section
+from quire.engine.arg_objects import apply_logging, attention_backend, normalise
+from quire.engine.arg_resolve import OTHER_FORMATS, SAME_FORMATS, Resolver, UsageContext, section
 from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
 from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.platforms import current_platform
@@ -58,8 +60,8 @@ class EngineArgs:
     trust_remote_code: bool = setting(False, FLAG, "accepted for compatibility; code of a checkpoint is never run")
     dtype: str = setting("auto", DTYPE, "auto, float32, float16 or bfloat16")
     seed: int = setting(0, whole(0, 2**63 - 1), "seed of random weights and of requests without one")
-    max_model_len: int | None = setting(None, whole(1, limits.MAX_MODEL_LEN),
-        "tokens a request may have in all, for example 32k")
+    max_model_len: int | str | None = setting(None, whole_or("auto", -1, 1, limits.MAX_MODEL_LEN),
+        "tokens a request may have in all, for example 32k; auto (or -1): as many as memory has room for")
     served_model_name: str | list[str] | None = setting(None, strings("a name, or a list of names"),
         "names under which the server knows the model")
     revision: str | None = setting(None, TEXT, "branch, tag or commit at the hub")
@@ -102,8 +104,8 @@ class EngineArgs:
     allowed_local_media_path: str = setting("", TEXT, "folder whose files requests may name")
     enable_sleep_mode: bool = setting(False, FLAG, "accepted for compatibility: an engine can always be put to sleep")
 
-    load_format: str = setting("auto", one_of("auto", "hf", "safetensors", "fastsafetensors", "pt", "mistral", "gguf",
-        "bitsandbytes", "sharded_state", "dummy"),
+    load_format: str = setting("auto", one_of("auto", "hf", "safetensors", "pt", "mistral", "gguf", "bitsandbytes",
+        "sharded_state", "dummy", *SAME_FORMATS, *OTHER_FORMATS),
         "auto, safetensors, mistral, gguf, pt (pickled), sharded_state (saved by Quire) or dummy (random weights)")
     download_dir: str | None = setting(None, TEXT, "where downloads are kept")
     ignore_patterns: list[str] | str | None = setting(None, strings("a file name pattern, a list of them, or None"),
@@ -159,6 +161,8 @@ class EngineArgs:
     cpu_threads: int = setting(0, whole(0, 4096), "threads on a CPU; 0 means all cores this process may use")
     attention_backend: str | None = setting(None, TEXT,
         "auto (the platform chooses), triton, flash, flashinfer, cpu, reference, or a class path")
+    attention_config: dict[str, Any] | None = setting(None, mapping(),
+        'JSON object: {"backend": "triton"} is --attention-backend; what else vLLM has there changes nothing')
 
     disable_log_stats: bool = setting(False, FLAG, "no lines of figures in the log")
     log_stats_interval: float | None = setting(None, number(0.001),
@@ -168,7 +172,12 @@ class EngineArgs:
         "where OpenTelemetry spans of requests go, for example http://localhost:4317")
     profiler_config: dict[str, Any] | None = setting(None, mapping(),
         'JSON object: {"profiler": "torch", "torch_profiler_dir": FOLDER} lets /start_profile write traces')
+    logging_config: dict[str, Any] | None = setting(None, mapping(),
+        'JSON object: {"log_level": "DEBUG", "formatter": "json", "pylogging_config_file": FILE}')
     # fmt: on
+
+    def __post_init__(self) -> None:
+        normalise(self)
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -191,6 +200,8 @@ class EngineArgs:
         _warn_unknown_variables()
         load_general_plugins("frontend")
         arg_checks.check(self)
+        if self.logging_config:
+            apply_logging(self.logging_config)
         check_not_yet(self)
         if self.trust_remote_code:
             logger.warning_once("trust_remote_code has no effect: code of a checkpoint is never run")
@@ -209,7 +220,7 @@ class EngineArgs:
             scheduler=resolver.scheduler(model),
             device=resolver.device(),
             load=resolver.load(),
-            attention=AttentionConfig(backend=self.attention_backend),
+            attention=AttentionConfig(backend=attention_backend(self.attention_backend, self.attention_config)),
             observability=section(
                 ObservabilityConfig,
                 self,

@@ -61,7 +61,7 @@ class WeightReader(Protocol):
 
 
 READERS: dict[str, Callable[[str, Sequence[str]], WeightReader]] = {
-    **dict.fromkeys(("auto", "hf", "safetensors", "fastsafetensors", "bitsandbytes", "mistral"), SafetensorsReader),
+    **dict.fromkeys(("auto", "hf", "safetensors", "bitsandbytes", "mistral"), SafetensorsReader),
     "pt": TorchBinReader,
 }
 """By `load_format`; a reader is made from a folder and file names to ignore. GGUF and Mistral's own layout are known by the

@@ -142,7 +142,12 @@ def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[FastAPI, Serve
 
 
 def set_up_log(args: argparse.Namespace) -> None:
-    """The log as the flags say, in this process and its children."""
+    """The log as the flags say, in this process and its children; single flags win over `--logging-config`."""
+    if getattr(args, "logging_config", None):
+        from quire.engine.arg_objects import apply_logging
+
+        apply_logging(args.logging_config)
+        args.logging_config = None  # an engine in this process would apply it again
     if args.log_config_file is not None:
         use_log_config(args.log_config_file)
     if args.log_level is not None:
