@@ -94,7 +94,8 @@ def test_a_continued_message_goes_on_inside_its_reasoning():
     [
         ("minimax_m3", "</mm:think>So.", ("", "So.")),
         ("minimax_m3", "A</mm:think>B", ("", "A</mm:think>B")),
-        ("minimax_m3", "A <mm:think>why</mm:think> B", ("why", "AB")),
+        ("minimax_m3", "A <mm:think>why</mm:think> B", ("why", "A  B")),
+        ("gemma4", "Before\n<|channel>why<channel|>\nB<|channel>so<channel|>\n", ("whyso", "Before\n\nB")),
         ("gemma4", "<|channel>thought\nWhy\n<channel|>So.", ("Why", "So.")),
         ("gemma4", "<|channel>thousand reasons<channel|>So.", ("thousand reasons", "So.")),
         ("gemma4", "<|channel>thought\n<channel|>", ("", "")),
@@ -206,3 +207,21 @@ def test_the_operator_s_strings_replace_a_format_s_or_make_one():
         apply_strings(AnswerFormats(), "<a>", "")
     harmony = choose_formats("openai_gptoss", "none", None)
     assert apply_strings(harmony, "<a>", "</a>") == harmony
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3", "<tool_call>\n<function=f>\n</function>\n</tool_call>"),
+        ("nemotron_v3", '<tool_call>\n{"name": "f"}'),
+        ("kimi_k2", "<|tool_calls_section_begin|>call"),
+        ("k2_horizon", "<ifm|tool_calls><ifm|tool_call>ping</ifm|tool_call>"),
+        ("gemma4", "<|tool_call>call:f{}<tool_call|>"),
+    ],
+)
+def test_a_call_ends_the_reasoning_of_an_answer_that_no_calls_are_looked_for_in(name, text):
+    for parts in cuts(f"{REASONING[name].start[0]}I look.\n\n{text}"):
+        assert parse(parts, reasoning=REASONING[name]) == ("I look.", text, [])
+    thought = REASONING[name].start[0] + "I could write <tool_call> here" + REASONING[name].end[0] + "So."
+    for parts in cuts(thought):
+        assert parse(parts, reasoning=REASONING[name]) == ("I could write <tool_call> here", "So.", [])

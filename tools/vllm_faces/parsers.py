@@ -48,8 +48,14 @@ class _Ids:
     def __init__(self, tokenizer: Any) -> None:
         self._vocab = dict(tokenizer.get_vocab())
 
+        self.special_ids = frozenset(self._vocab.values())
+        self._encode = getattr(tokenizer, "encode", None)
+
     def token_to_id(self, token: str) -> int | None:
         return self._vocab.get(token)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [] if self._encode is None else list(self._encode(text, add_special_tokens=add_special_tokens))
 
 
 class Face:
@@ -237,6 +243,8 @@ class Face:
         """Whether the last marker among some tokens ends the reasoning."""
         if not Watch.num_read or self.formats.reasoning is None:
             raise NotBlackBox("is_reasoning_end")
+        if self.formats.reasoning.is_off(self._variables):
+            return True
         text = self.model_tokenizer.decode(list(input_ids))
         last = {kind: max(map(text.rfind, markers)) for kind, markers in _reasoning_markers(self.formats).items()}
         return last["end"] > last["start"]

@@ -37,6 +37,8 @@ class Pieces:
         self._space = ""
         self._kind: Kind = "content"
         self._skips_space = False
+        self._has_content = False
+        self._reasoned, self._between = False, ""
         self.in_call = False
 
     def text(self, kind: Kind, text: str) -> None:
@@ -45,15 +47,28 @@ class Pieces:
             self.marker()
             self._kind = kind
         if self._skips_space:
-            text = text.lstrip()
+            text = self._after_marker(kind, text)
         if not text:
             return
         self._skips_space = False
+        self._has_content = self._has_content or kind == "content"
         whole = self._space + text
         kept = whole.rstrip()
         self._space = whole[len(kept) :]
         if kept:
             self._add(Piece(kind, kept))
+
+    def _after_marker(self, kind: Kind, text: str) -> str:
+        """Text without the white space before it, which belongs to the format; but where reasoning stands between two parts of
+        the content, the white space around it stays between them."""
+        kept = text.lstrip()
+        if kind == "reasoning" or not self._reasoned:
+            return kept
+        self._between += text[: len(text) - len(kept)]
+        if not kept:
+            return ""
+        between, self._between, self._reasoned = self._between, "", False
+        return between + kept
 
     def passes(self, kind: Kind, text: str) -> bool:
         """Whether `text` would add a piece that is that text, and change nothing else."""
@@ -63,9 +78,16 @@ class Pieces:
         """A marker of the format stands here: white space on either side is the format's."""
         self._space, self._skips_space = "", True
 
+    def reasoning_begins(self) -> None:
+        """A marker of the format stands here, behind which the model reasons."""
+        if self._has_content:
+            self._between, self._reasoned = self._between + self._space, True
+        self.marker()
+
     def call(self, name: str) -> None:
         """A call begins."""
         self.marker()
+        self._between, self._reasoned, self._has_content = "", False, False
         self._pieces.append(Piece("call", name, self.num_calls))
         self.num_calls += 1
         self.in_call = True

@@ -45,6 +45,8 @@ class Reasoning:
             answer begins outside.
         answer: markers around what follows, which are left out.
         again: markers that begin more reasoning later in the answer.
+        calls: how the model's own calls begin. They end the reasoning of an answer that no calls are looked for in, and are
+            content there.
         is_paired: the n-th spelling of the end belongs to the n-th spelling of the start.
         switch: template variables that turn the reasoning off; None: nothing does. An answer that is turned off is content.
         opened_by: a template variable and its value with which an answer begins inside.
@@ -61,6 +63,7 @@ class Reasoning:
     writes_start: bool = False
     answer: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
     is_paired: bool = False
     switch: Switch | None = None
     opened_by: tuple[str, str] | None = None
@@ -104,14 +107,21 @@ class Reasoning:
 _THINK = Reasoning(("<think>",), ("</think>",))
 _THINKING = dataclasses.replace(_THINK, implied=True)
 _EITHER = Switch(("thinking", "enable_thinking"))
-_QWEN3 = dataclasses.replace(_THINKING, writes_start=True, switch=Switch())
+_QWEN3_CALLS = ("<tool_call>\n<function=", "<tool_call><function=", "<tool_call>\n{", "<tool_call>{")
+_QWEN3 = dataclasses.replace(_THINKING, writes_start=True, switch=Switch(), calls=_QWEN3_CALLS)
 _GLM = dataclasses.replace(_THINKING, writes_start=True, switch=_EITHER, again=("<think>",))
 _DEEPSEEK_V3 = dataclasses.replace(_THINKING, switch=dataclasses.replace(_EITHER, is_on=False))
 _DEEPSEEK_V4 = dataclasses.replace(
-    _THINKING, switch=dataclasses.replace(_EITHER, off_efforts=("none",)), again=("<think>",)
+    _THINKING,
+    switch=dataclasses.replace(_EITHER, off_efforts=("none",)),
+    again=("<think>",),
+    calls=("<｜DSML｜tool_calls>", "<｜DSML｜ calls>"),
 )
 _NEMOTRON = dataclasses.replace(
-    _THINKING, switch=Switch(), filled_by=(("enable_thinking", False), ("force_nonempty_content", True))
+    _THINKING,
+    switch=Switch(),
+    calls=_QWEN3_CALLS,
+    filled_by=(("enable_thinking", False), ("force_nonempty_content", True)),
 )
 _EFFORT = Switch((), off_efforts=("no_think",))
 _RESERVED = tuple(f"<{bar}reserved_{index}{bar}>" for bar in ("", "|") for index in range(12, 16))
@@ -127,7 +137,7 @@ REASONING: dict[str, Reasoning] = {
     "step3": _THINKING,
     "step3p5": _THINKING,
     "olmo3": _THINKING,
-    "minimax_m2": _THINKING,
+    "minimax_m2": dataclasses.replace(_THINKING, calls=("<minimax:tool_call>",)),
     "minimax_m2_append_think": dataclasses.replace(_THINKING, is_content=True),
     "ernie45": dataclasses.replace(_THINKING, answer=("<response>", "</response>")),
     "seed_oss": Reasoning(("<seed:think>",), ("</seed:think>",), implied=True, switch=Switch()),
@@ -156,6 +166,7 @@ REASONING: dict[str, Reasoning] = {
         ("</think>", "◁/think▷"),
         implied=True,
         writes_start=True,
+        calls=("<|tool_calls_section_begin|>",),
         is_paired=True,
         switch=_EITHER,
     ),
@@ -170,6 +181,7 @@ REASONING: dict[str, Reasoning] = {
         ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
         ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
         implied=True,
+        calls=("<ifm|tool_calls>",),
         is_paired=True,
     ),
     "minimax_m3": Reasoning(
@@ -179,6 +191,7 @@ REASONING: dict[str, Reasoning] = {
         ("<|channel>", "<|channel>thought\n"),
         ("<channel|>",),
         answer=("<channel|>",),
+        calls=("<|tool_call>",),
         again=("<|channel>", "<|channel>thought\n"),
     ),
     "plamo3": Reasoning(
@@ -186,6 +199,7 @@ REASONING: dict[str, Reasoning] = {
         ("<|plamo:end_think:plamo|>",),
         implied=True,
         again=("<|plamo:begin_think:plamo|>",),
+        calls=("<|plamo:begin_tool_requests:plamo|>",),
         answer=("<|plamo:tag|>",),
         switch=Switch(),
     ),

@@ -127,7 +127,7 @@ class AnswerParser:
             if tools is not None and marker in begin:
                 yield from self._calls(tools, marker)
             elif thoughts is not None and marker in again:
-                out.marker()
+                out.reasoning_begins()
                 found = yield from thoughts.read(reader, out, marker)
             elif out.num_calls or marker in dropped:
                 out.marker()

@@ -52,18 +52,21 @@ class Thoughts:
     def read(self, reader: Reader, out: Pieces, start: str | None) -> Waiting[str | None]:
         """Take reasoning up to its end, behind its start marker; returns the marker of the call that ended it."""
         kind: Kind = "content" if self.reasoning.is_content else "reasoning"
-        ends = self.reasoning.ends_of(start)
+        ends, raw = self.reasoning.ends_of(start), self.reasoning.calls if self.tools is None else ()
         begin, section = ((), ()) if self.tools is None else (self.tools.begin, self.tools.section[:1])
 
         def emit(text: str) -> None:
             out.text(kind, text)
 
-        while (found := (yield from reader.until((*ends, *begin, *section), emit, kind))) is not None:
+        while (found := (yield from reader.until((*ends, *begin, *section, *raw), emit, kind))) is not None:
             if found in ends:
                 if self.reasoning.is_content:
                     emit(found)
                 else:
                     out.marker()
+                return None
+            if found in raw:
+                out.text("content", found)
                 return None
             if (yield from self._is_call(reader, ends, begin if found in section else ())):
                 out.marker()
