@@ -53,6 +53,10 @@ class NotFoundError(RequestError):
     status = 404
 
 
+class TooLongError(RequestError):
+    """The prompt has more tokens than the model can read."""
+
+
 class CapacityError(QuireError):
     """No room now: try again after `retry_after` seconds."""
 

@@ -115,6 +115,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
 
     Attributes:
         num_jumped_tokens: output tokens that no step had to draw.
+        num_iteration_tokens: prompt tokens that the step computed, and output tokens that it gave.
     """
 
     num_running: int = 0
@@ -127,6 +128,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     num_batched_tokens: int = 0
     step_ms: float = 0.0
     num_jumped_tokens: int = 0
+    num_iteration_tokens: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):

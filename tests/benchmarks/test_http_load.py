@@ -60,7 +60,7 @@ EVENTS = [
     chunk([{"delta": {"content": "Grüße "}, "finish_reason": None}]),
     chunk([{"delta": {"content": "\r\n\n"}, "finish_reason": None}]),
     chunk([{"delta": {}, "finish_reason": "stop"}]),
-    chunk([], usage={"prompt_tokens": 4, "completion_tokens": 9}),
+    chunk([], usage={"prompt_tokens": 4, "completion_tokens": 3}),
     b"[DONE]",
 ]
 
@@ -125,8 +125,22 @@ def test_a_stream_is_read_alike_however_it_is_cut(line_end, framing):
         records, _ = asyncio.run(answer_with([pieces], 1))
         record = records[0]
         assert record.error == "" and len(record.event_times) == 2 and record.text == "Grüße \r\n\n"
-        assert (record.input_tokens, record.output_tokens) == (4, 9)
+        assert (record.input_tokens, record.output_tokens) == (4, 3)
         assert record.sent < record.event_times[0] <= record.ended <= record.finished
+
+
+def test_a_first_token_without_text_is_counted_by_the_event_that_opens_the_answer():
+    opening, *others = EVENTS
+    pieces = [http_answer(b"", [1])[: -len(b"0\r\n\r\n")]]
+    for event in (opening, *others):
+        framed = b"data: " + event + b"\n\n"
+        pieces.append(b"%x\r\n%s\r\n" % (len(framed), framed))
+    pieces[-1] += b"0\r\n\r\n"
+    (record,), _ = asyncio.run(answer_with([list(pieces)], 1))
+    assert len(record.event_times) == 2, "three tokens: two with text, and the end"
+    pieces[5] = pieces[5].replace(b'"completion_tokens":3', b'"completion_tokens":4')
+    (record,), _ = asyncio.run(answer_with([list(pieces)], 1))
+    assert len(record.event_times) == 3 and record.event_times == sorted(record.event_times)
 
 
 def stream(events: list[bytes]) -> bytes:

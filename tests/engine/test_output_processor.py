@@ -170,7 +170,7 @@ def test_logprobs_come_with_their_tokens_ranks_and_texts(model_folder, tokenizer
         assert list(position) == [token_id, 7]
         assert (position[token_id].logprob, position[token_id].rank) == (-2.0, 2)
         assert (position[7].logprob, position[7].rank) == (-0.5, 1)
-        assert position[token_id].decoded_token == tokenizer.decode_token(token_id)
+        assert position[token_id].decoded_token == tokenizer.decode([token_id])
     assert outputs[-1].cumulative_logprob == -2.0 * len(ids)
     assert isinstance(outputs[-1].logprobs, FlatLogprobs) is flat
 

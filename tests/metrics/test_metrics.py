@@ -47,7 +47,8 @@ def filled() -> EngineMetrics:
             num_preemptions=1,
             prefix_cache_queries=8,
             prefix_cache_hits=6,
-            num_batched_tokens=17,
+            num_batched_tokens=16,
+            num_iteration_tokens=17,
             step_ms=4.0,
         )
     )

@@ -37,6 +37,9 @@ TEMPLATE = (
 class ByteTokenizer:
     """One token a byte; no special tokens, but id 256 before a text that asks for them."""
 
+    token_bytes = None
+    special_ids = frozenset({256})
+
     def __init__(self) -> None:
         self.template = ChatTemplate(TEMPLATE)
 

@@ -53,7 +53,7 @@ def test_what_the_model_cannot_do_is_refused(params, message, param, embedder):
 
 
 def test_prompts_of_the_wrong_length_are_refused(embedder):
-    with pytest.raises(RequestError, match="has 129 tokens, but max_model_len is 128"):
+    with pytest.raises(RequestError, match="maximum context length is 128 tokens, and the prompt has 129"):
         embedder.embed({"prompt_token_ids": [5] * 129}, use_tqdm=False)
     with pytest.raises(RequestError, match="is empty"):
         embedder.embed({"prompt_token_ids": []}, use_tqdm=False)

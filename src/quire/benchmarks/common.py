@@ -8,6 +8,7 @@ import os
 import platform
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -164,6 +165,16 @@ def write_text(path: str, text: str, setting: str, mode: str = "w") -> None:
             file.write(text)
     except OSError as error:
         raise ConfigError.of(setting, f"cannot write {path!r}: {error}.") from None
+
+
+def check_folder(path: str, setting: str) -> None:
+    """Make a folder for results where it is missing. Raises ConfigError: nothing can be written there."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError.of(setting, f"cannot write in {path!r}: {error}.") from None
 
 
 def processor() -> str:

@@ -74,7 +74,8 @@ class RequestRecord(msgspec.Struct):
     """What one request saw; times in seconds of `time.perf_counter()`, which the processes of a machine share.
 
     Attributes:
-        event_times: the arrival of each event that carried tokens.
+        event_times: the arrival of each event that carried tokens. An opening event without text (a chat's role) is one of them
+            where the events after it are fewer than the tokens: it stands for the first token, which had no text.
         ended: the arrival of the last event with a choice in it.
         finished: when the answer was complete, or the request failed.
         input_tokens, output_tokens: what the server counted; None where it told nothing.
@@ -207,6 +208,8 @@ class _Connection(asyncio.Protocol):
         self._is_done = False
         self._is_used = False
         self._has_answer = False
+        self._opened: float | None = None
+        self._has_bare_end = False
         self._events: list[bytes] = []
 
     def exchange(self, payload: bytes, record: RequestRecord) -> "asyncio.Future[bool]":
@@ -215,6 +218,7 @@ class _Connection(asyncio.Protocol):
         self._done = asyncio.get_running_loop().create_future()
         self._status, self._rest, self._last_event, self._events = 0, b"", b"", []
         self._is_done = self._has_answer = False
+        self._opened, self._has_bare_end = None, False
         self._transport.write(payload)
         return self._done
 
@@ -282,11 +286,13 @@ class _Connection(asyncio.Protocol):
                 self._record.error = data.decode("utf-8", "replace")[:500]
             return
         self._last_event = data
+        if self._opened is None:
+            self._opened = self._now
         if carries_tokens(data):
             self._record.event_times.append(self._now)
             self._record.ended = self._now
         elif b'"finish_reason":"' in data or b'"finish_reason": "' in data:
-            self._record.ended = self._now
+            self._record.ended, self._has_bare_end = self._now, True
         if self._keep_text:
             self._events.append(data)
 
@@ -315,10 +321,21 @@ class _Connection(asyncio.Protocol):
         record.input_tokens, record.output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if self._keep_text:
             record.text = "".join(map(event_text, self._events))
+        if self._opened is not None and self._is_missing_first(record):
+            record.event_times.insert(0, self._opened)
         if not record.event_times and record.ended:
             record.event_times.append(record.ended)  # all that came was the end
         if self._done is not None and not self._done.done():
             self._done.set_result(False)
+
+    def _is_missing_first(self, record: RequestRecord) -> bool:
+        """Whether the first token came with the opening event alone, by the number of tokens that the server tells."""
+        times = record.event_times
+        if record.output_tokens is None or not times or self._opened is None or self._opened >= times[0]:
+            return False
+        return (
+            len(times) + self._has_bare_end < record.output_tokens
+        )  # an end without text may be the last token's event
 
 
 _FIELDS = tuple(f'"{name}":"'.encode() for name in ("text", "content", "reasoning_content", "reasoning", "arguments"))

@@ -108,6 +108,8 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
     metrics = serve_metrics.parse_metrics(args.percentile_metrics)
     shares = serve_metrics.parse_shares(args.metric_percentiles)
     headers, metadata = _headers(args), _pairs(args.metadata, "metadata")
+    if args.save_result or args.save_detailed or args.append_result:
+        common.check_folder(args.result_dir or ".", "result_dir")
     is_own = args.start_server or args.server_args is not None
     with _own_server(args) if is_own else nullcontext(args.base_url or f"http://{args.host}:{args.port}") as url:
         target = Target.parse(url, headers, args.insecure)

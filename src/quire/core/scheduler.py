@@ -394,10 +394,12 @@ class Scheduler:
         step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
         step.swap_outs, step.swap_ins, step.known_tokens = diff.swap_outs, diff.swap_ins, diff.known_tokens
         prefill_rows: list[int] = []
+        num_prompt_tokens = 0
         if batch.num_prefilling:
             prefill_end = batch.prefill_end[rows]
             is_prefill = computed < prefill_end
             prefill_rows = rows[is_prefill].tolist()
+            num_prompt_tokens = int(counts[is_prefill].sum())
             batch.num_prefilling -= int(np.count_nonzero(is_prefill & (ends >= prefill_end)))
         batch.computed[rows] = ends
         batch.length[rows] += needs_sample
@@ -405,7 +407,7 @@ class Scheduler:
         self._next_step_id += 1
         attended = float(np.dot(counts.astype(np.float64), ends))
         num_samples, began = int(np.count_nonzero(needs_sample)), self._timelines.clock()
-        self._flights.append(StepInFlight(step, prefill_rows, num_samples, attended, began))
+        self._flights.append(StepInFlight(step, prefill_rows, num_prompt_tokens, num_samples, attended, began))
         return step
 
     # Results.
@@ -446,6 +448,8 @@ class Scheduler:
             for request in list(self._leaving.values()):
                 self._leave(request)
         outputs.stats = self._stats.of_step(self.num_running, self.num_waiting, step.total_num_tokens, output.step_ms)
+        new_tokens = len(outputs.plain_ids) + sum(len(one.new_token_ids) for one in outputs.outputs)
+        outputs.stats.num_iteration_tokens = flight.num_prompt_tokens + new_tokens
         return outputs
 
     def _fail_rows(self, flight: StepInFlight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:

@@ -25,10 +25,12 @@ class PendingDiff(msgspec.Struct):
 
 
 class StepInFlight(msgspec.Struct):
-    """A step that was scheduled and is not collected yet. `began`: when it was planned, in seconds."""
+    """A step that was scheduled and is not collected yet. `num_prompt_tokens`: how many of its tokens are of prompts. `began`:
+    when it was planned, in seconds."""
 
     step: SchedulerOutput
     prefill_rows: list[int]
+    num_prompt_tokens: int
     num_samples: int
     attended: float
     began: float

@@ -17,7 +17,7 @@ from quire.engine.input_processor import (
     check_truncation,
 )
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.errors import RequestError
+from quire.errors import RequestError, TooLongError
 from quire.inputs import PromptType
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
@@ -141,9 +141,9 @@ class PoolingProcessor:
         if not token_ids:
             raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
         if len(token_ids) > limit:
-            raise RequestError(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {limit}; shorten it, or set "
-                "truncate_prompt_tokens (-1: as many as fit)",
+            raise TooLongError(
+                f"The model's maximum context length is {limit} tokens, and the prompt has {len(token_ids)}; shorten it, or "
+                "set truncate_prompt_tokens (-1: as many as fit).",
                 param="prompt",
             )
         return token_ids

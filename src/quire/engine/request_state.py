@@ -26,6 +26,7 @@ from quire.request import EngineCoreOutput, EngineRequest, Pooled
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizers.detokenizer import Detokenizer, detokenize, make_detokenizer
 from quire.tokenizers.interface import Tokenizer
+from quire.tokenizers.token_texts import CONTEXT_TOKENS, texts_at
 
 
 class StopStrings:
@@ -78,18 +79,17 @@ def build_position(
     token_ids: Sequence[int],
     values: Sequence[float],
     rank: int,
-    tokenizer: Tokenizer | None,
+    texts: Sequence[str | None],
     *,
     are_named: bool = False,
 ) -> LogprobsOnePosition:
     """One position's logprobs: the token itself first, with its rank; then the best ones, ranked 1, 2, …, or those that were
-    named, whose ranks nobody knows."""
-    decode = tokenizer.decode_token if tokenizer is not None else None
+    named, whose ranks are unknown. `texts`: of each token."""
     position: LogprobsOnePosition = {}
     for index, token_id in enumerate(token_ids):
         if token_id not in position:
-            text = decode(token_id) if decode is not None else None
-            position[token_id] = Logprob(values[index], (None if are_named else index) if index else rank, text)
+            own_rank = (None if are_named else index) if index else rank
+            position[token_id] = Logprob(values[index], own_rank, texts[index])
     return position
 
 
@@ -163,9 +163,21 @@ class SequenceState:
             return
         columns = (output.logprob_token_ids, output.logprob_values or [], output.logprob_ranks or [])
         are_named = self.params.logprob_token_ids is not None
+        before = self.token_ids[-CONTEXT_TOKENS:]
         for token_ids, values, rank in zip(*columns, strict=True):
-            self.logprobs.append(build_position(token_ids, values, rank, self._tokenizer, are_named=are_named))
+            texts = self._texts_of(before, token_ids)
+            self.logprobs.append(build_position(token_ids, values, rank, texts, are_named=are_named))
             self.cumulative_logprob = (self.cumulative_logprob or 0.0) + values[0]
+            before.append(token_ids[0])
+
+    def _texts_of(self, before: list[int], token_ids: Sequence[int]) -> Sequence[str | None]:
+        """The texts of the tokens that could follow the output `before`; the first token may end the prompt's last character."""
+        if self._tokenizer is None:
+            return [None] * len(token_ids)
+        if len(before) < CONTEXT_TOKENS:
+            prompt_end = self.prompt_token_ids[-CONTEXT_TOKENS:]
+            return texts_at(self._tokenizer, [*prompt_end, *before], token_ids, keeps_broken=bool(before))
+        return texts_at(self._tokenizer, before, token_ids)
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
         """The core ended this sequence, or the user did. A stop token leaves no text unless the user asked for it."""
@@ -382,7 +394,12 @@ class RequestRecord:
             output.prompt_logprob_ranks or [],
         )
         for token_ids, values, rank in zip(*columns, strict=True):
-            self.prompt_logprobs.append(build_position(token_ids, values, rank, self.tokenizer))
+            place = len(self.prompt_logprobs)
+            before = self.prompt_token_ids[max(0, place - CONTEXT_TOKENS) : place]
+            texts: Sequence[str | None] = [None] * len(token_ids)
+            if self.tokenizer is not None:
+                texts = texts_at(self.tokenizer, before, token_ids)
+            self.prompt_logprobs.append(build_position(token_ids, values, rank, texts))
 
     def build_output(self) -> AnyOutput | None:
         """What there is to tell since the last call; None when that is nothing (or not yet, for `FINAL_ONLY`)."""

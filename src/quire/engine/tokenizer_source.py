@@ -5,6 +5,7 @@ import threading
 from quire.config import ModelConfig
 from quire.errors import QuireError
 from quire.logger import init_logger
+from quire.tokenizers.chat_template import read_template
 from quire.tokenizers.interface import Tokenizer
 from quire.tokenizers.loader import get_tokenizer, has_tokenizer
 
@@ -18,9 +19,14 @@ class TokenizerSource:
 
     Attributes:
         why_absent: why there is no tokenizer; None where there is one.
+
+    Raises:
+        ConfigError: the setting `chat_template` is no readable file and no valid template.
     """
 
     def __init__(self, model: ModelConfig) -> None:
+        if model.chat_template:
+            read_template(model.chat_template)  # what is wrong is said before the weights are read
         self._model = model
         self._tokenizer: Tokenizer | None = None
         self._error: QuireError | None = None

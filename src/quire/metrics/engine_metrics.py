@@ -156,7 +156,7 @@ class EngineMetrics:
         self.prefix_cache_hits += stats.prefix_cache_hits
         if stats.num_batched_tokens:
             self.num_steps += 1
-            self.iteration_tokens.observe(stats.num_batched_tokens)
+            self.iteration_tokens.observe(stats.num_iteration_tokens)
             if stats.step_ms > 0.0:
                 self.step_time.observe(stats.step_ms / 1e3)
 

@@ -41,7 +41,7 @@ _COUNTERS = (
     ("engine_steps", "num_steps", "Steps that computed at least one token."),
 )
 _HISTOGRAMS = (
-    ("iteration_tokens_total", "iteration_tokens", "Tokens computed in a step."),
+    ("iteration_tokens_total", "iteration_tokens", "Prompt tokens computed and tokens generated in a step."),
     ("step_time_seconds", "step_time", "What a step took the device, where that is known."),
     ("time_to_first_token_seconds", "time_to_first_token", "From arrival to the first token."),
     ("inter_token_latency_seconds", "inter_token_latency", "Between two tokens of a sequence."),

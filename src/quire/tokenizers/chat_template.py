@@ -8,6 +8,7 @@ import copy
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from quire.errors import ConfigError, RequestError
@@ -220,3 +221,20 @@ def _cut_at_open_end(text: str) -> str:
         )
     kept = text[:position]
     return kept if text.startswith(_CONTINUE_MARK, position) else kept.rstrip()
+
+
+def read_template(setting: str) -> ChatTemplate:
+    """The template that the setting `chat_template` gives: its own text, or the file that it names. It is compiled at once.
+    Raises ConfigError: it is no file, or no valid template."""
+    template = ChatTemplate(setting if "{" in setting or "\n" in setting else _read_source(setting))
+    template.content_format()
+    return template
+
+
+def _read_source(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template {path!r} is neither a template nor a readable file: {error}", setting="chat_template"
+        ) from None

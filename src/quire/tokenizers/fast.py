@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from quire.errors import ConfigError, RequestError
-from quire.tokenizers.chat_template import ChatTemplate
+from quire.tokenizers.chat_template import ChatTemplate, read_template
 from quire.tokenizers.interface import NO_LIMIT, Tokenizer
 from quire.tokenizers.token_bytes import TokenBytes, build_token_bytes
 
@@ -40,7 +40,7 @@ def read_chat_template(folder: Path, config: Mapping[str, Any], override: str | 
     """The template to use: the setting `chat_template` (a file or a source), chat_template.jinja (with
     additional_chat_templates/*.jinja), chat_template.json, or tokenizer_config.json's `chat_template`."""
     if override:
-        return ChatTemplate(_template_source(override))
+        return read_template(override)
     sources: dict[str, str] = {}
     given = config.get("chat_template")
     if isinstance(given, str):
@@ -56,18 +56,6 @@ def read_chat_template(folder: Path, config: Mapping[str, Any], override: str | 
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = path.read_text("utf-8")
     return ChatTemplate(sources) if sources else None
-
-
-def _template_source(setting: str) -> str:
-    """The setting's own text if it is a template, else the file that it names."""
-    if "{" in setting or "\n" in setting:
-        return setting
-    try:
-        return Path(setting).read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"chat_template {setting!r} is neither a template nor a readable file: {error}", setting="chat_template"
-        ) from None
 
 
 def _content(token: Any) -> str | None:

@@ -161,12 +161,6 @@ class Tokenizer(abc.ABC):
         """The text of vocabulary strings."""
         return self.decode([self.convert_tokens_to_ids(token) for token in tokens])
 
-    def decode_token(self, token_id: int) -> str:
-        """One token's text in the middle of a sentence (for logprobs); part of a character shows as U+FFFD."""
-        if self.token_bytes is not None:
-            return self.token_bytes.of(token_id).decode("utf-8", "replace")
-        return self.decode([token_id])
-
     def _special(self, name: str) -> str | None:
         return self.special_tokens.get(name)
 

@@ -29,6 +29,12 @@ from quire.errors import ConfigError
         (["--tool-call-parser", "hermess"], "tool_call_parser='hermess' is not known (did you mean 'hermes'?)"),
         (["--dtype", "floaty16"], "dtype='floaty16' is not valid"),
         (["--prot", "1"], "did you mean --port"),
+        (
+            ["--chat-template", "/no/such/file"],
+            "chat_template '/no/such/file' is neither a template nor a readable file",
+        ),
+        (["--chat-template", "{% if %}"], "chat_template is not valid Jinja: line 1"),
+        (["--middleware", "no.such.thing"], "middleware: 'no.such.thing' cannot be imported"),
     ],
     ids=str,
 )
@@ -140,6 +146,49 @@ def test_a_port_in_use_is_one_line(capsys):
         port = other.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 2
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_flags_are_checked_before_the_port(capsys):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        assert main(["serve", "--port", str(other.getsockname()[1]), "--tool-call-parser", "hermess"]) == 2
+    assert "tool_call_parser" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        (["generate", "-i", "{prompts}", "-o", "{folder}"], "output"),
+        (["run-batch", "-i", "{prompts}", "-o", "{folder}/no/file", "--no-progress"], "output_file"),
+        (["bench", "latency", "--json", "{folder}"], "json"),
+        (["serve", "--port", "0", "--responses-store", "{folder}"], "responses_store"),
+    ],
+    ids=str,
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_read(command, setting, tmp_path, capsys):
+    line = '{"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "a"}, "prompt": "a"}'
+    (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    places = {"folder": str(tmp_path), "prompts": str(tmp_path / "prompts.jsonl")}
+    words = [word.format(**places) for word in command]
+    model = ["--model", str(tmp_path / "no-model")]
+    assert main([*words, *model]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"quire: error: {setting}: ")
+
+
+def test_an_output_keeps_what_it_has_until_the_model_is_loaded(tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_text("a\n")
+    (tmp_path / "out").write_text("earlier\n")
+    words = [
+        "generate",
+        "-i",
+        str(tmp_path / "prompts.txt"),
+        "-o",
+        str(tmp_path / "out"),
+        "--model",
+        str(tmp_path / "none"),
+    ]
+    assert main(words) == 2 and (tmp_path / "out").read_text() == "earlier\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "complete", "generate"])

@@ -217,6 +217,13 @@ def test_what_cannot_be_served_is_refused_by_name(path, body, param, cross_encod
     assert scores(answer(cross_encoder, "/score", text_1="a", text_2="b"))
 
 
+def test_an_input_that_is_too_long_is_refused_in_chats_words(embedder):
+    limit = embedder.config.model.max_model_len
+    error = post(embedder, "/v1/embeddings", input=[[5] * (limit + 1)]).json()["error"]
+    assert error["code"] == "context_length_exceeded" and error["param"] == "input"
+    assert f"maximum context length is {limit} tokens" in error["message"]
+
+
 @pytest.mark.parametrize("path", ["/score", "/rerank"])
 def test_a_classifier_of_several_labels_does_not_score(path, classifier):
     names = ("text_1", "text_2") if path == "/score" else ("query", "documents")

@@ -159,9 +159,9 @@ class AnthropicError(msgspec.Struct):
     type: str = "error"
 
 
-def error_body(error: HTTPError, path: str) -> bytes:
-    """The JSON that a client of `path` gets."""
-    return _body(error) if speaks_anthropic(path) else error.body()
+def error_body(error: HTTPError, path: str, error_format: str) -> bytes:
+    """The JSON that a client of `path` gets; where that is not this protocol's, in `error_format`."""
+    return _body(error) if speaks_anthropic(path) else error.body(error_format)
 
 
 def _body(error: HTTPError) -> bytes:

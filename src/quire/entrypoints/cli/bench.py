@@ -64,6 +64,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     parsed = build_parser(name).parse_args(args.arguments)
     to_stdout = parsed.json == "-"  # then tables go to standard error
+    if parsed.json and not to_stdout:
+        from quire.benchmarks.common import write_text
+
+        write_text(parsed.json, "", "json", "a")  # a file that cannot be written is refused before anything is measured
     with contextlib.redirect_stdout(sys.stderr) if to_stdout else contextlib.nullcontext():
         result = _load(name).run_command(parsed)
     code = result.pop("exit_code", 0)

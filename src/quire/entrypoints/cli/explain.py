@@ -124,10 +124,11 @@ _TOLD_APART = ("reasoning_parser", "tool_call_parser", "api_key", "host", "port"
 def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
     """Each fact with its value and why it is so. Raises ConfigError: a flag of the server that cannot work."""
     from quire.engine.tokenizer_source import TokenizerSource
-    from quire.entrypoints.cli.serve import listen_options, server_settings
+    from quire.entrypoints.cli.serve import check_server_flags, listen_options, server_settings
     from quire.entrypoints.openai.state import answer_formats
     from quire.parsers.choice import AUTO, NONE
 
+    check_server_flags(args)
     settings, options = server_settings(args), listen_options(args)
     tokenizer = TokenizerSource(config.model).get()
     template = getattr(tokenizer, "chat_template", None)

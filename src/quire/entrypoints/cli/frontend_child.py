@@ -20,7 +20,7 @@ def main() -> int:
     options = ListenOptions(**{**told["options"], "quiet_paths": tuple(told["options"]["quiet_paths"])})
     from quire.config.wire import config_from_plain
     from quire.engine.guests import GuestChannel, Seat
-    from quire.entrypoints.cli.serve import make_app, set_up_log
+    from quire.entrypoints.cli.serve import check_server_flags, make_app, set_up_log
     from quire.entrypoints.openai.server import ServerProcess
     from quire.entrypoints.openai.siblings import Siblings
     from quire.logger import set_process_label
@@ -28,6 +28,7 @@ def main() -> int:
     set_up_log(args)
     folder, number = told["folder"], told["number"]
     set_process_label(f"frontend {number}")
+    check_server_flags(args)  # which loads the parsers that they name
     app, state = make_app(args, told["keys"])
     others = [f"{folder}/http-{other}" for other in range(told["count"]) if other != number]
     state.siblings = Siblings(others, told["keys"][0] if told["keys"] else None)

@@ -66,9 +66,11 @@ def run(args: argparse.Namespace) -> int:
 
     from quire import LLM
 
-    llm = LLM.from_engine_args(engine_args)
-    params = _sampling_params(args, llm.get_default_sampling_params())
     with _open_output(args.output) as sink:
+        llm = LLM.from_engine_args(engine_args)
+        params = _sampling_params(args, llm.get_default_sampling_params())
+        if args.output != "-":
+            sink.truncate(0)
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
             for row, output in zip(chunk, _answer(llm, chunk, params, not args.no_progress), strict=True):
@@ -128,7 +130,7 @@ def _open_output(path: str) -> Any:
     if path == "-":
         return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     try:
-        return open(path, "w", encoding="utf-8")  # the caller closes it
+        return open(path, "a", encoding="utf-8")  # what is there stays until the model is loaded; the caller closes it
     except OSError as error:
         raise ConfigError.of("output", f"cannot write {path!r}: {error}.") from None
 

@@ -261,9 +261,10 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.entrypoints.cli.serve import set_up_log
+    from quire.entrypoints.cli.serve import check_server_flags, set_up_log
 
     set_up_log(args)
+    check_server_flags(args)
     if args.max_inflight is not None and args.max_inflight < 1:
         raise ConfigError(f"max_inflight={args.max_inflight} must be at least 1.", setting="max_inflight")
     if not is_url(args.input_file):

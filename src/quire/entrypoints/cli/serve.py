@@ -1,6 +1,6 @@
 """`quire serve`: a server that speaks the OpenAI protocol.
 
-Opens the port first, then imports and loads; prints the address and a line to try once it can answer.
+Checks the flags, opens the port, then imports and loads; prints the address and a line to try once it can answer.
 """
 
 import argparse
@@ -88,13 +88,9 @@ def run(args: argparse.Namespace) -> int:
     engine_args = AsyncEngineArgs.from_cli_args(args)
     check_args(engine_args)
     keys = _api_keys(args)
+    check_server_flags(args)
     if args.api_server_count > 1:
         from quire.entrypoints.cli.frontends import serve_frontends
-        from quire.entrypoints.openai.middleware import named_middleware
-
-        server_settings(args)  # what is wrong is said here, once
-        for path in args.middleware:
-            named_middleware(path)
 
         def announce_all(config: "EngineConfig", options: "ListenOptions", seconds: float) -> None:
             _announce(config.model, options, bool(keys), seconds)
@@ -181,13 +177,11 @@ def _api_keys(args: argparse.Namespace) -> list[str]:
     return keys
 
 
-def server_settings(args: argparse.Namespace) -> "ServerSettings":
-    """The operator's choices as routes see them: the flags that are called as its fields.
-    Raises ConfigError: a parser that nobody knows."""
+def check_server_flags(args: argparse.Namespace) -> None:
+    """Refuse flags that cannot work, before a port is opened or a model is read.
+    Raises ConfigError: a parser is unknown, a template cannot be read, a middleware cannot be imported."""
     from quire.config.reasoning import read_reasoning_config
-    from quire.engine.arg_resolve import section
     from quire.entrypoints.openai.fingerprint import check_fingerprint
-    from quire.entrypoints.openai.state import ServerSettings
     from quire.parsers.choice import AUTO, choose_formats
     from quire.parsers.plugin import load_parser_file
     from quire.plugins import load_general_plugins
@@ -196,12 +190,25 @@ def server_settings(args: argparse.Namespace) -> "ServerSettings":
     for setting in ("reasoning_parser_plugin", "tool_parser_plugin"):
         load_parser_file(getattr(args, setting), setting)
     config = read_reasoning_config(args.reasoning_config)
-    for name in (
-        args.reasoning_parser,
-        config.reasoning_parser or AUTO,
-    ):  # refuses unknown names before anything is loaded
+    for name in (args.reasoning_parser, config.reasoning_parser or AUTO):
         choose_formats(name, args.tool_call_parser, None)
     check_fingerprint(args.fingerprint_mode, args.fingerprint_value)
+    if args.chat_template is not None:
+        from quire.tokenizers.chat_template import read_template
+
+        read_template(args.chat_template)
+    if args.middleware:
+        from quire.entrypoints.openai.middleware import named_middleware
+
+        for path in args.middleware:
+            named_middleware(path)
+
+
+def server_settings(args: argparse.Namespace) -> "ServerSettings":
+    """The operator's choices as routes see them: the flags that are called as its fields."""
+    from quire.engine.arg_resolve import section
+    from quire.entrypoints.openai.state import ServerSettings
+
     return section(ServerSettings, args, max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE)
 
 

@@ -106,7 +106,7 @@ async def _work(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _answer(request: Request, error: HTTPError) -> Response:
-    body = error_body(error, route_path(request.scope))
+    body = error_body(error, route_path(request.scope), request.scope["state"]["error_format"])
     return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 

@@ -25,7 +25,6 @@ from quire.entrypoints.openai.generation import (
 from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import Prompt, chat_prompt, normalize_messages
 from quire.entrypoints.openai.protocol import (
-    UNSET,
     BatchChatRequest,
     ChatChoice,
     ChatCompletionRequest,
@@ -41,6 +40,7 @@ from quire.entrypoints.openai.streaming import DONE, ChunkWriter, chat_chunk_wri
 from quire.entrypoints.openai.tool_choice import read_tool_choice
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.tokenizers.interface import Tokenizer
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,6 +56,7 @@ class ChatJob:
     echoed: str
     created: int
     reader: AnswerReader | None = None
+    tokenizer: Tokenizer | None = None
 
 
 async def prepare_chat(
@@ -95,7 +96,8 @@ async def prepare_chat(
     continues = not _adds_generation_prompt(request) and last["role"] == "assistant"
     role = "assistant" if continues else state.settings.response_role
     echoed = str(last.get("content") or "") if request.echo and last["role"] == role else ""
-    return ChatJob(request, prompt, params, f"chatcmpl-{public_id}", model, role, echoed, int(time.time()), reader)
+    chat_id, created = f"chatcmpl-{public_id}", int(time.time())
+    return ChatJob(request, prompt, params, chat_id, model, role, echoed, created, reader, tokenizer)
 
 
 def _adds_generation_prompt(request: ChatCompletionRequest) -> bool:
@@ -160,18 +162,19 @@ def _choice(job: ChatJob, choice: CompletionOutput) -> ChatChoice:
     return ChatChoice(
         index=choice.index,
         message=message,
-        logprobs=_logprobs(job.request, choice),
+        logprobs=_logprobs(job, choice),
         finish_reason=finish_reason,
         stop_reason=choice.stop_reason,
-        token_ids=list(choice.token_ids) if job.request.return_token_ids else UNSET,
+        token_ids=list(choice.token_ids) if job.request.return_token_ids else None,
     )
 
 
-def _logprobs(request: ChatCompletionRequest, choice: CompletionOutput) -> ChatLogprobs | None:
+def _logprobs(job: ChatJob, choice: CompletionOutput) -> ChatLogprobs | None:
+    request = job.request
     if choice.logprobs is None:
         return None
     as_ids, named = bool(request.return_tokens_as_token_ids), request.logprob_token_ids
-    return chat_logprobs(choice.token_ids, choice.logprobs, named or request.top_logprobs or 0, as_ids)
+    return chat_logprobs(choice.token_ids, choice.logprobs, named or request.top_logprobs or 0, as_ids, job.tokenizer)
 
 
 class ChatStream:
@@ -227,7 +230,7 @@ class ChatStream:
 
     async def end(self, error: Exception | None) -> bytes:
         if error is not None:
-            return error_event(failure_of(error, self._job.public_id)) + DONE
+            return error_event(failure_of(error, self._job.public_id), self._state.settings.error_format) + DONE
         usage = self._writer.usage(self._count.usage(), self._count.timing()) if self._include_usage else b""
         return usage + DONE
 
@@ -235,12 +238,15 @@ class ChatStream:
 def _opening(job: ChatJob, writer: ChunkWriter, count: TokenCount, continuous: bool) -> list[bytes]:
     """The first chunk of every choice: who speaks; and the text that `echo` asks for."""
     chunks: list[bytes] = []
+    prompt: dict[str, Any] = {}
+    if job.request.return_token_ids:
+        prompt["prompt_token_ids"] = job.prompt.token_ids
+    if job.request.return_prompt_text:
+        prompt["prompt_text"] = job.prompt.text
     for index in range(_num_choices(job)):
         delta = {"role": job.role, "content": ""}
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        if job.request.return_token_ids:
-            choice["prompt_token_ids"] = job.prompt.token_ids
-        chunks.append(writer.choice(choice, count.usage() if continuous else None))
+        chunks.append(writer.choice(choice, count.usage() if continuous else None, prompt))
         if job.echoed:
             chunks.append(writer.text(index, job.echoed))
     return chunks
@@ -267,7 +273,7 @@ def _rich_chunks(
     """The message's parts, the first with logprobs and token ids; then the finish reason in a chunk of its own."""
     chunks: list[bytes] = []
     for number, delta in enumerate(_deltas(job, choice, reader)):
-        logprobs = None if number else _logprobs(job.request, choice)
+        logprobs = None if number else _logprobs(job, choice)
         chunk: dict[str, Any] = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         if job.request.return_token_ids and not number:
             chunk["token_ids"] = list(choice.token_ids)
@@ -298,7 +304,7 @@ async def answer_chat_batch(state: ServerState, request: BatchChatRequest, publi
         choice.index = index
     merged, usage = answers[0], _total([answer.usage for answer in answers])
     return msgspec.structs.replace(
-        merged, choices=choices, usage=usage, prompt_token_ids=UNSET, prompt_text=UNSET, metrics=UNSET
+        merged, choices=choices, usage=usage, prompt_token_ids=None, prompt_text=None, metrics=None
     )
 
 
@@ -328,7 +334,7 @@ async def _prepare_one(state: ServerState, fields: dict[str, Any], public_id: st
             raise
         message = error.detail.message.replace("messages", path, 1)
         param = param.replace("messages", path, 1)
-        raise HTTPError(error.status, message, param=param, code=error.detail.code) from None
+        raise HTTPError(error.status, message, param=param, code=error.code) from None
 
 
 def _total(usages: Sequence[Usage]) -> Usage:

@@ -6,6 +6,7 @@ import ssl
 from typing import Any
 
 from quire.engine.arg_parser import human_int, json_object, switch
+from quire.entrypoints.openai.errors import ERROR_FORMATS
 from quire.entrypoints.openai.fingerprint import MODES
 
 DEFAULT_HOST = "127.0.0.1"
@@ -137,7 +138,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     switch(responses, "--enable-request-id-headers", "accepted for compatibility: X-Request-Id is always sent")
     switch(responses, "--enable-prompt-tokens-details", "tell in `usage` how many tokens the cache gave")
     switch(responses, "--return-tokens-as-token-ids", "write `token_id:ID` for tokens in logprobs")
-    switch(responses, "--enable-force-include-usage", "end every stream with its usage, asked for or not")
+    switch(responses, "--enable-force-include-usage", "tell usage in every chunk of a stream, asked for or not")
     responses.add_argument("--sse-keep-alive-interval", type=_positive_seconds, default=0, metavar="SECONDS",
         help="write a comment into streams that have been silent for so long, for proxies that cut them off (0: never)")
     responses.add_argument(
@@ -153,6 +154,8 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "tell in `metrics` of each answer where the request's time went (a request asks with return_timing)")
     responses.add_argument("--metrics-names", choices=("quire", "vllm", "both"), default="quire",
         help="prefix of the names in /metrics (quire)")
+    responses.add_argument("--error-format", choices=ERROR_FORMATS, default="openai",
+        help="words in refusals: OpenAI's, or vLLM's, whose error.code is the HTTP status (openai)")
     responses.add_argument("--responses-store", metavar="PATH",
         help="SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)")
     responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")

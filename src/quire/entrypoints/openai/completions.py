@@ -22,7 +22,7 @@ from quire.entrypoints.openai.generation import (
     wants_timing,
     wants_usage,
 )
-from quire.entrypoints.openai.logprobs import completion_logprobs, prompt_logprobs_json
+from quire.entrypoints.openai.logprobs import CompletionTokens, prompt_logprobs_json
 from quire.entrypoints.openai.prompts import Prompt, completion_prompts, require_tokenizer
 from quire.entrypoints.openai.protocol import (
     CompletionChoice,
@@ -35,6 +35,7 @@ from quire.entrypoints.openai.streaming import DONE, ChunkWriter, completion_chu
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.thinking import find_prompt_thinking
 from quire.sampling_params import BeamSearchParams, SamplingParams
+from quire.tokenizers.interface import Tokenizer
 
 
 @dataclasses.dataclass(slots=True)
@@ -64,12 +65,13 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     sampling.check_stream_options(request)
     generated, choices = _choice_counts(request)
     config = state.engine.config.model
-    prompts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size)
+    asked = sampling.asked_completion_tokens(request)
+    room = max(1, config.max_model_len - max(1, asked))
+    prompts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size, room)
     if len(prompts) * generated > limits.MAX_N:
         field = "n" if request.best_of is None else "best_of"
         message = f"{generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."
         raise bad_field(field, message)
-    asked = sampling.asked_completion_tokens(request)
     prompt_only = asked == 0 and bool(request.echo)
     params: list[SamplingParams | BeamSearchParams] = []
     for prompt in prompts:
@@ -138,7 +140,7 @@ async def answer_completion(state: ServerState, job: CompletionJob) -> Completio
         if not job.prompt_only:
             count.completion += sum(len(choice.token_ids) for choice in output.outputs)
         for choice in _best(output.outputs, job.choices):
-            choices.append(_choice(job, prompt, output, choice, len(choices)))
+            choices.append(_choice(job, prompt, output, choice, len(choices), state.engine.get_tokenizer()))
     return CompletionResponse(
         id=job.public_id,
         created=job.created,
@@ -169,10 +171,15 @@ def _best(outputs: list[CompletionOutput], keep: int) -> list[CompletionOutput]:
 
 
 def _choice(
-    job: CompletionJob, prompt: Prompt, output: RequestOutput, choice: CompletionOutput, index: int
+    job: CompletionJob,
+    prompt: Prompt,
+    output: RequestOutput,
+    choice: CompletionOutput,
+    index: int,
+    tokenizer: Tokenizer | None,
 ) -> CompletionChoice:
     request = job.request
-    shown = _shown(job, prompt, output, choice)
+    shown = _ChoiceWriter(job, prompt, tokenizer).write(output, choice)
     answer = CompletionChoice(
         index=index,
         text=shown.text,
@@ -194,23 +201,42 @@ class _Shown:
     logprobs: CompletionLogprobs | None = None
 
 
-def _shown(job: CompletionJob, prompt: Prompt, output: RequestOutput, choice: CompletionOutput) -> _Shown:
-    """An answer's text and logprobs, with the prompt before them when it is echoed."""
-    request = job.request
-    echoed = (prompt.text or "") if request.echo else ""
-    text = echoed if job.prompt_only else echoed + choice.text
-    if (top := _top(request)) is None:
-        return _Shown(text)
-    token_ids: list[int] = []
-    positions: list[Any] = []
-    if request.echo and output.prompt_logprobs is not None:
-        token_ids.extend(prompt.token_ids)
-        positions.extend(position or None for position in output.prompt_logprobs)
-    if not job.prompt_only and choice.logprobs is not None:
-        token_ids.extend(choice.token_ids)
-        positions.extend(choice.logprobs)
-    as_ids = bool(request.return_tokens_as_token_ids)
-    return _Shown(text, completion_logprobs(token_ids, positions, top, as_ids))
+class _ChoiceWriter:
+    """One answer's text and logprobs, whole or part by part, with the prompt before the first part where it is echoed."""
+
+    def __init__(self, job: CompletionJob, prompt: Prompt, tokenizer: Tokenizer | None) -> None:
+        self._job = job
+        self._prompt = prompt
+        self._tokens: CompletionTokens | None = None
+        self.has_begun = False
+        request = job.request
+        if (top := _top(request)) is not None:
+            as_ids, skips = bool(request.return_tokens_as_token_ids), request.skip_special_tokens is not False
+            self._tokens = CompletionTokens(top, as_ids, tokenizer, skips)
+
+    def write(self, output: RequestOutput, choice: CompletionOutput) -> _Shown:
+        """The next part."""
+        job, parts = self._job, list[CompletionLogprobs]()
+        text = "" if job.prompt_only else choice.text
+        if job.request.echo and not self.has_begun:
+            text = (self._prompt.text or "") + text
+            if self._tokens is not None and output.prompt_logprobs is not None:
+                positions = [position or None for position in output.prompt_logprobs]
+                parts.append(self._tokens.write_prompt(self._prompt.token_ids, positions, self._prompt.text or ""))
+        self.has_begun = True
+        if self._tokens is not None and not job.prompt_only and choice.logprobs is not None:
+            parts.append(self._tokens.write(choice.token_ids, choice.logprobs))
+        return _Shown(text, _joined(parts) if parts else None)
+
+
+def _joined(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
+    first, *others = parts
+    for other in others:
+        first.tokens += other.tokens
+        first.token_logprobs += other.token_logprobs
+        first.top_logprobs += other.top_logprobs
+        first.text_offset += other.text_offset
+    return first
 
 
 def _top(request: CompletionRequest) -> int | list[int] | None:
@@ -219,7 +245,7 @@ def _top(request: CompletionRequest) -> int | list[int] | None:
 
 
 class CompletionStream:
-    """Writes the chunks of a streamed completion; remembers, a choice, where its text has come to. See `push.AnswerStream`."""
+    """Writes the chunks of a streamed completion; remembers where the text of each choice has come to (`push.AnswerStream`)."""
 
     def __init__(self, state: ServerState, job: CompletionJob) -> None:
         include_usage, self._continuous = wants_usage(job.request)
@@ -234,7 +260,8 @@ class CompletionStream:
         self._counts = [
             TokenCount(len(prompt.token_ids), details=details, times=[] if timed else None) for prompt in job.prompts
         ]
-        self._offsets: dict[int, int] = {}
+        self._choices: dict[int, _ChoiceWriter] = {}
+        self._opened: set[int] = set()
         self._prompt_index: dict[str, int] = {}
         request = job.request
         rich = self._continuous or _top(request) is not None or request.echo
@@ -256,7 +283,7 @@ class CompletionStream:
 
     async def end(self, error: Exception | None) -> bytes:
         if error is not None:
-            return error_event(failure_of(error, self._job.public_id)) + DONE
+            return error_event(failure_of(error, self._job.public_id), self._state.settings.error_format) + DONE
         total = self._total()
         return (self._writer.usage(total.usage(), total.timing()) if self._include_usage else b"") + DONE
 
@@ -272,7 +299,10 @@ class CompletionStream:
             if not self._job.prompt_only:
                 count.completion += len(choice.token_ids)
             if self.takes_text and choice.finish_reason is None:
-                if choice.text:
+                if (
+                    choice.text or index not in self._opened
+                ):  # a client measures the first token by its chunk, text or not
+                    self._opened.add(index)
                     pieces.append(self._writer.text(index, choice.text))
             else:
                 pieces.append(self._rich(prompt_index, index, output, choice))
@@ -281,10 +311,10 @@ class CompletionStream:
     def _rich(self, prompt_index: int, index: int, output: RequestOutput, choice: CompletionOutput) -> bytes:
         job, request = self._job, self._job.request
         prompt = job.prompts[prompt_index]
-        first = index not in self._offsets
-        offset = self._offsets.get(index, 0)
-        shown = self._shown(prompt, output, choice, first, offset)
-        self._offsets[index] = offset + len(shown.text)
+        if (writer := self._choices.get(index)) is None:
+            writer = self._choices[index] = _ChoiceWriter(job, prompt, self._state.engine.get_tokenizer())
+        first = not writer.has_begun
+        shown = writer.write(output, choice)
         finish = choice.finish_reason
         chunk: dict[str, Any] = {
             "index": index,
@@ -292,28 +322,14 @@ class CompletionStream:
             "logprobs": shown.logprobs,
             "finish_reason": "length" if finish and job.prompt_only else finish,
             "stop_reason": None if job.prompt_only else choice.stop_reason,
+            "prompt_token_ids": prompt.token_ids if first and request.return_token_ids else None,
+            "token_ids": None,
         }
         if request.return_token_ids:
             chunk["token_ids"] = [] if job.prompt_only else list(choice.token_ids)
-            if first:
-                chunk["prompt_token_ids"] = prompt.token_ids
         if first and request.prompt_logprobs is not None and output.prompt_logprobs is not None:
             chunk["prompt_logprobs"] = prompt_logprobs_json(output.prompt_logprobs)
         return self._writer.choice(chunk, self._counts[prompt_index].usage() if self._continuous else None)
-
-    def _shown(
-        self, prompt: Prompt, output: RequestOutput, choice: CompletionOutput, first: bool, offset: int
-    ) -> _Shown:
-        if first and self._job.request.echo:
-            return _shown(self._job, prompt, output, choice)
-        if self._job.prompt_only:
-            return _Shown("")
-        request = self._job.request
-        if (top := _top(request)) is None or choice.logprobs is None:
-            return _Shown(choice.text)
-        as_ids = bool(request.return_tokens_as_token_ids)
-        lists = completion_logprobs(choice.token_ids, choice.logprobs, top, as_ids, offset)
-        return _Shown(choice.text, lists)
 
     def _total(self) -> TokenCount:
         total = TokenCount(details=self._state.settings.enable_prompt_tokens_details)

@@ -1,14 +1,15 @@
-"""Errors as the OpenAI protocol shows them: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors as the OpenAI protocol shows them: `{"error": {"message", "type", "param", "code"}}`; vLLM has other words in them.
 
 Knows statuses and headers. Knows nothing of routes or of the engine.
 """
 
 import math
+from http import HTTPStatus
 from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from quire.errors import CapacityError, EngineDeadError, NotFoundError, QuireError, RequestError
+from quire.errors import CapacityError, EngineDeadError, NotFoundError, QuireError, RequestError, TooLongError
 
 DEFAULT_RETRY_AFTER_S = 1
 """Sent with a 429 or 503 whose cause does not say how long to wait."""
@@ -28,13 +29,31 @@ _TYPES = {
 }
 
 
+ERROR_FORMATS = ("openai", "vllm")
+"""What `--error-format` may say: whose words `type` and `code` have."""
+
+TOO_LONG = "context_length_exceeded"
+_VLLM_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+_BEFORE_VLLMS_ROUTES = frozenset((
+    *("invalid_json", "invalid_utf8", "invalid_type", "missing_field", "json_too_deep", "unknown_field"),
+    *("unsupported_media_type", "route_not_found"),
+))  # fmt: skip
+"""Codes of refusals that in vLLM come from its web framework, which gives them the name of the HTTP status."""
+
+
 class ErrorDetail(msgspec.Struct):
-    """What went wrong: a sentence, a class, the field at fault, and a word for programs."""
+    """What went wrong: a sentence, a class, the field at fault, and a word for programs (in vLLM's format the HTTP status)."""
 
     message: str
     type: str
     param: str | None = None
-    code: str | None = None
+    code: str | int | None = None
 
 
 class ErrorResponse(msgspec.Struct):
@@ -57,12 +76,20 @@ class HTTPError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.code = code
         self.detail = ErrorDetail(message, _TYPES.get(status, "invalid_request_error"), param, code)
         self.headers = headers or {}
 
-    def body(self) -> bytes:
-        """The JSON that the client gets."""
-        return msgspec.json.encode(ErrorResponse(self.detail))
+    def body(self, error_format: str = "openai") -> bytes:
+        """The JSON that the client gets, in one of `ERROR_FORMATS`."""
+        detail = self.detail if error_format == "openai" else self._vllm_detail()
+        return msgspec.json.encode(ErrorResponse(detail))
+
+    def _vllm_detail(self) -> ErrorDetail:
+        detail, name = self.detail, _VLLM_TYPES.get(self.status)
+        if name is None or detail.code in _BEFORE_VLLMS_ROUTES:
+            name = HTTPStatus(self.status).phrase
+        return ErrorDetail(detail.message, name, detail.param, self.status)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> HTTPError:
@@ -91,7 +118,8 @@ def from_exception(error: BaseException, request_id: str) -> HTTPError:
         case NotFoundError():
             return HTTPError(404, str(error), param=error.param, code="not_found")
         case RequestError():
-            return HTTPError(400, str(error), param=error.param)
+            code = TOO_LONG if isinstance(error, TooLongError) else None
+            return HTTPError(400, str(error), param=error.param, code=code)
         case CapacityError():
             status = 503 if error.status == 503 else 429
             return HTTPError(status, str(error), code="over_capacity", headers=_retry_after(error.retry_after))

@@ -5,13 +5,11 @@ import dataclasses
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from msgspec import UnsetType
-
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.answers import ReasoningCount
 from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.prompts import Prompt
-from quire.entrypoints.openai.protocol import UNSET, GenerationFields, Timing, Usage, build_usage
+from quire.entrypoints.openai.protocol import GenerationFields, Timing, Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
 from quire.inputs import TokensPrompt
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -111,9 +109,9 @@ class TokenCount:
         reasoning = None if self.thoughts is None else self.thoughts.total
         return build_usage(self.prompt, self.completion, cached, reasoning)
 
-    def timing(self) -> Timing | UnsetType:
-        """Where the time went, where anybody asked."""
-        return build_timing(self.times) if self.times else UNSET
+    def timing(self) -> Timing | None:
+        """Where the time went; None where nobody asked."""
+        return build_timing(self.times) if self.times else None
 
     def add_cached(self, output: RequestOutput) -> None:
         """Note the prefix cache's share, once it is known."""
@@ -133,12 +131,12 @@ def wants_timing(state: ServerState, request: GenerationFields) -> bool:
 
 
 def wants_usage(request: GenerationFields) -> tuple[bool, bool]:
-    """Whether a stream ends with a usage chunk, and whether every chunk carries usage."""
+    """Whether a stream ends with a usage chunk, and whether every chunk carries usage, which needs the former."""
     options = request.stream_options
     if options is None:
         return bool(request.return_timing), False
-    continuous = bool(options.continuous_usage_stats)
-    return bool(options.include_usage or request.return_timing) or continuous, continuous
+    include = bool(options.include_usage)
+    return include or bool(request.return_timing), include and bool(options.continuous_usage_stats)
 
 
 def build_timing(parts: Sequence[RequestMetrics]) -> Timing:

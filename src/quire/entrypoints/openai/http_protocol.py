@@ -109,6 +109,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     max_header_bytes = MAX_HEADER_BYTES
     max_header_count = MAX_HEADER_COUNT
+    error_format = "openai"
     batch: WriteBatch
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -227,14 +228,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._answer(HTTPError(431, message, code="headers_too_large"))
 
     def _answer(self, error: HTTPError) -> None:
-        body = error.body()
+        body = error.body(self.error_format)
         phrase = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}[error.status]
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (error.status, phrase, len(body)) + body)
         self.transport.close()
 
 
-def bounded_to(max_header_bytes: int, max_header_count: int) -> type[BoundedHttpProtocol]:
+def bounded_to(max_header_bytes: int, max_header_count: int, error_format: str = "openai") -> type[BoundedHttpProtocol]:
     """One server's protocol."""
-    bounds = {"max_header_bytes": max_header_bytes, "max_header_count": max_header_count}
+    bounds: dict[str, Any] = {"max_header_bytes": max_header_bytes, "max_header_count": max_header_count}
+    bounds["error_format"] = error_format
     return type("Protocol", (BoundedHttpProtocol,), {**bounds, "batch": WriteBatch()})

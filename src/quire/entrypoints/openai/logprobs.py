@@ -1,13 +1,16 @@
 """Logprobs in the two forms of the protocol: chat's objects and completions' four parallel lists.
 
-Knows the engine's `{token id: Logprob}` positions. Knows nothing of tokenizers: the tokens' texts are in them.
+Knows the engine's `{token id: Logprob}` positions, whose first entry is the token itself; the tokens' texts are in them. Asks
+the tokenizer for a token's bytes, and which tokens are special.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from quire.entrypoints.openai.protocol import ChatLogprobs, CompletionLogprobs, TokenLogprob, TokenTopLogprob
 from quire.logprobs import Logprob, LogprobsOnePosition
+from quire.tokenizers.interface import Tokenizer
+from quire.tokenizers.token_texts import bytes_of, texts_at
 
 LOWEST = -9999.0
 """JSON has no infinity; OpenAI and others write this for a token that cannot be sampled."""
@@ -25,60 +28,122 @@ def token_text(token_id: int, entry: Logprob, as_ids: bool) -> str:
     return entry.decoded_token
 
 
-def top_entries(position: LogprobsOnePosition, top: int | Sequence[int]) -> list[tuple[int, Logprob]]:
-    """The `top` likeliest entries of a position, best first (all of them when `top` is -1), or those of named tokens.
+def top_entries(position: LogprobsOnePosition, top: int) -> list[tuple[int, Logprob]]:
+    """The `top` likeliest entries of a position, best first; all of them when `top` is -1.
 
     The sampled token is in a position whether or not it is among the likeliest, so that entries are ranked again here.
     """
-    if not isinstance(top, int):
-        return [(token_id, position[token_id]) for token_id in dict.fromkeys(top) if token_id in position]
-    count = top
     ranked = sorted(position.items(), key=lambda item: -item[1].logprob)
-    return ranked if count < 0 else ranked[:count]
+    return ranked if top < 0 else ranked[:top]
 
 
 def chat_logprobs(
-    token_ids: Sequence[int], positions: Iterable[LogprobsOnePosition], top: int | Sequence[int], as_ids: bool
+    token_ids: Sequence[int],
+    positions: Iterable[LogprobsOnePosition],
+    top: int | Sequence[int],
+    as_ids: bool,
+    tokenizer: Tokenizer | None = None,
 ) -> ChatLogprobs:
+    """Logprobs of chat tokens. `top`: so many alternatives, or named tokens, which are shown behind the sampled one."""
     content: list[TokenLogprob] = []
     for token_id, position in zip(token_ids, positions, strict=False):
-        token, logprob, raw = _chat_token(token_id, position[token_id], as_ids)
-        best = [TokenTopLogprob(*_chat_token(other, entry, as_ids)) for other, entry in top_entries(position, top)]
+        token, logprob, raw = _chat_token(token_id, position[token_id], as_ids, tokenizer)
+        entries = top_entries(position, top) if isinstance(top, int) else list(position.items())
+        best = [TokenTopLogprob(*_chat_token(other, entry, as_ids, tokenizer)) for other, entry in entries]
         content.append(TokenLogprob(token, logprob, raw, best))
     return ChatLogprobs(content)
 
 
-def _chat_token(token_id: int, entry: Logprob, as_ids: bool) -> tuple[str, float, list[int]]:
+def _chat_token(
+    token_id: int, entry: Logprob, as_ids: bool, tokenizer: Tokenizer | None
+) -> tuple[str, float, list[int]]:
     text = token_text(token_id, entry, as_ids)
-    return text, finite(entry.logprob), list(text.encode("utf-8", "replace"))
+    return text, finite(entry.logprob), list(bytes_of(tokenizer, token_id, entry.decoded_token or text))
 
 
-def completion_logprobs(
-    token_ids: Sequence[int],
-    positions: Iterable[LogprobsOnePosition | None],
-    top: int | Sequence[int],
-    as_ids: bool,
-    start_offset: int = 0,
-) -> CompletionLogprobs:
-    """Logprobs of completion tokens; a position is None for the first token of an echoed prompt. `start_offset`: characters
-    of the choice's text before the first of these tokens."""
-    answer = CompletionLogprobs([], [], [], [])
-    offset = start_offset
-    for token_id, position in zip(token_ids, positions, strict=False):
-        entry = position.get(token_id) if position else None
-        text = token_text(token_id, entry, as_ids) if entry is not None else f"token_id:{token_id}"
-        answer.tokens.append(text)
-        answer.text_offset.append(offset)
-        if position is None or entry is None:
-            answer.token_logprobs.append(None)
-            answer.top_logprobs.append(None)
-        else:
-            answer.token_logprobs.append(finite(entry.logprob))
-            answer.top_logprobs.append(
-                {token_text(other, alt, as_ids): finite(alt.logprob) for other, alt in top_entries(position, top)}
-            )
-        offset += len(text)
-    return answer
+class CompletionTokens:
+    """Writes the logprobs of one choice of a completion, whose tokens may come in several parts.
+
+    Args:
+        top: how many alternatives of a position are shown beside its own token, or named tokens, which all are.
+        as_ids: tokens are written as `token_id:ID`.
+        skips_special: special tokens leave no text in the choice.
+    """
+
+    def __init__(
+        self, top: int | Sequence[int], as_ids: bool, tokenizer: Tokenizer | None, skips_special: bool
+    ) -> None:
+        self._top = top
+        self._as_ids = as_ids
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids if skips_special and tokenizer is not None else frozenset[int]()
+        self._offset = 0
+
+    def write_prompt(
+        self, token_ids: Sequence[int], positions: Sequence[LogprobsOnePosition | None], prompt: str
+    ) -> CompletionLogprobs:
+        """Logprobs of an echoed prompt; there are none of its first token."""
+        texts = list(self._prompt_texts(token_ids, positions))
+        answer = self._write(token_ids, positions, texts, _offsets(texts, prompt))
+        self._offset = len(prompt)
+        return answer
+
+    def _prompt_texts(self, token_ids: Sequence[int], positions: Sequence[LogprobsOnePosition | None]) -> Iterator[str]:
+        for token_id, position in zip(token_ids, positions, strict=False):
+            entry = position.get(token_id) if position else None
+            if entry is not None:
+                yield entry.decoded_token or ""
+            else:
+                yield "" if self._tokenizer is None else texts_at(self._tokenizer, (), (token_id,))[0]
+
+    def write(self, token_ids: Sequence[int], positions: Iterable[LogprobsOnePosition]) -> CompletionLogprobs:
+        """Logprobs of the next tokens of the answer."""
+        kept, texts, offsets = list(positions), list[str](), list[int]()
+        for token_id, position in zip(token_ids, kept, strict=False):
+            texts.append(position[token_id].decoded_token or "")
+            offsets.append(self._offset)
+            self._offset += 0 if token_id in self._hidden else len(texts[-1])
+        return self._write(token_ids, kept, texts, offsets)
+
+    def _write(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[LogprobsOnePosition | None],
+        texts: Sequence[str],
+        offsets: Sequence[int],
+    ) -> CompletionLogprobs:
+        answer = CompletionLogprobs([], [], [], [])
+        for token_id, position, text, offset in zip(token_ids, positions, texts, offsets, strict=False):
+            entry = position.get(token_id) if position else None
+            written = Logprob(0.0, None, None if self._tokenizer is None else text) if entry is None else entry
+            answer.tokens.append(token_text(token_id, written, self._as_ids))
+            answer.text_offset.append(offset)
+            answer.token_logprobs.append(None if entry is None else finite(entry.logprob))
+            answer.top_logprobs.append(None if entry is None or not position else self._best(token_id, position))
+        return answer
+
+    def _best(self, token_id: int, position: LogprobsOnePosition) -> dict[str, float]:
+        """The token's own logprob, and those of the alternatives that are shown."""
+        top = self._top
+        others = top_entries(position, top) if isinstance(top, int) else position.items()
+        best: dict[str, float] = {}
+        for other, entry in ((token_id, position[token_id]), *others):
+            best.setdefault(token_text(other, entry, self._as_ids), finite(entry.logprob))
+        return best
+
+
+def _offsets(texts: Sequence[str], whole: str) -> list[int]:
+    """Where each token of an echoed prompt begins in its text. A token that the text does not show (one that begins every
+    sequence) takes no room, and the first shown one may have lost its leading space."""
+    offsets: list[int] = []
+    place = 0
+    for text in texts:
+        offsets.append(place)
+        if whole.startswith(text, place):
+            place += len(text)
+        elif not place and text.startswith(" ") and whole.startswith(text[1:]):
+            place += len(text) - 1
+    return offsets
 
 
 def prompt_logprobs_json(

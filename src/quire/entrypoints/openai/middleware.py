@@ -50,7 +50,7 @@ def route_path(scope: Scope) -> str:
 
 
 async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
-    body = error_body(error, route_path(scope))
+    body = error_body(error, route_path(scope), scope["state"]["error_format"])
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -81,7 +81,8 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = self._request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        kept = scope.setdefault("state", {})
+        kept["request_id"], kept["error_format"] = request_id, self._state.settings.error_format
         started = complete = False
         status, began = 0, time.perf_counter()
 

@@ -21,14 +21,14 @@ from starlette.responses import Response
 from quire.config import PoolingConfig, limits
 from quire.engine.input_processor import TokenizedPrompt
 from quire.entrypoints.openai import pooling_protocol as protocol
-from quire.entrypoints.openai.errors import bad_field, bad_request, error_of_finished
+from quire.entrypoints.openai.errors import TOO_LONG, bad_field, bad_request, error_of_finished
 from quire.entrypoints.openai.generation import all_of
 from quire.entrypoints.openai.number_formats import to_bytes
 from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, CohereEmbedResponse, CohereMeta
 from quire.entrypoints.openai.prompts import listed, render_chat, require_tokenizer, run_sized
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
-from quire.errors import RequestError
+from quire.errors import RequestError, TooLongError
 from quire.guards import is_dict, is_sequence
 from quire.inputs import PromptType, TextPrompt, TokensPrompt
 from quire.outputs import PoolingOutput, PoolingRequestOutput
@@ -111,7 +111,7 @@ async def run_pooling(
                     return output
         except RequestError as error:
             if error.param in ("prompt", "prompt_token_ids"):
-                raise bad_field(field, str(error)) from None
+                raise bad_field(field, str(error), TOO_LONG if isinstance(error, TooLongError) else None) from None
             raise
         raise error_of_finished(None, public_id)
 

@@ -156,16 +156,19 @@ def listed(given: str | Sequence[PromptItem] | None, field: str, what: str) -> l
     return items
 
 
-async def completion_prompts(request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
-    """The prompts of a completion request: a text, texts, token ids, or lists of token ids."""
+async def completion_prompts(
+    request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int, room: int
+) -> list[Prompt]:
+    """The prompts of a completion request: a text, texts, token ids, or lists of token ids. `room`: how many tokens of each
+    `truncate_prompt_tokens=-1` keeps."""
     if request.prompt is None:
         raise bad_field("prompt", "this field is required.", "missing_field")
     items = listed(request.prompt, "prompt", "prompts")
-    return [await _completion_prompt(item, request, tokenizer, vocab_size) for item in items]
+    return [await _completion_prompt(item, request, tokenizer, vocab_size, room) for item in items]
 
 
 async def _completion_prompt(
-    item: str | int | list[int], request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int
+    item: str | int | list[int], request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int, room: int
 ) -> Prompt:
     if isinstance(item, int):
         raise bad_field("prompt", "a list mixes token ids with texts or lists.")
@@ -178,7 +181,8 @@ async def _completion_prompt(
         check_token_ids(item, vocab_size, "prompt")
         text = tokenizer.decode(item) if request.echo and tokenizer is not None else None
         prompt = Prompt(item, text)
-    return _truncated(prompt, request.truncate_prompt_tokens, request.truncation_side, tokenizer, bool(request.echo))
+    keep = room if request.truncate_prompt_tokens == -1 else request.truncate_prompt_tokens
+    return _truncated(prompt, keep, request.truncation_side, tokenizer, bool(request.echo))
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> None:
@@ -194,7 +198,7 @@ def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> None:
 def _truncated(
     prompt: Prompt, keep: int | None, side: str | None, tokenizer: Tokenizer | None, need_text: bool
 ) -> Prompt:
-    if keep is None or keep == -1:
+    if keep is None:
         return prompt
     if keep < 1:
         raise bad_field("truncate_prompt_tokens", f"{keep} is out of range; -1, or at least 1.")

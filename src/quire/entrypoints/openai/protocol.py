@@ -221,7 +221,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
-    completion_tokens_details: CompletionTokensDetails | Optional = UNSET
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TokenTopLogprob(msgspec.Struct):
@@ -275,6 +275,9 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: str | None
     refusal: str | None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | Optional = UNSET
 
@@ -287,7 +290,7 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None = None
-    token_ids: list[int] | Optional = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionResponse(msgspec.Struct, kw_only=True):
@@ -299,11 +302,13 @@ class ChatCompletionResponse(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    metrics: Timing | Optional = UNSET
+    metrics: Timing | None = None
     system_fingerprint: str | None = None
-    prompt_logprobs: list[dict[str, Any] | None] | Optional = UNSET
-    prompt_token_ids: list[int] | Optional = UNSET
-    prompt_text: str | Optional | None = UNSET
+    service_tier: str | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -314,9 +319,9 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None = None
-    prompt_logprobs: list[dict[str, Any] | None] | Optional = UNSET
-    prompt_token_ids: list[int] | Optional = UNSET
-    token_ids: list[int] | Optional = UNSET
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class CompletionResponse(msgspec.Struct, kw_only=True):
@@ -328,8 +333,10 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
-    metrics: Timing | Optional = UNSET
+    service_tier: str | None = None
     system_fingerprint: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    metrics: Timing | None = None
 
 
 class LabelScore(msgspec.Struct):
@@ -390,5 +397,5 @@ def build_usage(
 ) -> Usage:
     """The usage block; the shares of the cache and of the reasoning are given when they are known."""
     details = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
-    thoughts = UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+    thoughts = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
     return Usage(prompt_tokens, prompt_tokens + completion_tokens, completion_tokens, details, thoughts)

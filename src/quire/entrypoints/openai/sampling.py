@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.config import limits
 from quire.entrypoints.openai.answers import AnswerReader
-from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
+from quire.entrypoints.openai.errors import TOO_LONG, HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -184,7 +184,7 @@ def resolve_max_tokens(
     limit = f"The model's maximum context length is {max_model_len} tokens"
     if room < 1:
         message = f"{limit}, and the prompt has {num_prompt_tokens}; shorten the prompt."
-        raise bad_field(prompt_field, message, "context_length_exceeded")
+        raise bad_field(prompt_field, message, TOO_LONG)
     if asked is None:
         return min(room, int(model_default)) if model_default else room
     if asked > room:
@@ -192,7 +192,7 @@ def resolve_max_tokens(
             f"{limit}; the prompt has {num_prompt_tokens} and {asked} more were asked for. "
             f"Ask for at most {room}, or shorten the prompt."
         )
-        raise bad_field(field, message, "context_length_exceeded")
+        raise bad_field(field, message, TOO_LONG)
     return asked
 
 
@@ -310,4 +310,4 @@ def apply_defaults(settings: ServerSettings, request: GenerationFields) -> None:
         request.return_tokens_as_token_ids = settings.return_tokens_as_token_ids
     if request.stream and settings.enable_force_include_usage:
         request.stream_options = request.stream_options or StreamOptions()
-        request.stream_options.include_usage = True
+        request.stream_options.include_usage = request.stream_options.continuous_usage_stats = True

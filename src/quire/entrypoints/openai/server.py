@@ -116,7 +116,7 @@ class ServerProcess:
         options = self._options
         config = uvicorn.Config(
             self._app,
-            http=bounded_to(options.max_header_bytes, options.max_header_count),
+            http=bounded_to(options.max_header_bytes, options.max_header_count, self._state.settings.error_format),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -49,6 +49,7 @@ class ServerSettings:
     fingerprint_mode: str = "full"
     fingerprint_value: str | None = None
     responses_store: str | None = None
+    error_format: str = "openai"
 
 
 def answer_formats(settings: ServerSettings, config: "ReasoningConfig", template: str | None) -> AnswerFormats:

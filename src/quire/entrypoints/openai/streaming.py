@@ -176,15 +176,16 @@ class ChunkWriter:
             head = self._heads[key] = self._head + b'{"index":%d,%s' % (index, before.encode())
         return b"".join((head, _encode(text), self._text_tail))
 
-    def choice(self, choice: dict[str, Any], usage: Usage | None = None) -> bytes:
-        """A chunk with one choice of any content."""
-        if usage is None:
-            return self._head + _encode(choice) + self._tail
-        return self._head + _encode(choice) + b'],"usage":' + _encode(usage) + b"}\n\n"
+    def choice(self, choice: dict[str, Any], usage: Usage | None = None, beside: dict[str, Any] | None = None) -> bytes:
+        """A chunk with one choice of any content, and with other fields beside the choices."""
+        tail = self._tail if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
+        if beside:
+            tail = b"]," + _encode(beside)[1:-1] + tail[1:]
+        return self._head + _encode(choice) + tail
 
-    def usage(self, usage: Usage, timing: Timing | msgspec.UnsetType = msgspec.UNSET) -> bytes:
+    def usage(self, usage: Usage, timing: Timing | None = None) -> bytes:
         """The last chunk before the end: no choice, the whole stream's usage, and its times where they are wanted."""
-        metrics = b"" if timing is msgspec.UNSET else b',"metrics":' + _encode(timing)
+        metrics = b"" if timing is None else b',"metrics":' + _encode(timing)
         return self._head + b'],"usage":' + _encode(usage) + metrics + b"}\n\n"
 
 
@@ -198,10 +199,13 @@ def chat_chunk_writer(
 def completion_chunk_writer(
     request_id: str, created: int, model: str, include_usage: bool, fingerprint: str | None = None
 ) -> ChunkWriter:
-    around = ('"text":', ',"logprobs":null,"finish_reason":null,"stop_reason":null}')
+    around = (
+        '"text":',
+        ',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}',
+    )
     return ChunkWriter(request_id, created, model, "text_completion", around, include_usage, fingerprint)
 
 
-def error_event(error: HTTPError) -> bytes:
+def error_event(error: HTTPError, error_format: str) -> bytes:
     """An error in a stream whose status has already been sent."""
-    return b"data: " + error.body() + b"\n\n"
+    return b"data: " + error.body(error_format) + b"\n\n"

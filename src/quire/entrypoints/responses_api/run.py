@@ -15,6 +15,7 @@ from quire.entrypoints.openai.chat import open_chat
 from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.generation import TokenCount, check_output
 from quire.entrypoints.openai.logprobs import chat_logprobs
+from quire.entrypoints.openai.protocol import UNSET
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
 from quire.entrypoints.responses_api import protocol
@@ -24,6 +25,7 @@ from quire.entrypoints.responses_api.store import Missing, Record
 from quire.logger import init_logger
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece
+from quire.tokenizers.interface import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -56,7 +58,7 @@ class ResponseStream:
             job.response.status = "in_progress"
             events.append(job.writer.lifecycle("in_progress"))
         for part, num_thoughts in parts:
-            _add_logprobs(job, part, num_thoughts)
+            _add_logprobs(job, part, num_thoughts, self._state.engine.get_tokenizer())
             for piece in job.reader.read(part):
                 events += job.writer.write(piece, job.unwritten if piece.kind == "content" else ())
                 job.unwritten = []
@@ -84,11 +86,12 @@ class ResponseStream:
         return b"".join(events)
 
 
-def _add_logprobs(job: ResponseJob, choice: CompletionOutput, num_thoughts: int) -> None:
+def _add_logprobs(job: ResponseJob, choice: CompletionOutput, num_thoughts: int, tokenizer: Tokenizer | None) -> None:
     """Logprobs of tokens go with the next text that is written; those of thoughts come first and are left out."""
     if job.chat.request.logprobs and choice.logprobs is not None:
         top = job.chat.request.top_logprobs or 0
-        job.unwritten += (chat_logprobs(choice.token_ids, choice.logprobs, top, False).content or [])[num_thoughts:]
+        told = chat_logprobs(choice.token_ids, choice.logprobs, top, False, tokenizer).content or []
+        job.unwritten += told[num_thoughts:]
 
 
 def _finish(job: ResponseJob, reason: str) -> list[bytes]:
@@ -110,7 +113,7 @@ def end(job: ResponseJob) -> list[bytes]:
     response = job.response
     response.status = job.ended_as
     response.completed_at = int(time.time()) if response.status == "completed" else None
-    response.usage, response.metrics = _usage(job.count), job.count.timing()
+    response.usage, response.metrics = _usage(job.count), job.count.timing() or UNSET
     return [job.writer.lifecycle(response.status)]
 
 
