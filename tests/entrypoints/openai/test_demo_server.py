@@ -111,6 +111,8 @@ def test_the_openai_client_gets_completions_with_logprobs_and_n(demo):
         assert logprobs is not None and logprobs.tokens is not None
         assert len(logprobs.tokens) == len(logprobs.token_logprobs or []) == len(logprobs.top_logprobs or []) <= 5
         assert all(value is not None and value <= 0 for value in logprobs.token_logprobs or [])
+        places = zip(logprobs.tokens, logprobs.text_offset or [], strict=True)
+        assert all(choice.text[place:].startswith(token) for token, place in places if token in choice.text)
     again = client.completions.create(
         model="quire-demo", prompt="one two three", max_tokens=5, n=3, seed=1, temperature=1.0
     )
@@ -228,10 +230,12 @@ def test_a_client_that_goes_away_has_its_request_aborted(demo):
 
 def test_metrics_count_what_was_done(demo):
     names = ("prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_count")
+    names += ("iteration_tokens_total_sum", "prompt_tokens_cached_total")
     before = [demo.metric(name) for name in names]
     usage = demo.complete(prompt="one two three", max_tokens=7, ignore_eos=True)["usage"]
     after = [demo.metric(name) for name in names]
-    assert [new - old for new, old in zip(after, before, strict=True)] == [usage["prompt_tokens"], 7, 1]
+    *counts, cached = [new - old for new, old in zip(after, before, strict=True)]
+    assert counts == [usage["prompt_tokens"], 7, 1, usage["prompt_tokens"] - cached + 7]
     assert demo.metric("num_requests_running") == 0
 
 
