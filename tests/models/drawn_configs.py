@@ -122,6 +122,10 @@ FIELDS: dict[str, Draw] = {
     "block_multiple_of": _one_of(16, 24),
     "block_ffn_dim_multiplier": _one_of(1.0, 1.3),
     "linear_head_dim": _one_of(5, 8, 16, 24),
+    "short_conv_kernel_size": _one_of(2, 3, 4),
+    "kda_safe_gate": _FLAG,
+    "kda_lower_bound": _one_of(-5.0, -1.0, -0.2),
+    "layer_group_size": _one_of(1, 2, 3, 9),
     "linear_num_heads": _one_of(1, 2, 3, 4),
     "linear_key_head_dim": _one_of(5, 8, 16, 24),
     "linear_value_head_dim": _one_of(7, 8, 16, 20),
@@ -136,7 +140,7 @@ FIELDS: dict[str, Draw] = {
 FIXED = {"hidden_act": "silu", "mlp_hidden_act": "relu2"}
 SILU_ONLY = (
     "Mamba", "FalconMamba", "Jamba", "Bamba", "FalconH1", "GraniteMoeHybrid", "Qwen3Next", "Qwen3_5", "GptOss", "Apertus",
-    "OlmoHybrid", "KimiLinear",
+    "OlmoHybrid", "KimiLinear", "BailingHybrid",
 )  # fmt: skip
 """Families whose activation is a part of the layer (or of none of its own): others there are refused, and told so."""
 HEAD_DIM_IS_OTHER = ("Mamba2", "Helium", "Zamba2")
@@ -151,6 +155,7 @@ UNGROUPED = (
     "Persimmon",
     "Bloom",
     "KimiLinear",
+    "BailingH",
 )
 """Families whose attention has one key a query, or which name the number otherwise."""
 
@@ -253,6 +258,7 @@ KINDS = {
     "Qwen3_5MoeForCausalLM": ("linear_attention", "full_attention"),
     "OlmoHybridForCausalLM": ("linear_attention", "full_attention"),
     "KimiLinearForCausalLM": ("linear_attention", "full_attention"),
+    "BailingHybridForCausalLM": ("linear_attention", "full_attention"),
     "Lfm2ForCausalLM": ("conv", "full_attention"),
     "Lfm2MoeForCausalLM": ("conv", "full_attention"),
     "GraniteMoeHybridForCausalLM": ("linear_attention", "full_attention"),

@@ -81,6 +81,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "KimiLinearForCausalLM",
         {"linear_num_heads": 1, "linear_head_dim": 40, "linear_conv_kernel_dim": 3, "mlp_layer_types": ["dense"] * 4},
     ),
+    "bailing hybrid": ("BailingHybridForCausalLM", {}),
+    "bailing hybrid: decays without a floor": (
+        "BailingHybridForCausalLM", {"kda_safe_gate": False, "short_conv_kernel_size": 3, "mlp_layer_types": ["dense"] * 4},
+    ),
     "olmo hybrid": ("OlmoHybridForCausalLM", {}),
     "olmo hybrid: no positions, no negative eigenvalues, tied": (
         "OlmoHybridForCausalLM",

@@ -115,6 +115,29 @@ def test_kimi_linear_with_positions_in_latent_attention_is_refused():
         spec_of("KimiLinearForCausalLM", **KIMI_LINEAR | {"mla_use_nope": False})
 
 
+LING_3 = {
+    "num_experts": 16, "num_experts_per_tok": 4, "num_shared_experts": 1, "n_group": 4, "topk_group": 2, "head_dim": 16,
+    "moe_intermediate_size": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "layer_group_size": 2, "rope_theta": 6e6, "rope_scaling": None, "num_nextn_predict_layers": 1,
+}  # fmt: skip
+
+
+def test_ling_3_has_latent_attention_at_the_end_of_each_group():
+    spec = spec_of("BailingMoeV3ForCausalLM", **LING_3)
+    assert kinds(spec) == ["KimiDelta", "MLA", "KimiDelta", "MLA"]
+    (delta,), (latent,) = spec.mixers_of(0), spec.mixers_of(1)
+    assert isinstance(delta, KimiDelta) and (delta.heads, delta.head_dim, delta.floor) == (4, 16, -5.0)
+    assert isinstance(latent, MLA) and latent.head_gate and latent.rope.theta == 6e6
+    assert "*layers.4.*" in spec.weights.ignored
+
+
+@pytest.mark.parametrize("field", [{"q_lora_rank": 64}, {"expert_swiglu_limit_list": [0, 0, 7.0, 0]}])
+def test_what_ling_3_has_only_elsewhere_is_refused_by_name(field):
+    (name,) = field
+    with pytest.raises(ConfigError, match=f"{name}=.* is not known of Ling 3"):
+        spec_of("BailingHybridForCausalLM", **LING_3 | field)
+
+
 def test_another_activation_than_the_kernels_is_refused():
     with pytest.raises(ConfigError, match="hidden_act='gelu'"):
         spec_of("BambaForCausalLM", **MAMBA2, hidden_act="gelu")

@@ -154,6 +154,11 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "linear_head_dim": 12, "linear_num_heads": 6, "num_local_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 24, "n_group": 2, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     },
+    "BailingHybridForCausalLM": {
+        "num_hidden_layers": 4, "layer_group_size": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4, "head_dim": 12,
+        "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_local_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0,
+    },
     "OlmoHybridForCausalLM": {
         "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24, "linear_value_head_dim": 12,

@@ -17,6 +17,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     },
     "ArceeForCausalLM": {"rms_norm_eps": 1e-05},
+    "BailingHybridForCausalLM": {
+        "kv_lora_rank": 512, "n_shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 6000000.0,
+        "routed_scaling_factor": 2.5, "v_head_dim": 128,
+    },
     "BambaForCausalLM": {"num_key_value_heads": 8},
     "Cohere2ForCausalLM": {"logit_scale": 0.0625, "sliding_window": 4096},
     "Cohere2MoeForCausalLM": {"head_dim": 128, "sliding_window": 4096},

@@ -49,17 +49,21 @@ KIMI_LINEAR_NAMES = dataclasses.replace(
 )
 
 
+def with_deepseeks_words(hf: HFConfig) -> HFConfig:
+    """The config with DeepSeek's names for what Kimi-Linear and Ling 3 call otherwise."""
+    return renamed(
+        hf, n_routed_experts="num_experts", n_shared_experts="num_shared_experts",
+        num_experts_per_tok="num_experts_per_token", norm_topk_prob="moe_renormalize", n_group="num_expert_group",
+        max_position_embeddings="model_max_length",
+    )  # fmt: skip
+
+
 @register("KimiLinearForCausalLM")
 def kimi_linear(hf: HFConfig) -> DecoderSpec:
     """Kimi-Linear."""
     check_silu(hf)
     linear = hf.get("linear_attn_config", HFConfig({}))
-    hf = renamed(
-        hf, n_routed_experts="num_experts", n_shared_experts="num_shared_experts",
-        num_experts_per_tok="num_experts_per_token", norm_topk_prob="moe_renormalize", n_group="num_expert_group",
-        max_position_embeddings="model_max_length",
-    )  # fmt: skip
-    hf = defaults(hf, first_k_dense_replace=1)
+    hf = defaults(with_deepseeks_words(hf), first_k_dense_replace=1)
     spec = latent_decoder(hf, KIMI_LINEAR_NAMES, interleaved=False)
     latent = dataclasses.replace(cast(MLA, spec.mixer), rope=Rope.still(hf.qk_rope_head_dim), scale=None)
     size = linear.get("head_dim", hf.get("linear_head_dim", 128))

@@ -95,6 +95,7 @@ class MLA:
         scale: of the scores; None means (nope_dim + rotary_dim) ** -0.5.
         in_bias: of the matrices that make latents.
         temperature: queries grow with their position.
+        head_gate: what attention gives is multiplied, head by head, by the sigmoid of one more learned score.
     """
 
     heads: int
@@ -108,6 +109,7 @@ class MLA:
     in_bias: bool = False
     out_bias: bool = False
     temperature: Temperature | None = None
+    head_gate: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

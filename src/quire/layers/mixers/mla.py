@@ -15,7 +15,7 @@ import torch
 
 from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
-from quire.kernels import latent, ops
+from quire.kernels import latent, ops, recurrent
 from quire.kernels.heads import scale_rows
 from quire.kernels.latent import HeadWeight
 from quire.kernels.ops import LinearWeight
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class MLALayer(MixerLayer):
     """Heads are shared out over ranks; every rank keeps the latents of all tokens."""
 
-    NAMES = frozenset(("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "out", *SCALES))
+    NAMES = frozenset(("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "head_gate", "out", *SCALES))
     can_fuse = True
 
     def __init__(self, mixer: MLA, context: LayerContext) -> None:
@@ -54,7 +54,7 @@ class MLALayer(MixerLayer):
         # Of the wide buffer: queries (later the heads' values), the queries' latent, the latent, and absorbed queries.
         queries = self.heads * max(_query_dim(mixer), mixer.value_dim)
         self._parts = (queries, mixer.q_rank, self.columns, self.heads * self.columns)
-        self.wide = sum(self._parts)
+        self.wide = sum(self._parts) + (self.heads if mixer.head_gate else 0)
         self.narrow = max(self.heads * max(mixer.kv_rank, mixer.value_dim), mixer.q_rank)
         self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
         self._to_latent: HeadWeight | None = None
@@ -75,6 +75,8 @@ class MLALayer(MixerLayer):
         yield scope.norm("kv_a_norm", mixer.norm, mixer.kv_rank)
         keys_and_values = Part(mixer.heads * (mixer.nope_dim + mixer.value_dim), mixer.heads)
         yield scope.linear("kv_b", (keys_and_values,), mixer.kv_rank, shard="rows")
+        if mixer.head_gate:
+            yield scope.linear("head_gate", (Part(mixer.heads, mixer.heads),), shard="rows")
         values = mixer.heads * mixer.value_dim
         yield scope.linear("out", (scope.hidden,), values, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
 
@@ -171,6 +173,10 @@ class MLALayer(MixerLayer):
         values_TC = first_TC.view(-1)[: tokens * self.heads * mixer.value_dim].view(tokens, -1)
         heads = (self.heads, -1)
         latent.head_linear(attended_TC.unflatten(1, heads), self._to_values, values_TC.unflatten(1, heads))
+        if mixer.head_gate:
+            gate_TN = views.wide(self.wide).view(-1)[tokens * sum(self._parts) :].view(tokens, self.heads)
+            method.apply(x_TD, self.linears["head_gate"], gate_TN)
+            recurrent.gate(values_TC, gate_TN, "sigmoid", values_TC)
         return values_TC
 
 
@@ -186,5 +192,5 @@ def _local_heads(mixer: MLA, plan: ParallelPlan) -> int:
 def _side_by_side(buffer_TC: torch.Tensor, columns: Sequence[int]) -> list[torch.Tensor]:
     """Contiguous [T, columns] one after the other in a buffer."""
     tokens = len(buffer_TC)
-    parts = buffer_TC.view(-1).split([tokens * count for count in columns])
+    parts = buffer_TC.view(-1)[: tokens * sum(columns)].split([tokens * count for count in columns])
     return [part.view(tokens, count) for part, count in zip(parts, columns, strict=True)]
