@@ -6,6 +6,7 @@ processor).
 
 import copy
 import enum
+import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -98,13 +99,24 @@ def _check_json(name: str, value: Any) -> None:
     """A JSON object (or the schema `true`), or text that holds one."""
     if isinstance(value, str):
         _check_text(name, value, limits.MAX_GRAMMAR_BYTES)
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"structured_outputs.{name} is not valid JSON: {error}", param=name) from None
+        _check_json_text(name, value)
+    else:
+        _check_json_value(name, value)
+
+
+def _check_json_value(name: str, value: Any) -> None:
     if not is_dict(value) and not (name == "json" and isinstance(value, bool)):
         checks.refuse(name, value, f"{_JSON_VALUES[name]}: an object, or text that holds one")
     _check_depth(name, value, limits.MAX_JSON_DEPTH)
+
+
+@functools.lru_cache(maxsize=16)  # a batch's requests tend to have the same one
+def _check_json_text(name: str, text: str) -> None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"structured_outputs.{name} is not valid JSON: {error}", param=name) from None
+    _check_json_value(name, value)
 
 
 _JSON_VALUES = {"json": "a JSON schema", "structural_tag": "a structural tag"}

@@ -50,8 +50,8 @@ class Outlook:
     """What may come next in a state, and in all that are as good as equal.
 
     Attributes:
-        masks: by the characters that are left in a free string; where the engine leaves but one text, which mask it gives
-            depends on the token before: by that, as a negative number.
+        masks: by the characters that are left in a free string. Where the engine leaves but one text, it allows the first
+            token of its usual spelling, which may depend on the token before: the first one seen serves all.
         forced: the tokens that follow for certain, by the token before, once somebody has asked.
         visits: how often a mask was made.
     """
@@ -76,9 +76,10 @@ class Node:
         is_lasting: whether it may be met again.
         text: the free string that it is inside of.
         is_between: whether it is between two characters of that.
+        full: where any token leads that brings the string to its frontier, once one has.
     """
 
-    __slots__ = ("aliases", "depth", "edges", "is_between", "is_lasting", "outlook", "state", "text")
+    __slots__ = ("aliases", "depth", "edges", "full", "is_between", "is_lasting", "outlook", "state", "text")
 
     def __init__(self, state: JsonState | None, outlook: Outlook, depth: int = 0, *, is_lasting: bool = True) -> None:
         self.edges: dict[int, tuple[Node, int]] = {}
@@ -86,6 +87,7 @@ class Node:
         self.outlook, self.state, self.depth, self.is_lasting = outlook, state, depth, is_lasting
         self.text: Text | None = None
         self.is_between = False
+        self.full: tuple[Node, int] | None = None
 
 
 class Position:
@@ -139,6 +141,7 @@ class States:
         """Begin anew. Rows go on from where they are."""
         for node in self._nodes.values():
             node.edges.clear()
+            node.full = None
         self._nodes = {}
         self._outlooks: dict[JsonState, Outlook] = {}
         self._rounded: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
@@ -159,9 +162,15 @@ class States:
             left = UNBOUNDED if text.goes_on else text.frontier - at.used
             if self._strings.num_chars(token_id) > left:
                 return False
+            if size == left and node.full is not None:
+                at.pending += [self._strings.probe] * at.skipped
+                return self._follow(at, token_id, node.full)
         edge = node.edges.get(node.aliases.get(token_id, token_id))
         if edge is None:
             return self._discover(at, token_id)
+        return self._follow(at, token_id, edge)
+
+    def _follow(self, at: Position, token_id: int, edge: tuple[Node, int]) -> bool:
         at.node, at.used = edge
         at.last, at.skipped = token_id, 0
         at.pending.append(token_id)
@@ -182,6 +191,10 @@ class States:
             if stays and node.is_between and node.text is not None and node.text.frontier < UNBOUNDED:
                 at.pending += [self._strings.probe] * at.skipped
             found, used = self._arrive(state, at.used if stays else 0)
+            if stays and node.is_between and node.text is not None and not node.text.goes_on:
+                size = node.text.steps[token_id]
+                if size != LEAVES and at.used + size == node.text.frontier:
+                    node.full = found, used
         else:
             found = Node(None, Outlook(), is_lasting=False)
         at.pending.append(token_id)
@@ -275,8 +288,6 @@ class States:
     def _variant(self, at: Position) -> int:
         """Under what a state's mask is kept."""
         node = at.node
-        if node.outlook.is_forced:
-            return -1 - at.last
         text = node.text
         if text is None:
             return 0
