@@ -29,11 +29,12 @@ def run_command(args: argparse.Namespace) -> dict[str, Any]:
 
     llm = common.load_engine(args)
     config = llm.llm_engine.config
-    schema = json.dumps(records(None, None))
+    schema, bounded = json.dumps(records(None, None)), json.dumps(records(24, 12))
     forms = {
         "compact": StructuredOutputsParams(json=schema, disable_any_whitespace=True),
         "any whitespace": StructuredOutputsParams(json=schema),
-        "maxLength": StructuredOutputsParams(json=json.dumps(records(24, 12))),
+        "compact, maxLength": StructuredOutputsParams(json=bounded, disable_any_whitespace=True),
+        "any whitespace, maxLength": StructuredOutputsParams(json=bounded),
     }
     results = []
     for batch_size in args.batch_sizes:
