@@ -15,13 +15,14 @@ from quire.entrypoints.openai.admission import encode_text
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError
+from quire.logger import init_logger
 from quire.tokenizers.interface import Tokenizer
 
 if TYPE_CHECKING:
     from quire.entrypoints.openai.state import ServerSettings
 
+logger = init_logger(__name__)
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
@@ -40,16 +41,18 @@ def normalize_messages(
 
 def _normalize(message: dict[str, Any], path: str, keep_parts: bool) -> dict[str, Any]:
     role = message.get("role")
-    if not isinstance(role, str):
-        raise bad_field(f"{path}.role", f"expected a string, one of {', '.join(ROLES)}.")
-    if role not in ROLES:
-        raise bad_field(f"{path}.role", f"{role[:60]!r} is unknown; allowed: {', '.join(ROLES)}.")
+    if not isinstance(role, str) or not role:
+        raise bad_field(
+            f"{path}.role", "expected a string: 'system', 'user', 'assistant', 'tool', or what the template knows."
+        )
     plain = {key: value for key, value in message.items() if value is not None or key == "content"}
     plain["content"] = _content(message, role, path, keep_parts)
     if "reasoning" in plain:  # the name that templates know
         plain.setdefault("reasoning_content", plain["reasoning"])
     if "tool_calls" in plain:
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{path}.tool_calls")
+        if not plain["tool_calls"]:
+            del plain["tool_calls"]  # templates ask whether it is there
     for key in ("name", "tool_call_id"):
         if key in plain and not isinstance(plain[key], str):
             raise bad_field(f"{path}.{key}", "expected a string.")
@@ -62,15 +65,21 @@ def _content(message: dict[str, Any], role: str, path: str, keep_parts: bool) ->
     if isinstance(content, str):
         return content
     if content is None:
-        if role == "assistant":
-            return "" if not message.get("tool_calls") else None
-        raise bad_field(field, "this field is required.")
+        if role == "user":
+            raise bad_field(field, "this field is required.")
+        return None if message.get("tool_calls") else ""
     if isinstance(content, list):
-        texts = [_text_of(part, f"{field}[{index}]") for index, part in enumerate(content)]
+        parts = [part for part in content if not _is_empty(part)]
+        texts = [_text_of(part, f"{field}[{index}]") for index, part in enumerate(parts)]
         if keep_parts and len(texts) > 1:
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
     raise bad_field(field, "expected a string or a list of parts.")
+
+
+def _is_empty(part: Any) -> bool:
+    """Whether a part of text has none."""
+    return isinstance(part, dict) and part.get("type") in TEXT_PARTS and part.get("text", 0) is None
 
 
 def _text_of(part: Any, path: str) -> str:
@@ -101,18 +110,22 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Any, path: str) -> dict[str, Any]:
-    """Templates want the arguments as an object; the protocol carries them as JSON text."""
+    """Templates want the arguments as an object; the protocol carries them as JSON text. What is no object becomes an empty one:
+    a call that a model did not finish would be refused in every later turn of its conversation."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_field(f"{path}.function.name", "expected a string.")
-    arguments = function.get("arguments")
+    arguments: Any = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            field = f"{path}.function.arguments"
-            raise bad_field(field, "not valid JSON.") from None
-    return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        if function.get("arguments") is not None:
+            logger.warning("%s.function.arguments is no JSON object; the template is told of an empty one.", path)
+        arguments = {}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 INLINE_CHARACTERS = 16_384
