@@ -60,7 +60,9 @@ FIELDS: dict[str, Draw] = {
     **dict.fromkeys(
         ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "lm_head_multiplier",
          "key_multiplier", "attention_out_multiplier", "attention_in_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
-         "route_scale", "routed_scaling_factor", "router_scaling_factor", "scale_depth", "scale_emb"),
+         "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor", "linear_attn_beta_factor",
+         "mlp_alpha_factor", "mlp_beta_factor", "route_scale", "routed_scaling_factor", "router_scaling_factor", "scale_depth",
+         "scale_emb"),
         _FACTOR,
     ),
     "attention_multiplier": _one_of(0.05, 0.2, 0.4),
@@ -122,6 +124,7 @@ FIELDS: dict[str, Draw] = {
     "block_multiple_of": _one_of(16, 24),
     "block_ffn_dim_multiplier": _one_of(1.0, 1.3),
     "linear_head_dim": _one_of(5, 8, 16, 24),
+    "block_size": _one_of(4, 16, 256),
     "short_conv_kernel_size": _one_of(2, 3, 4),
     "kda_safe_gate": _FLAG,
     "kda_lower_bound": _one_of(-5.0, -1.0, -0.2),
@@ -140,7 +143,7 @@ FIELDS: dict[str, Draw] = {
 FIXED = {"hidden_act": "silu", "mlp_hidden_act": "relu2"}
 SILU_ONLY = (
     "Mamba", "FalconMamba", "Jamba", "Bamba", "FalconH1", "GraniteMoeHybrid", "Qwen3Next", "Qwen3_5", "GptOss", "Apertus",
-    "OlmoHybrid", "KimiLinear", "BailingHybrid",
+    "OlmoHybrid", "KimiLinear", "BailingHybrid", "MiniMaxF",
 )  # fmt: skip
 """Families whose activation is a part of the layer (or of none of its own): others there are refused, and told so."""
 HEAD_DIM_IS_OTHER = ("Mamba2", "Helium", "Zamba2")
@@ -258,6 +261,7 @@ KINDS = {
     "Qwen3_5MoeForCausalLM": ("linear_attention", "full_attention"),
     "OlmoHybridForCausalLM": ("linear_attention", "full_attention"),
     "KimiLinearForCausalLM": ("linear_attention", "full_attention"),
+    "MiniMaxForCausalLM": ("linear_attention", "full_attention"),
     "BailingHybridForCausalLM": ("linear_attention", "full_attention"),
     "Lfm2ForCausalLM": ("conv", "full_attention"),
     "Lfm2MoeForCausalLM": ("conv", "full_attention"),

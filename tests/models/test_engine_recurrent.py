@@ -11,7 +11,7 @@ from quire.kernels import cpu
 ARCHITECTURES = (
     "MambaForCausalLM", "Mamba2ForCausalLM", "JambaForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM",
     "NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
-    "Zamba2ForCausalLM", "OlmoHybridForCausalLM", "KimiLinearForCausalLM", "BailingHybridForCausalLM",
+    "Zamba2ForCausalLM", "OlmoHybridForCausalLM", "KimiLinearForCausalLM", "BailingHybridForCausalLM", "MiniMaxForCausalLM",
 )  # fmt: skip
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},

@@ -85,6 +85,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bailing hybrid: decays without a floor": (
         "BailingHybridForCausalLM", {"kda_safe_gate": False, "short_conv_kernel_size": 3, "mlp_layer_types": ["dense"] * 4},
     ),
+    "minimax": ("MiniMaxForCausalLM", {}),
+    "minimax: plain sums, a window, tied": (
+        "MiniMaxForCausalLM",
+        {"linear_attn_alpha_factor": 1, "linear_attn_beta_factor": 1, "full_attn_alpha_factor": 1, "mlp_alpha_factor": 1,
+         "full_attn_beta_factor": 1, "mlp_beta_factor": 1, "sliding_window": 9, "tie_word_embeddings": True},
+    ),
     "olmo hybrid": ("OlmoHybridForCausalLM", {}),
     "olmo hybrid: no positions, no negative eigenvalues, tied": (
         "OlmoHybridForCausalLM",

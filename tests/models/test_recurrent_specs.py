@@ -8,7 +8,19 @@ import pytest
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry
-from quire.models.spec import MLA, MLP, Attention, DecoderSpec, DeltaNet, KimiDelta, Mamba2, ShortConv
+from quire.models.spec import (
+    MLA,
+    MLP,
+    PRE,
+    RESIDUAL_PRE,
+    Attention,
+    DecoderSpec,
+    DeltaNet,
+    Joint,
+    KimiDelta,
+    Mamba2,
+    ShortConv,
+)
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -136,6 +148,29 @@ def test_what_ling_3_has_only_elsewhere_is_refused_by_name(field):
     (name,) = field
     with pytest.raises(ConfigError, match=f"{name}=.* is not known of Ling 3"):
         spec_of("BailingHybridForCausalLM", **LING_3 | field)
+
+
+MINIMAX_TEXT_01 = {
+    "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16, "attn_type_list": [0, 1, 0, 0],
+    "layernorm_full_attention_alpha": 3.5, "layernorm_linear_attention_alpha": 3.0, "layernorm_linear_attention_beta": 0.5,
+    "layernorm_mlp_alpha": 2.0, "postnorm": True, "shared_intermediate_size": 0, "rope_theta": 1e7, "sliding_window": None,
+}  # fmt: skip
+
+
+def test_minimax_reads_the_words_of_its_first_configs():
+    spec = spec_of("MiniMaxText01ForCausalLM", **MINIMAX_TEXT_01)
+    assert kinds(spec) == ["Lightning", "Attention", "Lightning", "Lightning"]
+    (attention,) = spec.mixers_of(1)
+    assert isinstance(attention, Attention) and attention.rope is not None
+    assert (attention.rope.rotary_dim, attention.rope.theta) == (16, 1e7)
+    assert spec.joints[0] == (Joint(3.0, 0.5), Joint(2.0)) and spec.joints[1] == (Joint(3.5), Joint(2.0))
+    assert spec.placements()[0] == RESIDUAL_PRE
+    assert spec_of("MiniMaxM1ForCausalLM", **MINIMAX_TEXT_01 | {"postnorm": False}).placements()[0] == PRE
+
+
+def test_minimax_with_shared_experts_is_refused():
+    with pytest.raises(ConfigError, match="shared_intermediate_size=64"):
+        spec_of("MiniMaxText01ForCausalLM", **MINIMAX_TEXT_01 | {"shared_intermediate_size": 64})
 
 
 def test_another_activation_than_the_kernels_is_refused():

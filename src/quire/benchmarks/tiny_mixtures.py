@@ -159,6 +159,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_local_experts": 8,
         "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2, "num_mtp_layers": 0,
     },
+    "MiniMaxForCausalLM": {
+        "num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"], "block_size": 16,
+        "linear_attn_alpha_factor": 1.6, "linear_attn_beta_factor": 0.8, "full_attn_alpha_factor": 1.3, "mlp_alpha_factor": 1.4,
+        "full_attn_beta_factor": 0.7, "mlp_beta_factor": 0.9,
+    },
     "OlmoHybridForCausalLM": {
         "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24, "linear_value_head_dim": 12,

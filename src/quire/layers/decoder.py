@@ -30,16 +30,17 @@ from quire.layers.mixers import LayerContext, MixerLayer, NarrowViews, kind_of
 from quire.layers.modules import modules_of, norm_places
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews, Workspace
-from quire.models.spec import PRE, DecoderSpec, GatedMLP, LayerNorm, MoE, Norm, Placement, RMSNorm
+from quire.models.spec import PRE, DecoderSpec, GatedMLP, Joint, LayerNorm, MoE, Norm, Placement, RMSNorm
 
 
 @dataclasses.dataclass
 class DecoderLayer:
-    """One layer: its halves, where its norms stand, and these, by place."""
+    """One layer: its halves, where its norms stand, and by place how outputs join the residual, and norms."""
 
     mixers: list[MixerLayer]
     mlp: FeedForwardLayer | None
     placement: Placement
+    joints: dict[str, Joint]
     norms: dict[str, NormWeight] = dataclasses.field(default_factory=dict)
 
     @property
@@ -401,11 +402,13 @@ class Decoder(CausalLM):
 
     def _norm_output(self, layer: DecoderLayer, place: str, views: TokenViews) -> bool:
         """Returns whether the delta is still to be added to the residual."""
-        weight = layer.norms.get(place)
-        if weight is None:
-            return True
-        if not layer.placement.on_residual:
+        weight, joint, on_residual = layer.norms.get(place), layer.joints.get(place), layer.placement.on_residual
+        if weight is not None and not on_residual:
             self._apply_norm(self.spec.norm, weight, views.delta_TD, views.delta_TD, None)
+        if joint is not None:
+            ops.scale_and_cap(views.residual_TD, joint.keep, 0.0)
+            ops.scale_and_cap(views.delta_TD, joint.join, 0.0)
+        if weight is None or not on_residual:
             return True
         ops.add(views.delta_TD, views.residual_TD, self.spec.residual_scale)
         self._apply_norm(self.spec.norm, weight, views.residual_TD, views.residual_TD, None)
@@ -457,6 +460,7 @@ class Decoder(CausalLM):
                 [kind_of(mixer)(mixer, context) for mixer in self.spec.mixers_of(layer)],
                 None if mlp is None else FeedForwardLayer(mlp, context),
                 placement,
+                self.spec.joints_of(layer),
             )
             for layer, (mlp, placement) in enumerate(zip(self.spec.mlps(), self.spec.placements(), strict=True))
         ]

@@ -86,6 +86,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}, "sliding_window": 1024,
     },
     "MiniCPM3ForCausalLM": {"dim_model_base": 256, "q_lora_rank": 768, "scale_depth": 1.4, "scale_emb": 12},
+    "MiniMaxForCausalLM": {
+        "num_experts_per_tok": 2, "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+    },
     "MiniMaxM2ForCausalLM": {"num_key_value_heads": 8, "rope_theta": 5000000.0},
     "Ministral3ForCausalLM": {
         "head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 1000000.0,
@@ -126,8 +130,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 WHOLE = (
     "Afmoe", "Apertus", "Arcee", "Cohere", "Cwm", "Dots1", "Ernie4_5", "Exaone", "Falcon", "FlexOlmo", "Gemma", "GptOss",
-    "Granite", "HYV3", "Helium", "HunYuan", "HyperCLOVAX", "Jais2", "Lfm2", "Llama", "Ministral", "Mistral", "Mixtral",
-    "Olmo", "Phimoe", "Qwen2", "Qwen3F", "Qwen3M", "SeedOss", "SmolLM3", "Starcoder2", "VaultGemma", "Zamba2",
+    "Granite", "HYV3", "Helium", "HunYuan", "HyperCLOVAX", "Jais2", "Lfm2", "Llama", "MiniMaxF", "Ministral",
+    "Mistral", "Mixtral", "Olmo", "Phimoe", "Qwen2", "Qwen3F", "Qwen3M", "SeedOss", "SmolLM3", "Starcoder2",
+    "VaultGemma", "Zamba2",
 )  # fmt: skip
 """Families whose classes rotate the whole head, whatever `partial_rotary_factor` a config has."""
 LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "num_experts", "moe_topk")

@@ -262,6 +262,21 @@ class KimiDelta:
 
 
 @dataclasses.dataclass(frozen=True)
+class Lightning:
+    """Lightning attention: a head's state is the sum of its keys (outer) values, of which exp(decay) is left with each token;
+    outputs are normed over all heads, then gated by a sigmoid.
+
+    Attributes:
+        decays: logarithms, negative, one a head.
+    """
+
+    heads: int
+    head_dim: int
+    decays: tuple[float, ...]
+    norm: RMSNorm
+
+
+@dataclasses.dataclass(frozen=True)
 class ShortConv:
     """c * conv(b * x) over `conv` tokens, with b, c and x of one matrix."""
 
@@ -301,7 +316,7 @@ class SideBySide:
     mixers: tuple[Mixer, ...]
 
 
-Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | KimiDelta | ShortConv | Zamba
+Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | KimiDelta | Lightning | ShortConv | Zamba
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
 
@@ -320,6 +335,14 @@ class Placement:
     after_mlp: bool = False
     parallel: bool = False
     on_residual: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """How a half's output joins the residual: residual * keep + output * join."""
+
+    keep: float = 1.0
+    join: float = 1.0
 
 
 PRE = Placement()
@@ -401,6 +424,7 @@ class DecoderSpec:
         embedding_norm: stands between the embeddings and the first layer.
         first_norm: whether the first layer has the norm before its mixer, as the others have.
         embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits.
+        joints: of each layer's mixer and feed-forward, where the residual loses something when they join it.
         logits_soft_cap: logits become cap * tanh(logits / cap); 0 means none.
         final_norm: whether a norm stands before the head.
         embedding_width: of embeddings and head, where matrices `project_in` and `project_out` stand between them and the
@@ -430,6 +454,7 @@ class DecoderSpec:
     logits_soft_cap: float = 0.0
     embedding_width: int = 0
     normalized_head: bool = False
+    joints: tuple[tuple[Joint, Joint], ...] = ()
 
     def mixers_of(self, layer: int) -> tuple[Mixer, ...]:
         """The mixers of one layer: one, several side by side, or none."""
@@ -441,6 +466,11 @@ class DecoderSpec:
     def placements(self) -> tuple[Placement, ...]:
         """Where each layer has norms."""
         return _each_layer(self.placement, self.layers, "placement")
+
+    def joints_of(self, layer: int) -> dict[str, Joint]:
+        """How a layer's halves join the residual, by place, where that is no plain sum."""
+        joints = self.joints[layer] if self.joints else ()
+        return {place: joint for place, joint in zip(("after_mixer", "after_mlp"), joints) if joint != Joint()}  # noqa: B905
 
     def attentions(self) -> tuple[Attention, ...]:
         """One attention a layer.

@@ -4,12 +4,13 @@ from quire.layers.mixers.attention import AttentionLayer
 from quire.layers.mixers.delta_net import DeltaNetLayer
 from quire.layers.mixers.interface import LayerContext, MixerLayer, NarrowViews
 from quire.layers.mixers.kimi_delta import KimiDeltaLayer
+from quire.layers.mixers.lightning import LightningLayer
 from quire.layers.mixers.mamba import MambaLayer
 from quire.layers.mixers.mamba2 import Mamba2Layer
 from quire.layers.mixers.mla import MLALayer
 from quire.layers.mixers.short_conv import ShortConvLayer
 from quire.layers.mixers.zamba import ZambaLayer
-from quire.models.spec import MLA, Attention, DeltaNet, KimiDelta, Mamba, Mamba2, Mixer, ShortConv, Zamba
+from quire.models.spec import MLA, Attention, DeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Mixer, ShortConv, Zamba
 
 MIXERS: dict[type, type[MixerLayer]] = {
     Attention: AttentionLayer,
@@ -18,6 +19,7 @@ MIXERS: dict[type, type[MixerLayer]] = {
     Mamba2: Mamba2Layer,
     DeltaNet: DeltaNetLayer,
     KimiDelta: KimiDeltaLayer,
+    Lightning: LightningLayer,
     ShortConv: ShortConvLayer,
     Zamba: ZambaLayer,
 }
