@@ -119,7 +119,9 @@ def test_forms_are_compared_with_free_answers(tmp_path, capsys):
     sizes = ["--batch-sizes", "1", "3", "--input-len", "6", "--output-len", "8", "--rounds", "2"]
     results = run_json(tmp_path, "forms", *sizes)["results"]
     assert [(each["batch_size"], each["form"]) for each in results] == [
-        (size, form) for size in (1, 3) for form in ("compact", "any whitespace", "maxLength")
+        (size, form)
+        for size in (1, 3)
+        for form in ("compact", "any whitespace", "compact, maxLength", "any whitespace, maxLength")
     ]
     for each in results:
         assert len(each["ratios"]) == 2 and min(each["ratios"]) <= each["ratio"] <= max(each["ratios"])
