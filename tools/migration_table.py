@@ -4,8 +4,9 @@
     python -m tools.migration_table --check    exit with 1 if they are stale
 
 `migration/vllm.json` holds vLLM's names and defaults, `migration/notes.json` what a reader must know where a name is there and
-means something else (`different`), or is not there (`absent`); a note that does not apply any more is left out. The text above
-the marker in the document is written by hand.
+means something else (`different`), or is not there (`absent`); a note that does not apply any more is left out.
+`migration/signatures.json` holds the parameters of vLLM's methods, for `tests/tools/test_migration_signatures.py`, which calls
+those that are there. The text above the marker in the document is written by hand.
 """
 
 import argparse

@@ -183,6 +183,7 @@ class LLMEngine(EngineControl):
         priority: int = 0,
         session_id: str | None = None,
         prompt_text: str | None = None,
+        kv_hints: Any = None,
         *,
         tenant: str = "",
     ) -> str:
@@ -194,6 +195,8 @@ class LLMEngine(EngineControl):
             trace_headers, session_id: accepted for compatibility: a synchronous engine writes no spans, and knows no sessions.
         """
         del trace_headers, session_id
+        if kv_hints is not None:
+            raise RequestError("kv_hints are not available yet: leave them out", param="kv_hints")
         check_lora(lora_request)
         tokenization = Tokenization.of(tokenization_kwargs)
         if not isinstance(prompt, TokenizedPrompt):
