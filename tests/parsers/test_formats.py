@@ -266,6 +266,48 @@ def test_harmony_wherever_the_text_is_cut():
         assert parse(parts, is_harmony=True) == ("Easy.", "Four.", [])
 
 
+HARMONY_CASES = [
+    # Messages of one kind stand on lines of their own.
+    ("<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant<|channel|>final<|message|>42.<|end|>",
+     ("", "Let me look.\n42.", [])),
+    ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|> b<|end|>", ("a\nb", "", [])),
+    ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|> <|end|>", ("a", "", [])),
+    # Recipients of calls: with and without their prefix, dotted, on either channel and either side of it.
+    ('<|channel|>commentary to=now<|constrain|>json<|message|>{"a": 1}<|call|>', ("", "", [("now", '{"a": 1}')])),
+    ('<|channel|>analysis to=functions.now<|message|>{"a": 1}<|call|>', ("", "", [("now", '{"a": 1}')])),
+    ("<|start|>assistant to=math.sum<|channel|>commentary<|message|>{}<|end|>", ("", "", [("math.sum", "{}")])),
+    ("<|channel|>commentary to=functions.now<|message|><|call|>", ("", "", [("now", "{}")])),
+    ("<|channel|>commentary to=functions.now<|message|>no JSON<|call|>", ("", "", [("now", "no JSON")])),
+    ("<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+     "<|start|>assistant<|channel|>commentary to=functions.now<|message|>{}<|call|>", ("", "", [("now", "{}")] * 2)),
+    # Recipients that are no function.
+    ("<|channel|>commentary to=assistant<|message|>x<|end|><|start|>assistant<|channel|>final<|message|>y",
+     ("", "y", [])),
+    ("<|channel|>analysis to=python<|message|>1 + 1<|call|>", ("1 + 1", "", [])),
+    ("<|channel|>commentary to=browser.search<|message|>{}<|call|>", ("", "", [])),
+    # Answers that are cut off, and headers without their end.
+    ("<|channel|>analysis<|message|>I thi", ("I thi", "", [])),
+    ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>fin", ("a", "", [])),
+    ("<|channel|>commentary to=functions.now <|constrain|>json", ("", "", [])),
+    ('<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final {"answer": "hi"}<|return|>',
+     ("a", '{"answer": "hi"}', [])),
+    ("no message at all", ("", "no message at all", [])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "found"), HARMONY_CASES)
+def test_messages_of_harmony_wherever_the_text_is_cut(text, found):
+    for parts in cuts(text):
+        assert parse(parts, is_harmony=True) == found
+
+
+def test_a_function_that_is_called_as_a_built_in_tool_is_called():
+    python = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]
+    text = "<|channel|>commentary to=python<|message|>{}<|call|>"
+    assert parse([text], is_harmony=True, offered=python) == ("", "", [("python", "{}")])
+    assert parse([text], is_harmony=True, offered=TOOL_LIST) == ("", "", [])
+
+
 def test_a_whole_answer_at_once():
     text, calls = CASES["hermes"]
     answer = parse_answer("Look:\n" + text, tools=TOOLS["hermes"], offered=TOOL_LIST)

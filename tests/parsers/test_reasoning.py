@@ -10,6 +10,7 @@ from tests.parsers.test_formats import CASES, TOOL_LIST, cuts, joined, parse
 from quire.errors import ConfigError
 from quire.parsers.choice import AnswerFormats, apply_strings, choose_formats, reasoning_of_request
 from quire.parsers.formats import TOOLS
+from quire.parsers.harmony import MARKERS
 from quire.parsers.reasoning import REASONING
 from quire.parsers.stream import AnswerParser, parse_answer
 
@@ -225,3 +226,73 @@ def test_a_call_ends_the_reasoning_of_an_answer_that_no_calls_are_looked_for_in(
     thought = REASONING[name].start[0] + "I could write <tool_call> here" + REASONING[name].end[0] + "So."
     for parts in cuts(thought):
         assert parse(parts, reasoning=REASONING[name]) == ("I could write <tool_call> here", "So.", [])
+
+
+def soup(draw, name, tools):
+    """A text of markers, whole and cut off, calls, words and white space."""
+    fmt, calls = REASONING[name], TOOLS[tools]
+    marks = [*fmt.start, *fmt.end, *fmt.again, *fmt.answer, *fmt.calls, *calls.begin, *calls.end, *calls.section]
+    words = [
+        "Why",
+        " so",
+        "\n",
+        " ",
+        "\n\n",
+        "{",
+        "[",
+        '"',
+        "<",
+        "</",
+        ">",
+        "thought",
+        "now",
+        "get_weather",
+        CASES[tools][0],
+    ]
+    parts = [draw.choice(fmt.start)] if draw.random() < 0.4 else []
+    for _ in range(draw.randint(1, 9)):
+        chosen = draw.choice(marks if draw.random() < 0.5 else words)
+        parts.append(chosen[: draw.randint(1, len(chosen))] if draw.random() < 0.15 else chosen)
+    return "".join(parts)
+
+
+def some_cuts(draw, text):
+    yield list(text)
+    for _ in range(6):
+        places = sorted(draw.choices(range(len(text) + 1), k=draw.randint(1, 10)))
+        yield [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stream_adds_up_to_the_whole_answer_for_any_two_formats(seed):
+    draw = random.Random(seed)
+    for name in REASONING:
+        tools = draw.choice(list(CASES))
+        text, inside = soup(draw, name, tools), draw.choice([None, None, True, False])
+        formats = {"reasoning": REASONING[name], "tools": TOOLS[tools], "offered": TOOL_LIST, "in_reasoning": inside}
+        whole = parse([text], **formats)
+        for parts in some_cuts(draw, text):
+            assert parse(parts, **formats) == whole, (name, tools, inside, parts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_of_harmony_adds_up_to_the_whole_answer(seed):
+    draw = random.Random(seed)
+    words = [
+        *MARKERS,
+        *MARKERS,
+        "assistant",
+        "analysis",
+        "final",
+        "commentary",
+        " to=functions.now",
+        " to=python",
+        " ",
+        "\n",
+        "{}",
+    ]
+    for _ in range(60):
+        text = "".join(draw.choice(words) for _ in range(draw.randint(1, 14)))
+        whole = parse([text], is_harmony=True, offered=TOOL_LIST)
+        for parts in some_cuts(draw, text):
+            assert parse(parts, is_harmony=True, offered=TOOL_LIST) == whole, parts

@@ -78,6 +78,12 @@ class Pieces:
         """A marker of the format stands here: white space on either side is the format's."""
         self._space, self._skips_space = "", True
 
+    def line_break(self, kind: Kind) -> None:
+        """Another message of reasoning or content begins, on a line of its own."""
+        self.marker()
+        self._kind = kind
+        self._add(Piece(kind, "\n"))
+
     def reasoning_begins(self) -> None:
         """A marker of the format stands here, behind which the model reasons."""
         if self._has_content:

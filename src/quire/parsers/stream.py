@@ -46,7 +46,7 @@ class AnswerParser:
         self._in_reasoning = in_reasoning
         self._only_thoughts: list[str] | None = [] if reasoning is not None and reasoning.fills else None
         self.has_filled = False
-        parse = harmony.parse(self._reader, self._out) if is_harmony else self._answer()
+        parse = harmony.parse(self._reader, self._out, self._offered) if is_harmony else self._answer()
         self._steps: Generator[None, None, Any] | None = parse
 
     @property
