@@ -40,7 +40,8 @@ FIELDS: dict[str, Draw] = {
          "projectors_bias", "tie_word_embeddings", "qk_layernorm", "use_qk_norm", "use_parallel_residual", "parallel_attn",
          "new_decoder_architecture", "multi_query", "alibi", "do_layer_norm_before", "layer_norm_elementwise_affine",
          "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "norm_topk_prob", "mup_enabled", "rope_interleave",
-         "use_expert_bias", "mamba_rms_norm", "mamba_norm_before_gate", "use_mem_rope", "use_shared_attention_adapter",
+         "use_expert_bias", "use_sandwich_norm",
+         "use_attention_gate", "mamba_rms_norm", "mamba_norm_before_gate", "use_mem_rope", "use_shared_attention_adapter",
          "attn_temperature_tuning", "use_sliding_window", "use_post_norm", "block_auto_adjust_ff_dim", "norm_bias",
          "attention_softmax_in_fp32", "apply_residual_connection_post_layernorm"),
         _FLAG,
@@ -264,13 +265,14 @@ KINDS = {
     "MiniMaxForCausalLM": ("linear_attention", "full_attention"),
     "BailingHybridForCausalLM": ("linear_attention", "full_attention"),
     "Lfm2ForCausalLM": ("conv", "full_attention"),
+    "Lfm3ForCausalLM": ("conv", "sliding_attention", "full_attention"),
     "Lfm2MoeForCausalLM": ("conv", "full_attention"),
     "GraniteMoeHybridForCausalLM": ("linear_attention", "full_attention"),
     "NemotronHForCausalLM": ("linear_attention", "full_attention", "mlp", "moe"),
     "Zamba2ForCausalLM": ("linear_attention", "hybrid"),
     "Llama4ForCausalLM": ("chunked_attention", "full_attention"),
 }
-BY_KIND = ("Gemma3", "Olmo3", "Mellum", "ModernBert")
+BY_KIND = ("Gemma3", "Olmo3", "Mellum", "ModernBert", "Lfm3")
 """Families that rotate layers with a window otherwise than the rest."""
 
 
@@ -340,7 +342,12 @@ def _drawn_scheme(draw: random.Random, pairs: int, kinds: tuple[str, ...]) -> di
 
 
 SCHEMES = ("default", "default", "linear", "dynamic", "llama3", "yarn", "longrope")
-SCHEMES_OF = {"Phi3": ("default", "longrope"), "Phimo": ("longrope",), "NomicB": SCHEMES}
+SCHEMES_OF = {
+    "Phi3": ("default", "longrope"),
+    "Phimo": ("longrope",),
+    "NomicB": SCHEMES,
+    "Lfm3": (*SCHEMES, "proportional"),
+}
 WHOLE_ROTATION = ("SolarOpen", "Mellum", "Mistral4")
 """Families whose modules cannot rotate a part of a head, whatever their sources mention."""
 SHORTEST = 5

@@ -11,7 +11,8 @@ from quire.kernels import cpu
 ARCHITECTURES = (
     "MambaForCausalLM", "Mamba2ForCausalLM", "JambaForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM",
     "NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
-    "Zamba2ForCausalLM", "OlmoHybridForCausalLM", "KimiLinearForCausalLM", "BailingHybridForCausalLM", "MiniMaxForCausalLM",
+    "Zamba2ForCausalLM", "OlmoHybridForCausalLM", "KimiLinearForCausalLM",
+    "BailingHybridForCausalLM", "MiniMaxForCausalLM", "Lfm3ForCausalLM",
 )  # fmt: skip
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},

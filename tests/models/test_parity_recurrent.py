@@ -66,6 +66,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2ForCausalLM", {}),
     "lfm2: biases, width 4, untied": ("Lfm2ForCausalLM", {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
     "lfm2 moe": ("Lfm2MoeForCausalLM", {}),
+    "lfm3": ("Lfm3ForCausalLM", {}),
+    "lfm3: biases, no gates, norms before halves alone, untied": (
+        "Lfm3ForCausalLM",
+        {"attention_bias": True, "conv_bias": True, "use_attention_gate": False, "use_sandwich_norm": False,
+         "tie_word_embeddings": False, "conv_L_cache": 3},
+    ),
+    "lfm3: gates without biases beside queries that have them": ("Lfm3ForCausalLM", {"attention_bias": True}),
     "qwen3 next": ("Qwen3NextForCausalLM", {}),
     "qwen3 next: one value head a key head, a dense layer": (
         "Qwen3NextForCausalLM",

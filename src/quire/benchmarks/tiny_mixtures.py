@@ -133,6 +133,10 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 16,
         "tie_word_embeddings": True,
     },
+    "Lfm3ForCausalLM": {
+        "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "sliding_attention"], "head_dim": 16,
+        "sliding_window": 9, "tie_word_embeddings": True,
+    },
     "Lfm2MoeForCausalLM": {
         "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 1,
         "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "tie_word_embeddings": True,

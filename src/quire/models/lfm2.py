@@ -1,13 +1,14 @@
-"""LFM2: gated short convolutions with some layers of attention among them; dense, or with mixtures of experts."""
+"""LFM2 and LFM3: gated short convolutions with some layers of attention among them; dense, or with mixtures of experts."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.kernels.experts import Routing
 from quire.models.llama import LLAMA_NAMES, head_dim_of
+from quire.models.patterns import kinds_of
 from quire.models.registry import register
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE, RMSNorm, ShortConv
+from quire.models.spec import PRE, SANDWICH, Attention, DecoderSpec, GatedMLP, MoE, RMSNorm, ShortConv
 
 LFM2_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(
@@ -76,3 +77,55 @@ def lfm2_moe(hf: HFConfig) -> DecoderSpec:
     dense = GatedMLP(hf.intermediate_size, "silu")
     mlps = tuple(dense if layer < hf.num_dense_layers else mixture for layer in range(hf.num_hidden_layers))
     return dataclasses.replace(lfm2(hf), mlp=mlps)
+
+
+LLAMA_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+LFM3_NAMES = dataclasses.replace(
+    LFM2_NAMES.but(
+        out="self_attn.o_proj",
+        q_norm="self_attn.q_norm",
+        k_norm="self_attn.k_norm",
+        after_mixer="post_operator_norm",
+        after_mlp="post_ffn_norm",
+    ),
+    unbiased=("self_attn.gate_proj",),
+)
+LFM3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}
+
+
+@register("Lfm3ForCausalLM")
+def lfm3(hf: HFConfig) -> DecoderSpec:
+    """LFM3: some layers of attention have windows and a rotation of their own; norms around each half, a gate for each head."""
+    hf = HFConfig({"sliding_window": 256, "rope_parameters": LFM3_ROPE} | hf.to_dict())
+    head_dim, norm, bias = hf.get("head_dim", 128), RMSNorm(hf.norm_eps), bool(hf.get("attention_bias", False))
+    is_gated, names = bool(hf.get("use_attention_gate", True)), LFM3_NAMES
+    if is_gated:
+        names = names.but(qkv=(*LLAMA_QKV, "self_attn.gate_proj"))
+
+    def attention(kind: str) -> Attention:
+        window = hf.get("sliding_window", 0) if kind == "sliding_attention" else 0
+        return Attention(
+            hf.num_attention_heads, hf.num_key_value_heads, head_dim, Rope.from_hf(hf, head_dim, kind), window, qk_norm=norm,
+            qkv_bias=bias, out_bias=bias, output_gate=is_gated, gate_span="head",
+        )  # fmt: skip
+
+    conv = ShortConv(hf.get("conv_L_cache", 7), bool(hf.get("conv_bias", False)))
+    spec = lfm2(
+        HFConfig(hf.to_dict() | {"conv_L_cache": conv.conv, "block_auto_adjust_ff_dim": False, "rope_parameters": {}})
+    )
+    return dataclasses.replace(
+        spec,
+        mixer=tuple(conv if kind == "conv" else attention(kind) for kind in _lfm3_kinds(hf)),
+        placement=SANDWICH if hf.get("use_sandwich_norm", True) else PRE,
+        weights=names,
+    )
+
+
+def _lfm3_kinds(hf: HFConfig) -> list[str]:
+    every = {0: "sliding_attention", 2: "full_attention"}
+    return kinds_of(hf, "conv", "sliding_attention", "full_attention") or [
+        every.get(layer % 4, "conv") if layer else "conv" for layer in range(hf.num_hidden_layers)
+    ]

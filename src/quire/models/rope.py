@@ -1,7 +1,7 @@
 """Rotary position embedding: what a config says about it, and the cos/sin table that kernels read.
 
 Every scaling scheme becomes one table computed at load, so that kernels know none of them. Legend: L positions, R rotary dim.
-Schemes: linear (Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023), longrope (Ding et al. 2024), llama3.
+Schemes: linear (Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023), longrope (Ding et al. 2024), llama3, proportional.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 
-SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class RopeScaling:
     Attributes:
         kind: one of `SCALINGS`.
         original_max_positions: context length before it was stretched.
+        share: of the pairs of `proportional`, which turn; the slower ones stand still.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class RopeScaling:
     attention_factor: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    share: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Rope:
         parameters = _parameters(hf, layer_type)
         share = parameters.get("partial_rotary_factor") or hf.get("partial_rotary_factor", 1.0)
         theta, rotary_dim = float(parameters.get("rope_theta") or theta), int(head_dim * float(share))
+        if parameters.get("rope_type") == "proportional":
+            rotary_dim = head_dim
         if parameters.get("alpha"):  # dynamic in name: a fixed stretch
             theta *= float(parameters["alpha"]) ** (rotary_dim / (rotary_dim - 2))
         return Rope(
@@ -133,6 +137,7 @@ def _scaling(parameters: dict[str, Any], hf: HFConfig) -> RopeScaling | None:
         attention_factor=None if attention_factor is None else float(attention_factor),
         short_factor=tuple(float(f) for f in parameters.get("short_factor") or ()),
         long_factor=tuple(float(f) for f in parameters.get("long_factor") or ()),
+        share=float(parameters.get("partial_rotary_factor") or hf.get("partial_rotary_factor", 1.0)),
         **plain,
     )
 
@@ -148,6 +153,9 @@ def _frequencies(rope: Rope, max_positions: int) -> tuple[torch.Tensor, float]:
         return frequencies, 1.0
     if scaling.kind == "linear":
         return frequencies / scaling.factor, 1.0
+    if scaling.kind == "proportional":
+        turning = int(scaling.share * rope.rotary_dim // 2)
+        return frequencies / scaling.factor * (torch.arange(len(frequencies)) < turning), 1.0
     if scaling.kind == "dynamic":
         return _dynamic(rope, scaling, max_positions), 1.0
     if scaling.kind == "llama3":

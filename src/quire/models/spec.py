@@ -54,7 +54,8 @@ class Attention:
         sinks: one learned score a head that takes part in the softmax and carries no value.
         clip_qkv: queries, keys and values are kept within plus and minus this; 0 means none.
         alibi: one slope a head; a score grows by slope * (key's position - query's position).
-        output_gate: what attention gives is multiplied by the sigmoid of as many further columns of the query's matrix.
+        output_gate: what attention gives is multiplied by the sigmoid of as many further columns of the query's matrix, or
+            with `gate_span` "head" of one more column a head.
         temperature: queries grow with their position.
         out_scale: multiplies the output.
     """
@@ -77,6 +78,7 @@ class Attention:
     clip_qkv: float = 0.0
     alibi: tuple[float, ...] = ()
     output_gate: bool = False
+    gate_span: Literal["value", "head"] = "value"
     temperature: Temperature | None = None
     out_scale: float = 1.0
 

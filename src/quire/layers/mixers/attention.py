@@ -59,7 +59,8 @@ class AttentionLayer(MixerLayer):
         self.can_fuse = mixer.out_scale == 1.0
         self.can_narrow = mixer.causal
         self._columns = (heads + 2 * kv_heads) * mixer.head_dim
-        self.wide = self._columns + (self.narrow if mixer.output_gate else 0)
+        gates = heads if mixer.gate_span == "head" else self.narrow
+        self.wide = self._columns + (gates if mixer.output_gate else 0)
         if mixer.qk_norm is not None and not mixer.qk_norm.weight:
             ones_H = torch.ones(mixer.head_dim, device=context.device)
             self.norms = {"q_norm": NormWeight(ones_H), "k_norm": NormWeight(ones_H)}
@@ -74,7 +75,8 @@ class AttentionLayer(MixerLayer):
     def modules(scope: LayerScope, mixer: Attention) -> Iterator[Module]:
         q, kv = Part(mixer.heads * mixer.head_dim, mixer.heads), Part(mixer.kv_heads * mixer.head_dim, mixer.kv_heads)
         if mixer.output_gate:
-            parts, deals = (q, kv, kv, q), scope.deals("qkv", 4, (0, 3), mixer.heads)
+            gate = Part(mixer.heads, mixer.heads) if mixer.gate_span == "head" else q
+            parts, deals = (q, kv, kv, gate), scope.deals("qkv", 4, (0, 3), mixer.heads)
         else:
             parts, deals = (q, kv, kv), scope.deals("qkv", 3, (1, 2), mixer.kv_heads)
         yield scope.linear("qkv", parts, bias=mixer.qkv_bias, shard="rows", deals=deals)
