@@ -22,6 +22,8 @@ _REASONING_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel>",), "gemma4"),
     (("<mm:think>",), "minimax_m3"),
     (("<ifm|think>",), "k2_horizon"),
+    (("<|content_thinking|>",), "inkling"),
+    (("to=self", "<|message|>", "<|eom|>"), "muse"),
     (("<|plamo:begin_think:plamo|>",), "plamo3"),
     (("<|START_THINKING|>",), "cohere_command4"),
     (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
@@ -77,6 +79,7 @@ class AnswerFormats:
         found = set(MARKERS) if self.is_harmony else set[str]()
         if self.reasoning is not None:
             found |= {*self.reasoning.start, *self.reasoning.end, *self.reasoning.answer, *self.reasoning.again}
+            found |= {*self.reasoning.header, *self.reasoning.calls}
         if self.tools is not None:
             found |= {*self.tools.begin, *self.tools.end, *self.tools.section, *self.tools.inner}
         return frozenset(found)
@@ -164,8 +167,9 @@ def reasoning_of_request(
         last = max(reasoning.start, key=end.rfind)
         if end.rfind(last) > max(map(end.rfind, reasoning.end)):
             started = [last]
-    if started:
+    ended = max((len(each) for each in reasoning.end if end.endswith(each)), default=0)
+    if started and len(max(started, key=len)) >= ended:
         return reasoning.only(max(started, key=len)), True
-    if end.endswith(reasoning.end) or reasoning.is_off(variables):
+    if ended or reasoning.is_off(variables):
         return reasoning, False
     return (dataclasses.replace(reasoning, implied=False) if reasoning.writes_start else reasoning), None

@@ -45,6 +45,8 @@ class Reasoning:
             answer begins outside.
         answer: markers around what follows, which are left out.
         again: markers that begin more reasoning later in the answer.
+        header: markers behind which the header of a message stands, up to the next marker. It is left out. An answer begins with
+            one.
         calls: how the model's own calls begin. They end the reasoning of an answer that no calls are looked for in, and are
             content there.
         is_paired: the n-th spelling of the end belongs to the n-th spelling of the start.
@@ -63,6 +65,7 @@ class Reasoning:
     writes_start: bool = False
     answer: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
+    header: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
     is_paired: bool = False
     switch: Switch | None = None
@@ -129,6 +132,16 @@ _COHERE = Reasoning(
     ("<|START_THINKING|>",),
     ("<|END_THINKING|>",),
     answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+)
+_MUSE_ANSWER = ("to=user<|message|>", "to=commentary<|message|>")
+_MUSE_ENDS = ("<|eom|>", "<|eot|>", "<|start|>")
+_MUSE = Reasoning(
+    ("to=self<|message|>", "<|message|>"),
+    (*_MUSE_ENDS, *_MUSE_ANSWER),
+    answer=_MUSE_ANSWER,
+    again=("to=self<|message|>", "<|message|>"),
+    header=(*_MUSE_ENDS, "to=developer<|message|>"),
+    calls=("<atem:function_calls>", "<atem:invoke"),
 )
 
 REASONING: dict[str, Reasoning] = {
@@ -202,6 +215,27 @@ REASONING: dict[str, Reasoning] = {
         calls=("<|plamo:begin_tool_requests:plamo|>",),
         answer=("<|plamo:tag|>",),
         switch=Switch(),
+    ),
+    "inkling": Reasoning(
+        ("<|content_thinking|>",),
+        ("<|end_message|>", "<|content_model_end_sampling|>"),
+        answer=(
+            *("<|content_text|>", "<|content_invoke_tool_text|>", "<|content_tool_error|>"),
+            *("<|end_message|>", "<|content_model_end_sampling|>"),
+        ),
+        again=("<|content_thinking|>",),
+        header=("<|message_model|>",),
+        calls=("<|content_invoke_tool_json|>",),
+    ),
+    "muse": _MUSE,
+    "musespark1x": _MUSE,
+    "muse_glimmer": dataclasses.replace(
+        _MUSE,
+        start=_MUSE.start[:1],
+        end=(*_MUSE_ENDS, _MUSE_ANSWER[0]),
+        answer=_MUSE_ANSWER[:1],
+        again=_MUSE.start[:1],
+        header=_MUSE_ENDS,
     ),
     "cohere_command3": _COHERE,
     "cohere_command4": _COHERE,

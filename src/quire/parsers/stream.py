@@ -11,7 +11,7 @@ from quire.parsers import harmony
 from quire.parsers.formats import ToolFormat
 from quire.parsers.offered import Tools
 from quire.parsers.pieces import Answer, Kind, Piece, Pieces
-from quire.parsers.reader import Malformed, Reader, Waiting
+from quire.parsers.reader import Emit, Malformed, Reader, Waiting
 from quire.parsers.reasoning import Reasoning
 from quire.parsers.thoughts import Thoughts
 
@@ -96,30 +96,36 @@ class AnswerParser:
         return pieces
 
     def _answer(self) -> Waiting[None]:
-        reasoning, found = self._reasoning, None
+        reasoning = self._reasoning
         if reasoning is None:
             yield from self._content(None, None)
             return
         thoughts = Thoughts(reasoning, self._tools, self._offered)
-        found = yield from thoughts.read_opening(self._reader, self._out, self._in_reasoning)
-        yield from self._content(thoughts, found)
+        if reasoning.header and not self._in_reasoning:
+            yield from self._content(thoughts, None, begins_in_header=True)
+        else:
+            found = yield from thoughts.read_opening(self._reader, self._out, self._in_reasoning)
+            yield from self._content(thoughts, found)
 
     def _emit(self, text: str) -> None:
         self._out.text("content", text)
 
-    def _content(self, thoughts: Thoughts | None, found: str | None) -> Waiting[None]:
-        """Content, calls, and more reasoning. `found`: the marker of a call that has ended the reasoning."""
+    def _content(self, thoughts: Thoughts | None, found: str | None, begins_in_header: bool = False) -> Waiting[None]:
+        """Content, calls, and more reasoning. `found`: the marker that has ended the reasoning, if it is more than that."""
         reader, out, tools = self._reader, self._out, self._tools
         dropped: tuple[str, ...] = ()
         again: tuple[str, ...] = ()
+        header: tuple[str, ...] = ()
         if thoughts is not None:
-            again = thoughts.reasoning.again
+            again, header = thoughts.reasoning.again, thoughts.reasoning.header
             dropped = (*thoughts.reasoning.answer, *(thoughts.reasoning.end if found else ()))
         if tools is not None and tools.bare and found is None:
             yield from self._calls(tools, "")
         begin = () if tools is None else tools.begin
         dropped = dropped if tools is None else (*tools.section, *dropped)
-        markers = (*begin, *(() if tools is None else tools.end), *dropped, *again)
+        markers = (*begin, *(() if tools is None else tools.end), *dropped, *again, *header)
+        if begins_in_header and (found := (yield from self._header(markers, self._emit))) is None:
+            return
         while True:
             if found is None and (found := (yield from reader.until(markers, self._emit, "content"))) is None:
                 return
@@ -129,10 +135,21 @@ class AnswerParser:
             elif thoughts is not None and marker in again:
                 out.reasoning_begins()
                 found = yield from thoughts.read(reader, out, marker)
+            elif marker in header:
+                out.marker()
+                found = yield from self._header(markers)
             elif out.num_calls or marker in dropped:
                 out.marker()
             else:  # an end without a beginning
                 self._emit(marker)
+
+    def _header(self, markers: tuple[str, ...], if_no_header: Emit | None = None) -> Waiting[str | None]:
+        """Leave out the header of a message; returns the marker behind it. A text without any marker is no header."""
+        parts: list[str] = []
+        found = yield from self._reader.until(markers, parts.append)
+        if found is None and if_no_header is not None:
+            if_no_header("".join(parts))
+        return found
 
     def _calls(self, tools: ToolFormat, marker: str) -> Waiting[None]:
         """The calls behind a marker; what is no call after all is content."""

@@ -31,7 +31,7 @@ class Thoughts:
     offered: Tools
 
     def read_opening(self, reader: Reader, out: Pieces, in_reasoning: bool | None) -> Waiting[str | None]:
-        """Take the reasoning with which an answer may begin; returns the marker of the call that ended it.
+        """Take the reasoning with which an answer may begin; returns the marker that goes on, as `read`.
 
         Args:
             in_reasoning: the prompt ended inside the reasoning (or outside of it); None: as the format says.
@@ -50,7 +50,7 @@ class Thoughts:
         return found
 
     def read(self, reader: Reader, out: Pieces, start: str | None) -> Waiting[str | None]:
-        """Take reasoning up to its end, behind its start marker; returns the marker of the call that ended it."""
+        """Take reasoning up to its end, behind its start marker; returns the marker of the call or header that ended it."""
         kind: Kind = "content" if self.reasoning.is_content else "reasoning"
         ends, raw = self.reasoning.ends_of(start), self.reasoning.calls if self.tools is None else ()
         begin, section = ((), ()) if self.tools is None else (self.tools.begin, self.tools.section[:1])
@@ -64,7 +64,7 @@ class Thoughts:
                     emit(found)
                 else:
                     out.marker()
-                return None
+                return found if found in self.reasoning.header else None
             if found in raw:
                 out.text("content", found)
                 return None
