@@ -7,6 +7,7 @@ import pytest
 from quire.errors import RequestError
 from quire.parsers.choice import choose_formats
 from quire.parsers.harmony import MARKERS
+from quire.parsers.reasoning import REASONING
 from quire.parsers.thinking import check_budget, find_prompt_thinking, harmony_thinking
 
 FORMATS = choose_formats("openai_gptoss", "openai", None)
@@ -67,3 +68,57 @@ def test_a_budget_needs_markers_that_are_tokens() -> None:
     check_budget(FORMATS, Tokenizer())
     with pytest.raises(RequestError, match=r"'<\|message\|>' is not one token"):
         check_budget(FORMATS, Tokenizer("<|message|>"))
+
+
+class Markers:
+    """A tokenizer of bytes, and of markers: those that are special, or begin so, as models have them."""
+
+    def __init__(self, special: tuple[str, ...]) -> None:
+        self._special = sorted(special, key=len, reverse=True)
+        self.special_ids = frozenset(range(1000, 1000 + len(special)))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = []
+        while text:
+            found = next((one for one in self._special if text.startswith(one)), None)
+            ids += [1000 + self._special.index(found)] if found else list(text[0].encode())
+            text = text[len(found or text[0]) :]
+        return ids
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
+        words = (self._special[one - 1000].encode() if one >= 1000 else bytes([one]) for one in token_ids)
+        return b"".join(words).decode()
+
+
+PIECES = {
+    "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
+    "plamo3": ("<|plamo:begin_", "<|plamo:end_", ":plamo|>"),
+}
+TEXTUAL = ("granite", "muse", "musespark1x", "muse_glimmer")
+"""Formats whose start is text, of which nobody can tell how it is split into tokens."""
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_every_format_can_be_limited_where_its_prompt_ends_inside(name: str) -> None:
+    fmt, formats = REASONING[name], choose_formats(name, "none", None)
+    tokenizer = Markers(PIECES.get(name, (*fmt.start, *fmt.end)) if name not in TEXTUAL else ())
+    if name in TEXTUAL:
+        with pytest.raises(RequestError, match="is not one token of this model"):
+            check_budget(formats, tokenizer)
+        return
+    check_budget(formats, tokenizer)
+    for start in fmt.start:
+        (end, *_) = fmt.ends_of(start)
+        inside = find_prompt_thinking(formats, tokenizer.encode(f"hello{start}"), tokenizer)
+        assert inside is not None and inside.end == tokenizer.encode(end) and inside.start is None
+        inside = find_prompt_thinking(formats, tokenizer.encode(f"hello{start}I think"), tokenizer)
+        assert inside is not None and inside.end == tokenizer.encode(end)
+        closed = find_prompt_thinking(formats, tokenizer.encode(f"hello{start}I think{end}"), tokenizer)
+        assert closed is None
+    silent = find_prompt_thinking(formats, tokenizer.encode("hello"), tokenizer)
+    if fmt.is_off({}):
+        assert silent is None
+    elif fmt.implied and not fmt.writes_start:
+        assert silent is not None and not silent.opening
+    else:
+        assert silent is not None and silent.opening == tokenizer.encode(fmt.start[0])
