@@ -172,6 +172,7 @@ def test_help_loads_neither_torch_nor_a_server() -> None:
         "quire.entrypoints",
         "quire.entrypoints.cli",
         "quire.entrypoints.cli.main",
+        "quire.entrypoints.exit_codes",
     }
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.oracles.model_driver import ModelDriver, Sequence
 
 from quire.benchmarks.tiny_models import make_tiny_model
-from quire.config.hub import resolve_config_path
+from quire.config.hub import find_model
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.model_loader import load_model
@@ -110,6 +110,6 @@ def test_what_cannot_be_read_is_told(tmp_path, change, message):
     params = {"dim": 64, "n_layers": 1, "n_heads": 4, "vocab_size": 10, "norm_eps": 1e-5, "hidden_dim": 8} | change
     params = {name: value for name, value in params.items() if message != "lacks hidden_dim" or name != "hidden_dim"}
     (tmp_path / "params.json").write_text(json.dumps(params))
-    assert resolve_config_path(str(tmp_path)) == str(tmp_path)
+    assert find_model(str(tmp_path)).path == str(tmp_path)
     with pytest.raises(ConfigError, match=message):
         EngineArgs(model=str(tmp_path), skip_tokenizer_init=True).create_engine_config()

@@ -18,12 +18,14 @@ class DeviceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LoadConfig:
-    """`load_format`: `auto`, `safetensors`, `pt` (pickled tensors), `dummy` (random weights from the seed)."""
+    """`load_format`: `auto`, `safetensors`, `pt` (pickled tensors), `dummy` (random weights from the seed). `hf_token`: the
+    user's at the hub; None or True means the one that the hub's client finds."""
 
     load_format: str = "auto"
     download_dir: str | None = None
     ignore_patterns: tuple[str, ...] = ()
     model_loader_extra_config: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    hf_token: str | bool | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)

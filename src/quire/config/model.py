@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 from quire.config.hf_config import HFConfig
+from quire.config.hub.listing import HubModel
 from quire.config.pooling import PoolingConfig
 from quire.errors import ConfigError
 
@@ -29,6 +30,7 @@ class ModelConfig:
         model_impl: who runs the model: its spec (`quire`, or `vllm` as others say), Transformers, or a spec where
             there is one (`auto`).
         pooling: what prompts become; None for a model that generates.
+        hub: where weights that are not in `path` yet are fetched from; None for a model of this machine.
     """
 
     model: str
@@ -69,6 +71,7 @@ class ModelConfig:
     rope_scaling: dict[str, Any] | None = None
     rope_theta: float | None = None
     pooling: PoolingConfig | None = None
+    hub: HubModel | None = None
 
     @property
     def vocab_size(self) -> int:

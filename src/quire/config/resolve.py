@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from quire import envs
 from quire.config import limits
+from quire.config.checkpoint_files import PARAMS
 from quire.config.files import read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict, is_sequence
 from quire.platforms.interface import Because
 
-PARAMS = "params.json"
 LAYOUT = "mistral"
 """What a configuration made here has as `weights_layout`."""
 FIELDS = {
@@ -188,8 +188,15 @@ def resolve_architecture(hf_config: HFConfig) -> str:
     return names[0]
 
 
-def resolve_dtype(asked: object, hf_config: HFConfig, path: str, supported: Because[tuple[str, ...]]) -> Because[str]:
-    """The weights' type: what was asked, or for `auto` the checkpoint's where the platform computes with it.
+def resolve_dtype(
+    asked: object,
+    hf_config: HFConfig,
+    path: str,
+    supported: Because[tuple[str, ...]],
+    read_types: Callable[[], list[str]] | None = None,
+) -> Because[str]:
+    """The weights' type: what was asked, or for `auto` the checkpoint's where the platform computes with it. `read_types`: gives
+    the types of tensors whose file is not in the folder yet, as safetensors calls them.
     Raises ConfigError: no such type, or the platform does not have it."""
     name = str(asked).removeprefix("torch.")
     if name != "auto":
@@ -200,19 +207,21 @@ def resolve_dtype(asked: object, hf_config: HFConfig, path: str, supported: Beca
             message = f"dtype={asked!r}: this platform computes with {', '.join(supported.value)} ({supported.why})"
             raise ConfigError(message, setting="dtype")
         return Because(dtype, "as asked")
-    declared, source = _declared_dtype(hf_config, path)
+    declared, source = _declared_dtype(hf_config, path, read_types)
     if declared in supported.value:
         return Because(declared, f"{source} says so")
     return Because(supported.value[0], f"{source} says {declared}, which this platform has not: {supported.why}")
 
 
-def _declared_dtype(hf_config: HFConfig, path: str) -> tuple[str, str]:
+def _declared_dtype(hf_config: HFConfig, path: str, read_types: Callable[[], list[str]] | None) -> tuple[str, str]:
     for config in (hf_config, hf_config.get("text_config")):
         for key in ("dtype", "torch_dtype"):
             value = config.get(key) if isinstance(config, HFConfig) else None
             if isinstance(value, str) and value.removeprefix("torch.") in DTYPE_NAMES:
                 return DTYPE_NAMES[value.removeprefix("torch.")], f"{key} in config.json"
     stored = _stored_dtype(path)
+    if stored is None and read_types is not None:
+        stored = _commonest(read_types())
     return (stored, "the weights' file") if stored else ("float32", "a config.json without a dtype")
 
 
@@ -227,10 +236,14 @@ def _stored_dtype(path: str) -> str | None:
             if size > limits.MAX_CONFIG_FILE_BYTES:
                 return None
             header = json.loads(file.read(size))
-            kinds = Counter(entry.get("dtype") for name, entry in header.items() if name != "__metadata__")
+            return _commonest([str(entry.get("dtype")) for name, entry in header.items() if name != "__metadata__"])
     except (OSError, ValueError, AttributeError):
         return None  # the loader reads it again, and says what is wrong with it
-    return _SAFETENSORS_DTYPES.get(str(kinds.most_common(1)[0][0])) if kinds else None
+
+
+def _commonest(types: list[str]) -> str | None:
+    """Of what safetensors calls types, torch's name of the one that most tensors have."""
+    return _SAFETENSORS_DTYPES.get(Counter(types).most_common(1)[0][0]) if types else None
 
 
 def model_length(hf_config: HFConfig) -> ModelLength:

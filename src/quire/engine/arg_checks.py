@@ -50,7 +50,7 @@ class Check:
 def setting(default: T, check: Check, text: str) -> T:
     """A field of a dataclass of settings: its default, what it may be (None, too, where that is the default), its help."""
     metadata = {"check": check.or_none() if default is None else check, "help": text}
-    made: Any = dataclasses.field(default=default, metadata=metadata)
+    made: Any = dataclasses.field(default=default, metadata=metadata, repr=check is not TOKEN)
     if isinstance(default, dict):
         made = dataclasses.field(default_factory=dict[str, Any], metadata=metadata)
     return made
@@ -134,6 +134,7 @@ def strings(allowed: str) -> Check:
 
 FLAG = Check("True or False", lambda value: isinstance(value, bool))
 TEXT = Check("a string", lambda value: isinstance(value, str))
+TOKEN = Check("a token, or True for the stored one", lambda value: isinstance(value, str | bool))
 PROCESSORS = Check(
     "a list of classes or of class paths such as 'package.module:Class'",
     lambda value: is_sequence(value) and all(_names_class(item) for item in value),

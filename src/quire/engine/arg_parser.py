@@ -282,6 +282,8 @@ def _flag_options(field: dataclasses.Field[Any], hint: Any, default: Any) -> dic
         options.update(nargs="+", metavar="TEXT")
     else:
         options.update(type=kind, metavar="N" if int in kinds else _METAVARS.get(kind, "TEXT"))
+    if field.name == "hf_token":
+        options.update(nargs="?", const=True, metavar="TOKEN")  # alone: the stored one
     return options
 
 

@@ -5,6 +5,7 @@ Each value that is derived comes with a note on where it came from. Knows no tor
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quire import envs
 from quire.config import CacheConfig, DeviceConfig, HFConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
-from quire.config.hub import resolve_config_path, resolve_model_path
+from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
+from quire.config.hub.listing import HubSettings
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
 from quire.errors import ConfigError
@@ -76,6 +78,11 @@ def section(kind: type[SectionT], args: object, **decided: Any) -> SectionT:
     return kind(**{name: getattr(args, name) for name in names}, **decided)
 
 
+def hub_settings(load: LoadConfig, revision: str | None) -> HubSettings:
+    """How a hub is asked, as the settings of loading say."""
+    return HubSettings(revision, load.download_dir, load.hf_token, load.load_format, load.ignore_patterns)
+
+
 def _is_causal(model: ModelConfig) -> bool:
     return model.pooling is None or model.pooling.is_causal
 
@@ -92,10 +99,11 @@ class Resolver:
 
     def model(self) -> ModelConfig:
         args = self.args
-        path = self._model_path()
+        path, hub = self._find_model()
         tokenizer_path = self._tokenizer_path(path)
         hf_config = load_hf_config(path, self._hf_overrides())
-        dtype = resolve_dtype(args.dtype, hf_config, path, self.capabilities.dtypes)
+        far = functools.partial(stored_types, hub, self._hub_settings()) if hub is not None else None
+        dtype = resolve_dtype(args.dtype, hf_config, path, self.capabilities.dtypes, far)
         is_open = args.max_model_len in ("auto", -1)
         asked = args.max_model_len if isinstance(args.max_model_len, int) and not is_open else None
         length = resolve_max_model_len(
@@ -131,6 +139,7 @@ class Resolver:
             hf_overrides={} if callable(args.hf_overrides) else dict(args.hf_overrides),
             override_generation_config=dict(args.override_generation_config),
             pooling=pooling,
+            hub=hub,
         )
 
     def _pooling(self, path: str, hf_config: HFConfig, architecture: str) -> PoolingConfig | None:
@@ -163,21 +172,28 @@ class Resolver:
             raise ConfigError(message, setting="hf_overrides")
         return tuple(token_id for token_id in ids if token_id is not None)
 
-    def _model_path(self) -> str:
+    def _find_model(self) -> FoundModel:
         args = self.args
         if args.model is None or (args.model == DEMO_MODEL and not Path(DEMO_MODEL).is_dir()):
-            return _demo_model_path()
-        return resolve_config_path(args.model, revision=args.revision, download_dir=args.download_dir)
+            return FoundModel(_demo_model_path())
+        return find_model(args.model, self._hub_settings())
+
+    def _hub_settings(self) -> HubSettings:
+        memory = self.platform.memory_bytes()
+        ranks = self.args.tensor_parallel_size * self.args.pipeline_parallel_size
+        settings = hub_settings(self.load(), self.args.revision)
+        return dataclasses.replace(settings, max_weight_bytes=None if memory is None else memory * ranks)
 
     def _tokenizer_path(self, model_path: str) -> str | None:
         args = self.args
         if args.skip_tokenizer_init:
             return None
-        if args.tokenizer is None:
+        if args.tokenizer is None and args.tokenizer_revision is None:
             return model_path
-        return resolve_model_path(
-            args.tokenizer, revision=args.tokenizer_revision, download_dir=args.download_dir, setting="tokenizer"
-        )
+        name, revision = args.tokenizer or args.model, args.tokenizer_revision
+        if name is None or (name == args.model and revision in (None, args.revision)):
+            return model_path
+        return find_tokenizer(name, hub_settings(self.load(), revision))
 
     def _hf_overrides(self) -> dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]:
         args = self.args

@@ -110,7 +110,7 @@ _EMPTY = """
     additional_config default_mm_loras ec_transfer_config
     io_processor_plugin kv_transfer_config lora_modules model_class_overrides
     quantization_config spec_method spec_model spec_tokens speculative_config weight_transfer_config
-    kv_cache_dtype_skip_layers worker_extension_cls collect_detailed_traces hf_config_path hf_token
+    kv_cache_dtype_skip_layers worker_extension_cls collect_detailed_traces hf_config_path
     fully_sharded_loras max_cpu_loras kv_offloading_size data_parallel_rank data_parallel_address
     data_parallel_rpc_port data_parallel_size_local max_num_active_seqs max_num_scheduled_tokens mamba_block_size
     prefix_match_unit watermark_config diffusion_config
@@ -153,8 +153,6 @@ NOT_YET_AT_OTHER_VALUES: dict[str, tuple[Any, ...]] = {
     "num_lookahead_slots": (0,),
 }
 """Fields of `EngineArgs` whose other values wait for the room that they belong to."""
-
-_INSTEAD = {"hf_token": "set the HF_TOKEN environment variable, or log in with `hf auth login`"}
 
 
 def refuse_unknown(cls: type[T]) -> type[T]:
@@ -209,9 +207,8 @@ def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, t
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{name!r} is not an engine setting{hint}", setting=name)
     if not _is_among(value, table[name]):
-        instead = _INSTEAD.get(name, f"leave it out (accepted: {', '.join(map(repr, table[name]))})")
-        shown = "" if name == "hf_token" else f"={value!r}"
-        raise ConfigError(f"{name}{shown} is not available yet in Quire; {instead}", setting=name)
+        instead = f"leave it out (accepted: {', '.join(map(repr, table[name]))})"
+        raise ConfigError(f"{name}={value!r} is not available yet in Quire; {instead}", setting=name)
 
 
 def check_not_yet(args: Any) -> None:

@@ -22,6 +22,7 @@ from quire.engine.arg_checks import (
     FLAG,
     PROCESSORS,
     TEXT,
+    TOKEN,
     class_path,
     mapping,
     number,
@@ -107,9 +108,10 @@ class EngineArgs:
     load_format: str = setting("auto", one_of("auto", "hf", "safetensors", "pt", "mistral", "gguf", "bitsandbytes",
         "sharded_state", "dummy", *SAME_FORMATS, *OTHER_FORMATS),
         "auto, safetensors, mistral, gguf, pt (pickled), sharded_state (saved by Quire) or dummy (random weights)")
-    download_dir: str | None = setting(None, TEXT, "where downloads are kept")
+    download_dir: str | None = setting(None, TEXT, "where downloads are kept (HF_HOME)")
+    hf_token: str | None = setting(None, TOKEN, "the user's token at the hub (HF_TOKEN, or `hf auth login`)")
     ignore_patterns: list[str] | str | None = setting(None, strings("a file name pattern, a list of them, or None"),
-        "file name patterns not to read")
+        "file name patterns neither to read nor to fetch")
     model_loader_extra_config: dict[str, Any] = setting({}, mapping(), "JSON object for the loader of load_format")
 
     block_size: int | None = setting(None, whole(1, 4096), "tokens a KV-cache page (16)")

@@ -17,6 +17,7 @@ from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
 from quire.engine.collector import CollectorPause
 from quire.engine.messages import Ready, refusal_of
+from quire.engine.model_files import fetch_missing_weights
 from quire.engine.pausing import Pause, PauseState, check_mode, is_named
 from quire.errors import CapacityError, ConfigError, EngineError, QuireError, RequestError
 from quire.executor.interface import Executor
@@ -58,6 +59,8 @@ class EngineCore:
         started = time.monotonic()
         STARTUP.begin_engine()
         self.config = config
+        if executor is None:
+            fetch_missing_weights(config)
         with CollectorPause():  # imports and models make a million objects that stay
             self._executor = executor if executor is not None else make_executor(config)
             try:

@@ -21,6 +21,7 @@ from quire import envs
 from quire.config import EngineConfig
 from quire.config.wire import config_to_plain
 from quire.engine import messages
+from quire.engine.model_files import fetch_missing_weights
 from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 
@@ -54,6 +55,8 @@ class CoreProcessHandle:
     def __init__(self, config: EngineConfig, executor: str | None = None) -> None:
         import zmq
 
+        if executor is None:
+            fetch_missing_weights(config)
         start = messages.Start(config_to_plain(config), executor)
         self._zmq = zmq
         self._encode = messages.frontend_to_core().encode

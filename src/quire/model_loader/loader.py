@@ -6,7 +6,6 @@ slices to `models/`, arithmetic to kernels.
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,7 +16,6 @@ from quire.attention.interface import AttentionBackend
 from quire.attention.selector import Selection, select_backend
 from quire.config import EngineConfig
 from quire.config.hf_config import HFConfig
-from quire.config.hub import PICKLED_PATTERNS, SECOND_COPY, WEIGHT_PATTERNS, resolve_model_path
 from quire.config.resolve import LAYOUT
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
@@ -250,7 +248,7 @@ def load_weights(model: CausalLM, config: EngineConfig, uploads: UploadStream | 
     if not isinstance(model, Decoder):
         return _load_class(model, config)
     if load_format == "sharded_state":
-        model.take_weights(load_state(model, _weights_folder(config)))
+        model.take_weights(load_state(model, config.model.path))
         return int(model.describe()["weight_bytes"])
     if load_format == "dummy":
         model.load_weights(_random_weights(model, config))
@@ -313,7 +311,7 @@ def open_weights(config: EngineConfig) -> WeightReader:
     if load_format not in READERS:
         allowed = ", ".join(("dummy", "sharded_state", *READERS))
         raise ConfigError(f"load_format={load_format!r} is not supported; allowed: {allowed}", setting="load_format")
-    folder, ignored = _weights_folder(config), config.load.ignore_patterns
+    folder, ignored = config.model.path, config.load.ignore_patterns
     if config.model.hf_config.get("weights_layout") == LAYOUT:
         return MistralReader(folder, ignored, config.model.hf_config)
     return READERS[load_format](folder, ignored)
@@ -422,8 +420,8 @@ def _names_of(dtype: torch.dtype) -> str:
     return next(name for name, known in DTYPES.items() if known == dtype)
 
 
-def check_fit(model: CausalLM, free_bytes: int) -> None:
-    """Raises ConfigError with the numbers where weights and buffers need more than there is."""
+def check_fit(model: CausalLM, free_bytes: int, what: str = "are free") -> None:
+    """Raises ConfigError with the numbers where weights and buffers need more than there is. `what`: that memory, in words."""
     report = model.describe()
     weights, buffers = report["weight_bytes"], report["workspace_bytes"]
     if weights + buffers <= free_bytes:
@@ -431,30 +429,10 @@ def check_fit(model: CausalLM, free_bytes: int) -> None:
     setting = "model" if weights > free_bytes else "max_num_batched_tokens"
     raise ConfigError(
         f"the model needs {weights / GIB:.2f} GiB for its weights ({report['parameters'] / 1e6:.0f} M parameters as "
-        f"{report['dtype']}) and {buffers / GIB:.2f} GiB for buffers, but {free_bytes / GIB:.2f} GiB are free: use a "
+        f"{report['dtype']}) and {buffers / GIB:.2f} GiB for buffers, but {free_bytes / GIB:.2f} GiB {what}: use a "
         f"smaller model or dtype, or lower max_num_batched_tokens or max_num_seqs",
         setting=setting,
     )
-
-
-def _weights_folder(config: EngineConfig) -> str:
-    """The folder with the weights: the model's, or for a hub id the same snapshot with its weights fetched."""
-    model = config.model
-    if os.path.isdir(os.path.expanduser(model.model)) or not _is_snapshot(model.path):
-        return model.path
-    is_own_layout = model.hf_config.get("weights_layout") == LAYOUT
-    return resolve_model_path(
-        model.model,
-        revision=model.revision,
-        download_dir=config.load.download_dir,
-        patterns=PICKLED_PATTERNS if config.load.load_format == "pt" else WEIGHT_PATTERNS,
-        ignore_patterns=(*config.load.ignore_patterns, *(() if is_own_layout else (SECOND_COPY,))),
-    )
-
-
-def _is_snapshot(path: str) -> bool:
-    """Whether a folder is one of the hub client's snapshots (its configuration was fetched without the weights)."""
-    return os.path.basename(os.path.dirname(path)) == "snapshots"
 
 
 def _cache_dtype(name: str, dtype: torch.dtype, capabilities: Capabilities) -> torch.dtype:

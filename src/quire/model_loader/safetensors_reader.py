@@ -5,7 +5,6 @@ knows nothing of models. Format: https://huggingface.co/docs/safetensors
 """
 
 import dataclasses
-import fnmatch
 import json
 import math
 import os
@@ -13,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from quire.config.checkpoint_files import INDEX_NAME, check_shards, matches, safetensors_files, shards_of
 from quire.errors import ConfigError
 
-INDEX_NAME = "model.safetensors.index.json"
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_HEADER_BYTES = 100 << 20
@@ -138,51 +137,21 @@ def estimate_weight_bytes(path: str | Path, dtype_bytes: int | None = None) -> i
 
 
 def _read_index(path: Path, ignore_patterns: Sequence[str]) -> dict[str, str]:
+    """Tensor to file; empty without an index."""
     index = path / INDEX_NAME
     if not index.is_file():
         return {}
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-        files = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} is not an index with a weight_map: {error!r}", setting="model") from error
-    for file in files:
-        if not isinstance(file, str) or os.path.basename(file) != file:
-            raise ConfigError(f"{index} names a file outside its folder: {file!r}", setting="model")
-    missing = [file for file in files if not (path / file).is_file()]
-    if missing:
-        raise ConfigError(
-            f"{index} names {len(missing)} of {len(files)} files that are not there: {', '.join(missing[:5])}; download "
-            f"the checkpoint again",
-            setting="model",
-        )
-    return {name: file for name, file in weight_map.items() if not matches(file, ignore_patterns)}
+        content = json.loads(index.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{index} is not an index with a weight_map: {error}", setting="model") from error
+    files = shards_of(content, INDEX_NAME, str(path))
+    check_shards(files, {file for file in files if (path / file).is_file()}, INDEX_NAME, str(path))
+    return {name: file for name, file in content["weight_map"].items() if not matches(file, ignore_patterns)}
 
 
 def _list_files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
-    present = sorted(os.listdir(path)) if path.is_dir() else []
-    files = [name for name in present if name.endswith(".safetensors") and not matches(name, ignore_patterns)]
-    # Some checkpoints hold a second copy in their author's own layout.
-    files = [name for name in files if not name.startswith("consolidated")] or files
-    if files:
-        return files
-    pickled = [name for name in present if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
-    if pickled:
-        raise ConfigError(
-            f"{path} has only pickled weights ({', '.join(pickled[:3])}); Quire reads safetensors unless it is "
-            f"told otherwise: take a revision that has them, convert them with Transformers' save_pretrained, or say "
-            f"load_format='pt' (tensors only, through PyTorch's restricted unpickler)",
-            setting="load_format",
-        )
-    found = ", ".join(present[:8]) or "nothing"
-    raise ConfigError(
-        f"{path} has no *.safetensors (it holds {found}); load_format='dummy' runs random weights", setting="model"
-    )
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a file's name fits one of some shell patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return safetensors_files(sorted(os.listdir(path)) if path.is_dir() else [], ignore_patterns, str(path))
 
 
 def _damaged(file: Path, why: str) -> ConfigError:

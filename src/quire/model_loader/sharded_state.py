@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from quire.config.hub import TOKENIZER_PATTERNS
+from quire.config.checkpoint_files import description_files
 from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
@@ -123,10 +123,12 @@ def load_state(model: Decoder, folder: str, pattern: str = PATTERN) -> Iterator[
 
 def copy_description(source: str, folder: str) -> None:
     """Copy what a model needs besides its weights (configuration, tokenizer, templates); what is there already stays."""
-    for pattern in TOKENIZER_PATTERNS:
-        for file in Path(source).glob(pattern):
-            if not file.name.endswith(".index.json") and not (Path(folder) / file.name).exists():
-                shutil.copyfile(file, Path(folder) / file.name)
+    names = [file.relative_to(source).as_posix() for file in sorted(Path(source).rglob("*")) if file.is_file()]
+    for name in description_files(names):
+        target = Path(folder) / name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(source) / name, target)
 
 
 def _describe(name: str, weight: Weight, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

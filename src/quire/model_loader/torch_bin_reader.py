@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from quire.config.checkpoint_files import PICKLED_INDEX_NAME, check_shards, matches, pickled_files, shards_of
 from quire.errors import ConfigError
 from quire.model_loader.device_reader import DTYPES
-from quire.model_loader.safetensors_reader import TensorInfo, add_info, matches
+from quire.model_loader.safetensors_reader import TensorInfo, add_info
 
-INDEX_NAME = "pytorch_model.bin.index.json"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LIBRARY = "torchao."
 _KINDS = ("Float8Tensor", "Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
@@ -79,24 +79,16 @@ class TorchBinReader:
 
 
 def _files(path: Path, ignore_patterns: Sequence[str]) -> list[str]:
-    index = path / INDEX_NAME
-    if index.is_file():
-        try:
-            files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{index} is not an index with a weight_map: {error!r}", setting="model") from error
-        wrong = [file for file in files if os.path.basename(file) != file or not (path / file).is_file()]
-        if wrong:
-            raise ConfigError(
-                f"{index} names files that are not in its folder: {', '.join(wrong[:5])}", setting="model"
-            )
-    else:
-        names = sorted(os.listdir(path)) if path.is_dir() else []
-        files = [name for name in names if name.endswith((".bin", ".pt", ".pth")) and name != "training_args.bin"]
-    files = [file for file in files if not matches(file, ignore_patterns)]
-    if not files:
-        raise ConfigError(f"load_format='pt', but {path} has no *.bin, *.pt or *.pth", setting="load_format")
-    return files
+    index = path / PICKLED_INDEX_NAME
+    if not index.is_file():
+        return pickled_files(sorted(os.listdir(path)) if path.is_dir() else [], ignore_patterns, str(path))
+    try:
+        content = json.loads(index.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{index} is not an index with a weight_map: {error}", setting="model") from error
+    files = shards_of(content, PICKLED_INDEX_NAME, str(path))
+    check_shards(files, {file for file in files if (path / file).is_file()}, PICKLED_INDEX_NAME, str(path))
+    return [file for file in files if not matches(file, ignore_patterns)]
 
 
 def _stand_ins(file: Path) -> list[Any]:

@@ -157,6 +157,9 @@ class CpuPlatform(Platform):
             provenance={**config.provenance, "device.cpu_threads": why},
         )
 
+    def memory_bytes(self) -> int | None:
+        return usable_memory()[1]
+
     def runtime(self, config: EngineConfig) -> CpuRuntime:
         return CpuRuntime(config)
 

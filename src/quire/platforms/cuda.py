@@ -323,6 +323,9 @@ class CudaPlatform(Platform):
         self._kernels.begin()
         startup.begin(config.parallel.rank)
 
+    def memory_bytes(self) -> int | None:
+        return self._gpu().memory
+
     def runtime(self, config: EngineConfig) -> CudaRuntime:
         return CudaRuntime(config, self._kernels)
 

@@ -212,6 +212,10 @@ class Platform(abc.ABC):
         """Register this platform's kernels and choose one for every operation; once in each worker. `deterministic`: only
         kernels whose rows do not depend on the batch."""
 
+    def memory_bytes(self) -> int | None:
+        """Memory of one device in all, in bytes, found without opening the device; None where that cannot be told."""
+        return None
+
     @abc.abstractmethod
     def attention_backends(self) -> list[str]:
         """Class paths (`module:attribute`) of the backends to ask, best first."""

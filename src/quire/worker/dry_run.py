@@ -12,7 +12,7 @@ from quire.config.kv_spec import KVCacheSpec, describe_memory
 from quire.core.kv_planner import plan_kv_cache
 from quire.errors import ConfigError
 from quire.kernels import ops
-from quire.model_loader.loader import build_model
+from quire.model_loader.loader import build_model, check_fit
 from quire.platforms.interface import DeviceRuntime, Platform
 from quire.worker.kv_budget import compute_kv_bytes
 
@@ -34,6 +34,21 @@ def explain_without_weights(config: EngineConfig, platform: Platform) -> dict[st
         "model": numbers,
         "memory": _memory(config, runtime, numbers, model.kv_cache_specs()),
     }
+
+
+def check_without_weights(config: EngineConfig, platform: Platform) -> None:
+    """Refuse what could not run, before its weights are fetched.
+
+    Raises:
+        ConfigError: no spec for the architecture, no backend or format for its layers, or more weights than the device has
+            memory.
+    """
+    platform.select_kernels(deterministic=config.model.deterministic)
+    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    model, _ = build_model(config, platform, torch.device("meta"), tokens, rows)
+    memory = platform.memory_bytes()
+    if memory is not None:
+        check_fit(model, memory, "are all that the device has")
 
 
 def _memory(

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from quire.config import EngineConfig, HFConfig
+from quire.config.hub.listing import HubModel
 from quire.platforms.interface import Capabilities, Platform
 
 CONFIG_PARTS = ("model", "cache", "parallel", "scheduler", "device", "load", "attention", "observability")
@@ -52,6 +53,7 @@ def build_report(config: EngineConfig, platform: Platform) -> dict[str, Any]:
     from quire.worker.dry_run import explain_without_weights
 
     return {
+        **_files(config),
         "config": {part: _config_part(config, part) for part in CONFIG_PARTS},
         "platform": {"name": platform.name, "capabilities": _capabilities(platform.capabilities())},
         **explain_without_weights(config, platform),
@@ -59,12 +61,21 @@ def build_report(config: EngineConfig, platform: Platform) -> dict[str, Any]:
     }
 
 
+def _files(config: EngineConfig) -> dict[str, Any]:
+    """What a start would fetch, of a hub's model."""
+    from quire.config.hub import describe_plan
+    from quire.engine.arg_resolve import hub_settings
+
+    hub = config.model.hub
+    return {} if hub is None else {"files": describe_plan(hub, hub_settings(config.load, config.model.revision))}
+
+
 def _config_part(config: EngineConfig, part: str) -> dict[str, Any]:
     section = getattr(config, part)
     settings: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
-        if isinstance(value, HFConfig) or field.name in _SECRET:
+        if isinstance(value, HFConfig | HubModel) or field.name in _SECRET:
             continue
         settings[field.name] = {"value": value}
         why = config.provenance.get(f"{part}.{field.name}")
@@ -84,6 +95,7 @@ def as_text(report: dict[str, Any]) -> str:
     """The report for a reader: one section after another, one line a fact."""
     server = {name: _with_why(entry) for name, entry in report.get("server", {}).items()}
     lines = _section("server", server) if server else []
+    lines += _section("files", report["files"]) if "files" in report else []
     for part, settings in report["config"].items():
         lines += _section(f"config.{part}", {name: _with_why(entry) for name, entry in settings.items()})
     capabilities = {name: _with_why(entry) for name, entry in report["platform"]["capabilities"].items()}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from quire import envs
+from quire.entrypoints import exit_codes
 from quire.entrypoints.openai.listen import ListenOptions, open_socket
 from quire.errors import ConfigError, QuireError
 from quire.logger import init_logger
@@ -36,7 +37,6 @@ MAX_COUNT = 64
 MAX_DEATHS = 3
 """Deaths of frontends within `DEATHS_WITHIN_S` seconds after which the server ends."""
 DEATHS_WITHIN_S = 60.0
-EXIT_FAILED = 1
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from quire.entrypoints.cli.frontend_child import main; sys.exit(main())"
@@ -144,7 +144,7 @@ class Frontends:
             self._channel = open_channel(self._config, None, self._router.on_message)
         except Exception as error:
             logger.error("%s", error, exc_info=None if isinstance(error, QuireError) else error)
-            self._exit_code = EXIT_FAILED
+            self._exit_code = exit_codes.of_error(error)
             os.kill(os.getpid(), signal.SIGTERM)
             return
         self._router.attach(self._channel)
@@ -186,7 +186,7 @@ class Frontends:
         self._deaths = [*(at for at in self._deaths if time.monotonic() - at < DEATHS_WITHIN_S), time.monotonic()]
         if number not in self._serving or len(self._deaths) > MAX_DEATHS:
             logger.error("Frontend %d ended with code %d; the server ends.", number, code)
-            self._exit_code = EXIT_FAILED
+            self._exit_code = exit_codes.FAILED
             self._end(signal.SIGTERM)
             return
         logger.error("Frontend %d ended with code %d; %d request(s) are lost. It is replaced.", number, code, lost)

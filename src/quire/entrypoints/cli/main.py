@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+from quire.entrypoints import exit_codes
+
 if TYPE_CHECKING:
     import argparse
 
@@ -29,10 +31,6 @@ COMMANDS = {
     "completion": ("completion", "print a script that completes commands and flags in bash, zsh or fish"),
 }
 """Subcommand to (module in this package, one line about it)."""
-
-EXIT_FAILED = 1
-EXIT_WRONG_ARGUMENT = 2
-EXIT_INTERRUPTED = 130
 
 
 class Command(Protocol):
@@ -79,7 +77,7 @@ def _unknown(word: str) -> int:
     hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
     kind = "option" if word.startswith("-") else "command"
     print(f"quire: error: {word!r} is not a {kind}; {hint}", file=sys.stderr)
-    return EXIT_WRONG_ARGUMENT
+    return exit_codes.WRONG_ARGUMENT
 
 
 def _load(name: str) -> Command:
@@ -105,17 +103,17 @@ def _run_command(name: str, argv: Sequence[str]) -> int:
 
 def _guarded(name: str, argv: Sequence[str]) -> int:
     """Run a command; every error that Quire raises on purpose is one line."""
-    from quire.errors import ConfigError, QuireError, RequestError
+    from quire.errors import QuireError
 
     try:
         return _run_command(name, argv)
     except QuireError as error:
         print(f"quire: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_WRONG_ARGUMENT if isinstance(error, ConfigError | RequestError) else EXIT_FAILED
+        return exit_codes.of_error(error)
     except BrokenPipeError:
         # The reader of our output went away (`quire explain | head`): nothing is wrong, and nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+        return exit_codes.FAILED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _guarded(arguments[0], arguments[1:])
     except KeyboardInterrupt:
         print("quire: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return exit_codes.INTERRUPTED
 
 
 if __name__ == "__main__":

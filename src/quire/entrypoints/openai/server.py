@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from quire import envs
+from quire.entrypoints import exit_codes
 from quire.entrypoints.openai.http_protocol import bounded_to
 from quire.entrypoints.openai.listen import BACKLOG, ListenOptions
 from quire.entrypoints.openai.state import ServerState
@@ -28,9 +29,6 @@ from quire.logger import init_logger
 
 logger = init_logger(__name__)
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 COLLECT_AFTER = (50_000, 20, 50)
 """When Python's collector runs, in objects: a burst of requests makes many that go by themselves."""
 CLOSE_TIMEOUT_S = 5.0
@@ -82,7 +80,7 @@ class ServerProcess:
         self._options = options
         self._build_engine = build_engine
         self._on_ready = on_ready
-        self._exit_code = EXIT_OK
+        self._exit_code = exit_codes.OK
         self._signals = 0
         self._engine: Any = None
         self._server: _QuietServer
@@ -143,11 +141,11 @@ class ServerProcess:
             raise
         except QuireError as error:
             logger.error("%s", error)
-            self._fail()
+            self._fail(exit_codes.of_error(error))
             return
         except Exception:
             logger.exception("The engine could not be started.")
-            self._fail()
+            self._fail(exit_codes.FAILED)
             return
         gc.collect()
         gc.freeze()  # what was loaded stays: later collections need not look at it
@@ -155,8 +153,8 @@ class ServerProcess:
         self._state.set_engine(self._engine)
         self._on_ready(self._engine, time.monotonic() - began)
 
-    def _fail(self) -> None:
-        self._exit_code = EXIT_FAILED
+    def _fail(self, exit_code: int) -> None:
+        self._exit_code = exit_code
         self._server.stop()
 
     def _install_signal_handlers(self) -> None:
@@ -169,7 +167,9 @@ class ServerProcess:
         if number == signal.SIGTERM and self._signals == 1:
             self._drain = asyncio.ensure_future(self._drain_and_stop())
             return
-        self._exit_code = EXIT_INTERRUPTED if number == signal.SIGINT and self._signals == 1 else EXIT_FAILED
+        self._exit_code = (
+            exit_codes.INTERRUPTED if number == signal.SIGINT and self._signals == 1 else exit_codes.FAILED
+        )
         if self._signals > 2 or self._engine is None:
             # A thread that is reading weights cannot be interrupted; nothing has been accepted that could be lost.
             os._exit(self._exit_code)
@@ -180,7 +180,7 @@ class ServerProcess:
         """Finish what runs, accept nothing new, then stop."""
         self._state.draining = True
         if self._engine is None:
-            os._exit(EXIT_OK)
+            os._exit(exit_codes.OK)
         timeout = self._options.shutdown_timeout_s
         if self._state.in_flight:
             logger.info("Draining: %d request(s) are running; waiting up to %.0f s.", self._state.in_flight, timeout)
@@ -188,7 +188,7 @@ class ServerProcess:
             await asyncio.wait_for(self._state.idle.wait(), timeout)
         except TimeoutError:
             logger.error("%d request(s) did not end in %.0f s and are cut off.", self._state.in_flight, timeout)
-            self._exit_code = EXIT_FAILED
+            self._exit_code = exit_codes.FAILED
             self._force_stop()
             return
         logger.info("Drained.")
@@ -216,7 +216,7 @@ class ServerProcess:
                 await asyncio.wait_for(result, CLOSE_TIMEOUT_S)
         except TimeoutError:
             logger.error("The engine did not end in %.0f s.", CLOSE_TIMEOUT_S)
-            os._exit(self._exit_code or EXIT_FAILED)
+            os._exit(self._exit_code or exit_codes.FAILED)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
