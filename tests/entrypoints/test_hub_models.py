@@ -154,7 +154,7 @@ def test_what_cannot_run_here_is_refused_before_its_weights_are_fetched(hub, qui
     files = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
     hub.add("owner/unfit", {**files, "config.json": json.dumps(config)})
     (tmp_path / "in.txt").write_text("one\n")
-    code, _, errors = quire("generate", "owner/unfit", "-i", tmp_path / "in.txt", *SMALL)
+    code, _, errors = quire("generate", "owner/unfit", "-i", tmp_path / "in.txt", "-o", tmp_path / "out", *SMALL)
     assert code == 2
     assert told in errors.splitlines()[-1]
     assert hub.fetched(".safetensors") == []
