@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tests.models.drawn_latest import OWN as LATEST
+
 from quire.benchmarks.tiny_models import tiny_values
 
 HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 10)
@@ -144,7 +146,7 @@ FIELDS: dict[str, Draw] = {
 FIXED = {"hidden_act": "silu", "mlp_hidden_act": "relu2"}
 SILU_ONLY = (
     "Mamba", "FalconMamba", "Jamba", "Bamba", "FalconH1", "GraniteMoeHybrid", "Qwen3Next", "Qwen3_5", "GptOss", "Apertus",
-    "OlmoHybrid", "KimiLinear", "BailingHybrid", "MiniMaxF",
+    "OlmoHybrid", "KimiLinear", "BailingHybrid", "MiniMaxF", "HYV4",
 )  # fmt: skip
 """Families whose activation is a part of the layer (or of none of its own): others there are refused, and told so."""
 HEAD_DIM_IS_OTHER = ("Mamba2", "Helium", "Zamba2")
@@ -155,6 +157,8 @@ UNGROUPED = (
     "Youtu",
     "Mistral4",
     "Glm4MoeLite",
+    "GlmMoeDsa",
+    "HYV4",
     "GPTNeoX",
     "Persimmon",
     "Bloom",
@@ -504,4 +508,5 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "Llama4ForCausalLM": _llama4,
     "SmolLM3ForCausalLM": _smollm3,
     "Ministral3ForCausalLM": _ministral3,
+    **LATEST,
 }

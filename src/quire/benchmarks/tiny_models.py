@@ -23,6 +23,13 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
 }  # fmt: skip
 
+_SPARSE: dict[str, Any] = {
+    "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "index_topk": 12, "index_head_dim": 16,
+    "index_n_heads": 16, "num_hidden_layers": 4,
+}  # fmt: skip
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": None},
@@ -46,6 +53,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma3ForCausalLM": {
         "head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 8, "tie_word_embeddings": True,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "Gemma4ForCausalLM": {
+        "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 24, "sliding_window": 8, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 12,
+        "vocab_size_per_layer_input": VOCAB_SIZE, "final_logit_softcapping": 8.0,
+    },
+    "Gemma4UnifiedForCausalLM": {
+        "head_dim": 16, "global_head_dim": 24, "sliding_window": 8, "tie_word_embeddings": True, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
     "Phi3ForCausalLM": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0},
     "Starcoder2ForCausalLM": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "sliding_window": None},
@@ -99,6 +116,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
         "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 24,
         "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": 0,
+    },
+    "DeepseekV32ForCausalLM": _SPARSE,
+    "GlmMoeDsaForCausalLM": _SPARSE | {"index_topk_freq": 2},
+    "HYV4ForCausalLM": {name: value for name, value in _SPARSE.items() if name not in ("n_group", "topk_group")},
+    "JetMoeForCausalLM": {"kv_channels": 16, "num_local_experts": 5, "num_experts_per_tok": 2},
+    "DiffLlamaForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 12},
+    "LongcatFlashForCausalLM": {
+        "num_layers": 2, "num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 8, "q_lora_rank": 28,
+        "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "moe_topk": 3,
+        "n_routed_experts": 5, "zero_expert_num": 3, "expert_ffn_hidden_size": 24,
     },
     "MiniCPM3ForCausalLM": {
         "num_key_value_heads": 4, "q_lora_rank": 28, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
@@ -188,11 +215,15 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
         else:
             scale = 0.2
         is_around_zero = kind.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) and not name.endswith("attn.norm.weight")
-        is_norm_scale = parameter.dim() == 1 and name.endswith("weight") and not is_around_zero
+        is_around_zero &= not kind.startswith("Gemma4")
+        is_norm_scale = parameter.dim() == 1 and name.endswith(("weight", "router.scale", "expert_scale"))
+        is_norm_scale &= not is_around_zero
         parameter.copy_(noise * scale + (1.0 if is_norm_scale else 0.0))
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+        elif name.endswith("layer_scalar"):
+            buffer.copy_(torch.rand(buffer.shape, generator=generator) * 0.5 + 0.6)
 
 
 @functools.cache

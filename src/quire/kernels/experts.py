@@ -1,6 +1,6 @@
 """What the operations of mixtures of experts share: how tokens choose, the experts' stacked weights, and room to work in.
 
-Knows shapes. Computes nothing.
+Knows shapes. Computes nothing but what only some mixtures need.
 Legend: T tokens, E experts, K experts a token (top_k), D hidden, I an expert's intermediate size on this rank.
 """
 
@@ -45,11 +45,12 @@ class Routing:
 
 @dataclasses.dataclass(frozen=True)
 class ClampedSwiglu:
-    """GptOss' way from gate and up to the activation: with g = min(gate, limit), g * sigmoid(alpha * g) * (1 + up between
-    -limit and limit)."""
+    """GptOss' way from gate and up to the activation: with g = min(gate, limit), g * sigmoid(alpha * g) * (offset + up between
+    -limit and limit); the offset is 1 or 0."""
 
     alpha: float
     limit: float
+    offset: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,3 +136,19 @@ class ExpertScratch:
     def num_bytes(self) -> int:
         """Memory of all buffers."""
         return sum(value.numel() * value.element_size() for value in vars(self).values() if torch.is_tensor(value))
+
+
+def add_chosen_inputs(
+    x_TD: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor, first: int, out_TD: torch.Tensor
+) -> None:
+    """out[t] += x[t] times the sum of the token's weights for experts from `first` on."""
+    from quire.kernels import ops
+
+    ops.chosen("add_chosen_inputs")(x_TD, ids_TK, weights_TK, first, out_TD)
+
+
+def scale_choices(weights_TK: torch.Tensor, ids_TK: torch.Tensor, scales_E: torch.Tensor) -> None:
+    """weights[t, k] *= scales[ids[t, k]], in place; the scales are float32."""
+    from quire.kernels import ops
+
+    ops.chosen("scale_choices")(weights_TK, ids_TK, scales_E)

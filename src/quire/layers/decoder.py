@@ -9,6 +9,7 @@ Legend: T tokens of the step, S positions that need logits, D hidden, V vocabula
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, cast
 
@@ -22,43 +23,19 @@ from quire.kernels import ops
 from quire.kernels.ops import LinearWeight
 from quire.layers import weights as weight_table
 from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
+from quire.layers.decoder_layer import DecoderLayer
 from quire.layers.describe import describe_pages, describe_weights
 from quire.layers.feed_forward import FeedForwardLayer
+from quire.layers.hyper import HyperConnection
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
+from quire.layers.layer_end import LayerEnd, LayerInputs
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.layers.mixers import LayerContext, MixerLayer, NarrowViews, kind_of
 from quire.layers.modules import modules_of, norm_places
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews, Workspace
-from quire.models.spec import PRE, DecoderSpec, GatedMLP, Joint, LayerNorm, MoE, Norm, Placement, RMSNorm
-
-
-@dataclasses.dataclass
-class DecoderLayer:
-    """One layer: its halves, where its norms stand, and by place how outputs join the residual, and norms."""
-
-    mixers: list[MixerLayer]
-    mlp: FeedForwardLayer | None
-    placement: Placement
-    joints: dict[str, Joint]
-    norms: dict[str, NormWeight] = dataclasses.field(default_factory=dict)
-
-    @property
-    def linears(self) -> dict[str, LinearWeight]:
-        """The matrices of both halves, by name; experts apart."""
-        halves = [*self.mixers, *([self.mlp] if self.mlp is not None else [])]
-        return {name: weight for half in halves for name, weight in half.linears.items()}
-
-    def set_weight(self, name: str, weight: Weight) -> None:
-        """Hand a module's weight to the half that has it."""
-        for mixer in self.mixers:
-            if name in mixer.NAMES:
-                mixer.set_weight(name, weight)
-                return
-        if self.mlp is not None and name in self.mlp.NAMES:
-            self.mlp.set_weight(name, weight)
-        else:
-            self.norms[name] = cast(NormWeight, weight)
+from quire.models.spec import PRE, DecoderSpec, GatedMLP, LayerNorm, MoE, Norm, RMSNorm
+from quire.models.variants import HyperConnections
 
 
 class Decoder(CausalLM):
@@ -117,10 +94,17 @@ class Decoder(CausalLM):
         self._final_norm: NormWeight | None = None
         self._project_in: LinearWeight | None = None
         self._project_out: LinearWeight | None = None
+        self._hyper_head = None if spec.hyper is None else HyperConnection(spec.hyper, is_head=True)
+        self._inputs = None if spec.layer_input is None else LayerInputs(spec, dtype, self.linear_method)
         self._layers = self._build_layers(max_tokens, activation_dtype or dtype)
+        mlps = [layer.mlp for layer in self._layers]
+        self._takes_late = {mlp for before, mlp in itertools.pairwise(mlps) if mlp and before and before.is_late}
         self._give_weightless_norms()
         self._is_fused = self._can_fuse()
+        eps = spec.final_eps if spec.final_eps is not None else spec.norm.eps
+        self._last_norm = dataclasses.replace(spec.norm, eps=eps)
         self._can_narrow = self._narrows()
+        self.can_replay = all(mixer.can_replay for mixer in self._mixers())
         self.workspace = self._build_workspace(max_tokens, max_logits, activation_dtype or dtype)
         for layer in self._layers:
             if layer.mlp is not None:
@@ -210,6 +194,10 @@ class Decoder(CausalLM):
         if module.startswith("layers."):
             _, index, name = module.split(".")
             self._layers[int(index)].set_weight(name, weight)
+        elif self._hyper_head is not None and module.startswith("hyper_head"):
+            self._hyper_head.set_weight(module, weight)
+        elif self._inputs is not None and module in self._inputs.NAMES:
+            self._inputs.set_weight(module, weight)
         else:
             setattr(self, f"_{module}", weight)
 
@@ -226,6 +214,10 @@ class Decoder(CausalLM):
         if self._embedding_norm is not None:
             norm = cast(Norm, spec.embedding_norm)
             self._apply_norm(norm, self._embedding_norm, views.residual_TD, views.residual_TD, None)
+        if self._inputs is not None:
+            self._inputs.run(step.input_ids[:count], views.residual_TD, self.workspace.inputs(count))
+        if self._hyper_head is not None:
+            return self._run_streams(self._hyper_head, step, views)
         is_narrow = step.sampled is not None and self._can_narrow
         layers = self._layers[:-1] if is_narrow else self._layers
         if self._is_fused:
@@ -246,7 +238,7 @@ class Decoder(CausalLM):
         views = self.workspace.tokens(step.num_tokens)
         if self._final_norm is None:
             return views.residual_TD
-        self._apply_norm(self.spec.norm, self._final_norm, views.residual_TD, views.normed_TD, None)
+        self._apply_norm(self._last_norm, self._final_norm, views.residual_TD, views.normed_TD, None)
         return views.normed_TD
 
     def compute_logits(self, step: StepInputs) -> torch.Tensor:
@@ -256,7 +248,7 @@ class Decoder(CausalLM):
             residual_TD = self.workspace.tokens(step.num_tokens).residual_TD
             ops.gather_rows(residual_TD, step.logits_index[: step.num_logits], gathered_SD)
         if self._final_norm is not None:
-            self._apply_norm(spec.norm, self._final_norm, gathered_SD, gathered_SD, None)
+            self._apply_norm(self._last_norm, self._final_norm, gathered_SD, gathered_SD, None)
         if self._project_out is not None:
             gathered_SD, projected_SD = self.workspace.projected(step.num_logits, spec.embedding_width), gathered_SD
             self.linear_method.apply(projected_SD, self._project_out, gathered_SD)
@@ -354,6 +346,8 @@ class Decoder(CausalLM):
             normed_SD = self._read_residual(layer, "before_mlp", few, has_delta)
             self._run_mlp(layer.mlp, cast(StepInputs, step.sampled), few, normed_SD, few.delta_TD)
             has_delta = self._norm_output(layer, "after_mlp", few)
+        if layer.end is not None:
+            has_delta = self._end_layer(layer.end, few, has_delta)
         if has_delta:
             ops.add(few.delta_TD, few.residual_TD, self.spec.residual_scale)
         return few.residual_TD
@@ -369,7 +363,30 @@ class Decoder(CausalLM):
             normed = self._read_residual(layer, "before_mlp", views, has_delta)
             self._run_mlp(layer.mlp, step, views, normed, views.delta_TD)
             has_delta = self._norm_output(layer, "after_mlp", views)
-        return has_delta
+        return has_delta if layer.end is None else self._end_layer(layer.end, views, has_delta)
+
+    def _run_streams(self, head: HyperConnection, step: StepInputs, views: TokenViews) -> torch.Tensor:
+        """All layers on several residual streams, which become one at the end."""
+        streams_TND = self.workspace.streams(step.num_tokens)
+        streams_TND.copy_(views.residual_TD[:, None].expand_as(streams_TND))
+        for layer in self._layers:
+            for half, hyper in layer.hyper.items():
+                weights = hyper.read(streams_TND, views.residual_TD)
+                normed_TD = self._read_residual(layer, f"before_{half}", views, has_delta=False)
+                if half == "mixer":
+                    self._run_mixers(layer, step, views, normed_TD)
+                else:
+                    self._run_mlp(cast(FeedForwardLayer, layer.mlp), step, views, normed_TD, views.delta_TD)
+                hyper.write(streams_TND, weights, views.delta_TD)
+        head.read(streams_TND, views.residual_TD)
+        return views.residual_TD
+
+    def _end_layer(self, end: LayerEnd, views: TokenViews, has_delta: bool) -> bool:
+        """What follows a layer's halves, on the residual with all that has joined it."""
+        if has_delta:
+            ops.add(views.delta_TD, views.residual_TD, self.spec.residual_scale)
+        end.run(views, None if self._inputs is None else self.workspace.inputs(len(views.residual_TD)))
+        return False
 
     def _run_parallel(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> bool:
         """Both halves on the same residual; their outputs are added."""
@@ -427,7 +444,10 @@ class Decoder(CausalLM):
         self, mlp: FeedForwardLayer, step: StepInputs, views: TokenViews, x_TD: torch.Tensor, out_TD: torch.Tensor
     ) -> None:
         mlp.run(x_TD, out_TD, step, views)
-        self.communicator.all_reduce(out_TD)
+        if mlp in self._takes_late:
+            ops.add(views.beside_TD, out_TD)
+        if not mlp.is_whole:
+            self.communicator.all_reduce(out_TD)
 
     def _apply_norm(
         self, norm: Norm, weight: NormWeight, x_TD: torch.Tensor, out_TD: torch.Tensor, residual_TD: torch.Tensor | None
@@ -455,15 +475,23 @@ class Decoder(CausalLM):
             backend=self.attention_backend,
             deterministic=self.deterministic,
         )
-        return [
+        has_end = self.spec.layer_scale or self.spec.layer_input is not None
+        layers = [
             DecoderLayer(
                 [kind_of(mixer)(mixer, context) for mixer in self.spec.mixers_of(layer)],
                 None if mlp is None else FeedForwardLayer(mlp, context),
                 placement,
                 self.spec.joints_of(layer),
+                LayerEnd(layer, self.spec.layer_input, self.linear_method) if has_end else None,
             )
             for layer, (mlp, placement) in enumerate(zip(self.spec.mlps(), self.spec.placements(), strict=True))
         ]
+        hyper = self.spec.hyper
+        for layer in layers if hyper is not None else ():
+            layer.hyper = {half: HyperConnection(cast(HyperConnections, hyper)) for half in ("mixer", "mlp")}
+        for mixer in (mixer for layer in layers for mixer in layer.mixers):
+            mixer.see_layers([layer.mixers for layer in layers])
+        return layers
 
     def _give_weightless_norms(self) -> None:
         """Where the checkpoint's norms have no weights: ones."""
@@ -477,9 +505,14 @@ class Decoder(CausalLM):
     def _can_fuse(self) -> bool:
         """Plain pre-norm layers, where the platform has kernels that do more than one thing."""
         spec = self.spec
+        if spec.layer_scale or spec.layer_input is not None or spec.hyper is not None:
+            return False
         plain = all(placement == PRE for placement in spec.placements())
         plain = plain and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
-        if any(isinstance(mlp, MoE) and (mlp.latent or not ops.is_native("norm_moe")) for mlp in spec.mlps()):
+        mixtures = [mlp for mlp in spec.mlps() if isinstance(mlp, MoE)]
+        if any(mlp.latent or mlp.late or mlp.out_bias for mlp in mixtures):
+            return False
+        if mixtures and not ops.is_native("norm_moe"):
             return False
         if any(isinstance(mlp, GatedMLP) and (mlp.scale, mlp.out_scale) != (1.0, 1.0) for mlp in spec.mlps()):
             return False
@@ -490,11 +523,13 @@ class Decoder(CausalLM):
     def _narrows(self) -> bool:
         """Whether the last layer can leave out the tokens that need no logits."""
         mixers = self._layers[-1].mixers if self._layers else []
-        return len(mixers) == 1 and mixers[0].can_narrow and not self._layers[-1].placement.parallel
+        is_plain = len(mixers) == 1 and self.spec.layer_input is None and self.spec.hyper is None
+        return is_plain and mixers[0].can_narrow and not self._layers[-1].placement.parallel
 
     def _build_workspace(self, max_tokens: int, max_logits: int, dtype: torch.dtype) -> Workspace:
-        halves = [*self._mixers(), *(layer.mlp for layer in self._layers if layer.mlp is not None)]
-        narrow = max(half.narrow for half in halves)
+        mlps = [layer.mlp for layer in self._layers if layer.mlp is not None]
+        halves, ends = [*self._mixers(), *mlps], [layer.end for layer in self._layers if layer.end is not None]
+        narrow = max(part.narrow for part in (*halves, *ends))
         self.linear_method.reserve(max_tokens, max(narrow, self.spec.hidden), self.device)
         return Workspace(
             max_tokens=max_tokens,
@@ -503,8 +538,11 @@ class Decoder(CausalLM):
             wide=max(half.wide for half in halves),
             narrow=narrow,
             projected=self.spec.embedding_width,
+            streams=0 if self.spec.hyper is None else self.spec.hyper.streams,
+            inputs=0 if self._inputs is None else self.spec.layers * self._inputs.input.width,
             sampled=self._layers[-1].mixers[0].wide if self._can_narrow else 0,
-            has_beside=any(len(layer.mixers) > 1 or layer.placement.parallel for layer in self._layers),
+            has_beside=any(len(layer.mixers) > 1 or layer.placement.parallel for layer in self._layers)
+            or any(mlp.is_whole or mlp.is_late for mlp in mlps),
             vocab=self.spec.vocab,
             ranks=self.plan.size,
             dtype=dtype,

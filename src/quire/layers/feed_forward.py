@@ -19,6 +19,7 @@ from quire.layers.interface import StepInputs
 from quire.layers.mixers.interface import LayerContext
 from quire.layers.modules import Deal, LayerScope, Module, Part
 from quire.layers.moe import Mixture, Shared
+from quire.layers.normed_moe import NormedMixture
 from quire.layers.workspace import TokenViews, Workspace
 from quire.models.spec import FeedForward, GatedMLP, MoE
 
@@ -32,15 +33,19 @@ class FeedForwardLayer:
     Attributes:
         wide, narrow: columns a token that it needs of the workspace's wide and narrow buffers.
         mixture: the experts, if it has some.
+        is_whole: its output is already the sum over ranks.
+        is_late: its experts' output waits in `TokenViews.beside_TD` for the next layer.
     """
 
-    NAMES = frozenset(("gate_up", "up", "act_positive", "act_negative", "down", *Mixture.WEIGHTS))
+    NAMES = frozenset(("gate_up", "up", "act_positive", "act_negative", "down", *NormedMixture.WEIGHTS))
 
     def __init__(self, mlp: FeedForward, context: LayerContext) -> None:
         self.mlp, self.context = mlp, context
         self.activation = kernel_activation(mlp.act)
         self.linears: dict[str, LinearWeight] = {}
         self.mixture: Mixture | None = None
+        self.is_late = isinstance(mlp, MoE) and mlp.late
+        self.is_whole = isinstance(mlp, MoE) and mlp.own_norms is not None
         self._alphas = torch.zeros(2, device=context.device) if mlp.act == XIELU else None
         dense = mlp.shared if isinstance(mlp, MoE) else mlp
         self.width = 0 if dense is None else dense.intermediate // context.plan.size
@@ -77,20 +82,24 @@ class FeedForwardLayer:
             plan = self.context.plan
             share = mlp.intermediate // (1 if plan.expert_parallel else plan.size)
             scratch = workspace.experts(mlp.routing, share, mlp.latent)
-            first = plan.experts(mlp.routing.num_experts).start
+            first = plan.experts(mlp.num_experts).start
             options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
             shared = None
             if mlp.shared is not None:
                 shared = Shared(self.width, isinstance(mlp.shared, GatedMLP), getattr(mlp.shared, "out_scale", 1.0))
-            self.mixture = Mixture(
+            kind = Mixture if mlp.own_norms is None else NormedMixture
+            self.mixture = kind(
                 mlp.routing, options, mlp.experts_bias, self.activation, shared, self.context.linear_method, scratch,
-                mlp.latent,
+                mlp.latent, mlp.num_experts if mlp.zero_experts and plan.rank == 0 else None, mlp.late,
             )  # fmt: skip
+            if mlp.own_norms is not None and isinstance(self.mixture, NormedMixture):
+                self.mixture.set_norms(mlp.own_norms.eps, self.context.communicator)
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""
         plan = self.context.plan
-        if name == "experts_down_bias" and plan.rank > 0 and not plan.expert_parallel:  # summed over ranks: one adds it
+        adds_once = name == "experts_bias" or (name == "experts_down_bias" and not plan.expert_parallel)
+        if adds_once and plan.rank > 0:  # summed over ranks: one adds it
             weight = torch.zeros_like(cast(torch.Tensor, weight))
         if name == "experts_out" and plan.rank > 0:
             weight = dataclasses.replace(cast(LinearWeight, weight), bias=None)
@@ -162,10 +171,19 @@ class FeedForwardLayer:
 
 
 def _mixture_modules(scope: LayerScope, mlp: MoE) -> Iterator[Module]:
-    count, wide = mlp.routing.num_experts, Part(mlp.intermediate, mlp.intermediate)
-    yield scope.linear("router", (Part(count, 1),), bias=mlp.router_bias, plain=True)
+    count, wide = mlp.num_experts, Part(mlp.intermediate, mlp.intermediate)
+    chosen_from = Part(mlp.routing.num_experts, 1)
+    yield scope.linear("router", (chosen_from,), bias=mlp.router_bias, plain=True)
     if mlp.bias_correction:
-        yield scope.vector("router_bias", Part(count, 1))
+        yield scope.vector("router_bias", chosen_from)
+    if mlp.own_norms is not None:
+        yield scope.vector("router_scale", scope.hidden)
+        for name in ("shared_after", "experts_before", "experts_after"):
+            yield scope.norm(name, mlp.own_norms, scope.hidden.rows)
+    if mlp.out_bias:
+        yield scope.vector("experts_bias", scope.hidden)
+    if mlp.expert_scales:
+        yield scope.vector("expert_scales", Part(count, 1))
     halves, outside = (wide, wide) if mlp.is_gated else (wide,), scope.hidden
     if mlp.latent:
         outside = Part(mlp.latent, 1)

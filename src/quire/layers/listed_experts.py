@@ -85,4 +85,4 @@ class ListedExperts:
             return
         gate, up = wide_S2I.float().chunk(2, dim=-1)
         gate, up = gate.clamp(max=self.clamp.limit), up.clamp(-self.clamp.limit, self.clamp.limit)
-        out_SI.copy_(gate * torch.sigmoid(self.clamp.alpha * gate) * (up + 1))
+        out_SI.copy_(gate * torch.sigmoid(self.clamp.alpha * gate) * (up + self.clamp.offset))

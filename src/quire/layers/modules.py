@@ -28,10 +28,11 @@ class Part:
 @dataclasses.dataclass(frozen=True)
 class Deal:
     """What one source holds: some of a module's parts, by number, in `groups`: the first group's rows of each part, then the
-    second group's."""
+    second group's. `twin`: one more part that takes the rows of the only one."""
 
     parts: tuple[int, ...]
     groups: int = 1
+    twin: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +84,10 @@ class Module:
 
     @property
     def is_quantizable(self) -> bool:
-        """Whether a checkpoint may hold it in another number format: layers' matrices, never the head."""
-        return self.kind == "linear" and self.name.startswith("layers.") and not self.plain
+        """Whether a checkpoint may hold it in another number format: layers' matrices and that of their inputs, never the
+        head."""
+        is_inside = self.name.startswith("layers.") or self.name == "input_projection"
+        return self.kind == "linear" and is_inside and not self.plain
 
     @property
     def rows(self) -> int:
@@ -123,6 +126,9 @@ class Module:
 
 def modules_of(spec: DecoderSpec) -> list[Module]:
     """Every module of the model, embedding first, in the order of computation."""
+    from quire.layers.hyper import HyperConnection
+    from quire.layers.layer_end import LayerInputs
+
     model = LayerScope(spec)
     width = spec.embedding_width or spec.hidden
     modules = [model.embedding("embedding", spec.vocab, width)]
@@ -136,8 +142,10 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
         modules.append(model.embedding("token_types", spec.token_types, spec.hidden))
     if spec.embedding_norm is not None:
         modules.append(model.norm("embedding_norm", spec.embedding_norm, spec.hidden))
+    modules.extend(LayerInputs.modules(model))
     for layer in range(spec.layers):
         modules.extend(_layer_modules(LayerScope(spec, layer)))
+    modules.extend(HyperConnection.modules(model, "hyper_head"))
     if spec.final_norm and spec.norm.weight:
         modules.append(model.norm("final_norm", spec.norm, spec.hidden))
     if spec.embedding_width:
@@ -154,6 +162,8 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
 def _layer_modules(scope: LayerScope) -> Iterator[Module]:
     """Norms, then the mixers', then the feed-forward's."""
     from quire.layers.feed_forward import FeedForwardLayer
+    from quire.layers.hyper import HyperConnection
+    from quire.layers.layer_end import LayerEnd
     from quire.layers.mixers import kind_of
 
     spec, layer = scope.spec, cast(int, scope.layer)
@@ -164,6 +174,9 @@ def _layer_modules(scope: LayerScope) -> Iterator[Module]:
         yield from kind_of(mixer).modules(scope, mixer)
     if mlp is not None:
         yield from FeedForwardLayer.modules(scope, mlp)
+    yield from LayerEnd.modules(scope)
+    for half in ("mixer_hyper", "mlp_hyper"):
+        yield from HyperConnection.modules(scope, half)
 
 
 def norm_places(spec: DecoderSpec, layer: int) -> list[str]:
@@ -285,7 +298,11 @@ class LayerScope:
 
     @property
     def _prefix(self) -> str:
-        return "" if self.layer is None else self.spec.weights.layer.format(layer=self.layer)
+        return (
+            ""
+            if self.layer is None
+            else self.spec.weights.layer.format(layer=self.layer // self.spec.weights.sublayers)
+        )
 
     def _name(self, name: str) -> str:
         return name if self.layer is None else f"layers.{self.layer}.{name}"
@@ -294,4 +311,6 @@ class LayerScope:
         given = self.spec.weights.modules.get(name)
         if given is None:
             raise ValueError(f"the weight table has no {name!r}, which the spec needs")
-        return tuple(self._prefix + source for source in ((given,) if isinstance(given, str) else given))
+        within = "" if self.layer is None else str(self.layer % self.spec.weights.sublayers)
+        names = (given,) if isinstance(given, str) else given
+        return tuple(self._prefix + source.replace("{sub}", within) for source in names)

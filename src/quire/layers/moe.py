@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from quire.kernels import ops
+from quire.kernels import experts, ops
 from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.ops import LinearWeight
 from quire.kernels.packed import ExpertCodes
@@ -24,6 +24,7 @@ class Room(Protocol):
 
     normed_TD: torch.Tensor
     delta_TD: torch.Tensor
+    beside_TD: torch.Tensor
 
     def wide(self, columns: int) -> torch.Tensor: ...
 
@@ -55,6 +56,8 @@ class Mixture:
         shared: the feed-forward beside the experts, if there is one.
         scratch: buffers that all mixtures of a model use in turn.
         latent: size of what experts read and give, where that is not the model's.
+        own: experts with matrices, of those that `routing` chooses from; the others give what they read, on rank 0.
+        late: what experts give goes to `Room.beside_TD`.
     """
 
     EXPERTS = {
@@ -65,7 +68,10 @@ class Mixture:
     CODES = {"experts_gate_up": "gate_up_codes", "experts_down": "down_codes"}
     """Which of them may be codes, and what it calls those."""
     LATENT = ("experts_in", "experts_out")
-    WEIGHTS = ("router", "router_bias", *LATENT, "shared_gate_up", "shared_down", "shared_gate", *EXPERTS)
+    WEIGHTS = (
+        "router", "router_bias", "expert_scales", "experts_bias", *LATENT, "shared_gate_up", "shared_down", "shared_gate",
+        *EXPERTS,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -77,7 +83,10 @@ class Mixture:
         method: LinearMethod,
         scratch: ExpertScratch,
         latent: int = 0,
+        own: int | None = None,
+        late: bool = False,
     ) -> None:
+        self._own, self._late = own, late
         self.routing, self.activation, self.shared = routing, activation, shared
         self._options, self._awaited = options, 4 if biased else 2
         self._method, self._scratch, self._latent = method, scratch, latent
@@ -118,29 +127,53 @@ class Mixture:
             for name in ("experts_gate_up", "experts_down")
         )
         biases = [self._tensors[name] for name in ("experts_gate_up_bias", "experts_down_bias") if name in there]
-        experts = ListedExperts(self._method, gate_up, down, **self._options)
-        self._one_by_one = experts.with_biases(*biases) if biases else experts
+        listed = ListedExperts(self._method, gate_up, down, **self._options)
+        self._one_by_one = listed.with_biases(*biases) if biases else listed
 
     def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, num_tokens: torch.Tensor, views: Room) -> None:
         """out = the mixture of x, this rank's part of it. `views` has room for the shared feed-forward."""
+        ids_TK, weights_TK = self._choose(x_TD, num_tokens)
+        read, given = x_TD, views.beside_TD if self._late else out_TD
+        if self._latent:
+            read, given = views.narrow(self._latent), views.wide(self._latent)
+            self._method.apply(x_TD, self._linears["experts_in"], read)
+        self._run_experts(read, ids_TK, weights_TK, num_tokens, given)
+        if self._latent:
+            self._method.apply(given, self._linears["experts_out"], out_TD)
+        if self._own is not None:
+            experts.add_chosen_inputs(x_TD, ids_TK, weights_TK, self._own, given)
+        if "experts_bias" in self._tensors:
+            given.add_(self._tensors["experts_bias"])
+        if self._late and self.shared is not None:
+            self._method.apply(self._activate_shared(x_TD, views, self.shared), self._linears["shared_down"], out_TD)
+        elif self.shared is not None:
+            shared_TD = views.wide(x_TD.shape[1]) if self._latent else self._scratch.out_PD[: len(x_TD)]
+            self._method.apply(self._activate_shared(x_TD, views, self.shared), self._linears["shared_down"], shared_TD)
+            ops.add(shared_TD, out_TD)
+
+    def _choose(self, x_TD: torch.Tensor, num_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each token's experts and their weights, both [T, K]."""
         count, scratch = x_TD.shape[0], self._scratch
         logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
         ops.linear(x_TD, self._linears["router"], logits_TE)
         ops.moe_route(logits_TE, self.routing, num_tokens, ids_TK, weights_TK, self._tensors.get("router_bias"))
-        read, given = x_TD, out_TD
-        if self._latent:
-            read, given = views.narrow(self._latent), views.wide(self._latent)
-            self._method.apply(x_TD, self._linears["experts_in"], read)
+        if "expert_scales" in self._tensors:
+            experts.scale_choices(weights_TK, ids_TK, self._tensors["expert_scales"])
+        return ids_TK, weights_TK
+
+    def _run_experts(
+        self,
+        x_TD: torch.Tensor,
+        ids_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        num_tokens: torch.Tensor,
+        out_TD: torch.Tensor,
+    ) -> None:
         if self._one_by_one is not None:
-            self._one_by_one.run(read, ids_TK, weights_TK, self.activation, int(num_tokens[0]), given)
+            self._one_by_one.run(x_TD, ids_TK, weights_TK, self.activation, int(num_tokens[0]), out_TD)
         else:
-            ops.moe_experts(read, ids_TK, weights_TK, self._weights(), self.activation, num_tokens, given, scratch)
-        if self._latent:
-            self._method.apply(given, self._linears["experts_out"], out_TD)
-        if self.shared is not None:
-            shared_TD = views.wide(x_TD.shape[1]) if self._latent else scratch.out_PD[:count]
-            self._method.apply(self._activate_shared(x_TD, views, self.shared), self._linears["shared_down"], shared_TD)
-            ops.add(shared_TD, out_TD)
+            weights, scratch = self._weights(), self._scratch
+            ops.moe_experts(x_TD, ids_TK, weights_TK, weights, self.activation, num_tokens, out_TD, scratch)
 
     def run_normed(
         self, x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, num_tokens: torch.Tensor, views: Room

@@ -19,6 +19,7 @@ from quire.layers.linear import COLUMNS, PLAIN, ROWS, Axis, LinearMethod, Stored
 from quire.layers.modules import Deal, Module
 from quire.layers.parallel import ParallelPlan
 from quire.models.spec import MLA, Attention, DecoderSpec
+from quire.models.variants import SparseMLA
 
 VECTOR, TRANSPOSED = Stored((ROWS,)), Stored((COLUMNS, ROWS))
 CONVOLUTION = Stored((ROWS, Axis("none"), COLUMNS))
@@ -231,10 +232,11 @@ def cache_scales(name: str, spec: DecoderSpec) -> list[str]:
     """What a scale of the checkpoint is to our layers: `layers.3.k_scale`, say; nothing where no layer takes it."""
     before, after = (re.escape(part) for part in spec.weights.layer.split("{layer}"))
     found = re.search(rf"(?:^|\.){before}(\d+){after}", name)
-    if not is_cache_scale(name) or _is_elsewhere(name, spec) or found is None or int(found[1]) >= spec.layers:
+    is_ours = is_cache_scale(name) and not _is_elsewhere(name, spec) and spec.weights.sublayers == 1
+    if not is_ours or found is None or int(found[1]) >= spec.layers:
         return []
     layer, ending = int(found[1]), next(ending for ending in CACHE_SCALES if name.endswith(f".{ending}"))
-    has_pages = any(isinstance(mixer, Attention | MLA) for mixer in spec.mixers_of(layer))
+    has_pages = any(type(mixer) in (Attention, MLA, SparseMLA) for mixer in spec.mixers_of(layer))
     return [f"layers.{layer}.{scale}" for scale in CACHE_SCALES[ending] if has_pages]
 
 
@@ -310,6 +312,8 @@ def _blocks(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[Block, 
                 if first < last:
                     shift = start - group * share
                     blocks.append(Block(slice(first + shift, last + shift), at[part] + first - mine.start))
+                    if deal.twin is not None:
+                        blocks.append(dataclasses.replace(blocks[-1], at=at[deal.twin] + first - mine.start))
                 start += share
         found.append((start, tuple(blocks)))
     return found

@@ -59,6 +59,8 @@ class Workspace:
         wide: int,
         narrow: int,
         projected: int = 0,
+        inputs: int = 0,
+        streams: int = 0,
         sampled: int = 0,
         has_beside: bool = False,
         vocab: int,
@@ -75,6 +77,8 @@ class Workspace:
         self._wide, self._narrow = buffer(max_tokens * wide), buffer(max_tokens * narrow)
         self._beside = buffer(max_tokens if has_beside else 0, hidden)
         self._projected = buffer(max(max_tokens, max_logits) * projected)
+        self._inputs = buffer(max_tokens, inputs)
+        self._streams = buffer(max_tokens, streams, hidden)
         self._gathered = buffer(max_logits, hidden)
         self._sampled = buffer(max_logits * sampled)
         self._logits = buffer(max_logits, vocab, dtype=torch.float32)
@@ -91,7 +95,16 @@ class Workspace:
         """Memory of all buffers."""
         buffers = (
             *(self._residual, self._delta, self._normed, self._wide, self._narrow),
-            *(self._beside, self._projected, self._gathered, self._sampled, self._logits, self._shares),
+            *(
+                self._beside,
+                self._projected,
+                self._inputs,
+                self._streams,
+                self._gathered,
+                self._sampled,
+                self._logits,
+                self._shares,
+            ),
         )
         experts = sum(scratch.num_bytes for scratch in self._experts.values())
         return experts + sum(buffer.numel() * buffer.element_size() for buffer in buffers)
@@ -139,6 +152,14 @@ class Workspace:
     def projected(self, count: int, columns: int) -> torch.Tensor:
         """Embeddings, or what the head reads, [count, columns] where these are not as wide as the model."""
         return self._projected[: count * columns].view(count, columns)
+
+    def inputs(self, count: int) -> torch.Tensor:
+        """The vectors of all layers, for a step's tokens: [count, layers * width]."""
+        return self._inputs[:count]
+
+    def streams(self, count: int) -> torch.Tensor:
+        """The residual streams of a step's tokens: [count, streams, D]."""
+        return self._streams[:count]
 
     def logits(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(gathered hidden states [S, D], logits [S, V])."""

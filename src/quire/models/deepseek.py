@@ -10,7 +10,8 @@ from quire.models.llama import LLAMA_NAMES, temperature_of
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
 from quire.models.registry import register
 from quire.models.rope import Rope
-from quire.models.spec import MLA, DecoderSpec, GatedMLP, RMSNorm, WeightNames
+from quire.models.spec import MLA, DecoderSpec, GatedMLP, LayerNorm, RMSNorm, WeightNames
+from quire.models.variants import Indexer, SparseMLA
 
 _LATENT = {
     "q": "self_attn.q_proj",
@@ -78,6 +79,67 @@ def deepseek_v3(hf: HFConfig) -> DecoderSpec:
     """DeepSeek-V3 and R1, Kimi-K2, Moonlight. Layers that guess further tokens are not read."""
     dense = latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True)))
     return with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), _mixture_names())
+
+
+INDEX_NAMES = {
+    "index_q": "self_attn.indexer.wq_b",
+    "index_k": "self_attn.indexer.wk",
+    "index_k_norm": "self_attn.indexer.k_norm",
+    "index_weights": "self_attn.indexer.weights_proj",
+}
+
+
+@register("DeepseekV32ForCausalLM")
+def deepseek_v32(hf: HFConfig) -> DecoderSpec:
+    """DeepSeek-V3.2: V3 that attends to the tokens that an indexer chooses."""
+    return with_indexers(_without_mlp_bias(hf), hf, ["full"] * hf.num_hidden_layers, interleaved=False)
+
+
+@register("GlmMoeDsaForCausalLM")
+def glm_moe_dsa(hf: HFConfig) -> DecoderSpec:
+    """GLM-5: as DeepSeek-V3.2, but some layers take an earlier one's choice."""
+    return with_indexers(_without_mlp_bias(hf), hf, _indexer_types(hf), interleaved=True)
+
+
+def _without_mlp_bias(hf: HFConfig) -> DecoderSpec:
+    """DeepSeek-V3 whose feed-forwards have no biases, whatever its config says; layers' kinds may be told one by one."""
+    return deepseek_v3(HFConfig(hf.to_dict() | {"mlp_bias": False}))
+
+
+def _indexer_types(hf: HFConfig) -> list[str]:
+    layers = range(hf.num_hidden_layers)
+    kinds = hf.get("indexer_types") or hf.get("index_topk_pattern")
+    if kinds:
+        return [{"F": "full", "S": "shared"}.get(str(kind), str(kind)) for kind in kinds]
+    every, offset = max(hf.get("index_topk_freq", 1), 1), hf.get("index_skip_topk_offset", 2)
+    return ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in layers]
+
+
+def with_indexers(
+    spec: DecoderSpec, hf: HFConfig, kinds: list[str], *, interleaved: bool, rope_last: bool = False, eps: float = 1e-6
+) -> DecoderSpec:
+    """A copy whose latent attention goes to chosen tokens; `kinds` says which layers choose (`full`) or share a choice.
+
+    Raises:
+        ConfigError: a layer has no choice to share, or queries have no latent.
+    """
+    if set(kinds) - {"full", "shared"} or kinds[:1] != ["full"] or len(kinds) < spec.layers:
+        raise ConfigError(
+            f"indexer_types={kinds} of config.json must have 'full' or 'shared' for each of {spec.layers} layers, and the first "
+            "must be 'full'",
+            setting="model",
+        )
+    mla = cast(MLA, spec.mixers_of(0)[0])
+    if not mla.q_rank:
+        raise ConfigError("q_lora_rank=None of config.json: an indexer reads the queries' latent", setting="model")
+    rope = dataclasses.replace(mla.rope, interleaved=interleaved)
+    indexer = Indexer(hf.index_n_heads, hf.index_head_dim, hf.index_topk, rope, LayerNorm(eps), rope_last)
+    fields = {field.name: getattr(mla, field.name) for field in dataclasses.fields(mla)}
+    mixers: list[SparseMLA] = []
+    for layer in range(spec.layers):
+        owners = [owner for owner in range(layer + 1) if kinds[owner] == "full"]
+        mixers.append(SparseMLA(**fields, indexer=indexer, index_layer=None if owners[-1] == layer else owners[-1]))
+    return dataclasses.replace(spec, mixer=tuple(mixers), weights=spec.weights.but((), **INDEX_NAMES))
 
 
 @register("Mistral4ForCausalLM")

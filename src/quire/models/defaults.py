@@ -35,6 +35,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 3, "n_group": 8, "n_shared_experts": 1, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
         "routed_scaling_factor": 2.5, "topk_group": 4, "v_head_dim": 128,
     },
+    "DeepseekV32ForCausalLM": {
+        "first_k_dense_replace": 3, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "n_group": 8,
+        "n_shared_experts": 1, "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "routed_scaling_factor": 2.5,
+        "topk_group": 4, "v_head_dim": 128,
+    },
     "Dots1ForCausalLM": {
         "max_window_layers": 62, "norm_topk_prob": False, "num_key_value_heads": 32, "sliding_window": 4096,
     },
@@ -56,6 +61,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeLiteForCausalLM": {
         "n_shared_experts": 1, "q_lora_rank": 768, "routed_scaling_factor": 1.8, "v_head_dim": 256,
+    },
+    "GlmMoeDsaForCausalLM": {
+        "first_k_dense_replace": 3, "index_head_dim": 128, "index_n_heads": 32, "index_topk": 2048, "n_shared_experts": 1,
+        "num_nextn_predict_layers": 1, "q_lora_rank": 2048, "rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5,
+        "v_head_dim": 256,
     },
     "GlmForCausalLM": {"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-07},
     "GptOssForCausalLM": {
@@ -80,6 +90,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 8192, "head_dim": 128, "intermediate_size_mlp": 16384, "num_key_value_heads": 8,
         "rope_theta": 500000.0,
     },
+    "LongcatFlashForCausalLM": {"q_lora_rank": 1536, "rope_theta": 10000000.0, "v_head_dim": 128},
     "Mamba2ForCausalLM": {"tie_word_embeddings": False},
     "MellumForCausalLM": {
         "head_dim": 128, "num_key_value_heads": 4, "rope_parameters": {"full_attention": {"rope_type": "default",
@@ -129,13 +140,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "YoutuForCausalLM": {"q_lora_rank": 1536, "tie_word_embeddings": True, "v_head_dim": 128},
 }  # fmt: skip
 WHOLE = (
-    "Afmoe", "Apertus", "Arcee", "Cohere", "Cwm", "Dots1", "Ernie4_5", "Exaone", "Falcon", "FlexOlmo", "Gemma", "GptOss",
-    "Granite", "HYV3", "Helium", "HunYuan", "HyperCLOVAX", "Jais2", "Lfm2", "Llama", "MiniMaxF", "Ministral",
-    "Mistral", "Mixtral", "Olmo", "Phimoe", "Qwen2", "Qwen3F", "Qwen3M", "SeedOss", "SmolLM3", "Starcoder2",
+    "Afmoe", "Apertus", "Arcee", "Cohere", "Cwm", "Dots1", "Ernie4_5", "Exaone", "Falcon", "FlexOlmo", "GemmaF", "Gemma2",
+    "Gemma3", "GptOss", "Granite", "HYV3", "Helium", "HunYuan", "HyperCLOVAX", "Jais2", "Lfm2", "Llama", "MiniMaxF",
+    "Ministral", "Mistral", "Mixtral", "Olmo", "Phimoe", "Qwen2", "Qwen3F", "Qwen3M", "SeedOss", "SmolLM3", "Starcoder2",
     "VaultGemma", "Zamba2",
 )  # fmt: skip
 """Families whose classes rotate the whole head, whatever `partial_rotary_factor` a config has."""
-LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "num_experts", "moe_topk")
+LISTS = (
+    "layer_types",
+    "layers_block_type",
+    "mlp_layer_types",
+    "indexer_types",
+    "no_rope_layers",
+    "num_experts",
+    "moe_topk",
+)
 BASES, SECTIONS = ("rope_theta", "rotary_emb_base"), ("rope_parameters", "rope_scaling")
 
 

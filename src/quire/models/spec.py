@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from quire.kernels.experts import ClampedSwiglu, Routing
 from quire.models.rope import Rope
+
+if TYPE_CHECKING:
+    from quire.models.variants import HyperConnections, LayerInput
 
 T = TypeVar("T")
 
@@ -58,6 +61,8 @@ class Attention:
             with `gate_span` "head" of one more column a head.
         temperature: queries grow with their position.
         out_scale: multiplies the output.
+        v_norm: a norm of each value head, without weights.
+        k_is_v: values are the keys as they are before norm and rotation; the checkpoint has one matrix for both.
     """
 
     heads: int
@@ -81,6 +86,8 @@ class Attention:
     gate_span: Literal["value", "head"] = "value"
     temperature: Temperature | None = None
     out_scale: float = 1.0
+    v_norm: RMSNorm | None = None
+    k_is_v: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +105,9 @@ class MLA:
         in_bias: of the matrices that make latents.
         temperature: queries grow with their position.
         head_gate: what attention gives is multiplied, head by head, by the sigmoid of one more learned score.
+        q_latent_scale, kv_latent_scale: multiply the latents behind their norms.
+        sinks: one learned score a head that takes part in the softmax and carries no value.
+        output_gate: heads' values are multiplied by the sigmoid of a further matrix' outputs.
     """
 
     heads: int
@@ -112,6 +122,10 @@ class MLA:
     out_bias: bool = False
     temperature: Temperature | None = None
     head_gate: bool = False
+    q_latent_scale: float = 1.0
+    kv_latent_scale: float = 1.0
+    sinks: bool = False
+    output_gate: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +175,12 @@ class MoE:
         shared_gate: the shared output is multiplied by a sigmoid of one more learned score.
         latent: what experts read and give has this size, with one matrix before and one behind all of them; 0 means hidden.
         latent_bias: of these two.
+        own_norms: the shared feed-forward has a norm behind it, the experts one before and one behind them, and the router
+            reads a norm of its own: those of the router and the experts are norms of the residual (Gemma 4).
+        expert_scales: a token's weight for an expert is multiplied by the expert's learned number.
+        zero_experts: of `routing`'s experts the last so many have no matrices and give what they read (LongCat).
+        out_bias: a vector that is added to the output.
+        late: what experts give joins the residual with the next layer's feed-forward; the shared one joins at once.
     """
 
     routing: Routing
@@ -176,6 +196,16 @@ class MoE:
     shared_gate: bool = False
     latent: int = 0
     latent_bias: bool = False
+    own_norms: RMSNorm | None = None
+    expert_scales: bool = False
+    zero_experts: int = 0
+    out_bias: bool = False
+    late: bool = False
+
+    @property
+    def num_experts(self) -> int:
+        """Experts with matrices."""
+        return self.routing.num_experts - self.zero_experts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,6 +349,7 @@ class SideBySide:
 
 
 Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | KimiDelta | Lightning | ShortConv | Zamba
+"""And those of `variants.py`."""
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
 
@@ -376,7 +407,12 @@ class WeightNames:
             `out`; `gate_up`, `up`, `act_positive` and `act_negative` (of xIELU), `down`, `before_mixer`, `after_mixer`,
             `before_mlp`, `after_mlp`. In a mixture: `router`, `router_bias` (of the choice), `experts_gate_up` and
             `experts_down` (with `{expert}` for its number), `experts_gate_up_bias` and `experts_down_bias` ([experts,
-            rows]), `experts_in` and `experts_out` (of latents), `shared_gate_up`, `shared_down`, `shared_gate`.
+            rows]), `experts_in` and `experts_out` (of latents), `shared_gate_up`, `shared_down`, `shared_gate`; with norms of
+            its own `shared_after`, `experts_before`, `experts_after`, `router_scale`; `expert_scales`. Of layer inputs, outside
+            layers `input_embedding`, `input_projection`, `input_norm`, in a layer `input_gate`, `input_out`, `after_input`.
+            `layer_scale`. Of streams `mixer_hyper`, `mlp_hyper` (with `_base` and `_scale` behind each), outside layers
+            `hyper_head` and these. Of an indexer `index_q`, `index_k`, `index_k_norm`, `index_weights`. Attention that makes only
+            queries has `q`, one whose values are its keys `qk`.
         prefixes: what may stand before every name but `lm_head`'s; the one that the checkpoint uses is found by its embedding.
         layer: what stands before a layer's names.
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
@@ -388,6 +424,7 @@ class WeightNames:
         interleaved: modules of which a source with two parts (gate and up) has them row by row in turn.
         row_vectors: vectors that are stored as a matrix of one row.
         unbiased: sources that have no bias where their module has one.
+        sublayers: so many of our layers stand in one of the checkpoint's; which one, a name has in the place of `{sub}`.
         bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
             spec multiplies in the model only some of the terms.
         around: vectors that are stored with dimensions of length 1 around them: how many before, how many behind.
@@ -404,6 +441,7 @@ class WeightNames:
     interleaved: tuple[str, ...] = ()
     row_vectors: tuple[str, ...] = ()
     unbiased: tuple[str, ...] = ()
+    sublayers: int = 1
     bias_scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
     around: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -428,10 +466,13 @@ class DecoderSpec:
         embedding_scale, residual_scale, logits_scale: multiply embeddings, each half's output, and the logits.
         joints: of each layer's mixer and feed-forward, where the residual loses something when they join it.
         logits_soft_cap: logits become cap * tanh(logits / cap); 0 means none.
-        final_norm: whether a norm stands before the head.
+        final_norm: whether a norm stands before the head. `final_eps`: its epsilon, where it is not the other norms'.
         embedding_width: of embeddings and head, where matrices `project_in` and `project_out` stand between them and the
             layers; 0 means hidden.
         normalized_head: each row of the head is divided by its length when it is loaded.
+        layer_input: joins the residual behind each layer's halves.
+        hyper: streams in the place of the residual.
+        layer_scale: behind each layer the residual is multiplied by a number of the checkpoint.
     """
 
     vocab: int
@@ -448,6 +489,7 @@ class DecoderSpec:
     embedding_norm: Norm | None = None
     first_norm: bool = True
     final_norm: bool = True
+    final_eps: float | None = None
     tied_embeddings: bool = False
     lm_head_bias: bool = False
     embedding_scale: float = 1.0
@@ -457,6 +499,9 @@ class DecoderSpec:
     embedding_width: int = 0
     normalized_head: bool = False
     joints: tuple[tuple[Joint, Joint], ...] = ()
+    layer_input: LayerInput | None = None
+    hyper: HyperConnections | None = None
+    layer_scale: bool = False
 
     def mixers_of(self, layer: int) -> tuple[Mixer, ...]:
         """The mixers of one layer: one, several side by side, or none."""

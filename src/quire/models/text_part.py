@@ -9,6 +9,8 @@ from quire.models.spec import DecoderSpec
 
 ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -27,9 +29,13 @@ LEFT_OUT = {
 }
 """What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
-OTHER_PARTS = ("*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*", "*visual.*")
+OTHER_PARTS = (
+    "*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*", "*visual.*",
+    "*embed_vision.*", "*audio_tower.*", "*embed_audio.*",
+)  # fmt: skip
 
 
+@register("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
 @register("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration")
 @register(
     "FuyuForCausalLM",
@@ -38,7 +44,7 @@ OTHER_PARTS = ("*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "
     "Qwen3_5MoeForConditionalGeneration",
 )
 def text_part(hf: HFConfig) -> DecoderSpec:
-    """Gemma 3 (4B and larger), Mistral Small 3.1, Ministral 3, LLaVA, Fuyu, Llama 4, Qwen3.5: what they do with text."""
+    """Gemma 3 (4B and larger) and 4, Mistral Small 3.1, Ministral 3, LLaVA, Fuyu, Llama 4, Qwen3.5: what they do with text."""
     text = hf.text_config
     architecture = ARCHITECTURES.get(text.get("model_type", "llama"))
     if architecture is None:

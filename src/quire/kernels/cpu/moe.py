@@ -111,7 +111,7 @@ def moe_experts(
         DTYPES[gate_up.dtype],
         ACTIVATIONS[kind],
         int(experts.is_gated),
-        int(clamp is not None),
+        0 if clamp is None else 1 if clamp.offset else 2,
         int(experts.scales_input),
         0.0 if clamp is None else clamp.alpha,
         0.0 if clamp is None else clamp.limit,

@@ -8,6 +8,7 @@ from quire.kernels.reference import (
     elementwise,
     filters,
     fp8,
+    hyper,
     latent,
     linear,
     logprobs,
@@ -16,6 +17,7 @@ from quire.kernels.reference import (
     penalties,
     recurrent,
     sampling,
+    sparse,
     step,
 )
 
@@ -24,6 +26,7 @@ __all__ = [
     "elementwise",
     "filters",
     "fp8",
+    "hyper",
     "latent",
     "linear",
     "logprobs",
@@ -32,5 +35,6 @@ __all__ = [
     "penalties",
     "recurrent",
     "sampling",
+    "sparse",
     "step",
 ]

@@ -55,6 +55,8 @@ def rope_and_cache(
         cos_sin = rope.cos_sin[metadata.positions[:tokens].long()]
         q, k = rotate(q, cos_sin, rope), rotate(k, cos_sin, rope)
     heads[:, :num_heads].copy_(q)
+    if not num_kv_heads:
+        return
     slots = metadata.slot_mapping[:tokens]
     kept = slots >= 0
     pages, offsets = slots[kept] // metadata.block_size, slots[kept] % metadata.block_size

@@ -54,6 +54,17 @@ def _sparsemixer(logits_TE: Tensor, routing: Routing, ids_TK: Tensor, weights_TK
         left_TE.scatter_(-1, expert_T1, float("-inf"))
 
 
+@kernel("add_chosen_inputs", platform="any")
+def add_chosen_inputs(x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, first: int, out_TD: Tensor) -> None:
+    weight_T1 = (weights_TK * (ids_TK >= first)).sum(-1, keepdim=True)
+    out_TD.add_((x_TD.float() * weight_T1).to(out_TD.dtype))
+
+
+@kernel("scale_choices", platform="any")
+def scale_choices(weights_TK: Tensor, ids_TK: Tensor, scales_E: Tensor) -> None:
+    weights_TK.mul_(scales_E[ids_TK.long()])
+
+
 @kernel("pack_experts", platform="any")
 def pack_experts(experts: ExpertWeights) -> ExpertWeights:
     return experts
@@ -106,7 +117,7 @@ def _activate(gate_up: Tensor, experts: ExpertWeights, kind: str) -> Tensor:
         return ACTIVATIONS[kind](gate) * up
     gate = gate.clamp(max=experts.clamp.limit)
     up = up.clamp(-experts.clamp.limit, experts.clamp.limit)
-    return gate * torch.sigmoid(experts.clamp.alpha * gate) * (up + 1)
+    return gate * torch.sigmoid(experts.clamp.alpha * gate) * (up + experts.clamp.offset)
 
 
 @kernel("norm_moe", platform="any")

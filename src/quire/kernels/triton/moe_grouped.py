@@ -109,7 +109,9 @@ def gated(
         up += tl.load(bias_ptr + N + column, mask=column < N, other=0.0)
     if CLAMPED:
         gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        if CLAMPED != 2:
+            up += 1.0
         return gate / (1.0 + tl.exp(-ALPHA * gate)) * up
     else:
         return activate(gate, KIND) * up
@@ -161,7 +163,8 @@ def grouped_kernel(
 ):
     """out[pair] = x[pair // ROW_DIVISOR] @ w[expert of pair].T, N outputs from D inputs. KIND >= 0: the weight has 2 N rows,
     gate and up, a program's BLOCK_N rows are the two by turns, and out is act(gate) * up. WEIGHTED: times the pair's weight;
-    SCALED: x is. A bias [experts, rows] is added, CLAMPED stands in the place of an activation (`experts.ClampedSwiglu`).
+    SCALED: x is. A bias [experts, rows] is added, CLAMPED (2: without an offset) stands in the place of an activation
+    (`experts.ClampedSwiglu`).
     ACTIVATION >= 0: of a product without a gate.
     BULK: w is a descriptor of all experts' rows under one another, in blocks [rows, BLOCK_K]: half of BLOCK_N for a gated
     pair, whose halves are two products then."""
@@ -363,7 +366,7 @@ def launch_grouped(
         WEIGHTED=weighted,
         ACTIVATION=-1 if activation is None else KINDS.index(activation),
         SCALED=scaled,
-        CLAMPED=clamp is not None,
+        CLAMPED=clamp is not None if clamp is None or clamp.offset else 2,
         ALPHA=0.0 if clamp is None else clamp.alpha,
         LIMIT=0.0 if clamp is None else clamp.limit,
         SWAP=config.swap,

@@ -266,7 +266,7 @@ def launch_packed_experts(
         ACTIVATION=-1 if activation is None else KINDS.index(activation),
         WEIGHTED=weighted,
         SCALED=scaled,
-        CLAMPED=clamp is not None,
+        CLAMPED=clamp is not None if clamp is None or clamp.offset else 2,
         ALPHA=0.0 if clamp is None else clamp.alpha,
         LIMIT=0.0 if clamp is None else clamp.limit,
         SCALES_CODES=config.scales_codes,

@@ -2,19 +2,28 @@
 
 from quire.layers.mixers.attention import AttentionLayer
 from quire.layers.mixers.delta_net import DeltaNetLayer
+from quire.layers.mixers.diff_attention import DiffAttentionLayer
+from quire.layers.mixers.expert_attention import ExpertAttentionLayer
 from quire.layers.mixers.interface import LayerContext, MixerLayer, NarrowViews
 from quire.layers.mixers.kimi_delta import KimiDeltaLayer
 from quire.layers.mixers.lightning import LightningLayer
 from quire.layers.mixers.mamba import MambaLayer
 from quire.layers.mixers.mamba2 import Mamba2Layer
 from quire.layers.mixers.mla import MLALayer
+from quire.layers.mixers.shared_kv import SharedKVLayer
 from quire.layers.mixers.short_conv import ShortConvLayer
+from quire.layers.mixers.sparse_mla import SparseMLALayer
 from quire.layers.mixers.zamba import ZambaLayer
 from quire.models.spec import MLA, Attention, DeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Mixer, ShortConv, Zamba
+from quire.models.variants import DiffAttention, ExpertAttention, SharedKV, SparseMLA
 
 MIXERS: dict[type, type[MixerLayer]] = {
     Attention: AttentionLayer,
+    SharedKV: SharedKVLayer,
+    ExpertAttention: ExpertAttentionLayer,
+    DiffAttention: DiffAttentionLayer,
     MLA: MLALayer,
+    SparseMLA: SparseMLALayer,
     Mamba: MambaLayer,
     Mamba2: Mamba2Layer,
     DeltaNet: DeltaNetLayer,

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from quire.attention.interface import AttentionParams, AttentionRequest
+from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import ops, recurrent
 from quire.kernels.heads import clip, head_norm, scale_rows
 from quire.layers.assembly import NormWeight
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.interface import LayerContext, MixerLayer, NarrowViews
-from quire.layers.modules import LayerScope, Module, Part
+from quire.layers.modules import Deal, LayerScope, Module, Part
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
 from quire.models.rope import Rope
@@ -35,7 +35,7 @@ SCALES = ("k_scale", "v_scale")
 class AttentionLayer(MixerLayer):
     """Grouped-query attention."""
 
-    NAMES = frozenset(("qkv", "out", "q_norm", "k_norm", "sinks", *SCALES))
+    NAMES = frozenset(("qkv", "qk", "out", "q_norm", "k_norm", "sinks", *SCALES))
     can_fuse = True
 
     def __init__(self, mixer: Attention, context: LayerContext) -> None:
@@ -67,6 +67,7 @@ class AttentionLayer(MixerLayer):
         # Where keys are normed before their rotation in the place of after it, that stretches what epsilon is compared with.
         self._stretch = float(self.rope.cos_sin[0, 0]) if mixer.qk_norm_after_rope and self.rope is not None else 1.0
         self._head_norms = self._weights_of_heads()
+        self._ones_KH = torch.ones(kv_heads if mixer.v_norm is not None else 0, mixer.head_dim, device=context.device)
         self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
         self._kv_cache: torch.Tensor = torch.empty(0)
         self._group = 0
@@ -74,17 +75,20 @@ class AttentionLayer(MixerLayer):
     @staticmethod
     def modules(scope: LayerScope, mixer: Attention) -> Iterator[Module]:
         q, kv = Part(mixer.heads * mixer.head_dim, mixer.heads), Part(mixer.kv_heads * mixer.head_dim, mixer.kv_heads)
-        if mixer.output_gate:
+        name = "qkv"
+        if mixer.k_is_v:
+            name, parts, deals = "qk", (q, kv, kv), (Deal((0,)), Deal((1,), twin=2))
+        elif mixer.output_gate:
             gate = Part(mixer.heads, mixer.heads) if mixer.gate_span == "head" else q
             parts, deals = (q, kv, kv, gate), scope.deals("qkv", 4, (0, 3), mixer.heads)
         else:
             parts, deals = (q, kv, kv), scope.deals("qkv", 3, (1, 2), mixer.kv_heads)
-        yield scope.linear("qkv", parts, bias=mixer.qkv_bias, shard="rows", deals=deals)
+        yield scope.linear(name, parts, bias=mixer.qkv_bias, shard="rows", deals=deals)
         if mixer.qk_norm is not None and mixer.qk_norm.weight:
-            for name, heads in (("q_norm", mixer.heads), ("k_norm", mixer.kv_heads)):
+            for norm, heads in (("q_norm", mixer.heads), ("k_norm", mixer.kv_heads)):
                 is_all, is_each = mixer.qk_norm_span == "all", mixer.qk_norm_span == "heads"
                 size = mixer.head_dim * (heads if is_all else 1)
-                yield scope.norm(name, mixer.qk_norm, size, heads if is_each else 0)
+                yield scope.norm(norm, mixer.qk_norm, size, heads if is_each else 0)
         if mixer.sinks:
             yield scope.vector("sinks", Part(mixer.heads, mixer.heads), "rows")
         yield scope.linear("out", (scope.hidden,), q.rows, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
@@ -117,7 +121,7 @@ class AttentionLayer(MixerLayer):
         elif name in SCALES:
             self.params = with_cache_scale(self.params, name, cast(torch.Tensor, weight), self.context)
         else:
-            super().set_weight(name, weight)
+            super().set_weight("qkv" if name == "qk" else name, weight)
             self._head_norms = self._weights_of_heads()
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
@@ -179,7 +183,7 @@ class AttentionLayer(MixerLayer):
     def _attend(self, step: StepInputs, qkv_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
         """Norms of heads, rotation, pages and attention: the backend's business, as far as it knows them."""
         whole_TC, qkv_TC = qkv_TC, qkv_TC[:, : self._columns] if self.mixer.output_gate else qkv_TC
-        pages = (self._kv_cache, step.attention[self._group], self.params)
+        pages = self._pages(step)
         if not self.mixer.qk_norm_after_rope and self._growth_L is None:
             norms = self._prepare_heads(qkv_TC)
             self.context.backend.attend(qkv_TC, *pages, out_TNH, self.rope, *norms)
@@ -196,22 +200,27 @@ class AttentionLayer(MixerLayer):
             return out_SNH
         qkv_SC = narrow.rows
         ops.gather_rows(qkv_TC, step.logits_index[: len(qkv_SC)], qkv_SC)
-        pages = (self._kv_cache, sampled.attention[self._group], self.params)
-        self.context.backend.forward(qkv_SC[:, : self._columns], *pages, out_SNH)
+        self.context.backend.forward(qkv_SC[:, : self._columns], *self._pages(sampled), out_SNH)
         self._gate(qkv_SC, out_SNH)
         return out_SNH
 
+    def _pages(self, step: StepInputs) -> tuple[torch.Tensor, AttentionMetadata, AttentionParams]:
+        return self._kv_cache, step.attention[self._group], self.params
+
     def _rotate_and_cache(self, step: StepInputs, qkv_TC: torch.Tensor) -> None:
         """Queries become what attention takes, keys and values go to their pages."""
-        pages = (self._kv_cache, step.attention[self._group], self.params)
-        self.context.backend.rope_and_cache(qkv_TC, *pages, self.rope, *self._prepare_heads(qkv_TC))
+        norms = self._prepare_heads(qkv_TC)
+        self.context.backend.rope_and_cache(qkv_TC, *self._pages(step), self.rope, *norms)
         if self.mixer.qk_norm_after_rope:
             self._norm(qkv_TC[:, : self.narrow], self._head_norms[0])
         if self._growth_L is not None:
             scale_rows(qkv_TC[:, : self.narrow], self._growth_L, step.positions[: len(qkv_TC)])
 
     def _prepare_heads(self, qkv_TC: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-        norms = self._norm_heads(qkv_TC)
+        norms, v_norm = self._norm_heads(qkv_TC), self.mixer.v_norm
+        if v_norm is not None:
+            values_TKH = qkv_TC[:, (self.narrow + self._columns) // 2 : self._columns]
+            head_norm(values_TKH, self._ones_KH, None, v_norm.eps, subtract_mean=False)
         if self.mixer.clip_qkv > 0:
             clip(qkv_TC, self.mixer.clip_qkv)
         return norms

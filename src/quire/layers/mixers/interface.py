@@ -73,6 +73,7 @@ class MixerLayer(abc.ABC):
     Attributes:
         wide, narrow: columns a token that it needs of the workspace's wide and narrow buffers; the rest is its own.
         can_fuse: whether `run_normed` may be used.
+        can_replay: whether a step with it can be recorded, or captured as a graph, and run again for other requests.
         can_narrow: whether `run_narrow` and `run_normed_narrow` may be used.
     """
 
@@ -86,6 +87,7 @@ class MixerLayer(abc.ABC):
     narrow: int = 0
     can_fuse: bool = False
     can_narrow: bool = False
+    can_replay: bool = True
 
     def __init__(self, mixer: Any, context: LayerContext) -> None:
         self.context = context
@@ -104,6 +106,9 @@ class MixerLayer(abc.ABC):
     ) -> list[AttentionRequest]:
         """What it needs of an attention backend; nothing where it has no use for one."""
         return []
+
+    def see_layers(self, layers: Sequence[Sequence[MixerLayer]]) -> None:
+        """Called once with all layers' mixers, before weights: for those that read another layer's pages."""
 
     def set_weight(self, name: str, weight: Weight) -> None:
         """Take one of its modules' weights."""

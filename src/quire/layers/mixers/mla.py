@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from quire.attention.interface import AttentionParams, AttentionRequest
+from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import latent, ops, recurrent
 from quire.kernels.heads import scale_rows
 from quire.kernels.latent import HeadWeight
 from quire.kernels.ops import LinearWeight
+from quire.layers.assembly import NormWeight
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.attention import SCALES, growth_table, rotary_table, with_cache_scale
 from quire.layers.mixers.interface import LayerContext, MixerLayer
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 class MLALayer(MixerLayer):
     """Heads are shared out over ranks; every rank keeps the latents of all tokens."""
 
-    NAMES = frozenset(("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "head_gate", "out", *SCALES))
+    NAMES = frozenset(
+        ("q", "q_a", "q_a_norm", "q_b", "kv_a", "kv_a_norm", "kv_b", "head_gate", "gate", "sinks", "out", *SCALES)
+    )
     can_fuse = True
 
     def __init__(self, mixer: MLA, context: LayerContext) -> None:
@@ -51,9 +54,11 @@ class MLALayer(MixerLayer):
             latent=mixer.kv_rank,
             deterministic=context.deterministic,
         )
-        # Of the wide buffer: queries (later the heads' values), the queries' latent, the latent, and absorbed queries.
+        # Of the wide buffer: queries (later the heads' values), the queries' latent, the latent, absorbed queries (later
+        # gates).
         queries = self.heads * max(_query_dim(mixer), mixer.value_dim)
-        self._parts = (queries, mixer.q_rank, self.columns, self.heads * self.columns)
+        gates = mixer.value_dim if mixer.output_gate else 0
+        self._parts = (queries, mixer.q_rank, self.columns, self.heads * max(self.columns, gates))
         self.wide = sum(self._parts) + (self.heads if mixer.head_gate else 0)
         self.narrow = max(self.heads * max(mixer.kv_rank, mixer.value_dim), mixer.q_rank)
         self._growth_L = None if mixer.temperature is None else growth_table(mixer.temperature, context)
@@ -78,6 +83,10 @@ class MLALayer(MixerLayer):
         if mixer.head_gate:
             yield scope.linear("head_gate", (Part(mixer.heads, mixer.heads),), shard="rows")
         values = mixer.heads * mixer.value_dim
+        if mixer.output_gate:
+            yield scope.linear("gate", (Part(values, mixer.heads),), shard="rows")
+        if mixer.sinks:
+            yield scope.vector("sinks", Part(mixer.heads, mixer.heads), "rows")
         yield scope.linear("out", (scope.hidden,), values, bias=mixer.out_bias, shard="columns", groups=mixer.heads)
 
     @staticmethod
@@ -92,6 +101,7 @@ class MLALayer(MixerLayer):
                 kv_dtype=kv_dtype,
                 block_size=block_size,
                 kind="mla",
+                has_sinks=mixer.sinks,
                 deterministic=deterministic,
                 latent=mixer.kv_rank,
             )
@@ -118,8 +128,13 @@ class MLALayer(MixerLayer):
             self._absorb(weight)
         elif name in SCALES:  # latents are keys and values at once, and have the keys' scale
             self.params = with_cache_scale(self.params, name, cast(torch.Tensor, weight), self.context)
+        elif name == "sinks":
+            self.params = dataclasses.replace(self.params, sinks=weight)
         else:
+            scale = {"q_a_norm": self.mixer.q_latent_scale, "kv_a_norm": self.mixer.kv_latent_scale}.get(name, 1.0)
             super().set_weight(name, weight)
+            if scale != 1.0:
+                self.norms[name] = NormWeight(self.norms[name].weight * scale)
 
     def _absorb(self, weight: LinearWeight) -> None:
         """From the matrix that makes keys and values of a latent to one from queries to the latent, and one from what
@@ -159,7 +174,9 @@ class MLALayer(MixerLayer):
         else:
             method.apply(x_TD, self.linears["q"], q_TC)
         method.apply(x_TD, self.linears["kv_a"], latent_TC)
-        q_TNQ, absorbed_TNC = q_TC.unflatten(1, (self.heads, -1)), absorbed_TC.unflatten(1, (self.heads, -1))
+        flat, heads = absorbed_TC.view(-1), (self.heads, -1)
+        absorbed_TC = flat[: tokens * self.heads * self.columns].view(tokens, -1)
+        q_TNQ, absorbed_TNC = q_TC.unflatten(1, heads), absorbed_TC.unflatten(1, heads)
         metadata, norm_R = step.attention[self._group], self.norms["kv_a_norm"].weight
         latent.head_linear(q_TNQ[..., : mixer.nope_dim], self._to_latent, absorbed_TNC[..., : mixer.kv_rank])
         latent.latent_and_cache(
@@ -169,15 +186,30 @@ class MLALayer(MixerLayer):
         if self._growth_L is not None:
             scale_rows(absorbed_TC, self._growth_L, step.positions[:tokens])
         attended_TC = views.narrow(self.heads * mixer.kv_rank)
-        self.context.backend.forward(absorbed_TC, self._kv_cache, metadata, self.params, attended_TC)
+        self._attend_pages(x_TD, q_latent_TC, absorbed_TC, metadata, attended_TC)
         values_TC = first_TC.view(-1)[: tokens * self.heads * mixer.value_dim].view(tokens, -1)
-        heads = (self.heads, -1)
         latent.head_linear(attended_TC.unflatten(1, heads), self._to_values, values_TC.unflatten(1, heads))
         if mixer.head_gate:
             gate_TN = views.wide(self.wide).view(-1)[tokens * sum(self._parts) :].view(tokens, self.heads)
             method.apply(x_TD, self.linears["head_gate"], gate_TN)
             recurrent.gate(values_TC, gate_TN, "sigmoid", values_TC)
+        if mixer.output_gate:
+            gate_TC = flat[: values_TC.numel()].view(tokens, -1)
+            method.apply(x_TD, self.linears["gate"], gate_TC)
+            recurrent.gate(values_TC, gate_TC, "sigmoid", values_TC)
         return values_TC
+
+    def _attend_pages(
+        self,
+        x_TD: torch.Tensor,
+        q_latent_TC: torch.Tensor,
+        absorbed_TC: torch.Tensor,
+        metadata: AttentionMetadata,
+        out_TC: torch.Tensor,
+    ) -> None:
+        """Attention over the latents, this step's included, for absorbed queries; the layer's input and the queries' latent are
+        there for those that choose tokens by them."""
+        self.context.backend.forward(absorbed_TC, self._kv_cache, metadata, self.params, out_TC)
 
 
 def _query_dim(mixer: MLA) -> int:

@@ -266,9 +266,10 @@ void activate_block(float* gate, const float* up, int64_t begin, int64_t end) {
 inline void activate_pair(const ExpertsArguments& args, float* gate, const float* up, int64_t begin, int64_t end) {
     if (args.clamped) {
         const vf limit = set1(args.limit);
+        const float offset = args.clamped == 1 ? 1.0f : 0.0f;
         over_row(begin, end, [&](int64_t i, int n) {
             vf g = min(take(gate + i, n), limit), u = max(min(take(up + i, n), limit), -limit);
-            put(gate + i, g / (1.0f + exponential(-args.alpha * g)) * (u + 1.0f), n);
+            put(gate + i, g / (1.0f + exponential(-args.alpha * g)) * (u + offset), n);
         });
         return;
     }

@@ -1,0 +1,102 @@
+"""Sparse attention in plain PyTorch: every request's scores by themselves, some tokens at a time."""
+
+import torch
+
+from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.kernels.ops import Rope
+from quire.kernels.reference.attention import rotate, to_cache
+from quire.kernels.registry import kernel
+
+MOST_VALUES = 1 << 25
+"""Of a temporary tensor: a part of the step's tokens is computed at a time."""
+
+
+@kernel("index_and_cache", platform="any")
+def index_and_cache(
+    q_TNI: torch.Tensor,
+    k_TI: torch.Tensor,
+    rope: Rope,
+    first: int,
+    pages_PSI: torch.Tensor,
+    metadata: AttentionMetadata,
+) -> None:
+    tokens, last = q_TNI.shape[0], first + rope.rotary_dim
+    cos_sin = rope.cos_sin[metadata.positions[:tokens].long()]
+    q_TNI[..., first:last] = rotate(q_TNI[..., first:last].float(), cos_sin, rope).to(q_TNI.dtype)
+    keys_TI = k_TI.float().clone()
+    keys_TI[:, first:last] = rotate(keys_TI[:, None, first:last], cos_sin, rope)[:, 0]
+    slots = metadata.slot_mapping[:tokens]
+    kept = slots >= 0
+    pages, offsets = slots[kept] // metadata.block_size, slots[kept] % metadata.block_size
+    pages_PSI[pages, offsets] = to_cache(keys_TI[kept], 1.0, pages_PSI.dtype)
+
+
+@kernel("choose_tokens", platform="any")
+def choose_tokens(
+    q_TNI: torch.Tensor,
+    weights_TN: torch.Tensor,
+    pages_PSI: torch.Tensor,
+    metadata: AttentionMetadata,
+    top_k: int,
+) -> torch.Tensor:
+    tokens, heads, size = q_TNI.shape
+    count = metadata.num_requests
+    starts, lengths, rows = (
+        values[:many].tolist()
+        for values, many in ((metadata.query_start, count + 1), (metadata.seq_lens, count), (metadata.rows, count))
+    )
+    most = min(top_k, max(lengths, default=0))
+    chosen_TK = torch.full((tokens, most), -1, dtype=torch.int32, device=q_TNI.device)
+    for b in range(count):
+        start, end, length = starts[b], starts[b + 1], lengths[b]
+        if start == end:
+            continue
+        pages = metadata.block_table[rows[b], : -(-length // metadata.block_size)].long()
+        keys_LI = pages_PSI[pages].reshape(-1, size)[:length].float()
+        k_position = torch.arange(length, device=q_TNI.device)
+        part = max(MOST_VALUES // (heads * length), 1)
+        for first in range(start, end, part):
+            some = slice(first, min(first + part, end))
+            scores_QNL = torch.einsum("qni,li->qnl", q_TNI[some].float(), keys_LI).relu_()
+            scores_QL = torch.einsum("qn,qnl->ql", weights_TN[some].float(), scores_QNL)
+            q_position = metadata.positions[some, None]
+            scores_QL.masked_fill_(k_position > q_position, float("-inf"))
+            best_QK = scores_QL.topk(min(top_k, length), dim=-1).indices
+            chosen_TK[some, : best_QK.shape[1]] = best_QK.masked_fill(best_QK > q_position, -1).int()
+    return chosen_TK
+
+
+@kernel("chosen_attention", platform="any")
+def chosen_attention(
+    q_TC: torch.Tensor,
+    kv_cache: torch.Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    chosen_TK: torch.Tensor,
+    out_TC: torch.Tensor,
+) -> None:
+    tokens, size, heads = q_TC.shape[0], metadata.block_size, params.num_heads
+    token = torch.arange(tokens, device=q_TC.device, dtype=metadata.query_start.dtype)
+    ends = metadata.query_start[1 : metadata.num_requests + 1]
+    request_T = torch.searchsorted(ends, token, right=True).clamp_(max=max(metadata.num_requests - 1, 0))
+    row_T = metadata.rows[request_T].long()
+    scale = params.k_scale if kv_cache.dtype == torch.float8_e4m3fn else 1.0
+    part = max(MOST_VALUES // max(chosen_TK.shape[1] * params.head_dim, 1), 1)
+    for first in range(0, tokens, part):
+        some = slice(first, min(first + part, tokens))
+        position_QK = chosen_TK[some].long()
+        hidden_QK, position_QK = position_QK < 0, position_QK.clamp(min=0)
+        page_QK = metadata.block_table[row_T[some, None], position_QK // size].long()
+        keys_QKC = kv_cache[0, page_QK, 0, position_QK % size].float() * scale
+        # A hidden position may hold anything: its weight is zero, but zero times infinity is not.
+        keys_QKC.masked_fill_(hidden_QK[..., None], 0.0)
+        q_QHC = q_TC[some, : heads * params.head_dim].reshape(-1, heads, params.head_dim).float()
+        scores_QHK = torch.einsum("qhc,qkc->qhk", q_QHC, keys_QKC) * params.scale
+        scores_QHK.masked_fill_(hidden_QK[:, None], float("-inf"))
+        if params.sinks is not None:
+            sinks = params.sinks.float()[None, :, None].expand(len(q_QHC), -1, 1)
+            weights_QHK = torch.softmax(torch.cat((scores_QHK, sinks), dim=-1), dim=-1)[..., :-1]
+        else:
+            weights_QHK = torch.softmax(scores_QHK, dim=-1)
+        attended = torch.einsum("qhk,qkr->qhr", weights_QHK, keys_QKC[..., : params.value_dim])
+        out_TC[some].copy_(attended.flatten(1))

@@ -1,0 +1,108 @@
+"""Parts that only some families are made of, as data: attention that shares or chooses, and what follows a layer's halves.
+
+Knows shapes and constants, as `spec.py` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quire.kernels.experts import Routing
+from quire.models.rope import Rope
+from quire.models.spec import MLA, Attention, LayerNorm, RMSNorm
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedKV(Attention):
+    """Attention with queries of its own over the keys and values of the layer `kv_layer`, which is before it and of the same
+    heads and window. It keeps nothing."""
+
+    kv_layer: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertAttention(Attention):
+    """Attention whose queries and outputs come from the experts that a token chooses (JetMoE): each has a matrix for one query of
+    every KV head and one for the way back; a token's outputs are weighted and added, and a vector is added to them."""
+
+    routing: Routing = dataclasses.field(default_factory=lambda: Routing(1, 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffAttention(Attention):
+    """Differential attention (https://arxiv.org/abs/2410.05258): query heads of the first half, minus a learned share of those of
+    the second half, with keys of their own over values of two KV heads side by side; normed without weights.
+
+    Attributes:
+        start: of the share, before it is learned.
+    """
+
+    norm: RMSNorm = dataclasses.field(default_factory=lambda: RMSNorm(1e-6))
+    start: float = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Indexer:
+    """Which tokens a query attends to (DeepSeek-V3.2): the `top_k` with the largest sum over heads of weight * relu(q . k), where
+    heads' queries come from the queries' latent, weights and one key a token from the layer's input.
+
+    Attributes:
+        norm: of the keys.
+        rope_last: the rotated values are the last ones of a head rather than the first.
+    """
+
+    heads: int
+    head_dim: int
+    top_k: int
+    rope: Rope
+    norm: LayerNorm
+    rope_last: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseMLA(MLA):
+    """Latent attention to chosen tokens.
+
+    Attributes:
+        index_layer: the layer before it whose choice it takes; None means that it has an indexer of its own.
+    """
+
+    indexer: Indexer | None = None
+    index_layer: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerInput:
+    """A short vector for each token and layer, made of the token's id and of its embedding; behind a layer's halves it is gated
+    by the residual and joins it (per-layer inputs of Gemma 3n and 4): residual += norm(out(act(gate(residual)) * vector)).
+
+    Attributes:
+        width: of the vector.
+        vocab: rows of the table of ids.
+        norm: of the projected embeddings, and of what joins the residual.
+    """
+
+    width: int
+    vocab: int
+    act: str
+    norm: RMSNorm
+
+
+@dataclasses.dataclass(frozen=True)
+class HyperConnections:
+    """Several residual streams (https://arxiv.org/abs/2512.24880): each half reads a weighted sum of them and its output is added
+    to all, by weights that a matrix makes of the normed streams. Before the last norm they become one.
+
+    Attributes:
+        eps: is added to the weights of what is read (and `write_eps` to those of what is added).
+        norm_eps: of the norm, which has no weights.
+        magnitude: the most that an output is multiplied with.
+        sinkhorn: rounds that make a matrix doubly stochastic, by which streams are mixed when an output joins; 0: they are not.
+    """
+
+    streams: int
+    eps: float
+    norm_eps: float
+    magnitude: float = 2.0
+    write_eps: float = 0.0
+    sinkhorn: int = 0

@@ -1,0 +1,119 @@
+"""What the drawn configs of families with fields of their own have besides: more of `drawn_configs.py`, by architecture."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+
+def _gemma4(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    heads, layers = values["num_attention_heads"], values["num_hidden_layers"]
+    kinds = [draw.choice(("sliding_attention", "full_attention")) for _ in range(layers - 1)] + ["full_attention"]
+    owners = [count for count in range(layers) if count == 0 or {*kinds} == {*kinds[: layers - count]}]
+    share = draw.choice((0.25, 0.5, 1.0))
+    full = {"rope_type": "proportional", "partial_rotary_factor": share, "rope_theta": draw.choice((1e4, 1e6))}
+    drawn: dict[str, Any] = {
+        "layer_types": kinds,
+        "global_head_dim": draw.choice((8, 20, 32, 48)),
+        "attention_k_eq_v": draw.random() < 0.5,
+        "num_global_key_value_heads": draw.choice([None, *(n for n in range(1, heads + 1) if heads % n == 0)]),
+        "num_kv_shared_layers": draw.choice(owners),
+        "use_double_wide_mlp": draw.random() < 0.5,
+        "rope_parameters": {
+            "full_attention": full | draw.choice(({}, {"factor": 2.0})),
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        "hidden_size_per_layer_input": draw.choice((6, 16, 21)),
+        "vocab_size_per_layer_input": values["vocab_size"] + draw.choice((0, 5)),
+    }
+    if draw.random() < 0.5:
+        experts = draw.choice((2, 3, 6))
+        drawn |= {"enable_moe_block": True, "num_experts": experts, "top_k_experts": draw.randint(1, experts)}
+        drawn["moe_intermediate_size"] = draw.choice((17, 24, 40))
+    if not drawn["num_kv_shared_layers"] and draw.random() < 0.3:  # Transformers needs them where layers share
+        drawn["hidden_size_per_layer_input"] = 0
+    return drawn
+
+
+def _gemma4_unified(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    others = (
+        "hidden_size_per_layer_input",
+        "vocab_size_per_layer_input",
+        "enable_moe_block",
+        "num_experts",
+        "top_k_experts",
+    )
+    drawn = _gemma4(draw, values)
+    return {name: value for name, value in drawn.items() if name not in (*others, "moe_intermediate_size")}
+
+
+def _sparse(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    """Of many heads: where all are below zero, tokens are equal, and Transformers takes any of them."""
+    layers = values["num_hidden_layers"]
+    kinds = ["full", *(draw.choice(("full", "shared")) for _ in range(layers - 1))]
+    return {
+        "index_topk": draw.choice((1, 3, 9, 20, 70, 300)),
+        "index_head_dim": values["qk_rope_head_dim"] + draw.choice((0, 3, 8)),
+        "index_n_heads": draw.choice((14, 20)),
+        "q_lora_rank": draw.choice((5, 28)),
+        "indexer_types": draw.choice((None, kinds)),
+        "index_topk_freq": draw.choice((1, 2, 3)),
+        "layer_types": None,
+    }
+
+
+def _longcat(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    experts, zero = draw.choice((2, 3, 5)), draw.choice((0, 1, 4))
+    layers = draw.choice((1, 2))
+    return {
+        "num_layers": layers,
+        "num_hidden_layers": 2 * layers,
+        "n_routed_experts": experts,
+        "zero_expert_num": zero,
+        "moe_topk": draw.randint(1, experts + zero),
+        "expert_ffn_hidden_size": draw.choice((17, 24)),
+        "ffn_hidden_size": draw.choice((33, 64)),
+        "q_lora_rank": draw.choice((5, 28)),
+        "head_dim": values["qk_rope_head_dim"],
+        "qk_head_dim": None,
+        "num_key_value_heads": values["num_attention_heads"],
+        "routed_scaling_factor": draw.choice((1.0, 2.5)),
+    }
+
+
+def _jetmoe(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    experts = draw.choice((2, 3, 5))
+    return {
+        "num_local_experts": experts,
+        "num_experts_per_tok": draw.randint(1, experts),
+        "num_key_value_heads": draw.choice((1, 2, 3)),
+        "kv_channels": draw.choice((8, 12, 20, 32)),
+    }
+
+
+def _diffllama(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    kv_heads = draw.choice((2, 4))
+    return {"num_attention_heads": kv_heads * draw.choice((1, 2, 3)), "num_key_value_heads": kv_heads}
+
+
+def _hy_v4(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    drawn = {name: value for name, value in _sparse(draw, values).items() if name != "index_topk_freq"}
+    streams = {
+        "hc_mult": draw.choice((1, 2, 4)),
+        "hc_magnitude": draw.choice((1.0, 2.0)),
+        "hc_eps": draw.choice((1e-6, 0.1)),
+    }
+    return drawn | streams | {"swiglu_limit": draw.choice((0.5, 10.0)), "n_group": 1, "topk_group": 1}
+
+
+OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
+    "Gemma4ForCausalLM": _gemma4,
+    "Gemma4UnifiedForCausalLM": _gemma4_unified,
+    "DeepseekV32ForCausalLM": lambda draw, values: {
+        name: value for name, value in _sparse(draw, values).items() if name not in ("indexer_types", "index_topk_freq")
+    },
+    "GlmMoeDsaForCausalLM": _sparse,
+    "HYV4ForCausalLM": _hy_v4,
+    "LongcatFlashForCausalLM": _longcat,
+    "JetMoeForCausalLM": _jetmoe,
+    "DiffLlamaForCausalLM": _diffllama,
+}
