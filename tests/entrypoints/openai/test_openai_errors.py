@@ -217,7 +217,7 @@ async def test_other_content_types_are_refused(server):
 
 async def test_keys_guard_every_route_but_health(server):
     async with server(api_keys=["one", "two"]) as s:
-        for path in ("/v1/models", "/metrics", "/version", "/ready", "/docs", "/openapi.json", "/nowhere", "/load"):
+        for path in ("/v1/models", "/version", "/openapi.json", "/nowhere", "/load"):
             error = error_of(await s.client.get(path), 401)
             assert error["code"] == "invalid_api_key"
         for header in ("Bearer three", "Bearer ", "Basic one", "one", "Bearer onetwo"):
@@ -226,6 +226,69 @@ async def test_keys_guard_every_route_but_health(server):
             response = await s.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
             assert response.status_code == 200
         assert (await s.client.get("/health")).status_code == 200
+
+
+async def test_probes_and_monitors_need_no_key_unless_the_operator_wants_one(server):
+    async with server(api_keys=["one"]) as s:
+        paths = ("/ready", "/ping", "/metrics", "/docs", "/health", "/live")
+        answers = [(await s.client.get(path)).status_code for path in paths]
+        assert answers == [200, 200, 503, 200, 200, 200], "there are no metrics of an engine that is not there"
+    async with server(api_keys=["one"], settings=ServerSettings(api_key_for="all")) as s:
+        answers = [
+            (await s.client.get(path)).status_code for path in ("/ready", "/ping", "/metrics", "/health", "/live")
+        ]
+        assert answers == [401, 401, 401, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/completions", "/v1/completions"),
+        ("/v1/embedding", "/v1/embeddings"),
+        ("/metric", "/metrics"),
+        ("/v1/completions/", "/v1/completions"),
+    ],
+)
+async def test_a_route_that_is_not_there_names_the_one_that_may_be_meant(server, path, meant):
+    async with server() as s:
+        error = error_of(await s.client.post(path, json={}), 404)
+        assert error["message"].endswith(f"; did you mean {meant!r}?")
+        assert "did you mean" not in error_of(await s.client.post("/frobnicate", json={}), 404)["message"]
+
+
+async def test_a_wrong_method_names_the_right_one(server):
+    async with server() as s:
+        assert error_of(await s.client.get(COMPLETE), 405)["message"].endswith("; allowed: POST.")
+
+
+async def test_misspelled_fields_are_told_in_a_header_and_logged_once_each(server, caplog):
+    async with server() as s:
+        with caplog.at_level("WARNING", logger="quire"):
+            answers = [await s.complete(temprature=0, frobnicate=1, **{"ünknown\n": 1}) for _ in range(2)]
+            streamed = await s.chat(stream=True, max_token=3)
+        header = answers[1].headers["quire-warnings"]
+        assert (
+            "'temprature' (did you mean 'temperature'?) was ignored" in header and "'frobnicate' was ignored" in header
+        )
+        assert header.isprintable() and header.isascii()
+        assert "did you mean 'max_tokens'?" in streamed.headers["quire-warnings"]
+        assert "quire-warnings" not in (await s.complete()).headers
+    told = [record.getMessage() for record in caplog.records if "unknown request field" in record.getMessage()]
+    assert len(told) == 4 and any("did you mean 'temperature'" in line for line in told)
+
+
+async def test_a_strict_server_names_the_field_that_may_be_meant(server):
+    async with server(settings=ServerSettings(strict=True)) as s:
+        assert "'temprature' (did you mean 'temperature'?)" in error_of(await s.complete(temprature=0), 400)["message"]
+
+
+async def test_a_missing_field_names_the_one_that_was_sent_in_its_place(server):
+    async with server() as s:
+        answer = await s.client.post("/v1/chat/completions", json={"message": [{"role": "user", "content": "hi"}]})
+        error = error_of(answer, 400)
+        assert error["message"] == "messages: this field is required; the request has 'message'."
 
 
 @pytest.mark.parametrize(

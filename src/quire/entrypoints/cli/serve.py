@@ -29,7 +29,7 @@ _UNREAD = (None, False, True)
 FOREIGN_SERVER_FLAGS: dict[str, tuple[Any, ...]] = {
     "headless": OFF, "grpc": OFF, "grpc_port": NOTHING, "trust_request_mm_kwargs": OFF, "tool_server": NOTHING,
     "lora_modules": NOTHING, "enable_log_deltas": _UNREAD, "enable_server_load_tracking": _UNREAD,
-    "enable_tokenizer_info_endpoint": _UNREAD, "tokens_only": OFF, "enable_scale_out": OFF, "enable_offline_docs": OFF,
+    "enable_tokenizer_info_endpoint": _UNREAD, "tokens_only": OFF, "enable_scale_out": OFF, "enable_offline_docs": _UNREAD,
     "enable_flash_late_interaction": _UNREAD, "cohere_is_reasoning_model": (None, True),
     "cohere_format": (None, "cmd4"), "anthropic_disabled_thinking_effort": (None, "auto"),
     "data_parallel_supervisor_port": (None, 9256), "dp_supervisor_probe_interval_s": (None, 5.0, 5),

@@ -1,7 +1,8 @@
-"""The console's files: a page at `/`, and under a folder named after their content the scripts and styles that it loads.
+"""The server's pages, the console at `/` and the routes at `/docs`: a page each, and under a folder named after their content
+the scripts and styles that it loads.
 
-Knows files and HTTP headers. What the page shows it asks of the server's other routes, with the key that its reader types in;
-the files themselves hold nothing secret and need no key.
+Knows files and HTTP headers. What a page shows it asks of the server's other routes, with the key that its reader types in;
+the files themselves hold nothing secret and need no key. Nothing comes from another host.
 """
 
 import functools
@@ -36,19 +37,30 @@ _HEADERS = {
 
 @functools.cache
 def build_console_routes() -> tuple[Route, ...]:
-    """A route for each file, at an exact path; the files are read once."""
-    folder = files("quire") / "assets" / "console"
+    """The console, at `/`."""
+    return _build_routes("console", ("/",))
+
+
+@functools.cache
+def build_docs_routes() -> tuple[Route, ...]:
+    """The page of the server's routes, under both names that users of FastAPI know."""
+    return _build_routes("docs", ("/docs", "/redoc"))
+
+
+def _build_routes(name: str, pages: tuple[str, ...]) -> tuple[Route, ...]:
+    """A route for each file of a folder of assets, at an exact path; the files are read once. `pages`: paths of its page."""
+    folder = files("quire") / "assets" / name
     contents = {entry.name: entry.read_bytes() for entry in folder.iterdir() if _extension(entry.name) in _MEDIA_TYPES}
     digest = hashlib.sha256()
-    for name, content in sorted(contents.items()):
-        digest.update(b"%d %s %d " % (len(name), name.encode(), len(content)) + content)
+    for file, content in sorted(contents.items()):
+        digest.update(b"%d %s %d " % (len(file), file.encode(), len(content)) + content)
     version = digest.hexdigest()[:16]
-    base = f"console/assets/{version}"
+    base = f"{name}/assets/{version}"
     page = contents.pop(_PAGE).replace(b"{assets}", base.encode())
-    routes = [Route("/", _file(page, _PAGE, version, _PAGE_CACHING), methods=["GET"])]
+    routes = [Route(path, _file(page, _PAGE, version, _PAGE_CACHING), methods=["GET"]) for path in pages]
     routes += [
-        Route(f"/{base}/{name}", _file(content, name, version, _FILE_CACHING), methods=["GET"])
-        for name, content in sorted(contents.items())
+        Route(f"/{base}/{file}", _file(content, file, version, _FILE_CACHING), methods=["GET"])
+        for file, content in sorted(contents.items())
     ]
     return tuple(routes)
 

@@ -1,5 +1,6 @@
 """The ASGI application: routes, what stands before them, and errors in the protocol's shape."""
 
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,20 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.entrypoints.anthropic.protocol import error_body
-from quire.entrypoints.console.routes import build_console_routes
+from quire.entrypoints.console.routes import build_console_routes, build_docs_routes
 from quire.entrypoints.openai.errors import HTTPError
-from quire.entrypoints.openai.middleware import Authentication, BehindOthers, RequestContext, logged_error, route_path
+from quire.entrypoints.openai.middleware import (
+    PROBED_PATHS,
+    Authentication,
+    BehindOthers,
+    RequestContext,
+    logged_error,
+    route_path,
+)
 from quire.entrypoints.openai.openapi import build_openapi
 from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.routes import WORK, build_routes
@@ -39,7 +48,7 @@ def build_app(
     console: bool = True,
 ) -> FastAPI:
     """An application around `state`; the engine may be set later."""
-    console_routes = build_console_routes() if console else ()
+    pages = (*(build_console_routes() if console else ()), *(build_docs_routes() if docs else ()))
     middleware = [Middleware(RequestContext, state=state, work_paths=WORK), *extra_middleware]
     if extra_middleware:
         middleware.append(Middleware(BehindOthers, settings=state.settings))
@@ -54,20 +63,21 @@ def build_app(
             )
         )
     if api_keys:
-        paths = frozenset(route.path for route in console_routes)
-        middleware.append(Middleware(Authentication, keys=tuple(api_keys), open_paths=paths))
+        paths = frozenset(route.path for route in pages)
+        open_paths = paths if state.settings.api_key_for == "all" else paths | PROBED_PATHS
+        middleware.append(Middleware(Authentication, keys=tuple(api_keys), open_paths=open_paths))
     app = _App(
         title="Quire",
         middleware=middleware,
-        docs_url="/docs" if docs else None,
-        redoc_url="/redoc" if docs else None,
+        docs_url=None,
+        redoc_url=None,
         openapi_url="/openapi.json" if docs else None,
         exception_handlers={HTTPException: _protocol_error, HTTPError: _raised_error, QuireError: _raised_error},
     )
     app.root_path = root_path
     app.state.server = state
     state.http.watch([*WORK, *(path for path, _, _ in OPERATIONS)])
-    app.router.routes.extend([*build_routes(), *console_routes])
+    app.router.routes.extend([*build_routes(), *pages])
     app.router.redirect_slashes = False
     document = build_openapi()
 
@@ -120,9 +130,21 @@ async def _protocol_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals: no such route, wrong method."""
     assert isinstance(error, HTTPException)
     message = {
-        404: f"There is no route {request.url.path[:200]!r} here.",
-        405: f"{request.method} is not allowed on {request.url.path[:200]!r}.",
+        404: f"There is no route {request.url.path[:200]!r} here{_near_route(request)}",
+        405: f"{request.method} is not allowed on {request.url.path[:200]!r}{_allowed(error)}.",
     }.get(error.status_code, str(error.detail))
     code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code)
     status = 400 if error.status_code == 422 else error.status_code
     return _answer(request, HTTPError(status, message, code=code, headers=dict(error.headers or {})))
+
+
+def _near_route(request: Request) -> str:
+    """Which route may have been meant."""
+    paths = [route.path for route in request.app.router.routes if isinstance(route, Route) and "{" not in route.path]
+    near = difflib.get_close_matches(route_path(request.scope)[:200].rstrip("/"), paths, n=1, cutoff=0.7)
+    return f"; did you mean {near[0]!r}?" if near else "."
+
+
+def _allowed(error: HTTPException) -> str:
+    methods = (error.headers or {}).get("Allow")
+    return f"; allowed: {methods}" if methods else ""

@@ -100,6 +100,8 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     access = parser.add_argument_group("Access")
     access.add_argument("--api-key", nargs="+", metavar="KEY",
         help="keys of clients, any of which opens every route (or QUIRE_API_KEY)")
+    access.add_argument("--api-key-for", choices=("clients", "all"), default="clients",
+        help="routes that want a key: those of clients, or /ready, /ping and /metrics too (clients)")
     access.add_argument("--allowed-origins", type=_words, nargs="+", default=[], help="origins whose pages may call")
     access.add_argument("--allowed-methods", type=_words, nargs="+", default=[["*"]], help="methods they may use (*)")
     access.add_argument("--allowed-headers", type=_words, nargs="+", default=[["*"]], help="headers they may send (*)")

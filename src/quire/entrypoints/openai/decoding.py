@@ -4,6 +4,7 @@ Knows size, depth, encoding and types. Knows nothing of what the fields mean.
 """
 
 import asyncio
+import difflib
 import functools
 import re
 from collections.abc import Set
@@ -19,6 +20,8 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 BODY_TIMEOUT_S = 120.0
 """How long a body may take to arrive; a client that trickles one must not hold a connection, or a drain, for ever."""
 MAX_JSON_DEPTH = 64
+MAX_TOLD_FIELDS = 10
+"""Unknown fields of one request that its answer names."""
 MAX_LOGGED_FIELDS = 256
 """Unknown fields that are logged, once each; further ones are ignored in silence, so that a client cannot fill the log."""
 
@@ -67,13 +70,22 @@ class BodyDecoder:
         self._strict = strict
         self._logged: set[str] = set()
 
-    def decode(self, body: bytes, kind: type[BodyT]) -> BodyT:
-        """The body as `kind`. Raises HTTPError: 400; `param` is the path of the field at fault."""
+    def decode(self, body: bytes, kind: type[BodyT], warnings: list[str] | None = None) -> BodyT:
+        """The body as `kind`. Fields that it does not have are ignored, and told in `warnings`.
+        Raises HTTPError: 400; `param` is the path of the field at fault."""
         _check_encoding(body)
         _check_depth(body)
         fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
-        decoded: BodyT = _decode(body, kind)
-        self._check_unknown(fields.keys() - _known_fields(kind))
+        known = _known_fields(kind)
+        unknown = fields.keys() - known
+        try:
+            decoded: BodyT = _decode(body, kind)
+        except HTTPError as error:
+            raise _with_misspelling(error, unknown) from None
+        if unknown:
+            told = self._check_unknown(unknown, known)
+            if warnings is not None:
+                warnings += told
         return decoded
 
     def field_names(self, body: bytes) -> Set[str]:
@@ -82,17 +94,34 @@ class BodyDecoder:
         _check_depth(body)
         return _decode(body, dict[str, msgspec.Raw]).keys()
 
-    def _check_unknown(self, unknown: Set[str]) -> None:
-        if not unknown:
-            return
+    def _check_unknown(self, unknown: Set[str], known: Set[str]) -> list[str]:
+        """What to tell of unknown fields; each is logged once. Raises HTTPError: they are refused."""
+        shown = {name: f"{name[:60]!r}{_meant(name, known)}" for name in sorted(unknown)[:MAX_TOLD_FIELDS]}
         if self._strict:
-            names = ", ".join(sorted(unknown)[:10])[:200]
+            names = ", ".join(shown.values())
             raise bad_request(f"Unknown field(s): {names}.", param=min(unknown)[:200], code="unknown_field")
-        for name in sorted(unknown - self._logged):
-            if len(self._logged) >= MAX_LOGGED_FIELDS:
-                return
-            self._logged.add(name)
-            logger.warning("Ignoring the unknown request field %r.", name[:200])
+        for name, text in shown.items():
+            if name not in self._logged and len(self._logged) < MAX_LOGGED_FIELDS:
+                self._logged.add(name)
+                logger.warning("Ignoring the unknown request field %s.", text)
+        return [f"the unknown field {text} was ignored" for text in shown.values()]
+
+
+def _meant(name: str, known: Set[str]) -> str:
+    """Which field may have been meant."""
+    near = difflib.get_close_matches(name[:60], known, n=1, cutoff=0.75)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _with_misspelling(error: HTTPError, unknown: Set[str]) -> HTTPError:
+    """A missing field's error that names the unknown field which may be it."""
+    param = error.detail.param
+    if error.code != "missing_field" or param is None:
+        return error
+    near = difflib.get_close_matches(param, [name[:60] for name in unknown], n=1, cutoff=0.75)
+    if not near:
+        return error
+    return bad_field(param, f"this field is required; the request has {near[0]!r}.", "missing_field")
 
 
 @functools.cache

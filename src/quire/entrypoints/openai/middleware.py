@@ -31,15 +31,24 @@ logger = init_logger(__name__)
 
 OPEN_PATHS = ("/health", "/live")
 """Reached without a key: a load balancer or a supervisor has none."""
+PROBED_PATHS = frozenset({"/ready", "/ping", "/metrics"})
+"""What probes and monitors ask: reached without a key, unless the operator guards them (`--api-key-for all`)."""
 
 TRACE_NAMES = (b"traceparent", b"tracestate")
 """Headers in which a client names the trace that its request belongs to."""
+
+_CONTROLS = bytes(byte if 0x20 <= byte < 0x7F else 0x3F for byte in range(256))
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def _header_text(text: str) -> bytes:
+    """A text as a header's value: visible ASCII and spaces; the rest as escapes."""
+    return text.encode("ascii", "backslashreplace").translate(_CONTROLS)
 
 
 def route_path(scope: Scope) -> str:
@@ -92,6 +101,8 @@ class RequestContext:
                 started, status = True, message["status"]
                 message.setdefault("headers", [])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if warnings := kept.get("warnings"):
+                    message["headers"].append((b"quire-warnings", _header_text("; ".join(warnings))))
             elif not message.get("more_body", False):
                 complete = True
             await send(message)

@@ -55,7 +55,7 @@ async def read_request(request: Request, kind: type[BodyT]) -> BodyT:
         raise HTTPError(400, message, code="unsupported_media_type")
     body = await read_bytes(request)
     await state.gate.enter()
-    return state.decoder.decode(body, kind)
+    return state.decoder.decode(body, kind, request.scope["state"].setdefault("warnings", []))
 
 
 async def read_bytes(request: Request) -> bytes:

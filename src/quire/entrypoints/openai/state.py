@@ -50,6 +50,7 @@ class ServerSettings:
     fingerprint_value: str | None = None
     responses_store: str | None = None
     error_format: str = "openai"
+    api_key_for: str = "clients"
 
 
 def answer_formats(settings: ServerSettings, config: "ReasoningConfig", template: str | None) -> AnswerFormats:
