@@ -18,7 +18,7 @@ from quire.config import EngineConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.inputs import PromptType
-from quire.parsers.choice import AUTO, NONE, apply_strings, choose_formats
+from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
@@ -336,6 +336,7 @@ class InputProcessor:
             template = None if tokenizer is None else tokenizer.chat_template
             config = self._reasoning
             formats = choose_formats(config.reasoning_parser or AUTO, NONE, template)
+            formats = apply_response_template(formats, "" if tokenizer is None else tokenizer.name_or_path)
             formats = apply_strings(formats, config.reasoning_start_str, config.reasoning_end_str)
             check_budget(formats, tokenizer)
             assert tokenizer is not None

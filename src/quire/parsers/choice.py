@@ -12,6 +12,8 @@ from quire.errors import ConfigError
 from quire.parsers.formats import HARMONY, TOOLS, ToolFormat
 from quire.parsers.harmony import MARKERS
 from quire.parsers.reasoning import REASONING, Reasoning
+from quire.parsers.response_template import NAMES as RESPONSE_TEMPLATE
+from quire.parsers.response_template import read_response_template, reasoning_of_template
 
 AUTO, NONE = "auto", "none"
 
@@ -62,6 +64,7 @@ class AnswerFormats:
     """How a model's answers are read. The names are for people; a format that is None is not looked for.
 
     Attributes:
+        response_template: the checkpoint's own format, which reads all of an answer.
         strict_level: how calls are held to schemas where none has to be made: `auto` (as the request says), `function` (always),
             `parameter` (always, every function as a strict one).
     """
@@ -72,6 +75,7 @@ class AnswerFormats:
     tools: ToolFormat | None = None
     is_harmony: bool = False
     strict_level: str = AUTO
+    response_template: dict[str, Any] | None = None
 
     @property
     def markers(self) -> frozenset[str]:
@@ -96,6 +100,8 @@ def choose_formats(reasoning: str, tools: str, template: str | None, strict_leve
         ConfigError: no such name.
     """
     template = template or ""
+    if reasoning in RESPONSE_TEMPLATE or tools in RESPONSE_TEMPLATE:
+        return AnswerFormats(RESPONSE_TEMPLATE[0], RESPONSE_TEMPLATE[0], strict_level=strict_level)
     if reasoning in HARMONY or tools in HARMONY or (AUTO in (reasoning, tools) and _is_harmony(template)):
         return AnswerFormats("openai_gptoss", "openai", is_harmony=True, strict_level=strict_level)
     reasoning = _named(reasoning, REASONING, "reasoning_parser") or _shown(_REASONING_MARKS, template)
@@ -103,6 +109,18 @@ def choose_formats(reasoning: str, tools: str, template: str | None, strict_leve
     found = REASONING.get(reasoning)
     found = None if found is None else found.with_suffix(template)
     return AnswerFormats(reasoning, tools, found, TOOLS.get(tools), strict_level=strict_level)
+
+
+def apply_response_template(formats: AnswerFormats, folder: str) -> AnswerFormats:
+    """The formats with the response template of a checkpoint, where it was asked for.
+
+    Raises:
+        ConfigError: the checkpoint has none, or it cannot be read.
+    """
+    if formats.reasoning_name not in RESPONSE_TEMPLATE:
+        return formats
+    template = read_response_template(folder, "reasoning_parser='hf'")
+    return dataclasses.replace(formats, response_template=template, reasoning=reasoning_of_template(template))
 
 
 def apply_strings(formats: AnswerFormats, start: str, end: str) -> AnswerFormats:
@@ -138,7 +156,7 @@ def _named(name: str, known: Collection[str], setting: str) -> str | None:
     if name == AUTO:
         return None
     if name != NONE and name not in known:
-        allowed = sorted((AUTO, NONE, *HARMONY, *known))
+        allowed = sorted((AUTO, NONE, *HARMONY, *RESPONSE_TEMPLATE, *known))
         near = difflib.get_close_matches(name, allowed, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         message = f"{setting}={name!r} is not known{hint}; allowed: {', '.join(allowed)}"

@@ -19,6 +19,7 @@ from quire.parsers.formats import HARMONY, REASONING, TOOLS, Reasoning, ToolForm
 from quire.parsers.offered import Tools
 from quire.parsers.pieces import Pieces
 from quire.parsers.reader import Malformed, Reader, Waiting
+from quire.parsers.response_template import NAMES as RESPONSE_TEMPLATE
 
 logger = init_logger(__name__)
 ClassT = TypeVar("ClassT", bound=type)
@@ -86,7 +87,7 @@ def load_parser_file(path: str | None, setting: str) -> None:
 
 
 def _check_name(name: str, setting: str) -> None:
-    if not name or name in ("auto", "none", *HARMONY):
+    if not name or name in ("auto", "none", *HARMONY, *RESPONSE_TEMPLATE):
         raise ConfigError(f"{setting}: a plugin cannot call a format {name!r}", setting=setting)
 
 

@@ -13,6 +13,7 @@ from quire.parsers.offered import Tools
 from quire.parsers.pieces import Answer, Kind, Piece, Pieces
 from quire.parsers.reader import Emit, Malformed, Reader, Waiting
 from quire.parsers.reasoning import Reasoning
+from quire.parsers.response_template import parse as template_parse
 from quire.parsers.thoughts import Thoughts
 
 
@@ -25,6 +26,7 @@ class AnswerParser:
         offered: the request's tools, in the protocol's form; types of parameters are taken from them.
         in_reasoning: the prompt ended inside the reasoning (or outside of it); None: as the format says.
         tokenizer: for parsers from outside.
+        response_template, prompt, has_tools: as of `response_template.parse`; it reads the answer whatever else is given.
 
     Attributes:
         has_filled: the answer was nothing but reasoning, which is its content, too (`Reasoning.fills`).
@@ -39,6 +41,9 @@ class AnswerParser:
         offered: list[dict[str, Any]] | None = None,
         in_reasoning: bool | None = None,
         tokenizer: Any = None,
+        response_template: dict[str, Any] | None = None,
+        prompt: str = "",
+        has_tools: bool = False,
     ) -> None:
         self._reader, self._out = Reader(), Pieces()
         self._tools, self._offered = tools, Tools(offered, tokenizer)
@@ -46,7 +51,10 @@ class AnswerParser:
         self._in_reasoning = in_reasoning
         self._only_thoughts: list[str] | None = [] if reasoning is not None and reasoning.fills else None
         self.has_filled = False
-        parse = harmony.parse(self._reader, self._out, self._offered) if is_harmony else self._answer()
+        if response_template is not None:
+            parse = template_parse(self._reader, self._out, response_template, prompt, self._offered.offered, has_tools)
+        else:
+            parse = harmony.parse(self._reader, self._out, self._offered) if is_harmony else self._answer()
         self._steps: Generator[None, None, Any] | None = parse
 
     @property

@@ -144,7 +144,7 @@ def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, 
     settings, options = server_settings(args), listen_options(args)
     tokenizer = TokenizerSource(config.model).get()
     template = getattr(tokenizer, "chat_template", None)
-    formats = answer_formats(settings, config.reasoning, template)
+    formats = answer_formats(settings, config.reasoning, template, getattr(tokenizer, "name_or_path", ""))
     shown = {NONE: "the chat template shows none" if template else "there is no chat template"}
     facts: dict[str, Any] = {
         "names": _fact(list(config.model.served_model_name)),

@@ -96,6 +96,7 @@ class AnswerReader:
         has_tools: calls are looked for.
         keeps_special_tokens: some marker is a special token of the tokenizer, so these must not be left out of the text.
         choice: what the request says of calls.
+        prompt: its text, which a response template reads.
         call_grammar: what the answer may be, so that it calls as the request wants it; None: anything.
     """
 
@@ -107,6 +108,7 @@ class AnswerReader:
     tokenizer: Tokenizer
     choice: ToolChoice
     call_grammar: str | None
+    prompt: str = ""
 
     def parser(self) -> AnswerParser:
         formats = self.formats
@@ -117,6 +119,9 @@ class AnswerReader:
             offered=self.request.tools,
             in_reasoning=self.in_reasoning,
             tokenizer=self.tokenizer,
+            response_template=formats.response_template if formats.tools is None else None,
+            prompt=self.prompt,
+            has_tools=self.choice.kind != "none",
         )
 
     def reasoning_count(self) -> ReasoningCount | None:
@@ -218,7 +223,8 @@ def answer_reader(
     choice = read_tool_choice(request)
     formats, grammar = enforced(formats, choice, tokenizer, request.parallel_tool_calls is False)
     has_tools = choice.kind != "none" and formats.tools is not None
-    if not (has_tools or formats.reasoning is not None or formats.is_harmony):
+    is_own = formats.response_template is not None and formats.tools is None
+    if not (has_tools or formats.reasoning is not None or formats.is_harmony or is_own):
         return None
     inside = None
     if formats.reasoning is not None:
@@ -228,5 +234,6 @@ def answer_reader(
         reasoning, inside = reasoning_of_request(formats.reasoning, prompt_end, variables, continues)
         formats = dataclasses.replace(formats, reasoning=reasoning)
     special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
-    keeps_special = bool(special & formats.markers)
-    return AnswerReader(formats, request, inside, has_tools, keeps_special, tokenizer, choice, grammar)
+    keeps_special = is_own or bool(special & formats.markers)
+    prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False) if is_own else ""
+    return AnswerReader(formats, request, inside, has_tools, keeps_special, tokenizer, choice, grammar, prompt)

@@ -16,7 +16,7 @@ from quire.entrypoints.openai.fingerprint import build_fingerprint
 from quire.entrypoints.openai.siblings import Siblings
 from quire.entrypoints.responses_api.store import ResponseStore
 from quire.metrics.prometheus import HttpMetrics
-from quire.parsers.choice import AUTO, AnswerFormats, apply_strings, choose_formats
+from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, apply_strings, choose_formats
 
 if TYPE_CHECKING:
     from quire.config.reasoning import ReasoningConfig
@@ -53,12 +53,16 @@ class ServerSettings:
     api_key_for: str = "clients"
 
 
-def answer_formats(settings: ServerSettings, config: "ReasoningConfig", template: str | None) -> AnswerFormats:
-    """How a model's answers are read. Raises ConfigError: no such format, or strings that make none."""
+def answer_formats(
+    settings: ServerSettings, config: "ReasoningConfig", template: str | None, folder: str
+) -> AnswerFormats:
+    """How a model's answers are read, whose tokenizer is in a folder.
+    Raises ConfigError: no such format, strings that make none, or no response template where one is wanted."""
     reasoning = settings.reasoning_parser
     if reasoning == AUTO and config.reasoning_parser:
         reasoning = config.reasoning_parser
     formats = choose_formats(reasoning, settings.tool_call_parser, template, settings.tool_strict_level)
+    formats = apply_response_template(formats, folder)
     return apply_strings(formats, config.reasoning_start_str, config.reasoning_end_str)
 
 
@@ -122,8 +126,9 @@ class ServerState:
     def formats(self) -> AnswerFormats:
         """How the model's answers are read."""
         if self._formats is None:
-            template = getattr(self.engine.get_tokenizer(), "chat_template", None)
-            self._formats = answer_formats(self.settings, self.engine.config.reasoning, template)
+            tokenizer = self.engine.get_tokenizer()
+            template, folder = getattr(tokenizer, "chat_template", None), getattr(tokenizer, "name_or_path", "")
+            self._formats = answer_formats(self.settings, self.engine.config.reasoning, template, folder)
         return self._formats
 
     @property
