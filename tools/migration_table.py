@@ -281,8 +281,9 @@ def check_attributes(table: dict[str, Any]) -> Verdicts:
 
 def check_formats(table: dict[str, Any]) -> Verdicts:
     from quire.parsers.formats import HARMONY, REASONING, TOOLS
+    from quire.parsers.response_template import NAMES
 
-    names = {*HARMONY, *(REASONING if table["kind"] == "reasoning format" else TOOLS)}
+    names = {*HARMONY, *NAMES, *(REASONING if table["kind"] == "reasoning format" else TOOLS)}
     for name in table["names"]:
         yield name, there(name in names)
 
