@@ -40,6 +40,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
     "/v1/responses": {"input": "x", "max_output_tokens": 1},
+    "/inference/v1/generate": {"token_ids": [1], "sampling_params": {"max_tokens": 1}},
 }
 
 

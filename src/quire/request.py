@@ -138,3 +138,8 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
     plain_tokens: list[int] = []
     outputs: list[EngineCoreOutput] = []
     stats: SchedulerStats | None = None
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Output tokens in it."""
+        return len(self.plain_ids) + sum(len(output.new_token_ids) for output in self.outputs)

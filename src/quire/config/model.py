@@ -55,7 +55,7 @@ class ModelConfig:
     enforce_eager: bool = False
     deterministic: bool = False
     max_logprobs: int = 20
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
     disable_sliding_window: bool = False
     skip_tokenizer_init: bool = False
     served_model_name: tuple[str, ...] = ()
@@ -85,6 +85,11 @@ class ModelConfig:
         if self.hf_config.get("model_type") == "gemma3":
             return GEMMA3_VOCABULARY
         raise ConfigError("config.json names no vocab_size", setting="model")
+
+    @property
+    def tells_logits(self) -> bool:
+        """Whether logits are told in place of logprobs, which no score can be made of."""
+        return self.logprobs_mode.endswith("logits")
 
     # --- what programs written for vLLM read ---
 

@@ -59,9 +59,9 @@ _PROBLEMS = {"regression": "none", "single_label_classification": "softmax", "mu
 TWO_WAY = "from_2_way_softmax"
 _POOLER_KEYS = (
     *("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", "softmax", "activation"),
-    *("dimensions", "step_tag_id", "returned_token_ids", "task"),
+    *("dimensions", "step_tag_id", "returned_token_ids", "task", "enable_chunked_processing", "max_embed_len"),
 )
-_AT_DEFAULT = {"enable_chunked_processing": False, "enable_flash_late_interaction": True}
+_AT_DEFAULT = {"enable_flash_late_interaction": True}
 """Keys of vLLM's that are taken at their defaults; what is None says nothing."""
 
 
@@ -75,6 +75,8 @@ class PoolerConfig:
         seq_pooling_type: `CLS`, `LAST` or `MEAN`; tok_pooling_type: `ALL` or `STEP`.
         use_activation: normalise embeddings, turn scores into probabilities.
         dimensions, step_tag_id, returned_token_ids: as in `PoolingParams`, for all requests.
+        enable_chunked_processing: embed texts longer than the model reads in pieces, and average the pieces' vectors.
+        max_embed_len: the most tokens of a text to embed; None means max_model_len, and in pieces any number.
     """
 
     task: str | None = None
@@ -85,6 +87,8 @@ class PoolerConfig:
     dimensions: int | None = None
     step_tag_id: int | None = None
     returned_token_ids: list[int] | None = None
+    enable_chunked_processing: bool | None = None
+    max_embed_len: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +123,8 @@ class PoolingConfig:
         max_length: tokens a prompt may have, by sentence-transformers' file; 0 where it says nothing.
         lower_case: texts are lower-cased before they are tokenized.
         prompts: what stands before a text, by the prompt's name.
+        in_pieces: texts longer than the model reads are embedded in pieces.
+        max_embed_len: the most tokens of a text to embed; 0 where nothing is said.
     """
 
     convert: Convert
@@ -137,6 +143,8 @@ class PoolingConfig:
     max_length: int = 0
     lower_case: bool = False
     prompts: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    in_pieces: bool = False
+    max_embed_len: int = 0
 
     @property
     def embeds(self) -> bool:
@@ -414,12 +422,26 @@ def _with_wishes(config: PoolingConfig, wishes: dict[str, Any]) -> PoolingConfig
             raise _wrong(name, value, "a whole number")
         if value is not None:
             changes[name] = value
+    changes |= _wished_lengths(config, wishes)
     columns = wishes.get("returned_token_ids")
     if columns is not None:
         if not is_sequence(columns) or not all(isinstance(column, int) and column >= 0 for column in columns):
             raise _wrong("returned_token_ids", columns, "a list of whole numbers")
         changes["returned_token_ids"] = tuple(columns)
     return dataclasses.replace(config, **changes)
+
+
+def _wished_lengths(config: PoolingConfig, wishes: dict[str, Any]) -> dict[str, Any]:
+    """What is done with long texts."""
+    in_pieces, most = wishes.get("enable_chunked_processing", False), wishes.get("max_embed_len", 0)
+    if not isinstance(in_pieces, bool):
+        raise _wrong("enable_chunked_processing", in_pieces, "true or false")
+    if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+        raise _wrong("max_embed_len", most, "a whole number")
+    if (in_pieces or most) and not config.embeds:
+        name = "enable_chunked_processing" if in_pieces else "max_embed_len"
+        raise ConfigError.of("pooler_config", f"{name} is for embeddings; the model runs as {config.convert!r}")
+    return {"in_pieces": in_pieces, "max_embed_len": most}
 
 
 def _wished_kind(value: object) -> str:

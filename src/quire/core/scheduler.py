@@ -393,21 +393,19 @@ class Scheduler:
         diff, self._diff = self._diff, PendingDiff()
         step.new_requests, step.new_blocks, step.finished_rows = diff.new_requests, diff.new_blocks, diff.finished_rows
         step.swap_outs, step.swap_ins, step.known_tokens = diff.swap_outs, diff.swap_ins, diff.known_tokens
-        prefill_rows: list[int] = []
-        num_prompt_tokens = 0
+        prefill_rows, num_prompt_tokens = list[int](), 0
         if batch.num_prefilling:
             prefill_end = batch.prefill_end[rows]
             is_prefill = computed < prefill_end
-            prefill_rows = rows[is_prefill].tolist()
-            num_prompt_tokens = int(counts[is_prefill].sum())
+            prefill_rows, num_prompt_tokens = rows[is_prefill].tolist(), int(counts[is_prefill].sum())
             batch.num_prefilling -= int(np.count_nonzero(is_prefill & (ends >= prefill_end)))
         batch.computed[rows] = ends
         batch.length[rows] += needs_sample
         batch.in_flight[rows] += 1
         self._next_step_id += 1
         attended = float(np.dot(counts.astype(np.float64), ends))
-        num_samples, began = int(np.count_nonzero(needs_sample)), self._timelines.clock()
-        self._flights.append(StepInFlight(step, prefill_rows, num_prompt_tokens, num_samples, attended, began))
+        counted = (prefill_rows, num_prompt_tokens, int(np.count_nonzero(needs_sample)), attended)
+        self._flights.append(StepInFlight(step, *counted, self._timelines.clock()))
         return step
 
     # Results.
@@ -428,8 +426,7 @@ class Scheduler:
         batch.collected[step.rows] += step.num_scheduled_tokens
         predicted = self.cost_model.observe(step.total_num_tokens, len(step.rows), flight.attended, output.step_ms)
         self._timelines.stepped(flight, output.step_ms, predicted)
-        outputs = EngineCoreOutputs()
-        outputs.plain_ids, outputs.plain_tokens, outputs.outputs = [], [], []
+        outputs = EngineCoreOutputs([], [], [])
         self._fail_rows(flight, output, outputs)
         for row in flight.prefill_rows:
             self._after_prefill(row, output, flight)
@@ -448,8 +445,7 @@ class Scheduler:
             for request in list(self._leaving.values()):
                 self._leave(request)
         outputs.stats = self._stats.of_step(self.num_running, self.num_waiting, step.total_num_tokens, output.step_ms)
-        new_tokens = len(outputs.plain_ids) + sum(len(one.new_token_ids) for one in outputs.outputs)
-        outputs.stats.num_iteration_tokens = flight.num_prompt_tokens + new_tokens
+        outputs.stats.num_iteration_tokens = flight.num_prompt_tokens + outputs.num_new_tokens
         return outputs
 
     def _fail_rows(self, flight: StepInFlight, output: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:

@@ -80,8 +80,8 @@ class EngineArgs:
     deterministic: bool = setting(False, FLAG,
         "a request's logits are the same to the bit alone and in any batch, at some cost in speed")
     max_logprobs: int = setting(20, whole(-1), "most logprobs a request may ask for; -1 means the whole vocabulary")
-    logprobs_mode: str = setting("raw_logprobs", one_of("raw_logprobs", "processed_logprobs"),
-        "raw_logprobs or processed_logprobs (after penalties and temperature)")
+    logprobs_mode: str = setting("raw_logprobs", one_of("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
+        "what logprobs are: raw_logprobs or processed_logprobs (after penalties and temperature), or logits in their place")
     disable_sliding_window: bool = setting(False, FLAG, "limit max_model_len to the model's sliding window")
     generation_config: str = setting("auto", TEXT, "auto (the model's), quire (none), or a folder")
     override_generation_config: dict[str, Any] = setting({}, mapping(), "JSON object of sampling defaults")

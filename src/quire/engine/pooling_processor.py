@@ -62,6 +62,10 @@ class PoolingProcessor:
             prompts = [self._prepared(prompt, start) for prompt in prompts]
         return self._inputs.tokenize_batch(prompts, add_special_tokens)
 
+    def num_characters(self, prompt: PromptType) -> int:
+        """How many have to be tokenized."""
+        return self._inputs.needs_tokenizer(prompt)
+
     def _start_of(self, prompt_name: str | None) -> str:
         prompts = self.config.prompts
         if prompt_name is None:
@@ -86,6 +90,24 @@ class PoolingProcessor:
             first, second = first.lower(), second.lower()
         token_ids, types = tokenizer.encode_pair(first, second, self._limit(params))
         return TokenizedPrompt(token_ids, token_type_ids=types if any(types) else None)
+
+    def pieces(self, prompt: TokenizedPrompt, params: PoolingParams) -> list[TokenizedPrompt]:
+        """The parts of a text that are embedded one by one: one of them, unless it is longer than the model reads and
+        `pooler_config` lets it be. Their vectors are put together by `long_texts.join`.
+        Raises RequestError: it has more tokens than `max_embed_len`."""
+        config, limit, token_ids = self.config, self._model.max_model_len, prompt.token_ids
+        if (params.task or config.tasks[0]) != "embed" or params.truncate_prompt_tokens is not None:
+            return [prompt]
+        if 0 < config.max_embed_len < len(token_ids):
+            raise TooLongError(
+                f"The model's maximum context length is {config.max_embed_len} tokens here (max_embed_len in pooler_config), and "
+                f"the prompt has {len(token_ids)}; shorten it, or set truncate_prompt_tokens (-1: as many as fit).",
+                param="prompt",
+            )
+        if not config.in_pieces or len(token_ids) <= limit:
+            return [prompt]
+        starts = range(0, len(token_ids), limit)
+        return [TokenizedPrompt(token_ids[at : at + limit], cache_salt=prompt.cache_salt) for at in starts]
 
     def _limit(self, params: PoolingParams) -> int | None:
         keep = params.truncate_prompt_tokens

@@ -4,13 +4,15 @@ Thin: parameters and prompts are checked by the pooling processor before anythin
 """
 
 import copy
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.llm_engine import LLMEngine, check_lora
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import as_prompts, check_count
+from quire.entrypoints.long_texts import join
 from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
 from quire.errors import EngineError, RequestError
 from quire.inputs import PromptType
@@ -179,13 +181,19 @@ class PoolingMethods:
     def _pool(
         self, prompts: list[TokenizedPrompt], params: list[PoolingParams], use_tqdm: bool | Callable[..., Any]
     ) -> list[Pooled]:
-        process = self.llm_engine.pooling_processor.process
-        requests = [process(self._next_id(), prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-        outputs: list[Pooled] = self._run(requests, use_tqdm)
-        failed = next((output for output in outputs if output.error is not None), None)
+        processor = self.llm_engine.pooling_processor
+        pieces = [processor.pieces(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        requests = [
+            processor.process(self._next_id(), piece, one)
+            for parts, one in zip(pieces, params, strict=True)
+            for piece in parts
+        ]
+        outputs: Iterator[Pooled] = iter(self._run(requests, use_tqdm))
+        joined = [join(list(itertools.islice(outputs, len(parts)))) for parts in pieces]
+        failed = next((output for output in joined if output.error is not None), None)
         if failed is not None:
             raise EngineError(f"request {failed.request_id} failed: {failed.error}")
-        return outputs
+        return joined
 
 
 def _params_per_prompt(

@@ -198,10 +198,11 @@ def test_a_wrong_setting_is_one_line(flags: list[str], words: str, tmp_path: Pat
     assert error.count("\n") == 1 and words in error
 
 
-def test_a_file_without_lines_is_refused(tmp_path: Path, capsys: Any) -> None:
+def test_a_file_without_lines_gives_a_result_without_lines(tmp_path: Path, capsys: Any) -> None:
     requests = write_lines(tmp_path / "i", b"\n  \n")
-    assert main(["run-batch", "-i", requests, "-o", str(tmp_path / "o")]) == 2
-    assert "holds no request" in capsys.readouterr().err
+    model = ["--model", str(tmp_path / "is not read")]
+    assert main(["run-batch", "-i", requests, "-o", str(tmp_path / "o"), *model]) == 0
+    assert (tmp_path / "o").read_bytes() == b"" and "no request" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -140,6 +140,11 @@ def test_queries_and_documents_may_be_cut_each(cross_encoder):
         cross_encoder, "/score", text_1=QUERY, text_2=DOCUMENTS, max_tokens_per_doc=4, max_tokens_per_query=3
     )
     np.testing.assert_allclose(scores(found), expected, atol=1e-6)
+    uncut = answer(
+        cross_encoder, "/score", text_1=QUERY, text_2=DOCUMENTS, max_tokens_per_doc=0, max_tokens_per_query=0
+    )
+    whole = answer(cross_encoder, "/score", text_1=QUERY, text_2=DOCUMENTS)
+    np.testing.assert_allclose(scores(uncut), scores(whole), atol=1e-6)
 
 
 def test_the_operators_template_joins_pairs(folder):
@@ -196,7 +201,7 @@ def test_pooling_gives_rows_or_a_vector_as_the_task_says(embedder):
         ("/score", {"text_1": "a", "text_2": ["b", 5]}, "text_2"),
         ("/score", {"text_1": "a", "text_2": "b" * 1000}, "text_2"),
         ("/score", {"text_1": "a", "text_2": ["b"] * 2000}, "text_2"),
-        ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+        ("/score", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
         ("/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 1000}, "truncate_prompt_tokens"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
         ("/rerank", {"query": "a", "documents": [{"title": "x"}]}, "documents[0].text"),

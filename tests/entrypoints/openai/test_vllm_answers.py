@@ -70,13 +70,13 @@ POSITION = {5: Logprob(-3.0, 9, "five"), 7: Logprob(-0.5, 1, "seven"), 8: Logpro
 
 
 def test_named_tokens_are_shown_behind_the_sampled_one():
-    tokens = CompletionTokens([7, 8], False, None, True)
+    tokens = CompletionTokens(None, False, None, True)
     assert list(tokens.write([5], [POSITION]).top_logprobs[0].items()) == [
         ("five", -3.0),
         ("seven", -0.5),
         ("eight", -1.0),
     ]
-    entries = chat_logprobs([5], [POSITION], [7, 8], False).content[0].top_logprobs
+    entries = chat_logprobs([5], [POSITION], None, False).content[0].top_logprobs
     assert [entry.token for entry in entries] == ["five", "seven", "eight"]
 
 

@@ -279,17 +279,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _answer_file(args: argparse.Namespace, requests: str) -> int:
     total = count_lines(requests)
-    if not total:
-        raise ConfigError.of("input_file", f"{args.input_file!r} holds no request.")
     output, goes_to_url = args.output_file, is_url(args.output_file)
     if goes_to_url:
         if args.resume:
             raise ConfigError.of("resume", "an output that is PUT cannot be resumed; write to a file.")
         output = new_temporary_file(args.output_tmp_dir)
     done = _resume_point(args, output, requests)
-    if done < total:
+    if done < total or not total:
         with open_output(output, append=bool(done)) as sink:
-            asyncio.run(_serve_offline(args, requests, sink, done, total))
+            if total:
+                asyncio.run(_serve_offline(args, requests, sink, done, total))
+        if not total:
+            print(f"{args.input_file}: no request, so no answer", file=sys.stderr)
     else:
         print(f"{args.output_file}: all {total} lines are answered already", file=sys.stderr)
     if goes_to_url:

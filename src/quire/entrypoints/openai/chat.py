@@ -174,7 +174,9 @@ def _logprobs(job: ChatJob, choice: CompletionOutput) -> ChatLogprobs | None:
     if choice.logprobs is None:
         return None
     as_ids, named = bool(request.return_tokens_as_token_ids), request.logprob_token_ids
-    return chat_logprobs(choice.token_ids, choice.logprobs, named or request.top_logprobs or 0, as_ids, job.tokenizer)
+    return chat_logprobs(
+        choice.token_ids, choice.logprobs, None if named else request.top_logprobs or 0, as_ids, job.tokenizer
+    )
 
 
 class ChatStream:

@@ -65,6 +65,8 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     sampling.check_stream_options(request)
     generated, choices = _choice_counts(request)
     config = state.engine.config.model
+    if generated > choices and config.tells_logits:
+        raise bad_field("best_of", f"answers are ranked by logprobs, and logprobs_mode is {config.logprobs_mode!r}.")
     asked = sampling.asked_completion_tokens(request)
     room = max(1, config.max_model_len - max(1, asked))
     prompts = await completion_prompts(request, state.engine.get_tokenizer(), config.vocab_size, room)
@@ -210,7 +212,8 @@ class _ChoiceWriter:
         self._tokens: CompletionTokens | None = None
         self.has_begun = False
         request = job.request
-        if (top := _top(request)) is not None:
+        if _tells_logprobs(request):
+            top = None if request.logprob_token_ids else request.logprobs
             as_ids, skips = bool(request.return_tokens_as_token_ids), request.skip_special_tokens is not False
             self._tokens = CompletionTokens(top, as_ids, tokenizer, skips)
 
@@ -239,9 +242,8 @@ def _joined(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
     return first
 
 
-def _top(request: CompletionRequest) -> int | list[int] | None:
-    """Which logprobs are shown at a position: so many, or those of named tokens; None for none."""
-    return request.logprob_token_ids or request.logprobs
+def _tells_logprobs(request: CompletionRequest) -> bool:
+    return bool(request.logprob_token_ids) or request.logprobs is not None
 
 
 class CompletionStream:
@@ -264,7 +266,7 @@ class CompletionStream:
         self._opened: set[int] = set()
         self._prompt_index: dict[str, int] = {}
         request = job.request
-        rich = self._continuous or _top(request) is not None or request.echo
+        rich = self._continuous or _tells_logprobs(request) or request.echo
         self.takes_text = not (rich or request.return_token_ids or request.prompt_logprobs is not None)
 
     async def open(self) -> OutputStream:

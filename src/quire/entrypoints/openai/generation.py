@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.answers import ReasoningCount
@@ -18,6 +18,13 @@ from quire.sampling_params import BeamSearchParams, SamplingParams
 ResultT = TypeVar("ResultT")
 
 
+class QueuedFields(Protocol):
+    """What every request that is queued has."""
+
+    cache_salt: str | None
+    priority: int | None
+
+
 def engine_prompt(prompt: Prompt, cache_salt: str | None) -> TokensPrompt:
     tokens = TokensPrompt(prompt_token_ids=prompt.token_ids)
     if prompt.text is not None:
@@ -29,7 +36,7 @@ def engine_prompt(prompt: Prompt, cache_salt: str | None) -> TokensPrompt:
 
 def start_generation(
     state: ServerState,
-    request: GenerationFields,
+    request: QueuedFields,
     prompt: Prompt,
     params: SamplingParams | BeamSearchParams,
     public_id: str,
@@ -43,7 +50,7 @@ def start_generation(
 
 
 async def open_generation(
-    state: ServerState, request: GenerationFields, prompt: Prompt, params: SamplingParams, request_id: str
+    state: ServerState, request: QueuedFields, prompt: Prompt, params: SamplingParams, request_id: str
 ) -> OutputStream:
     """The running request, by the engine's id of it, for a reader that wants to be called."""
     tokens = engine_prompt(prompt, request.cache_salt)

@@ -40,15 +40,15 @@ def top_entries(position: LogprobsOnePosition, top: int) -> list[tuple[int, Logp
 def chat_logprobs(
     token_ids: Sequence[int],
     positions: Iterable[LogprobsOnePosition],
-    top: int | Sequence[int],
+    top: int | None,
     as_ids: bool,
     tokenizer: Tokenizer | None = None,
 ) -> ChatLogprobs:
-    """Logprobs of chat tokens. `top`: so many alternatives, or named tokens, which are shown behind the sampled one."""
+    """Logprobs of chat tokens. `top`: how many of the likeliest tokens are shown; None: all of a position, sampled one first."""
     content: list[TokenLogprob] = []
     for token_id, position in zip(token_ids, positions, strict=False):
         token, logprob, raw = _chat_token(token_id, position[token_id], as_ids, tokenizer)
-        entries = top_entries(position, top) if isinstance(top, int) else list(position.items())
+        entries = top_entries(position, top) if top is not None else list(position.items())
         best = [TokenTopLogprob(*_chat_token(other, entry, as_ids, tokenizer)) for other, entry in entries]
         content.append(TokenLogprob(token, logprob, raw, best))
     return ChatLogprobs(content)
@@ -65,14 +65,12 @@ class CompletionTokens:
     """Writes the logprobs of one choice of a completion, whose tokens may come in several parts.
 
     Args:
-        top: how many alternatives of a position are shown beside its own token, or named tokens, which all are.
+        top: how many of the likeliest tokens are shown beside a position's own; None: all that the position has.
         as_ids: tokens are written as `token_id:ID`.
         skips_special: special tokens leave no text in the choice.
     """
 
-    def __init__(
-        self, top: int | Sequence[int], as_ids: bool, tokenizer: Tokenizer | None, skips_special: bool
-    ) -> None:
+    def __init__(self, top: int | None, as_ids: bool, tokenizer: Tokenizer | None, skips_special: bool) -> None:
         self._top = top
         self._as_ids = as_ids
         self._tokenizer = tokenizer
@@ -125,7 +123,7 @@ class CompletionTokens:
     def _best(self, token_id: int, position: LogprobsOnePosition) -> dict[str, float]:
         """The token's own logprob, and those of the alternatives that are shown."""
         top = self._top
-        others = top_entries(position, top) if isinstance(top, int) else position.items()
+        others = position.items() if top is None else top_entries(position, top)
         best: dict[str, float] = {}
         for other, entry in ((token_id, position[token_id]), *others):
             best.setdefault(token_text(other, entry, self._as_ids), finite(entry.logprob))

@@ -8,6 +8,7 @@ import msgspec
 from quire.entrypoints.anthropic import protocol as anthropic
 from quire.entrypoints.openai import pooling_protocol as pooling
 from quire.entrypoints.openai import protocol
+from quire.entrypoints.openai import token_protocol as tokens
 from quire.entrypoints.openai.errors import ErrorResponse, openapi_error_responses
 from quire.entrypoints.responses_api import protocol as kept
 from quire.version import __version__
@@ -29,6 +30,9 @@ _WORK: tuple[tuple[str, str, type, type, dict[str, Any]], ...] = (
     ("/generative_scoring", "How likely a token is to come next, behind a query with each of several items.",
      protocol.GenerativeScoringRequest, protocol.GenerativeScoringResponse,
      {"query": "Is this a river? ", "items": ["The Rhine", "A chair"], "label_token_ids": [1, 2]}),
+    ("/inference/v1/generate", "Token ids in, token ids out; `stream: true` gives server-sent events.",
+     tokens.GenerateRequest, tokens.GenerateResponse,
+     {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 16, "temperature": 0}}),
     ("/v1/completions", "Continue a prompt; `stream: true` gives server-sent events.",
      protocol.CompletionRequest, protocol.CompletionResponse,
      {"prompt": "one two three", "max_tokens": 16, "temperature": 0}),
@@ -117,7 +121,16 @@ def build_openapi(title: str = "Quire") -> dict[str, Any]:
         {"$ref": reference[body]["$ref"]}
         for path, _, body, _, _ in _WORK
         if not path.endswith(
-            ("tokenize", "messages", "count_tokens", "responses", "input_tokens", "batch", "generative_scoring")
+            (
+                "tokenize",
+                "messages",
+                "count_tokens",
+                "responses",
+                "input_tokens",
+                "batch",
+                "generative_scoring",
+                "generate",
+            )
         )
     ]
     any_body = {"anyOf": list({body["$ref"]: body for body in bodies}.values())}

@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from quire.config import PoolingConfig, limits
 from quire.engine.input_processor import TokenizedPrompt
+from quire.entrypoints.long_texts import join
 from quire.entrypoints.openai import pooling_protocol as protocol
 from quire.entrypoints.openai.errors import TOO_LONG, bad_field, bad_request, error_of_finished
 from quire.entrypoints.openai.generation import all_of
@@ -101,8 +102,21 @@ async def run_pooling(
     """The pooler's output for each prompt. One that fails cancels the others, and its error is the request's. `field`: named
     where a prompt cannot be served."""
     options, priority = {"add_special_tokens": add_special_tokens}, request.priority or 0
+    processor = state.engine.pooling_processor
 
     async def run(prompt: PromptType | TokenizedPrompt) -> Pooled:
+        if not processor.config.in_pieces and not processor.config.max_embed_len:
+            return await run_piece(prompt)
+        if not isinstance(prompt, TokenizedPrompt):
+            size = processor.num_characters(prompt)
+            (prompt,) = await run_sized(size, processor.tokenize_batch, [prompt], add_special_tokens)
+        try:
+            pieces = processor.pieces(prompt, params)
+        except TooLongError as error:
+            raise bad_field(field, str(error), TOO_LONG) from None
+        return join(await all_of([run_piece(piece) for piece in pieces]))
+
+    async def run_piece(prompt: PromptType | TokenizedPrompt) -> Pooled:
         request_id = state.engine_request_id(public_id)
         outputs = state.engine.encode(prompt, params, request_id, priority=priority, tokenization_kwargs=options)
         try:
@@ -186,11 +200,11 @@ async def answer_embeddings(
     if (binary := binary_response(outputs, request, f"embd-{public_id}", model)) is not None:
         return binary
     data = [protocol.EmbeddingData(index, numbers(output.outputs, request)) for index, output in enumerate(outputs)]
-    return protocol.EmbeddingResponse(data=data, model=model, usage=usage_of(outputs))
+    return protocol.EmbeddingResponse(data=data, **_head("embd", public_id, model, usage_of(outputs)))
 
 
 def _head(kind: str, public_id: str, model: str, usage: protocol.PoolingUsage) -> dict[str, Any]:
-    """What the other answers have in common."""
+    """What most answers have in common."""
     return {"id": f"{kind}-{public_id}", "created": int(time.time()), "model": model, "usage": usage}
 
 
@@ -355,10 +369,10 @@ async def _pair_prompts(
 
 async def _shortened(texts: list[str], keep: int | None, field: str, tokenizer: Tokenizer) -> list[str]:
     """The texts, each cut to so many tokens of its own."""
-    if keep is None:
+    if not keep:
         return texts
-    if keep < 1:
-        raise bad_field(field, f"{keep} is out of range; at least 1.")
+    if keep < 0:
+        raise bad_field(field, f"{keep} is out of range; at least 1, or 0 for no limit.")
 
     def cut(text: str) -> str:
         token_ids = tokenizer.encode(text, add_special_tokens=False)

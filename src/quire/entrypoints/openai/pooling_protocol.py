@@ -117,6 +117,8 @@ class PoolingUsage(msgspec.Struct):
 
     prompt_tokens: int
     total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: None = None
 
 
 class EmbeddingData(msgspec.Struct):
@@ -127,23 +129,20 @@ class EmbeddingData(msgspec.Struct):
     object: str = "embedding"
 
 
-class EmbeddingResponse(msgspec.Struct, kw_only=True):
-    """Answer of `POST /v1/embeddings`."""
-
-    object: str = "list"
-    data: list[EmbeddingData]
-    model: str
-    usage: PoolingUsage
-
-
 class PoolingAnswer(msgspec.Struct, kw_only=True):
-    """What the other answers have in common."""
+    """What most answers have in common."""
 
     id: str
     object: str = "list"
     created: int
     model: str
     usage: PoolingUsage
+
+
+class EmbeddingResponse(PoolingAnswer, kw_only=True):
+    """Answer of `POST /v1/embeddings`."""
+
+    data: list[EmbeddingData]
 
 
 class ClassificationData(msgspec.Struct):

@@ -13,9 +13,17 @@ from quire.entrypoints.openai.errors import HTTPError, bad_field
 from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, PoolingFields
 from quire.entrypoints.openai.protocol import GenerationFields, GenerativeScoringRequest
 from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.openai.token_protocol import GenerateRequest
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
-RequestWithId = GenerationFields | PoolingFields | CountTokensRequest | GenerativeScoringRequest | CohereEmbedRequest
+RequestWithId = (
+    GenerationFields
+    | PoolingFields
+    | CountTokensRequest
+    | GenerativeScoringRequest
+    | CohereEmbedRequest
+    | GenerateRequest
+)
 Handler = Callable[[Request], Awaitable[Response]]
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _encode = msgspec.json.Encoder().encode

@@ -52,6 +52,8 @@ from quire.entrypoints.openai.route_tools import (
 )
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import run_while_connected
+from quire.entrypoints.openai.token_generation import TokenStream, answer_tokens, prepare_tokens
+from quire.entrypoints.openai.token_protocol import GenerateRequest
 from quire.entrypoints.responses_api import handlers as responses_api
 
 BodyT = TypeVar("BodyT", bound=RequestWithId)
@@ -99,6 +101,7 @@ def _route(kind: type[BodyT], answer: Callable[[ServerState, BodyT, str], Awaita
 create_chat_completion = _streaming_route(ChatCompletionRequest, prepare_chat, ChatStream, answer_chat)
 create_completion = _streaming_route(CompletionRequest, prepare_completion, CompletionStream, answer_completion)
 create_message = _streaming_route(MessagesRequest, prepare_message, MessageStream, answer_message)
+create_tokens = _streaming_route(GenerateRequest, prepare_tokens, TokenStream, answer_tokens)
 create_chat_batch = _route(BatchChatRequest, answer_chat_batch)
 create_generative_scoring = _route(GenerativeScoringRequest, answer_generative_scoring)
 count_message_tokens = _route(CountTokensRequest, count_tokens)
@@ -165,6 +168,7 @@ WORK: dict[str, Handler] = {
     "/v1/chat/completions/batch": create_chat_batch,
     "/v1/completions": create_completion,
     "/generative_scoring": create_generative_scoring,
+    "/inference/v1/generate": create_tokens,
     **responses_api.WORK,
     "/v1/messages": create_message,
     "/v1/messages/count_tokens": count_message_tokens,
