@@ -128,6 +128,9 @@ FIELDS: dict[str, Draw] = {
     "block_ffn_dim_multiplier": _one_of(1.0, 1.3),
     "linear_head_dim": _one_of(5, 8, 16, 24),
     "block_size": _one_of(4, 16, 256),
+    "attention_window_size": _one_of(*WINDOWS),
+    "conv1d_width": _one_of(2, 3, 4),
+    "logits_soft_cap": _one_of(3.0, 30.0),
     "short_conv_kernel_size": _one_of(2, 3, 4),
     "kda_safe_gate": _FLAG,
     "kda_lower_bound": _one_of(-5.0, -1.0, -0.2),
@@ -386,6 +389,11 @@ def _olmo_hybrid(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _recurrent_gemma(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    kinds = [draw.choice(("recurrent", "recurrent", "attention")) for _ in range(draw.choice((1, 2, 3)))]
+    return {"lru_width": values["num_attention_heads"] * draw.choice((3, 8, 20)), "block_types": kinds}
+
+
 def _falcon(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     """Transformers rounds Falcon's slopes to bfloat16, which is exact for powers of two alone."""
     heads = values["num_attention_heads"]
@@ -491,6 +499,7 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "Qwen3_5ForCausalLM": _delta,
     "Qwen3_5MoeForCausalLM": _delta,
     "OlmoHybridForCausalLM": _olmo_hybrid,
+    "RecurrentGemmaForCausalLM": _recurrent_gemma,
     "FalconForCausalLM": _falcon,
     "MptForCausalLM": _mpt,
     "GPTJForCausalLM": _gptj,

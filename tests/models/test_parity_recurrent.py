@@ -98,6 +98,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"linear_attn_alpha_factor": 1, "linear_attn_beta_factor": 1, "full_attn_alpha_factor": 1, "mlp_alpha_factor": 1,
          "full_attn_beta_factor": 1, "mlp_beta_factor": 1, "sliding_window": 9, "tie_word_embeddings": True},
     ),
+    "recurrent gemma": ("RecurrentGemmaForCausalLM", {}),
+    "recurrent gemma: width 3, biases, untied": (
+        "RecurrentGemmaForCausalLM",
+        {"conv1d_width": 3, "attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 1, "lru_width": None},
+    ),
     "olmo hybrid": ("OlmoHybridForCausalLM", {}),
     "olmo hybrid: no positions, no negative eigenvalues, tied": (
         "OlmoHybridForCausalLM",

@@ -26,6 +26,8 @@ WRONG = (
     ("LlamaForCausalLM", {"hidden_size": 64.0, "head_dim": 16}, "hidden_size of config.json is 64.0, and must be a whole"),
     ("LlamaForCausalLM", {"rms_norm_eps": "1e-6"}, "rms_norm_eps of config.json is '1e-6', and must be a number"),
     ("Mamba2ForCausalLM", {"n_groups": 3}, "n_groups of config.json is 3, and must divide num_heads=8"),
+    ("RecurrentGemmaForCausalLM", {"lru_width": 70}, "num_attention_heads of config.json is 4, and must divide lru_width=70"),
+    ("KimiLinearForCausalLM", {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim of config.json is 0"),
     ("Qwen3NextForCausalLM", {"linear_num_key_heads": 3}, "linear_num_key_heads of config.json is 3, and must divide linear_"),
 )  # fmt: skip
 

@@ -214,6 +214,6 @@ def _piece(source: Source, tensor: Sliceable, block: Block) -> torch.Tensor:
         piece = piece[0]
     if source.is_decoded:
         return piece
-    if sum(source.module.around):
-        return piece.reshape(-1)
+    if source.module.is_flattened:
+        return piece.reshape(source.rows, *([source.module.columns] if source.module.columns else []))[block.rows]
     return piece.t() if source.stored is TRANSPOSED else piece[:, 0] if source.stored is CONVOLUTION else piece

@@ -55,7 +55,7 @@ class Module:
         unbiased: how the names of sources end that have no bias, though the module has one.
         bias_scale: multiplies the checkpoint's bias.
         is_conv: a table that is stored as [rows, 1, columns], a convolution of each channel by itself.
-        around: dimensions of length 1 before and behind a vector in the checkpoint.
+        is_flattened: a table that the checkpoint has with more dimensions.
         stacked: the name of the one tensor [experts, rows, columns] that may stand in the sources' place.
     """
 
@@ -80,7 +80,7 @@ class Module:
     unbiased: tuple[str, ...] = ()
     bias_scale: float = 1.0
     is_conv: bool = False
-    around: tuple[int, int] = (0, 0)
+    is_flattened: bool = False
 
     @property
     def is_quantizable(self) -> bool:
@@ -250,10 +250,10 @@ class LayerScope:
         self, name: str, parts: tuple[Part, ...], columns: int = 0, *, shard: Shard = "none", is_conv: bool = False
     ) -> Module:
         """A bare tensor that stays float32: one number a row, or some."""
-        around = self.spec.weights.around.get(name, (0, 0))
         return Module(
-            self._name(name), "table", self._sources(name), parts, columns, shard=shard, is_conv=is_conv, around=around
-        )
+            self._name(name), "table", self._sources(name), parts, columns, shard=shard, is_conv=is_conv,
+            is_flattened=name in self.spec.weights.flattened,
+        )  # fmt: skip
 
     def embedding(self, name: str, rows: int, width: int, skip_rows: int = 0) -> Module:
         """A table of rows."""

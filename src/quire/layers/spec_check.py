@@ -12,7 +12,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.kernels.experts import Routing
-from quire.models.spec import Attention, DecoderSpec, DeltaNet, Mamba2, WeightNames
+from quire.models.spec import Attention, DecoderSpec, DeltaNet, Mamba2, RgLru, WeightNames
 
 NAMES = {
     "vocab": ("vocab_size",),
@@ -40,8 +40,11 @@ NAMES = {
     "kv_rank": ("kv_lora_rank",),
     "value_dim": ("v_head_dim",),
     "state": ("state_size", "ssm_state_size", "mamba_d_state"),
-    "conv": ("conv_kernel", "mamba_d_conv", "conv_L_cache", "linear_conv_kernel_dim"),
-}
+    "conv": (
+        "conv_kernel", "mamba_d_conv", "conv_L_cache", "linear_conv_kernel_dim", "short_conv_kernel_size", "conv1d_width",
+    ),
+    "channels": ("lru_width",),
+}  # fmt: skip
 """A spec's field: what it is called in config.json, by one family or another."""
 STATE_SPACE = {
     "heads": ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads", "linear_num_value_heads"),
@@ -73,6 +76,8 @@ def check_spec(spec: DecoderSpec, hf: HFConfig) -> None:
             _check_shared(part, "heads", "groups", hf)
         elif isinstance(part, DeltaNet):
             _check_shared(part, "heads", "key_heads", hf)
+        elif isinstance(part, RgLru):
+            _check_shared(part, "channels", "heads", hf)
         elif isinstance(part, Routing):
             _check_routing(part, hf)
 

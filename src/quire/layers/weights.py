@@ -278,15 +278,10 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
         is_whole = not all(each.can_cut(block) for each in decoded for block in blocks)
         yield from (dataclasses.replace(each, is_whole=is_whole) for each in decoded)
         if stored is PLAIN:
-            tensor = plain if columns else _vector(module)
+            tensor = Stored(None) if module.is_flattened else plain if columns else VECTOR
             yield source(name=prefix + name + ("" if is_bare else ".weight"), suffix="weight", stored=tensor)
         if module.bias and not name.endswith(module.unbiased):
             yield source(name=f"{prefix}{name}.bias", suffix="bias", stored=VECTOR, columns=None)
-
-
-def _vector(module: Module) -> Stored:
-    before, behind = module.around
-    return Stored((*(Axis("none"),) * before, ROWS, *(Axis("none"),) * behind)) if before or behind else VECTOR
 
 
 def _blocks(module: Module, plan: ParallelPlan) -> list[tuple[int, tuple[Block, ...]]]:

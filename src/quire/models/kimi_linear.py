@@ -44,7 +44,7 @@ KIMI_LINEAR_NAMES = dataclasses.replace(
         shared_gate_up=("block_sparse_moe.shared_experts.gate_proj", "block_sparse_moe.shared_experts.up_proj"),
         shared_down="block_sparse_moe.shared_experts.down_proj",
     ),
-    around={"delta_a_log": (2, 1)},
+    flattened=("delta_a_log",),
     aliases={"block_sparse_moe.": "mlp."},  # what Transformers calls dense layers when it saves a checkpoint
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from quire.kernels.experts import ClampedSwiglu, Routing
+from quire.models.recurrent import DeltaNet, KimiDelta, Lightning, Mamba, Mamba2, RgLru, ShortConv
 from quire.models.rope import Rope
 
 if TYPE_CHECKING:
@@ -209,114 +210,6 @@ class MoE:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mamba:
-    """Mamba's mixer: `channels` that decay each by itself, behind a convolution over `conv` tokens.
-
-    Attributes:
-        state: numbers a channel keeps.
-        dt_rank: columns from which a matrix makes the time steps.
-        norm: over time steps, B and C, each by itself; `norm_weights`: with weights.
-    """
-
-    channels: int
-    state: int
-    dt_rank: int
-    conv: int = 4
-    bias: bool = False
-    conv_bias: bool = True
-    norm: RMSNorm | None = None
-    norm_weights: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Mamba2:
-    """Mamba-2's mixer: heads with one decay each; `groups` of heads share B and C.
-
-    Attributes:
-        state: rows of a head's state, which has head_dim columns.
-        dt_limits: bounds of the time steps.
-        norm: over each of `norm_groups` parts of the heads' outputs; gated after it (`norm_first`) or before. None: a gate only.
-        scales: multiply the columns of the first matrix: gate, inputs, B, C, time steps.
-        out_scale: multiplies the output.
-    """
-
-    heads: int
-    head_dim: int
-    groups: int
-    state: int
-    conv: int = 4
-    bias: bool = False
-    out_bias: bool = False
-    conv_bias: bool = True
-    dt_limits: tuple[float, float] = (0.0, float("inf"))
-    norm: RMSNorm | None = None
-    norm_groups: int = 1
-    norm_first: bool = False
-    scales: tuple[float, ...] | None = None
-    out_scale: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class DeltaNet:
-    """Gated DeltaNet's mixer: `heads` of values share `key_heads` of queries and keys; outputs are normed by head, then gated.
-
-    Attributes:
-        beta_scale: multiplies the strength of writes, a sigmoid.
-    """
-
-    key_heads: int
-    heads: int
-    key_dim: int
-    head_dim: int
-    norm: RMSNorm
-    conv: int = 4
-    beta_scale: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class KimiDelta:
-    """Kimi Delta Attention: the gated delta rule in which each number of a head's state decays by itself; outputs are normed by
-    head, then gated by a sigmoid.
-
-    Attributes:
-        head_dim: of queries, keys and values.
-        decay_rank, gate_rank: columns between two matrices that make decays, and gates; 0: one matrix makes them.
-        floor: lower bound of a decay's logarithm; 0 means none.
-    """
-
-    heads: int
-    head_dim: int
-    norm: RMSNorm
-    conv: int = 4
-    decay_rank: int = 0
-    gate_rank: int = 0
-    floor: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Lightning:
-    """Lightning attention: a head's state is the sum of its keys (outer) values, of which exp(decay) is left with each token;
-    outputs are normed over all heads, then gated by a sigmoid.
-
-    Attributes:
-        decays: logarithms, negative, one a head.
-    """
-
-    heads: int
-    head_dim: int
-    decays: tuple[float, ...]
-    norm: RMSNorm
-
-
-@dataclasses.dataclass(frozen=True)
-class ShortConv:
-    """c * conv(b * x) over `conv` tokens, with b, c and x of one matrix."""
-
-    conv: int
-    bias: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class SharedBlock:
     """A transformer on the hidden states beside the embeddings, shared by layers: its weights stand in the layer `owner`, where
     also this layer's adapters do, by `index`: of the feed-forward, and if `adapts_attention` of queries, keys and values."""
@@ -348,7 +241,7 @@ class SideBySide:
     mixers: tuple[Mixer, ...]
 
 
-Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | KimiDelta | Lightning | ShortConv | Zamba
+Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | KimiDelta | Lightning | RgLru | ShortConv | Zamba
 """And those of `variants.py`."""
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
@@ -427,7 +320,7 @@ class WeightNames:
         sublayers: so many of our layers stand in one of the checkpoint's; which one, a name has in the place of `{sub}`.
         bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
             spec multiplies in the model only some of the terms.
-        around: vectors that are stored with dimensions of length 1 around them: how many before, how many behind.
+        flattened: tables that are stored with more dimensions than they have here: their numbers are read in order.
         aliases: parts of names that a checkpoint may have in the place of ours: theirs -> ours.
     """
 
@@ -443,7 +336,7 @@ class WeightNames:
     unbiased: tuple[str, ...] = ()
     sublayers: int = 1
     bias_scales: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    around: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    flattened: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def but(self, drop: tuple[str, ...] = (), **modules: str | tuple[str, ...]) -> WeightNames:

@@ -10,11 +10,24 @@ from quire.layers.mixers.lightning import LightningLayer
 from quire.layers.mixers.mamba import MambaLayer
 from quire.layers.mixers.mamba2 import Mamba2Layer
 from quire.layers.mixers.mla import MLALayer
+from quire.layers.mixers.rg_lru import RgLruLayer
 from quire.layers.mixers.shared_kv import SharedKVLayer
 from quire.layers.mixers.short_conv import ShortConvLayer
 from quire.layers.mixers.sparse_mla import SparseMLALayer
 from quire.layers.mixers.zamba import ZambaLayer
-from quire.models.spec import MLA, Attention, DeltaNet, KimiDelta, Lightning, Mamba, Mamba2, Mixer, ShortConv, Zamba
+from quire.models.spec import (
+    MLA,
+    Attention,
+    DeltaNet,
+    KimiDelta,
+    Lightning,
+    Mamba,
+    Mamba2,
+    Mixer,
+    RgLru,
+    ShortConv,
+    Zamba,
+)
 from quire.models.variants import DiffAttention, ExpertAttention, SharedKV, SparseMLA
 
 MIXERS: dict[type, type[MixerLayer]] = {
@@ -29,6 +42,7 @@ MIXERS: dict[type, type[MixerLayer]] = {
     DeltaNet: DeltaNetLayer,
     KimiDelta: KimiDeltaLayer,
     Lightning: LightningLayer,
+    RgLru: RgLruLayer,
     ShortConv: ShortConvLayer,
     Zamba: ZambaLayer,
 }
