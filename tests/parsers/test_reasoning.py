@@ -120,8 +120,13 @@ def test_a_continued_message_goes_on_inside_its_reasoning():
         ("muse", "plain", ("", "plain")),
         ("ernie45", "a\n</think>\n\n<response>\nb\n</response>\n", ("a", "b")),
         ("hunyuan_a13b", "<think>\na\n</think>\n<answer>\nb\n</answer>", ("a", "b")),
-        ("minicpmv", "<think>a<|im_end|></think>b<reserved_12>", ("a<|im_end|>", "b")),
+        ("minicpmv", "<think>a <|im_end|>c</think>b<reserved_12> d", ("a c", "b d")),
         ("cohere_command3", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", ("a", "b")),
+        ("cohere_command3", "<|START_THINKING|>a <co>b</co: 1:[0]> c<|END_THINKING|><|START_RESPONSE|>d <co>e</co: 0:[1,2]>.",
+         ("a b c", "d e.")),
+        ("cohere_command4", "a<|END_THINKING|><|START_TEXT|>b<|END_TEXT|>", ("a", "b")),
+        ("cohere_command4", "plain", ("plain", "")),
+        ("cohere_command3", "plain", ("", "plain")),
         ("minimax_m2_append_think", "a\n</think>\n\nb", ("", "<think>a\n</think>\n\nb")),
         ("minimax_m2_append_think", "<think>\na</think>b", ("", "<think>\na</think>b")),
     ],
@@ -306,3 +311,9 @@ def test_a_stream_of_harmony_adds_up_to_the_whole_answer(seed):
         whole = parse([text], is_harmony=True, offered=TOOL_LIST)
         for parts in some_cuts(draw, text):
             assert parse(parts, is_harmony=True, offered=TOOL_LIST) == whole, parts
+
+
+def test_an_answer_that_must_not_reason_does_not_show_what_it_reasons():
+    assert read("minicpmv", "a<think>b</think>c", OFF) == ("", "ac")
+    assert read("minicpmv", "<think>b", OFF) == ("", "")
+    assert read("minicpmv", "a </think>\nb", OFF) == ("", "ab")

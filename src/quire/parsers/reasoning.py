@@ -44,6 +44,7 @@ class Reasoning:
         writes_start: the model itself writes the start where the template has not: if the prompt ends without a marker, an
             answer begins outside.
         answer: markers around what follows, which are left out.
+        noise: markers that are left out wherever they stand, and the text with which each ends (empty: it is whole).
         again: markers that begin more reasoning later in the answer.
         header: markers behind which the header of a message stands, up to the next marker. It is left out. An answer begins with
             one.
@@ -52,6 +53,8 @@ class Reasoning:
         is_paired: the n-th spelling of the end belongs to the n-th spelling of the start.
         switch: template variables that turn the reasoning off; None: nothing does. An answer that is turned off is content.
         opened_by: a template variable and its value with which an answer begins inside.
+        hides: an answer whose reasoning is turned off does not show what it reasons all the same.
+        is_hidden: this holds for the request.
         is_content: the reasoning stays in the content, between its markers.
         filled_by: template variables with which an answer that is nothing but reasoning has it as its content.
         fills: the request has such a variable.
@@ -64,12 +67,15 @@ class Reasoning:
     implied: bool = False
     writes_start: bool = False
     answer: tuple[str, ...] = ()
+    noise: tuple[tuple[str, str], ...] = ()
     again: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
     is_paired: bool = False
     switch: Switch | None = None
     opened_by: tuple[str, str] | None = None
+    hides: bool = False
+    is_hidden: bool = False
     is_content: bool = False
     filled_by: tuple[tuple[str, bool], ...] = ()
     fills: bool = False
@@ -84,7 +90,7 @@ class Reasoning:
 
     def only(self, start: str) -> "Reasoning":
         """The same with one spelling of the start, and the ends that belong to it."""
-        return dataclasses.replace(self, start=(start,), end=self.ends_of(start), is_paired=False)
+        return dataclasses.replace(self, start=(start,), end=self.ends_of(start), is_paired=False, is_hidden=False)
 
     def of_request(self, variables: Mapping[str, Any]) -> "Reasoning":
         """The same as a request's template variables have it; what the prompt shows goes before that."""
@@ -92,7 +98,10 @@ class Reasoning:
         implied = self.implied
         if self.opened_by is not None:
             implied = variables.get(self.opened_by[0]) == self.opened_by[1]
-        return dataclasses.replace(self, fills=fills, implied=implied)
+        changed = dataclasses.replace(self, fills=fills, implied=implied)
+        if self.hides and self.is_off(variables):
+            return dataclasses.replace(changed, is_hidden=True, again=self.start, answer=(*self.answer, *self.end))
+        return changed
 
     def is_off(self, variables: Mapping[str, Any]) -> bool:
         """Whether a request's template variables turn it off."""
@@ -127,11 +136,13 @@ _NEMOTRON = dataclasses.replace(
     filled_by=(("enable_thinking", False), ("force_nonempty_content", True)),
 )
 _EFFORT = Switch((), off_efforts=("no_think",))
-_RESERVED = tuple(f"<{bar}reserved_{index}{bar}>" for bar in ("", "|") for index in range(12, 16))
+_RESERVED = tuple((f"<{bar}reserved_{index}{bar}>", "") for bar in ("", "|") for index in range(12, 16))
 _COHERE = Reasoning(
     ("<|START_THINKING|>",),
     ("<|END_THINKING|>",),
     answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    noise=(("<co>", ""), ("</co:", ">")),
+    calls=("<|START_ACTION|>",),
 )
 _MUSE_ANSWER = ("to=user<|message|>", "to=commentary<|message|>")
 _MUSE_ENDS = ("<|eom|>", "<|eot|>", "<|start|>")
@@ -156,7 +167,7 @@ REASONING: dict[str, Reasoning] = {
     "seed_oss": Reasoning(("<seed:think>",), ("</seed:think>",), implied=True, switch=Switch()),
     "qwen3": _QWEN3,
     "mimo": _QWEN3,
-    "minicpmv": dataclasses.replace(_QWEN3, answer=("<|im_end|>", *_RESERVED)),
+    "minicpmv": dataclasses.replace(_QWEN3, noise=(("<|im_end|>", ""), *_RESERVED), hides=True),
     "nemotron_v3": _NEMOTRON,
     "granite_thinking_parser": _NEMOTRON,
     "glm45": _GLM,
@@ -238,5 +249,5 @@ REASONING: dict[str, Reasoning] = {
         header=_MUSE_ENDS,
     ),
     "cohere_command3": _COHERE,
-    "cohere_command4": _COHERE,
+    "cohere_command4": dataclasses.replace(_COHERE, implied=True),
 }

@@ -124,14 +124,16 @@ class AnswerParser:
         dropped: tuple[str, ...] = ()
         again: tuple[str, ...] = ()
         header: tuple[str, ...] = ()
+        noise: tuple[str, ...] = ()
         if thoughts is not None:
+            noise = tuple(dict(thoughts.reasoning.noise))
             again, header = thoughts.reasoning.again, thoughts.reasoning.header
             dropped = (*thoughts.reasoning.answer, *(thoughts.reasoning.end if found else ()))
         if tools is not None and tools.bare and found is None:
             yield from self._calls(tools, "")
         begin = () if tools is None else tools.begin
         dropped = dropped if tools is None else (*tools.section, *dropped)
-        markers = (*begin, *(() if tools is None else tools.end), *dropped, *again, *header)
+        markers = (*begin, *(() if tools is None else tools.end), *dropped, *again, *header, *noise)
         if begins_in_header and (found := (yield from self._header(markers, self._emit))) is None:
             return
         while True:
@@ -143,6 +145,8 @@ class AnswerParser:
             elif thoughts is not None and marker in again:
                 out.reasoning_begins()
                 found = yield from thoughts.read(reader, out, marker)
+            elif thoughts is not None and marker in noise:
+                yield from thoughts.skip_noise(reader, marker)
             elif marker in header:
                 out.marker()
                 found = yield from self._header(markers)

@@ -55,10 +55,16 @@ class Thoughts:
         ends, raw = self.reasoning.ends_of(start), self.reasoning.calls if self.tools is None else ()
         begin, section = ((), ()) if self.tools is None else (self.tools.begin, self.tools.section[:1])
 
-        def emit(text: str) -> None:
-            out.text(kind, text)
+        noise = dict(self.reasoning.noise)
 
-        while (found := (yield from reader.until((*ends, *begin, *section, *raw), emit, kind))) is not None:
+        def emit(text: str) -> None:
+            if not self.reasoning.is_hidden:
+                out.text(kind, text)
+
+        while (found := (yield from reader.until((*ends, *begin, *section, *raw, *noise), emit, kind))) is not None:
+            if found in noise:
+                yield from self.skip_noise(reader, found)
+                continue
             if found in ends:
                 if self.reasoning.is_content:
                     emit(found)
@@ -73,6 +79,12 @@ class Thoughts:
                 return found
             emit(found)
         return None
+
+    def skip_noise(self, reader: Reader, marker: str) -> Waiting[None]:
+        """Take what belongs to such a marker; its line's end ends it, too."""
+        end = dict(self.reasoning.noise)[marker]
+        if end:
+            yield from reader.until((end, "\n"), lambda text: None)
 
     def _skip(self, reader: Reader, out: Pieces, marker: str) -> Waiting[None]:
         yield from reader.expect((marker,))

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from quire.entrypoints.openai.prompts import normalize_messages
+from quire.entrypoints.openai.prompts import normalize_messages, template_variables
+from quire.entrypoints.openai.protocol import ChatCompletionRequest
+from quire.entrypoints.openai.state import ServerSettings
 
 
 def one(message: dict[str, Any], keep_parts: bool = True) -> dict[str, Any]:
@@ -65,3 +67,22 @@ def test_parts_of_text_without_text_are_passed_over() -> None:
     assert one({"role": "user", "content": parts}, keep_parts=False)["content"] == "a\nb\nc"
     assert [part["text"] for part in one({"role": "user", "content": parts})["content"]] == ["a", "b", "c"]
     assert one({"role": "tool", "content": [{"type": "text", "text": None}]})["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, {"a": 1}),
+        ({"reasoning_effort": "low"}, {"a": 1, "reasoning_effort": "low", "enable_thinking": True}),
+        ({"reasoning_effort": "none"}, {"a": 1, "reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning_effort": "minimal"}, {"a": 1, "reasoning_effort": "low", "enable_thinking": True}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "a": 2}},
+            {"a": 2, "reasoning_effort": "none", "enable_thinking": True},
+        ),
+    ],
+)
+def test_an_effort_turns_thinking_on_or_off_for_the_template(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
+    request = ChatCompletionRequest(messages=[], **fields)
+    settings = ServerSettings(default_chat_template_kwargs={"a": 1}, reasoning_effort_map={"minimal": "low"})
+    assert template_variables(request, settings) == wanted
