@@ -1,11 +1,13 @@
 """The table of architectures in docs/models.md: it says what the specs say, and a check writes only its own rows."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from quire.benchmarks import model_table
-from quire.benchmarks.model_table import BEGIN, END, NOT_CHECKED, Result, check, read_table, write_table
+from quire.benchmarks.model_table import BEGIN, END, NOT_CHECKED, Result, check, features, read_table, write_table
 from quire.entrypoints.cli import main as cli
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry
@@ -31,6 +33,26 @@ def find_stale(text: str) -> list[str]:
 
 def test_the_document_says_what_the_specs_say() -> None:
     assert find_stale((ROOT / "docs/models.md").read_text(encoding="utf-8")) == []
+
+
+def test_the_package_says_what_the_specs_say() -> None:
+    """For installations without Transformers."""
+    names = model_table.packaged_features().keys() | model_table.feature_cells().keys()
+    assert {name: model_table.packaged_features().get(name) for name in names} == {
+        name: features(name) for name in names
+    }, REPAIR
+
+
+def test_the_table_is_printed_without_transformers(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.modules['transformers'] = None; from quire.entrypoints.cli.main import main; "
+        "sys.exit(main(['models', 'Llama*', 'Jamba*', 'Bert*']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "not known" not in done.stdout
+    row = next(line for line in done.stdout.splitlines() if line.startswith("JambaForCausalLM"))
+    assert row.split()[1:] == ["yes", "-", "-", "yes", "yes", "-", "Mamba,", "attention", "+", "experts"]
 
 
 def test_every_row_that_was_checked_is_equal_and_no_row_lacks_a_comparison() -> None:
@@ -103,6 +125,24 @@ def test_what_is_stale_is_told_with_the_command_that_repairs_it(
     assert all("quire models --write docs/models.md" in line for line in stale)
     write_table(document, [])
     assert [line.split(":")[0] for line in find_stale(document.read_text())] == ["C was not checked"]
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_new_document_is_made(content: str | None, document: Path, tmp_path: Path) -> None:
+    path = tmp_path / "new.md"
+    if content is not None:
+        path.write_text(content)
+    assert cli.main(["models", "--write", str(path)]) == 0
+    assert path.read_text().startswith("# Architectures\n\n<!-- quire models: begin -->\n| architecture |")
+    assert dict(read_table(path.read_text()).checks) == {"A": NOT_CHECKED, "B": NOT_CHECKED}
+
+
+def test_a_document_that_cannot_be_written_is_refused_before_anything_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_table, "check", lambda name: pytest.fail("a check ran"))
+    assert cli.main(["models", "--check", "Llama*", "--write", str(tmp_path / "none" / "new.md")]) == 2
+    assert capsys.readouterr().err.startswith("quire: error: write: cannot write ")
 
 
 def test_a_document_without_markers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

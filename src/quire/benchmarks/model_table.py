@@ -25,6 +25,10 @@ from quire.models.registry import ModelRegistry
 from quire.models.text_part import ARCHITECTURES as TEXT_PARTS
 from quire.models.text_part import text_part
 
+PACKAGED = Path(__file__).parents[1] / "assets" / "architectures.json"
+"""What each architecture can do, for installations without Transformers; written with the document's table."""
+DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
+"""Where this is a checkout."""
 TOLERANCE = 1e-3
 NEW_TOKENS = 8
 LENGTHS = (1, 5, 17, 40, 70)
@@ -96,6 +100,32 @@ def features(architecture: str) -> Features | str:
         return features_of(spec)
     except (ConfigError, AttributeError, TypeError, ValueError) as error:
         return f"not known: {error}"
+
+
+def packaged_features() -> dict[str, Features]:
+    """Of every architecture of Quire's own, as they were when the table was last written; needs no Transformers."""
+    rows: dict[str, dict[str, Any]] = json.loads(PACKAGED.read_bytes()) if PACKAGED.is_file() else {}
+    return {name: Features(**{**row, "mixers": tuple(row["mixers"])}) for name, row in rows.items()}
+
+
+def known_features(names: Iterable[str]) -> dict[str, Features | str]:
+    """Of some architectures: what the package says, and for others what their specs say now."""
+    packaged = packaged_features()
+    return {name: packaged[name] if name in packaged else features(name) for name in names}
+
+
+def _write_packaged() -> None:
+    answers = {name: features(name) for name in _own_names()}
+    rows = [
+        f"{json.dumps(name)}: {json.dumps(dataclasses.asdict(answer))}"
+        for name, answer in answers.items()
+        if not isinstance(answer, str)
+    ]
+    PACKAGED.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")  # a line each: changes are easy to see
+
+
+def _own_names() -> list[str]:
+    return [name for name in ModelRegistry.get_supported_archs() if ModelRegistry.resolve(name).owner == "quire"]
 
 
 def check(architecture: str) -> Result:
@@ -207,6 +237,7 @@ def _largest_difference(architecture: str) -> float | None:
 
 COLUMNS = ("TP", "PP", "LoRA", "quantized", "pooling", "multimodal")
 BEGIN, END = "<!-- quire models: begin -->", "<!-- quire models: end -->"
+NEW_DOCUMENT = f"# Architectures\n\n{BEGIN}\n{END}\n"
 _HEADER = ("architecture", "layers", *COLUMNS, "check", "largest difference", "compared with")
 NOT_CHECKED = ("not checked", "", "")
 _VERSIONS = re.compile(r"^Checked with (.*)\.$", re.MULTILINE)
@@ -232,7 +263,7 @@ class Table:
         """Versions, then a row an architecture."""
         rows = [(name, *cells, *self.checks.get(name, NOT_CHECKED)) for name, cells in self.features.items()]
         lines = [_row(_HEADER), _row(("---",) * len(_HEADER)), *map(_row, rows)]
-        return f"Checked with {self.versions}.\n\n" + "\n".join(lines)
+        return (f"Checked with {self.versions}.\n\n" if self.versions else "") + "\n".join(lines)
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -255,8 +286,7 @@ def layer_words(answer: Features) -> str:
 
 def feature_cells() -> dict[str, Cells]:
     """Of every architecture of Quire's own."""
-    names = [name for name in ModelRegistry.get_supported_archs() if ModelRegistry.resolve(name).owner == "quire"]
-    answers = {name: features(name) for name in names}
+    answers = {name: features(name) for name in _own_names()}
     return {
         name: (answer, *("?",) * len(COLUMNS))
         if isinstance(answer, str)
@@ -298,10 +328,28 @@ def _split(text: str) -> tuple[str, str, str]:
     return before, inside, after
 
 
+def read_document(path: Path) -> str:
+    """A document's text; of a file that is not there or empty, that of a new one.
+    Raises ConfigError: it cannot be read or written, or lacks a marker."""
+    is_new = not path.exists()
+    try:
+        with path.open("a+", encoding="utf-8") as file:
+            file.seek(0)
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError.of("write", f"cannot write {str(path)!r}: {error}.") from None
+    if is_new:
+        path.unlink()
+    text = text or NEW_DOCUMENT
+    read_table(text)
+    return text
+
+
 def write_table(path: Path, results: Iterable[Result]) -> None:
-    """Put the table between the markers of a document. `results`: of the checks that ran; other rows keep what they had.
+    """Put the table between the markers of a document, which is made where there is none; with the project's own document, what
+    the package says of architectures is written too. `results`: of the checks that ran; other rows keep what they had.
     Raises ConfigError: the file lacks a marker, or rows that keep their result were checked with other versions."""
-    text = path.read_text(encoding="utf-8")
+    text = read_document(path)
     old, cells = read_table(text), feature_cells()
     new = {result.architecture: _check_cells(result) for result in results}
     kept = {name: found for name, found in old.checks.items() if name in cells and name not in new}
@@ -313,3 +361,5 @@ def write_table(path: Path, results: Iterable[Result]) -> None:
     table = Table(cells, kept | new, _installed_versions() if new else old.versions)
     before, _, after = _split(text)
     path.write_text(f"{before}{BEGIN}\n{table.as_markdown()}\n{END}{after}", encoding="utf-8")
+    if path.resolve() == DOCUMENT:
+        _write_packaged()

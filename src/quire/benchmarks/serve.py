@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--endpoint", metavar="PATH", help="the route; else that of the backend")
     server.add_argument("--model", help="the model's name; else the first that the server lists")
     server.add_argument("--served-model-name", help="the name in requests, where it is not --model")
-    server.add_argument("--tokenizer", metavar="PATH", help="its folder, where prompts are text and lengths matter")
+    server.add_argument("--tokenizer", metavar="NAME", help="its folder or hub id, where prompts are text and lengths matter")
     common.flag(server, "--tokenizer-mode", "auto", "auto, hf or slow")
     common.flag(server, "--skip-tokenizer-init", False, "never load a tokenizer here")
     server.add_argument("--lora-modules", nargs="+", metavar="NAME",
@@ -297,9 +297,11 @@ def _vocab_size(target: Target) -> int:
 def _tokenizer(args: argparse.Namespace) -> Any:
     if not args.tokenizer or args.skip_tokenizer_init:
         return None
+    from quire.config.hub import find_tokenizer
+    from quire.config.hub.listing import HubSettings
     from quire.tokenizers.loader import get_tokenizer
 
-    return get_tokenizer(args.tokenizer, args.tokenizer_mode)
+    return get_tokenizer(find_tokenizer(args.tokenizer, HubSettings()), args.tokenizer_mode)
 
 
 def _token_counter(target: Target, args: argparse.Namespace, model: str) -> CountTokens:

@@ -4,7 +4,7 @@ OK = 0
 FAILED = 1
 """The work failed."""
 WRONG_ARGUMENT = 2
-"""A setting or an argument is wrong, or a file or model that it names cannot be had."""
+"""A setting or an argument is wrong, or the file, folder, server or model that it names cannot be had."""
 INTERRUPTED = 130
 
 

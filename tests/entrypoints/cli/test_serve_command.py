@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import socket
+import sys
 
 import pytest
 
+from quire.benchmarks.tiny_models import make_tiny_model
 from quire.entrypoints.cli import generate
-from quire.entrypoints.cli.main import build_parser, main
+from quire.entrypoints.cli.main import COMMANDS, build_parser, main
 from quire.entrypoints.openai.state import ServerSettings
 from quire.errors import ConfigError
 
@@ -185,10 +187,112 @@ def test_an_output_keeps_what_it_has_until_the_model_is_loaded(tmp_path, capsys)
         str(tmp_path / "prompts.txt"),
         "-o",
         str(tmp_path / "out"),
+        "--overwrite",
         "--model",
         str(tmp_path / "none"),
     ]
     assert main(words) == 2 and (tmp_path / "out").read_text() == "earlier\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["explain", "{folder}/none"],
+        ["generate", "{folder}/none", "-i", "{prompts}", "-o", "{folder}/out"],
+        ["run-batch", "--model", "{folder}/none", "-i", "{prompts}", "-o", "{folder}/out", "--no-progress"],
+        ["bench", "latency", "--model", "{folder}/none"],
+        ["compile-cache", "{folder}/none"],
+        ["models", "NobodysForCausalLM"],
+        ["chat", "-q", "a", "--url", "http://127.0.0.1:9/v1"],
+        ["complete", "-q", "a", "--url", "http://127.0.0.1:9/v1"],
+        ["top", "http://127.0.0.1:9", "--once"],
+        ["bench", "serve", "--base-url", "http://127.0.0.1:9", "--num-prompts", "1"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_every_command_ends_with_2_where_what_an_argument_names_cannot_be_had(words, tmp_path, capsys):
+    line = '{"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "a"}, "prompt": "a"}'
+    (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    places = {"folder": str(tmp_path), "prompts": str(tmp_path / "prompts.jsonl")}
+    assert main([word.format(**places) for word in words]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("quire: error: ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_refuses_a_flag_that_it_does_not_have_with_2(name, capsys):
+    words = [name, "latency"] if name == "bench" else [name]
+    with pytest.raises(SystemExit) as left:
+        sys.exit(main([*words, "--no-such-flag"]))
+    assert left.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("quire: error: ")
+
+
+def test_an_output_that_exists_is_not_replaced_unasked(tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_text("a\n")
+    (tmp_path / "out").write_text("earlier\n")
+    words = ["generate", "-i", str(tmp_path / "prompts.txt"), "-o", str(tmp_path / "out"), "--max-tokens", "2"]
+    assert main(words) == 2
+    assert "output: " in (error := capsys.readouterr().err) and "exists; --overwrite replaces it" in error
+    assert (tmp_path / "out").read_text() == "earlier\n"
+
+
+@pytest.fixture(scope="module")
+def plain_model(tmp_path_factory):
+    path = make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("plain"))
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("has_template", "flags", "fields", "is_told"),
+    [
+        (True, [], ["messages", "messages", "prompt"], True),
+        (True, ["--chat"], ["messages", "messages", "messages"], False),
+        (True, ["--no-chat"], ["prompt", "prompt", "prompt"], False),
+        (False, [], ["prompt", "prompt", "prompt"], False),
+    ],
+)
+def test_texts_are_messages_where_the_model_has_a_chat_template(
+    plain_model, has_template, flags, fields, is_told, tmp_path, capsys
+):
+    (tmp_path / "in.jsonl").write_text('"one"\n"two"\n{"prompt": "three"}\n')
+    template = ["--chat-template", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"]
+    words = [
+        "generate",
+        str(plain_model),
+        "-i",
+        str(tmp_path / "in.jsonl"),
+        "-o",
+        str(tmp_path / "out"),
+        "--max-tokens",
+        "2",
+    ]
+    small = ["--max-model-len", "64", "--max-num-seqs", "4", "--num-gpu-blocks-override", "40", "--no-progress"]
+    assert main([*words, *small, *flags, *(template if has_template else [])]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [next(name for name in ("messages", "prompt") if name in row) for row in rows] == fields
+    assert ("each text is taken as a user's message (--no-chat" in capsys.readouterr().err) == is_told
+
+
+def test_a_system_prompt_without_messages_is_refused(plain_model, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("one\n")
+    words = [
+        "generate",
+        str(plain_model),
+        "-i",
+        str(tmp_path / "in.txt"),
+        "-o",
+        str(tmp_path / "out"),
+        "--system-prompt",
+        "S",
+    ]
+    assert main([*words, "--no-chat"]) == 2
+    assert "no messages with --no-chat" in capsys.readouterr().err
+    small = ["--max-model-len", "64", "--max-num-seqs", "4", "--num-gpu-blocks-override", "40"]
+    assert main([*words, *small]) == 2
+    assert "the model has no chat template" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "complete", "generate"])
@@ -208,15 +312,14 @@ def test_each_benchmark_has_help_and_json(name, capsys):
 def test_prompts_are_read_from_text_and_from_json_lines(tmp_path):
     text = tmp_path / "p.txt"
     text.write_text("one\n\ntwo\n")
-    assert list(generate.read_rows(str(text), False, None)) == [
-        {"id": 0, "prompt": "one"},
-        {"id": 2, "prompt": "two"},
-    ]
+    texts = list(generate.read_rows(str(text)))
+    assert texts == [{"id": 0, "text": "one"}, {"id": 2, "text": "two"}]
     lines = tmp_path / "p.jsonl"
     lines.write_text('"a"\n{"prompt": "b", "id": "x"}\n{"prompt_token_ids": [1]}\n{"messages": []}\n')
-    rows = list(generate.read_rows(str(lines), False, None))
+    rows = list(generate.read_rows(str(lines)))
     assert [row["id"] for row in rows] == [0, "x", 2, 3]
-    chat = list(generate.read_rows(str(text), True, "S"))
+    chat = generate.as_prompts(texts, frozenset({"text"}), "S")
+    assert chat[0].keys() == {"id", "messages"}
     assert chat[0]["messages"] == [{"role": "system", "content": "S"}, {"role": "user", "content": "one"}]
 
 
@@ -225,9 +328,9 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path, line):
     path = tmp_path / "p.jsonl"
     path.write_text('"fine"\n' + line + "\n")
     with pytest.raises(ConfigError, match="line 2"):
-        list(generate.read_rows(str(path), False, None))
+        list(generate.read_rows(str(path)))
 
 
 def test_a_file_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match="cannot read"):
-        list(generate.read_rows("/nowhere.jsonl", False, None))
+        list(generate.read_rows("/nowhere.jsonl"))

@@ -1,7 +1,8 @@
 """`quire generate`: answers for every prompt of a file, without a server.
 
-Input: a text file with one prompt a line, or JSON lines: a string, `{"prompt": …}`, `{"prompt_token_ids": […]}` or
-`{"messages": […]}`; a JSON object may carry an `id`. Output: JSON lines in the order of the input.
+Input: a text file with one text a line, or JSON lines: a string, `{"prompt": …}`, `{"prompt_token_ids": […]}` or
+`{"messages": […]}`; a JSON object may carry an `id`. A text is a user's message where the model has a chat template. Output: JSON
+lines in the order of the input.
 """
 
 import argparse
@@ -42,8 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", default="-", metavar="FILE", help="answers as JSON lines; - is standard output"
     )
-    parser.add_argument("--chat", action="store_true", help="take each text prompt as a user's message")
-    parser.add_argument("--system-prompt", metavar="TEXT", help="with --chat, what the model is told first")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
+    parser.add_argument(
+        "--chat", action=argparse.BooleanOptionalAction,
+        help="take each text as a user's message, or not: as a text to continue (default: as a message where the model has a "
+        "chat template, and a prompt in a JSON object as a text to continue)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--system-prompt", metavar="TEXT", help="what the model is told before each text that is a message"
+    )
     sampling = parser.add_argument_group("Sampling", "the model's generation config decides what is not given")
     for name, (kind, text) in SAMPLING.items():
         sampling.add_argument(f"--{name.replace('_', '-')}", dest=f"sampling_{name}", type=kind, help=text)
@@ -59,17 +67,20 @@ def run(args: argparse.Namespace) -> int:
     from quire.entrypoints.cli.serve import take_model
 
     take_model(args)
-    rows = list(read_rows(args.input, args.chat, args.system_prompt))
+    if args.system_prompt and args.chat is False:
+        raise ConfigError.of("system_prompt", "there are no messages with --no-chat; leave one of them out.")
+    rows = list(read_rows(args.input))
     if not rows:
         raise ConfigError.of("input", f"{args.input!r} holds no prompt.")
     engine_args = EngineArgs.from_cli_args(args)
 
     from quire import LLM
 
-    with _open_output(args.output) as sink:
+    with _open_output(args.output, args.overwrite) as sink:
         llm = LLM.from_engine_args(engine_args)
+        rows = as_prompts(rows, _takes_messages(args, llm, rows), args.system_prompt)
         params = _sampling_params(args, llm.get_default_sampling_params())
-        if args.output != "-":
+        if os.path.isfile(args.output):
             sink.truncate(0)
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK]
@@ -79,18 +90,50 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_rows(path: str, as_chat: bool, system_prompt: str | None) -> Iterator[dict[str, Any]]:
-    """The input's rows, each with exactly one of `prompt`, `prompt_token_ids` and `messages`.
+def read_rows(path: str) -> Iterator[dict[str, Any]]:
+    """The input's rows, each with exactly one of `text` (no JSON object says what it is), `prompt`, `prompt_token_ids` and
+    `messages`.
     Raises ConfigError: the file, or the line, that cannot be read."""
     for number, line in enumerate(_read_lines(path), start=1):
         if not line.strip():
             continue
         is_json = path.endswith((".jsonl", ".json"))
-        row: dict[str, Any] = _parse(line, f"input: line {number}") if is_json else {"prompt": line}
-        if as_chat and "prompt" in row:
-            system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-            row["messages"] = [*system, {"role": "user", "content": row.pop("prompt")}]
+        row: dict[str, Any] = _parse(line, f"input: line {number}") if is_json else {"text": line}
         yield {"id": row.get("id", number - 1), **row}
+
+
+def as_prompts(
+    rows: list[dict[str, Any]], as_messages: frozenset[str], system_prompt: str | None
+) -> list[dict[str, Any]]:
+    """Rows with `prompt` or `messages` in place of `text`. `as_messages`: which of `text` and `prompt` are a user's message."""
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    prompts: list[dict[str, Any]] = []
+    for row in rows:
+        name = next((name for name in ("text", "prompt") if name in row), None)
+        if name in as_messages:
+            row = {**row, "messages": [*system, {"role": "user", "content": row[name]}]}
+        elif name == "text":
+            row = {**row, "prompt": row["text"]}
+        dropped = {"text", "prompt"} if name in as_messages else {"text"}
+        prompts.append({key: value for key, value in row.items() if key not in dropped})
+    return prompts
+
+
+def _takes_messages(args: argparse.Namespace, llm: Any, rows: list[dict[str, Any]]) -> frozenset[str]:
+    """Which kinds of rows are a user's message; says so where it was not asked for."""
+    if args.chat is not None:
+        return frozenset({"text", "prompt"} if args.chat else ())
+    tokenizer = llm.llm_engine.tokenizer
+    is_chat = tokenizer is not None and (tokenizer.template is not None or tokenizer.writes_tokens)
+    if not is_chat and args.system_prompt:
+        message = "the model has no chat template, so there are no messages; give --chat-template, or leave it out."
+        raise ConfigError.of("system_prompt", message)
+    if is_chat and any("text" in row for row in rows):
+        note = (
+            "the model has a chat template: each text is taken as a user's message (--no-chat: as a text to continue)"
+        )
+        print(f"quire generate: {note}", file=sys.stderr)
+    return frozenset({"text"} if is_chat else ())
 
 
 def _read_lines(path: str) -> list[str]:
@@ -109,7 +152,7 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}.", setting="input") from None
     if isinstance(row, str):
-        return {"prompt": row}
+        return {"text": row}
     kinds = {"prompt": str, "prompt_token_ids": list, "messages": list}
     present = [name for name in kinds if isinstance(row, dict) and name in row]
     if len(present) != 1 or not isinstance(row[present[0]], kinds[present[0]]):
@@ -126,9 +169,11 @@ def _sampling_params(args: argparse.Namespace, params: Any) -> Any:
     return msgspec.structs.replace(params, **{name: value for name, value in values.items() if value is not None})
 
 
-def _open_output(path: str) -> Any:
+def _open_output(path: str, overwrite: bool) -> Any:
     if path == "-":
         return os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    if not overwrite and os.path.isfile(path) and os.path.getsize(path):
+        raise ConfigError.of("output", f"{path!r} exists; --overwrite replaces it, or name another file.")
     try:
         return open(path, "a", encoding="utf-8")  # what is there stays until the model is loaded; the caller closes it
     except OSError as error:

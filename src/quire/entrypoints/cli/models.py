@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--write", metavar="FILE", type=Path,
-        help="put the table of all architectures between the two markers of this document: features from the specs, and "
-        "what --check found (rows that are not checked now keep what they have)",
+        help="put the table of all architectures between the two markers of this document, or into a new one: features from the "
+        "specs, and what --check found (rows that are not checked now keep what they have)",
     )  # fmt: skip
 
 
@@ -41,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
     chosen = [name for name in known if any(fnmatch.fnmatch(name.lower(), each.lower()) for each in patterns)]
     if not chosen:
         ModelRegistry.resolve(args.pattern)  # refuses, with the nearest names
+    if args.write is not None:
+        from quire.benchmarks.model_table import read_document
+
+        read_document(args.write)  # refused before the checks, which take minutes
     results = _check(chosen, args.json) if args.check else []
     if not args.check and args.write is None:
         _list(chosen, args.json)
@@ -52,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(names: list[str], as_json: bool) -> None:
-    from quire.benchmarks.model_table import COLUMNS, features
+    from quire.benchmarks.model_table import COLUMNS, known_features
     from quire.models.registry import ModelRegistry
 
-    rows = {name: features(name) for name in names}
+    rows = known_features(names)
     if as_json:
         values = {name: row if isinstance(row, str) else dataclasses.asdict(row) for name, row in rows.items()}
         json.dump(values, sys.stdout, indent=2)
