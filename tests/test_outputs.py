@@ -1,5 +1,7 @@
 """What users get back: merging deltas, flat logprobs, reprs, pooled results."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,11 +11,15 @@ from quire.errors import RequestError
 from quire.logprobs import FlatLogprobs, Logprob
 from quire.outputs import (
     ClassificationOutput,
+    ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingOutput,
+    EmbeddingRequestOutput,
     PoolingOutput,
+    PoolingRequestOutput,
     RequestOutput,
     ScoringOutput,
+    ScoringRequestOutput,
 )
 from quire.pooling_params import PoolingParams
 
@@ -106,3 +112,21 @@ def test_pooling_parameters_are_checked(values: dict, param: str) -> None:
     with pytest.raises(RequestError) as error:
         PoolingParams(**values)
     assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "made", "empty"),
+    [
+        (EmbeddingRequestOutput, [1.0, 2.0], EmbeddingOutput([1.0, 2.0]), EmbeddingOutput([])),
+        (ClassificationRequestOutput, [0.25, 0.75], ClassificationOutput([0.25, 0.75]), ClassificationOutput([])),
+        (ScoringRequestOutput, [0.5], ScoringOutput(0.5), ScoringOutput(0.0)),
+    ],
+)
+def test_what_the_pooler_gave_becomes_an_output_of_each_kind(kind: Any, data: Any, made: Any, empty: Any) -> None:
+    base = PoolingRequestOutput("r", PoolingOutput(np.array(data, np.float32)), [1, 2], True, num_cached_tokens=1)
+    output = kind.from_base(base)
+    assert isinstance(output, kind) and isinstance(output, PoolingRequestOutput)
+    assert (output.outputs, output.request_id, output.prompt_token_ids, output.finished) == (made, "r", [1, 2], True)
+    assert output.num_cached_tokens == 1 and output.error is None
+    failed = kind.from_base(PoolingRequestOutput("r", PoolingOutput(np.zeros(0, np.float32)), [1], True, error="no"))
+    assert (failed.outputs, failed.error) == (empty, "no")

@@ -175,6 +175,18 @@ def test_true_asks_for_one_logprob_and_false_for_none(name: str) -> None:
         assert getattr(params, name) == meant
 
 
+@pytest.mark.parametrize("number", [-(1 << 63) - 1, 1 << 64])
+def test_numbers_that_no_message_can_hold_are_refused_wherever_they_are(number: int) -> None:
+    refused("extra_args", {"a": [{"b": (1, number)}]})
+
+
+def test_other_objects_of_extra_args_stay_what_they_are() -> None:
+    shared: list[Any] = [object(), 1 << 63, True, None]
+    shared.append(shared)  # also what holds itself
+    params = SamplingParams(extra_args={"a": shared, "b": shared})
+    assert params.extra_args is not None and params.extra_args["a"] is params.extra_args["b"] is shared
+
+
 def test_an_error_tells_the_parameter_and_the_value() -> None:
     error = refused("top_p", 2.5)
     assert (error.parameter, error.value) == ("top_p", 2.5)

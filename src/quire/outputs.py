@@ -212,8 +212,40 @@ class PoolingRequestOutput(Generic[PooledT]):
     error: str | None = None
 
 
-EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
-ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
-ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
+def _shared_fields(output: PoolingRequestOutput[Any]) -> dict[str, Any]:
+    """What a request's output of another kind has in common with it."""
+    return {field.name: getattr(output, field.name) for field in dataclasses.fields(output) if field.name != "outputs"}
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """A finished pooling request whose output is an embedding; empty where it failed."""
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """What the pooler gave, as an embedding. Raises ValueError: it is not one vector."""
+        made = EmbeddingOutput([]) if output.error else EmbeddingOutput.from_base(output.outputs)
+        return cls(outputs=made, **_shared_fields(output))
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """A finished pooling request whose output are probabilities; none where it failed."""
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """What the pooler gave, as probabilities. Raises ValueError: it is not one vector."""
+        made = ClassificationOutput([]) if output.error else ClassificationOutput.from_base(output.outputs)
+        return cls(outputs=made, **_shared_fields(output))
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """A finished pooling request whose output is a score; 0 where it failed."""
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """What the pooler gave, as a score. Raises ValueError: it is not one number."""
+        made = ScoringOutput(0.0) if output.error else ScoringOutput.from_base(output.outputs)
+        return cls(outputs=made, **_shared_fields(output))
+
+
 AnyOutput = RequestOutput | PoolingRequestOutput[PoolingOutput]
 """What an engine gives back for a request of either kind."""

@@ -496,6 +496,22 @@ def _check_extra_args(extra: Any) -> None:
         raise RequestError(
             f"extra_args has {len(extra)} entries; at most {limits.MAX_EXTRA_ARGS} are allowed", param="extra_args"
         )
+    if (number := _too_large(extra)) is not None:
+        checks.refuse("extra_args", number, "made of whole numbers from -2**63 to 2**64 - 1, which can be sent")
+
+
+def _too_large(values: object) -> int | None:
+    """A whole number somewhere in these containers that messages between processes have no room for."""
+    pending, seen = [values], set[int]()
+    while pending:
+        value = pending.pop()
+        if isinstance(value, int) and not -_INT64 <= value < 2 * _INT64:
+            return value
+        inner = list(value.values()) if is_dict(value) else value if is_sequence(value) else ()
+        if inner and id(value) not in seen:
+            seen.add(id(value))
+            pending += inner
+    return None
 
 
 def _checked_bias(bias: Any) -> dict[int, float]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.engine.arg_help import visible_options
-from quire.engine.arg_parser import GROUPS, ArgumentParser, human_int
+from quire.engine.arg_parser import GROUPS, ArgumentParser, human_int, json_object
 from quire.engine.arg_unavailable import NO_EFFECT, UNAVAILABLE
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.errors import ConfigError
@@ -83,13 +83,15 @@ def test_booleans_can_be_turned_off() -> None:
         ("1t", 10**12),
         ("-1", -1),
         ("0.001k", 1),
+        ("10.2123451234567k", 10212),
+        ("10.2123451234567g", 10212345123),
     ],
 )
 def test_numbers_may_be_written_for_people(text: str, value: int) -> None:
     assert human_int(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "k", "4.5", "1.0001k", "4 k", "4kk", "0x10", "1e3", "four", "4KB"])
+@pytest.mark.parametrize("text", ["", "k", "4.5", "1.23M", "1.0001K", "4 k", "4kk", "0x10", "1e3", "four", "4KB"])
 def test_what_is_no_whole_number_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number"):
         human_int(text)
@@ -98,6 +100,19 @@ def test_what_is_no_whole_number_is_refused(text: str) -> None:
 @given(st.integers(-(10**20), 10**20))
 def test_every_whole_number_reads_back(number: int) -> None:
     assert human_int(str(number)) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"x": 80g}', {"x": 80 * 10**9}),
+        ('{"x": 1.5g, "y": [1K, 2m]}', {"x": 1_500_000_000, "y": [1024, 2_000_000]}),
+        ('{"name": "80g", "80g": "a \\" 1k"}', {"name": "80g", "80g": 'a " 1k'}),
+        ('{"x": -42, "y": 1.5, "z": 1e3}', {"x": -42, "y": 1.5, "z": 1000.0}),
+    ],
+)
+def test_numbers_in_json_may_be_written_for_people_too(text: str, value: dict[str, Any]) -> None:
+    assert json_object(text) == value
 
 
 def test_json_options_take_json_and_dotted_keys_together() -> None:

@@ -175,6 +175,11 @@ def test_formats_that_are_another_librarys_way_to_read_the_same_files_are_read(
     assert config.load.load_format == read_as and asked in config.provenance["load.load_format"]
 
 
+@pytest.mark.parametrize(("asked", "meant"), [("sha256_cbor", "sha256"), ("xxhash", "blake2b"), ("sha256", "sha256")])
+def test_vllms_names_of_hashes_are_taken(model: str, asked: str, meant: str) -> None:
+    assert resolve(model, prefix_caching_hash_algo=asked).cache.prefix_caching_hash_algo == meant
+
+
 def test_paths_and_none_are_taken_where_users_write_them(model: str) -> None:
     config = EngineArgs(model=Path(model), seed=None, hf_overrides=None, override_generation_config=None)  # type: ignore[arg-type]
     resolved = config.create_engine_config()

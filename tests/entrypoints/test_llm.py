@@ -120,6 +120,15 @@ def test_siblings_come_in_one_output(llm):
     assert len(output.outputs) == 3
 
 
+def test_without_detokenization_logprobs_have_no_texts(folder):
+    params = sampling(detokenize=False, logprobs=2, prompt_logprobs=2)
+    with LLM(skip_tokenizer_init=False, cpu_threads=1, max_model_len=64, kv_cache_memory_bytes=1 << 22) as demo:
+        (output,) = demo.generate("one two three", params, use_tqdm=False)
+    positions = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+    assert output.outputs[0].text == "" and len(positions) > 8
+    assert all(entry.decoded_token is None for position in positions for entry in position.values())
+
+
 def test_a_chat_is_the_rendered_template_s_completion(llm):
     tokenizer = llm.get_tokenizer()
     messages = [{"role": "user", "content": "hello"}]

@@ -42,13 +42,14 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10,
 
 
 def human_int(text: str) -> int:
-    """`4096`, `4k` (4,000), `4K` (4,096), `1.5M`. Raises argparse.ArgumentTypeError: anything else."""
+    """`4096`, `4k` (4,000), `4K` (4,096), `1.5M`; what is left of a thousand, a million … is dropped (`1.2345k` is 1,234).
+    Raises argparse.ArgumentTypeError: anything else."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip())
     if match:
         whole, _, fraction = match[1].partition(".")
         scaled = int(whole + fraction) * _SUFFIXES[match[2]]
         value, rest = divmod(scaled, 10 ** len(fraction))
-        if not rest:
+        if not rest or match[2].islower():
             return value
     message = f"{text!r} is not a whole number (4096, 4k = 4000, 4K = 4096 and 1.5M are such numbers)"
     raise argparse.ArgumentTypeError(message)
@@ -60,18 +61,27 @@ def int_or(words: Sequence[str]) -> Callable[[str], int | str]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A JSON object.
+    """A JSON object; its numbers may be written as those of other options (`{"size": 80g}`).
 
     Raises:
         argparse.ArgumentTypeError: anything else.
     """
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(_with_plain_numbers(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} must be a JSON object")
     return typing.cast("dict[str, Any]", value)
+
+
+def _with_plain_numbers(text: str) -> str:
+    """JSON text whose `80g` outside of strings are written out."""
+
+    def plain(match: re.Match[str]) -> str:
+        return match[0] if match[1] is None else str(human_int(match[1]))
+
+    return re.sub(r'"(?:[^"\\]|\\.)*"|(?<![\w.+-])(\d+(?:\.\d+)?[kmgtKMGT])(?!\w)', plain, text)
 
 
 def switch(parser: Any, names: str, text: str) -> None:

@@ -46,6 +46,8 @@ SAME_FORMATS = {
     "npcache": "pt",
 }
 """Formats that differ by the library that reads them: ours reads them all, in one streaming pass."""
+SAME_HASHES = {"sha256_cbor": "sha256", "xxhash": "blake2b", "xxhash_cbor": "blake2b"}
+"""vLLM's names of hashes: what is hashed is never pickled, and the fast one is blake2b."""
 OTHER_FORMATS = {
     "tensorizer": "files of its own: save the model as safetensors",
     "runai_streamer_sharded": "shards of its own: save them with LLM.save_sharded_state and use 'sharded_state'",
@@ -238,6 +240,7 @@ class Resolver:
             is_block_size_given=args.block_size is not None,
             swap_space=float(args.swap_space),
             cache_dtype=args.kv_cache_dtype,
+            prefix_caching_hash_algo=SAME_HASHES.get(args.prefix_caching_hash_algo, args.prefix_caching_hash_algo),
             enable_prefix_caching=args.enable_prefix_caching is not False and _is_causal(model),
             sliding_window=window if isinstance(window, int) and not args.disable_sliding_window else None,
             cpu_offload_gb=float(args.cpu_offload_gb),

@@ -33,7 +33,7 @@ from quire.engine.arg_checks import (
     whole_or,
 )
 from quire.engine.arg_objects import apply_logging, attention_backend, normalise
-from quire.engine.arg_resolve import OTHER_FORMATS, SAME_FORMATS, Resolver, UsageContext, section
+from quire.engine.arg_resolve import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, Resolver, UsageContext, section
 from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
 from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.platforms import current_platform
@@ -122,7 +122,8 @@ class EngineArgs:
     kv_cache_dtype: str = setting("auto", one_of("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"),
         "auto (the model's), float32, float16, bfloat16, or fp8 (e4m3) on devices that have it")
     enable_prefix_caching: bool | None = setting(None, FLAG, "keep pages of finished prompts for reuse (on)")
-    prefix_caching_hash_algo: str = setting("blake2b", one_of("blake2b", "sha256"), "blake2b or sha256")
+    prefix_caching_hash_algo: str = setting("blake2b", one_of("blake2b", "sha256", *SAME_HASHES),
+        "blake2b or sha256; vLLM's sha256_cbor means sha256, xxhash and xxhash_cbor the faster one, blake2b")
     cpu_offload_gb: float = setting(0.0, number(0.0), "GiB of weights to keep in host memory; only 0 so far")
     kv_events_config: dict[str, Any] | None = setting(None, mapping(),
         'JSON object, {"enable_kv_cache_events": true} turns events on')

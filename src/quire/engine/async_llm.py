@@ -200,7 +200,8 @@ class AsyncLLM(AsyncControl):
         if unknown := options.keys() - _OPTIONS:
             raise TypeError(f"a request has no option {min(unknown)!r}; it has {', '.join(sorted(_OPTIONS))}")
         for name in _NOT_YET:
-            if options.get(name) is not None:
+            is_only_rank = name == "data_parallel_rank" and options.get(name) == 0
+            if options.get(name) is not None and not is_only_rank:
                 raise RequestError(f"{name} is not available yet: leave it out", param=name)
         check_lora(options.get("lora_request"))
         arrival_time = options.get("arrival_time")

@@ -397,7 +397,7 @@ class RequestRecord:
             place = len(self.prompt_logprobs)
             before = self.prompt_token_ids[max(0, place - CONTEXT_TOKENS) : place]
             texts: Sequence[str | None] = [None] * len(token_ids)
-            if self.tokenizer is not None:
+            if self.tokenizer is not None and self.params.detokenize:
                 texts = texts_at(self.tokenizer, before, token_ids)
             self.prompt_logprobs.append(build_position(token_ids, values, rank, texts))
 

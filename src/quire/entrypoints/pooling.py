@@ -6,7 +6,7 @@ Thin: parameters and prompts are checked by the pooling processor before anythin
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.llm_engine import LLMEngine, check_lora
@@ -17,9 +17,7 @@ from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_tex
 from quire.errors import EngineError, RequestError
 from quire.inputs import PromptType
 from quire.outputs import (
-    ClassificationOutput,
     ClassificationRequestOutput,
-    EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
@@ -31,7 +29,6 @@ from quire.tokenizers.chat_template import ChatTemplate
 
 PoolingPerPrompt = PoolingParams | Sequence[PoolingParams] | None
 Pooled = PoolingRequestOutput[PoolingOutput]
-OutputT = TypeVar("OutputT")
 
 
 class EncodeOptions(TypedDict, total=False):
@@ -89,7 +86,7 @@ class PoolingMethods:
     ) -> list[EmbeddingRequestOutput]:
         """An embedding of each prompt; arguments as those of `encode`."""
         return [
-            _as(output, EmbeddingOutput.from_base) for output in self.encode(prompts, pooling_task="embed", **options)
+            EmbeddingRequestOutput.from_base(output) for output in self.encode(prompts, pooling_task="embed", **options)
         ]
 
     def classify(
@@ -97,7 +94,7 @@ class PoolingMethods:
     ) -> list[ClassificationRequestOutput]:
         """A probability for each class, of each prompt; arguments as those of `encode`."""
         pooled = self.encode(prompts, pooling_task="classify", **options)
-        return [_as(output, ClassificationOutput.from_base) for output in pooled]
+        return [ClassificationRequestOutput.from_base(output) for output in pooled]
 
     def reward(self, prompts: PromptType | Sequence[PromptType], /, **options: Unpack[EncodeOptions]) -> list[Pooled]:
         """A reward model's numbers for each token (or each step) of each prompt; arguments as those of `encode`."""
@@ -135,7 +132,7 @@ class PoolingMethods:
         (params,) = _params_per_prompt(pooling_params, 1, "classify", truncate_prompt_tokens)
         prompts = self._pair_prompts(firsts, seconds, params, chat_template)
         return [
-            _as(output, ScoringOutput.from_base) for output in self._pool(prompts, [params] * len(prompts), use_tqdm)
+            ScoringRequestOutput.from_base(output) for output in self._pool(prompts, [params] * len(prompts), use_tqdm)
         ]
 
     def _pair_prompts(
@@ -168,7 +165,7 @@ class PoolingMethods:
         by_text = dict(zip(texts, embedded, strict=True))
         pairs = [(by_text[first], by_text[second]) for first, second in zip(firsts, seconds, strict=True)]
         return [
-            PoolingRequestOutput(
+            ScoringRequestOutput(
                 request_id=f"{first.request_id}_{second.request_id}",
                 outputs=ScoringOutput(cosine(first, second)),
                 prompt_token_ids=first.prompt_token_ids + second.prompt_token_ids,
@@ -214,13 +211,3 @@ def _with(given: PoolingParams, task: str | None, truncate: int | None) -> Pooli
     if truncate is not None:
         params.truncate_prompt_tokens = PoolingParams(truncate_prompt_tokens=truncate).truncate_prompt_tokens
     return params
-
-
-def _as(output: Pooled, convert: Callable[[PoolingOutput], OutputT]) -> PoolingRequestOutput[OutputT]:
-    return PoolingRequestOutput(
-        request_id=output.request_id,
-        outputs=convert(output.outputs),
-        prompt_token_ids=output.prompt_token_ids,
-        finished=output.finished,
-        num_cached_tokens=output.num_cached_tokens,
-    )
