@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 from tests.engine.builders import make_config, write_model_folder
@@ -257,7 +258,8 @@ def test_one_priority_is_for_all_prompts(folder):
             method([{"role": "user", "content": "x"}], sampling(), False, priority=1, chat_template="x")
         llm.beam_search([[5]], BeamSearchParams(beam_width=2, max_tokens=2), priority=1)
         llm.wait_for_completion((RequestOutput, CompletionOutput), use_tqdm=False)
-        for wrong in ("a", 1.5, [True], [1, 2]):
+        bad: list[Any] = ["a", 1.5, [True], [1, 2]]
+        for wrong in bad:
             with pytest.raises(RequestError) as error:
                 llm.generate([[6]], sampling(), use_tqdm=False, priority=wrong)
             assert error.value.param == "priority"
@@ -297,7 +299,8 @@ def test_metrics_are_a_list_of_counters_gauges_and_histograms(folder):
     observability = dataclasses.replace(config.observability, disable_log_stats=False)
     with LLM.from_engine_config(dataclasses.replace(config, observability=observability)) as llm:
         llm.generate([[5, 6, 7], [8]], sampling(), use_tqdm=False)
-        by_name = {metric.name: metric for metric in llm.get_metrics() if "finished_reason" not in metric.labels}
+        metrics: list[Any] = llm.get_metrics()
+        by_name = {metric.name: metric for metric in metrics if "finished_reason" not in metric.labels}
         assert by_name["quire:generation_tokens"] == Counter(
             "quire:generation_tokens", {"model_name": "hash", "engine": "0"}, 16
         )
@@ -307,7 +310,7 @@ def test_metrics_are_a_list_of_counters_gauges_and_histograms(folder):
         assert isinstance(lengths, Histogram) and (lengths.count, lengths.sum) == (2, 4.0)
         assert list(lengths.buckets.items())[:3] == [("1.0", 1), ("2.0", 1), ("5.0", 2)]
         assert lengths.buckets["+Inf"] == 2
-        reasons = {m.labels["finished_reason"]: m.value for m in llm.get_metrics() if "finished_reason" in m.labels}
+        reasons = {each.labels["finished_reason"]: each.value for each in metrics if "finished_reason" in each.labels}
         assert reasons["length"] == 2 and reasons["stop"] == 0
         theirs = {metric.name for metric in llm.get_metrics("vllm")}
         assert "vllm:num_requests_running" in theirs and not any(name.startswith("quire") for name in theirs)
