@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from tests.parsers.writing import write
 
 from quire.parsers.formats import REASONING, TOOLS
 from quire.parsers.pieces import Piece
@@ -36,12 +37,12 @@ LISTED = f"[{CALL}, {NOW}]"
 PYTHON = """get_weather(city='Köln "Süd"', days=3, tags=["a", "b\\\\"])"""
 
 
-def tagged(function: str, parameter: str, close: str = "</parameter>", end: str = "</function>") -> str:
+def tagged(function: str, parameter: str, close: str = "</parameter>", end: str = "</function>", line: str = "") -> str:
     values = [("city", 'Köln "Süd"'), ("days", "3"), ("tags", json.dumps(WEATHER["tags"]))]
-    return function + "".join(parameter.format(key) + f"\n{value}\n{close}\n" for key, value in values) + end
+    return function + "".join(parameter.format(key) + f"{line}{value}{line}{close}\n" for key, value in values) + end
 
 
-QWEN_CODER = tagged("<function=get_weather>\n", "<parameter={}>")
+QWEN_CODER = tagged("<function=get_weather>\n", "<parameter={}>", line="\n")
 STEP3 = tagged(
     '<steptml:invoke name="get_weather">', '<steptml:parameter name="{}">', "</steptml:parameter>", "</steptml:invoke>"
 )
@@ -103,6 +104,7 @@ CASES: dict[str, tuple[str, list[tuple[str, dict]]]] = {
     "llama4_pythonic": (f"<|python_start|>[{PYTHON}]<|python_end|>", ONE),
     "olmo3": (f"<function_calls>\n{PYTHON}\nnow()\n</function_calls>", BOTH),
 }
+CASES |= {name: (write(name, BOTH), BOTH) for name in TOOLS if name not in CASES}
 OTHERS = [
     ("mistral", f"[TOOL_CALLS]get_weather{ARGUMENTS}[TOOL_CALLS]now{{}}", BOTH),
     ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}", ONE),
@@ -246,7 +248,7 @@ def test_reasoning_and_calls_together(tools):
     for parts in cuts(answer):
         reasoning, content, found = parse(parts, reasoning=REASONING["qwen3"], tools=TOOLS[tools], offered=TOOL_LIST)
         assert reasoning == "<tool_call> is what I write."
-        assert content == "OK.Done."
+        assert content == "OK.\n\n\nDone."
         assert [(function, json.loads(arguments)) for function, arguments in found] == calls
 
 

@@ -25,6 +25,17 @@ SPECIAL = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
     *("<|tool_call_argument_begin|>", "<|tool_call_start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"),
     *("<|start|>", "<tool_call>", "</tool_call>", "</arg_value>"),
+    *(
+        "<|open|>",
+        "<|close|>",
+        "<|sep|>",
+        "｜DSML｜",
+        "<|tools_prefix|>",
+        "<|tools_suffix|>",
+        "<|tool_call>",
+        "<tool_call|>",
+    ),
+    *('<|"|>', "]<]minimax[>[", "<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|START_ACTION|>", "<|END_ACTION|>"),
 )
 """What is special in some tokenizer or other; the grammars of all formats are tested with and without."""
 EOS = 256
@@ -102,20 +113,107 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else _json(value)
 
 
-def _qwen(calls: Calls, begin: str = "<tool_call>", end: str = "</tool_call>") -> str:
+def _qwen(calls: Calls, begin: str = "<tool_call>", end: str = "</tool_call>", line: str = "\n") -> str:
     written = []
     for name, arguments in calls:
-        parameters = "".join(f"<parameter={key}>\n{_text(value)}\n</parameter>\n" for key, value in arguments.items())
+        parameters = "".join(
+            f"<parameter={key}>{line}{_text(value)}{line}</parameter>\n" for key, value in arguments.items()
+        )
         written.append(f"{begin}\n<function={name}>\n{parameters}</function>\n{end}")
     return "\n".join(written)
 
 
-def _glm(calls: Calls) -> str:
+def _glm(calls: Calls, line: str = "\n", separator: str = "", tag: str = "") -> str:
     written = []
     for name, arguments in calls:
-        pairs = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{_text(v)}</arg_value>\n" for k, v in arguments.items())
-        written.append(f"<tool_call>{name}\n{pairs}</tool_call>")
-    return "\n".join(written)
+        pairs = "".join(
+            f"<{tag}arg_key>{k}</{tag}arg_key>{line}<{tag}arg_value>{_text(v)}</{tag}arg_value>{line}"
+            for k, v in arguments.items()
+        )
+        written.append(f"<{tag}tool_call>{name}{separator}{line}{pairs}</{tag}tool_call>")
+    return line.join(written)
+
+
+def _cdata(value: Any) -> str:
+    return f"<![CDATA[{value}]]>" if isinstance(value, str) else _json(value)
+
+
+def _invokes(calls: Calls, space: str = "") -> str:
+    return "\n".join(
+        f'<{space}invoke name="{name}">\n'
+        + "".join(
+            f'<{space}parameter name="{key}">{_text(value)}</{space}parameter>\n' for key, value in arguments.items()
+        )
+        + f"</{space}invoke>"
+        for name, arguments in calls
+    )
+
+
+def _dsml(calls: Calls, section: str, space: str = "") -> str:
+    tag = f"｜DSML｜{space}"
+    written = "\n".join(
+        f'<{tag}invoke name="{name}">\n'
+        + "".join(
+            f'<{tag}parameter name="{key}" string="{_json(isinstance(value, str))}">{_text(value)}</{tag}parameter>\n'
+            for key, value in arguments.items()
+        )
+        + f"</{tag}invoke>"
+        for name, arguments in calls
+    )
+    return f"<{tag}{section}>\n{written}\n</{tag}{section}>"
+
+
+def _kimi_k3(calls: Calls) -> str:
+    types = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}
+    written = []
+    for index, (name, arguments) in enumerate(calls):
+        pairs = "".join(
+            f'<|open|>argument key="{key}" type="{types.get(type(value), "null")}"<|sep|>{_text(value)}<|close|>argument<|sep|>'
+            for key, value in arguments.items()
+        )
+        written.append(f'<|open|>call tool="{name}" index="{index + 1}"<|sep|>{pairs}<|close|>call<|sep|>')
+    return f"<|open|>tools<|sep|>{''.join(written)}<|close|>tools<|sep|>"
+
+
+def _minimax_m3(calls: Calls) -> str:
+    mark = "]<]minimax[>["
+
+    def element(name: str, value: Any) -> str:
+        if isinstance(value, dict):
+            inner = "".join(element(key, part) for key, part in value.items())
+        elif isinstance(value, list):
+            inner = "".join(element("item", part) for part in value)
+        else:
+            inner = _text(value)
+        return f"{mark}<{name}>{inner}{mark}</{name}>"
+
+    written = [
+        f'{mark}<invoke name="{name}">\n'
+        + "".join(f"{element(key, value)}\n" for key, value in arguments.items())
+        + f"{mark}</invoke>\n"
+        for name, arguments in calls
+    ]
+    return f"{mark}<tool_call>\n{''.join(written)}{mark}</tool_call>"
+
+
+def _braces(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_braces(part)}' for key, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_braces, value))}]"
+    return f'<|"|>{value}<|"|>' if isinstance(value, str) else _json(value)
+
+
+def _plamo3(calls: Calls) -> str:
+    def tag(name: str) -> str:
+        return f"<|plamo:{name}:plamo|>"
+
+    written = [
+        f"{tag('begin_tool_request')}{tag('begin_tool_name')}{name}{tag('end_tool_name')}{tag('begin_tool_arguments')}"
+        f"<|plamo:constrain|>json<|plamo:msg|>{_json(arguments)}{tag('end_tool_arguments')}{tag('end_tool_request')}"
+        for name, arguments in calls
+    ]
+    return f"{tag('begin_tool_requests')}{''.join(written)}{tag('end_tool_requests')}"
 
 
 def _minimax(calls: Calls) -> str:
@@ -165,6 +263,8 @@ def _kimi(calls: Calls) -> str:
 def write(name: str, calls: Calls, special: dict[str, int] | None = None) -> str:
     """Calls in a format, as the models write them that it is named after."""
     match name:
+        case "longcat":
+            return "\n".join(f"<longcat_tool_call>\n{each}\n</longcat_tool_call>" for each in _objects(calls))
         case "hermes" | "qwen3_json" | "ernie45" | "granite4":
             return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in _objects(calls))
         case "xlam":
@@ -194,12 +294,63 @@ def write(name: str, calls: Calls, special: dict[str, int] | None = None) -> str
             return _deepseek(calls, "{}<｜tool▁sep｜>", "")
         case "kimi_k2":
             return _kimi(calls)
-        case "qwen3_coder" | "qwen3_xml":
+        case "qwen3_coder" | "qwen3_xml" | "step3p5" | "step5":
             return _qwen(calls)
+        case "mimo":
+            return _qwen(calls, line="")
         case "seed_oss":
             return _qwen(calls, "<seed:tool_call>", "</seed:tool_call>")
-        case "glm45":
+        case "glm45" | "poolside_v1":
             return _glm(calls)
+        case "glm47" | "ling3":
+            return _glm(calls, line="")
+        case "hy_v3":
+            return f"<tool_calls>\n{_glm(calls, separator='<tool_sep>')}\n</tool_calls>"
+        case "hy_v4":
+            return f"<tool_calls>{_glm(calls, line='')}</tool_calls>"
+        case "k2_horizon":
+            return f"<ifm|tool_calls>\n{_glm(calls, tag='ifm|')}\n</ifm|tool_calls>"
+        case "apertus":
+            return (
+                f"<|tools_prefix|>[{', '.join(_json({name: arguments}) for name, arguments in calls)}]<|tools_suffix|>"
+            )
+        case "cohere_command3" | "cohere_command4":
+            objects = [_json({"tool_name": name, "parameters": arguments}) for name, arguments in calls]
+            return f"<|START_ACTION|>[\n{', '.join(objects)}\n]<|END_ACTION|>"
+        case "gigachat3":
+            return "".join(f"<|function_call|>{each}" for each in _objects(calls))
+        case "dots":
+            return f"<dots_function_call>\n{_invokes(calls)}\n</dots_function_call>"
+        case "muse" | "muse_glimmer" | "musespark1x":
+            return f"<atem:function_calls>\n{_invokes(calls, 'atem:')}\n</atem:function_calls>"
+        case "deepseek_v32":
+            return _dsml(calls, "function_calls")
+        case "deepseek_v4":
+            return _dsml(calls, "tool_calls")
+        case "deepseek_v41":
+            return _dsml(calls, "calls", " ")
+        case "kimi_k3":
+            return _kimi_k3(calls)
+        case "minicpm5":
+            return "\n".join(
+                f'<function name="{name}">'
+                + "".join(f'<param name="{key}">{_cdata(value)}</param>' for key, value in arguments.items())
+                + "</function>"
+                for name, arguments in calls
+            )
+        case "minimax_m3":
+            return _minimax_m3(calls)
+        case "gemma4":
+            return "".join(f"<|tool_call>call:{name}{_braces(arguments)}<tool_call|>" for name, arguments in calls)
+        case "functiongemma":
+            return "".join(
+                f"<start_function_call>call:{name}{{"
+                + ",".join(f"{key}:<escape>{_text(value)}<escape>" for key, value in arguments.items())
+                + "}<end_function_call>"
+                for name, arguments in calls
+            )
+        case "plamo3":
+            return _plamo3(calls)
         case "minimax_m2":
             return _minimax(calls)
         case "step3":

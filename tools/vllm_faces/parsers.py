@@ -14,6 +14,7 @@ from tools.vllm_faces.protocol import (
 )
 
 from quire.entrypoints.openai.answers import reasoning_count
+from quire.parsers.call_ids import count_calls, new_call_id
 from quire.parsers.choice import AnswerFormats, choose_formats, reasoning_of_request
 from quire.parsers.pieces import Answer, Piece
 from quire.parsers.reasoning import Reasoning
@@ -149,17 +150,15 @@ class Face:
         if finished:
             pieces += self._stream.finish()
             self._stream = None
-        return self._delta([piece for piece in pieces if _wanted(piece, request)])
+        return self._delta([piece for piece in pieces if _wanted(piece, request)], request)
 
-    def _call_id(self, name: str, index: int) -> str:
-        tools = self.formats.tools
-        return (
-            f"functions.{name}:{index}"
-            if tools is not None and tools.has_numbered_ids
-            else ToolCall(function=FunctionCall(name="", arguments="")).id
+    def _call_id(self, name: str, index: int, request: Any) -> str:
+        messages = getattr(request, "messages", None)
+        return new_call_id(
+            self.formats.tools, name, index + (count_calls(messages) if isinstance(messages, list) else 0)
         )
 
-    def _delta(self, pieces: Sequence[Piece]) -> DeltaMessage | None:
+    def _delta(self, pieces: Sequence[Piece], request: Any) -> DeltaMessage | None:
         """Pieces of one step as one message, as the server's chunks add up."""
         if not pieces:
             return None
@@ -171,7 +170,7 @@ class Face:
                 delta.content = (delta.content or "") + piece.text
             elif piece.kind == "call":
                 function = DeltaFunctionCall(name=piece.text, arguments="")
-                call_id = self._call_id(piece.text, piece.index)
+                call_id = self._call_id(piece.text, piece.index, request)
                 calls[piece.index] = DeltaToolCall(id=call_id, type="function", index=piece.index, function=function)
             else:
                 empty = DeltaToolCall(index=piece.index, function=DeltaFunctionCall(arguments=""))
@@ -191,7 +190,8 @@ class Face:
         answer = self._whole(model_output, request)
         calls = [
             ToolCall(
-                id=self._call_id(call.name, index), function=FunctionCall(name=call.name, arguments=call.arguments)
+                id=self._call_id(call.name, index, request),
+                function=FunctionCall(name=call.name, arguments=call.arguments),
             )
             for index, call in enumerate(answer.calls)
         ]
@@ -280,7 +280,7 @@ class Face:
         answer = self._whole(model_output, request, with_tools=enable_auto_tools and _may_call(request))
         calls = [FunctionCall(name=call.name, arguments=call.arguments) for call in answer.calls]
         for index, call in enumerate(calls):
-            call.id = self._call_id(call.name, index)
+            call.id = self._call_id(call.name, index, request)
         return answer.reasoning or None, answer.content or None, calls or None
 
     def parse_delta(

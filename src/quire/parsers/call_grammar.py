@@ -7,16 +7,20 @@ required may be left out.
 
 import dataclasses
 import json
-import keyword
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.parsers.bodies import Body, Header, JsonObject, JsonOrHeader, Pythonic, Tags
+from quire.parsers.bodies import Body, Header, JsonObject, JsonOr, Several
+from quire.parsers.braces import Braces
+from quire.parsers.elements import Elements
 from quire.parsers.formats import ToolFormat
 from quire.parsers.lark import Lark
 from quire.parsers.offered import Function
-from quire.parsers.schemas import Inexpressible, is_open, plain_object, prepared, text_pattern
+from quire.parsers.parameter_grammar import braces_call, elements_call, python_call, tags_call
+from quire.parsers.pythonic import Pythonic
+from quire.parsers.schemas import Inexpressible, prepared
+from quire.parsers.tags import Tags
 
 _HARMONY_THOUGHT = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant")
 
@@ -58,7 +62,11 @@ def text_and_calls(tools: ToolFormat, functions: Sequence[Function], special: Ma
 def _marked(lark: Lark, tools: ToolFormat, functions: Sequence[Function], only_one: bool) -> list[str]:
     """Text up to each kind of marker that begins calls, and the calls."""
     without = dataclasses.replace(tools, section=())
-    ways = [f"{lark.up_to_any(tools.begin)} {_section(lark, without, functions, only_one, opened=True)}"]
+    markers = [marker for marker in tools.begin if marker not in tools.direct]
+    ways = [f"{lark.up_to_any(markers)} {_section(lark, without, functions, only_one, opened=True)}"]
+    for marker in tools.direct:
+        one = " | ".join(lark.rule(_call(lark, tools.body, function, marker)) for function in functions)
+        ways.append(f"{lark.up_to_any((marker,))} {lark.rule(one)}")
     if tools.section:
         ways.append(f"{lark.up_to_any(tools.section[:1])} {_section(lark, tools, functions, only_one, opened=True)}")
     return ways
@@ -111,17 +119,14 @@ def _section(lark: Lark, tools: ToolFormat, functions: Sequence[Function], only_
     end = lark.text(_usual(tools.end, lark.special)) if tools.end and tools.has_end and not tools.bare else ""
     begin = lark.text(_usual(tools.begin, lark.special)) if tools.begin and not tools.bare else ""
     body = tools.body
-    if isinstance(body, JsonOrHeader):
-        body = body.header if body.token in lark.special else body.json
+    if isinstance(body, JsonOr):
+        body = body.other if body.token is None or body.token in lark.special else body.json
     if isinstance(body, Tags) and body.end in tools.end:
         end = ""
     one = lark.rule(" | ".join(lark.rule(_call(lark, body, function)) for function in functions))
-    if isinstance(body, Pythonic) or (isinstance(body, JsonObject) and body.is_list):
-        brackets = not isinstance(body, Pythonic) or body.brackets
-        between = 'space "," space' if brackets else "SPACE"
-        calls = one if only_one else f"{one} ({between} {one})*"
-        calls = f'"[" space {calls} space "]"' if brackets else calls
-        return f"{'' if opened else begin} space {calls} space {end}"
+    several = _several(body, one, only_one)
+    if several is not None:
+        return f"{'' if opened else begin} space {several} space {end}"
     inner = f"space {one} space {end}"
     if tools.section:
         calls = f"{begin} {inner}" if only_one else f"({begin} {inner} space)+"
@@ -131,28 +136,54 @@ def _section(lark: Lark, tools: ToolFormat, functions: Sequence[Function], only_
     return f"{begin} {inner} (space {lark.text(tools.separator)} space {begin} {inner})*"
 
 
+def _several(body: Body, one: str, only_one: bool) -> str | None:
+    """Calls that share one pair of markers; None where each has its own."""
+    if isinstance(body, Several):
+        return one if only_one else f"{one} (space {one})*"
+    is_list = body.is_list if isinstance(body, JsonObject) else isinstance(body, Pythonic)
+    if not is_list:
+        return None
+    brackets = not isinstance(body, Pythonic) or body.brackets
+    between = 'space "," space' if brackets else "SPACE"
+    calls = one if only_one else f"{one} ({between} {one})*"
+    return f'"[" space {calls} space "]"' if brackets else calls
+
+
 def _usual(markers: tuple[str, ...], special: Mapping[str, int]) -> str:
     return next((marker for marker in markers if marker in special), markers[0])
 
 
-def _call(lark: Lark, body: Body, function: Function) -> str:
-    """One call, without the markers around it."""
+def _call(lark: Lark, body: Body, function: Function, written: str = "") -> str:
+    """One call, without the markers around it. `written`: what of it is written already."""
     match body:
         case JsonObject():
-            colon = 'space ":" space'
-            name = f"{lark.text(json.dumps(body.names[0]))} {colon} {lark.text(json.dumps(function.name))}"
-            arguments = f"{lark.text(json.dumps(body.arguments[0]))} {colon} {_arguments(lark, function)}"
-            return f'"{{" space {name} space "," space {arguments} space "}}"'
+            return _json_object(lark, body, function)
         case Header():
             if not re.fullmatch(body.pattern, body.usual.replace("{name}", function.name).replace("#", "0")):
                 raise Inexpressible
             return _header(lark, body, function)
+        case Several():
+            return f"{lark.text(body.begin)} {_call(lark, body.body, function)}"
         case Tags():
-            return _tags(lark, body, function)
+            return tags_call(lark, body, function, written)
         case Pythonic():
-            return _python(lark, function)
+            return python_call(lark, function)
+        case Braces():
+            return braces_call(lark, body, function)
+        case Elements():
+            return elements_call(lark, body, function)
         case _:
             raise Inexpressible
+
+
+def _json_object(lark: Lark, body: JsonObject, function: Function) -> str:
+    colon, arguments = 'space ":" space', _arguments(lark, function)
+    if not body.names:
+        return f'"{{" space {lark.text(json.dumps(function.name))} {colon} {arguments} space "}}"'
+    name = f"{lark.text(json.dumps(body.names[0]))} {colon} {lark.text(json.dumps(function.name))}"
+    return (
+        f'"{{" space {name} space "," space {lark.text(json.dumps(body.arguments[0]))} {colon} {arguments} space "}}"'
+    )
 
 
 def _arguments(lark: Lark, function: Function) -> str:
@@ -164,73 +195,6 @@ def _header(lark: Lark, body: Header, function: Function) -> str:
     before, _, after = body.usual.replace("{name}", function.name).partition("#")
     opening = f"{lark.text(body.before + before)} {number} {lark.text(after)}"
     separator = "" if body.separator == "{" else lark.text(body.separator)
-    fence = f"space {lark.text(body.fence)}" if body.fence else ""
-    closing = 'space "```"' if body.fence else ""
+    fence = f"space {lark.text(body.fence[0])}" if body.fence[0] else ""
+    closing = f"space {lark.text(body.fence[1])}" if body.fence[1] else ""
     return f"{opening} {separator} {fence} space {_arguments(lark, function)} {closing}"
-
-
-# --- parameters one by one ---
-
-
-def _tags(lark: Lark, body: Tags, function: Function) -> str:
-    name = _tag_name(function.name, body)
-    parts = [lark.text(body.name[0] + name + body.name[1]), "space"]
-    required, schemas = plain_object(function)
-    for key, schema in schemas.items():
-        part = f"{lark.text(body.key[0] + _tag_name(key, body) + body.key[1])} {_value(lark, body, function, schema)} space"
-        parts.append(part if key in required else f"({part})?")
-    if not schemas and is_open(function):
-        key = lark.until(('"' if body.quoted else "") + body.key[1], r'[^<>\n"\']{1,64}')
-        opening = lark.text(body.key[0] + ('"' if body.quoted else ""))
-        parts.append(f"({opening} {key} {_text_value(lark, body, None)} space)*")
-    return " ".join([*parts, lark.text(body.end)])
-
-
-def _tag_name(name: str, body: Tags) -> str:
-    if not name or set(name) & set("<>\"'\n") or name != name.strip():
-        raise Inexpressible
-    return f'"{name}"' if body.quoted else name
-
-
-def _value(lark: Lark, body: Tags, function: Function, schema: Any) -> str:
-    if function.is_text(schema):
-        return _text_value(lark, body, text_pattern(function, schema, body.value[1], body.lines))
-    opening, closing = f"space {lark.text(body.value[0])} space", f"space {lark.text(body.value[1])}"
-    if function.types(schema) == {"boolean"} and not {"enum", "const"} & function.resolved(schema).keys():
-        return f'{opening} ("true" | "false" | "True" | "False") {closing}'
-    within = prepared(function.parameters, function.resolved(schema))
-    return f"{opening} {lark.json(within, not function.is_strict)} {closing}"
-
-
-def _text_value(lark: Lark, body: Tags, pattern: str | None) -> str:
-    opening = f"space {lark.text(body.value[0])}" if body.value[0] else ""
-    return f"{opening} {lark.until(body.value[1], pattern)}"
-
-
-# --- Python's notation ---
-
-
-def _python(lark: Lark, function: Function) -> str:
-    if not all(map(_is_identifier, function.name.split("."))):
-        raise Inexpressible
-    required, schemas = plain_object(function)
-    if is_open(function) or not all(map(_is_identifier, schemas)):
-        raise Inexpressible
-    after, firsts = "", list[str]()
-    for key, schema in reversed(list(schemas.items())):
-        one = lark.rule(f'{lark.text(key)} space "=" space {_python_value(lark, function, schema)}')
-        firsts = [f"{one} {after}"] if key in required else [f"{one} {after}", *firsts]
-        more = f'(space "," space {one})' + ("" if key in required else "?")
-        after = lark.rule(f"{more} {after}")
-    arguments = f"({' | '.join(firsts)}){'' if required else '?'}" if firsts else ""
-    return f'{lark.text(function.name + "(")} space {arguments} space ")"'
-
-
-def _is_identifier(name: str) -> bool:
-    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
-
-
-def _python_value(lark: Lark, function: Function, schema: Any) -> str:
-    if function.types(schema) == {"boolean"} and not {"enum", "const"} & function.resolved(schema).keys():
-        return '("True" | "False")'
-    return lark.json(prepared(function.parameters, function.resolved(schema)), not function.is_strict)

@@ -37,6 +37,24 @@ _REASONING_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<think>",), "qwen3"),
 )
 _TOOL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("]<]minimax[>[",), "minimax_m3"),
+    (("<｜DSML｜function_calls>",), "deepseek_v32"),
+    (("<｜DSML｜tool_calls>",), "deepseek_v4"),
+    (("<｜DSML｜ calls>",), "deepseek_v41"),
+    (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
+    (("<ifm|tool_call>",), "k2_horizon"),
+    (("<|plamo:begin_tool_request:plamo|>",), "plamo3"),
+    (("<|tools_prefix|>",), "apertus"),
+    (("<dots_function_call>",), "dots"),
+    (("<longcat_tool_call>",), "longcat"),
+    (("<|START_ACTION|>",), "cohere_command4"),
+    (("<start_function_call>",), "functiongemma"),
+    (("<|tool_call>call:",), "gemma4"),
+    (("<|function_call|>",), "gigachat3"),
+    (("function call", "<|role_sep|>"), "gigachat3"),
+    (("<tool_sep", "<arg_key"), "hy_v3"),
+    (("<tool_calls", "<arg_key"), "hy_v4"),
+    (("<function name=", "<param name="), "minicpm5"),
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<seed:tool_call>",), "seed_oss"),
     (("<steptml:invoke",), "step3"),
@@ -85,7 +103,7 @@ class AnswerFormats:
             found |= {*self.reasoning.start, *self.reasoning.end, *self.reasoning.answer, *self.reasoning.again}
             found |= {*self.reasoning.header, *self.reasoning.calls}
         if self.tools is not None:
-            found |= {*self.tools.begin, *self.tools.end, *self.tools.section, *self.tools.inner}
+            found |= {*self.tools.begin, *self.tools.end, *self.tools.section, *self.tools.inner, *self.tools.dropped}
         return frozenset(found)
 
 
@@ -108,7 +126,9 @@ def choose_formats(reasoning: str, tools: str, template: str | None, strict_leve
     tools = _named(tools, TOOLS, "tool_call_parser") or _shown(_TOOL_MARKS, template)
     found = REASONING.get(reasoning)
     found = None if found is None else found.with_suffix(template)
-    return AnswerFormats(reasoning, tools, found, TOOLS.get(tools), strict_level=strict_level)
+    calls = TOOLS.get(tools)
+    calls = None if calls is None else calls.with_suffix(template)
+    return AnswerFormats(reasoning, tools, found, calls, strict_level=strict_level)
 
 
 def apply_response_template(formats: AnswerFormats, folder: str) -> AnswerFormats:

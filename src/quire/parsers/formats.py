@@ -4,9 +4,15 @@ Facts of models' chat templates and of the names that users of vLLM know. A form
 """
 
 import dataclasses
+import re
+from typing import Any, Literal, cast
 
-from quire.parsers.bodies import Body, Header, JsonObject, JsonOrHeader, Pythonic, Tags
+from quire.parsers.bodies import Body, Header, JsonObject, JsonOr, Several
+from quire.parsers.braces import Braces
+from quire.parsers.elements import Elements
+from quire.parsers.pythonic import Pythonic
 from quire.parsers.reasoning import REASONING, Reasoning
+from quire.parsers.tags import TagHeader, Tags
 
 __all__ = ["HARMONY", "PLAIN", "REASONING", "TOOLS", "Reasoning", "ToolFormat"]
 
@@ -24,7 +30,12 @@ class ToolFormat:
         separator: between calls that share one pair of markers.
         inner: markers that the body looks for, as far as they may be special tokens.
         has_end: usually, one of `end` stands after a call, if there are any.
-        has_numbered_ids: the template wants ids such as `functions.get_weather:0`.
+        direct: those of `begin` that the body reads itself: a call may begin with them although another marker is usual.
+        dropped: more markers that carry nothing.
+        only_offered: only functions that the request offers are called; other names are content.
+        ids: how the template wants the calls' ids: `numbered` is `functions.get_weather:0`, counted through the conversation;
+            `short` is nine letters and digits.
+        has_suffix: a checkpoint's markers may end with a suffix of its own: `<tool_call:6124c78e>`.
     """
 
     body: Body
@@ -35,19 +46,76 @@ class ToolFormat:
     separator: str = ""
     inner: tuple[str, ...] = ()
     has_end: bool = True
-    has_numbered_ids: bool = False
+    direct: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    only_offered: bool = False
+    ids: Literal["any", "numbered", "short"] = "any"
+    has_suffix: bool = False
+
+    def with_suffix(self, template: str) -> "ToolFormat":
+        """The same with the suffix that a chat template has behind the markers' names."""
+        found = re.search(r"<tool_calls?(:[^\s>'\"]+)>", template) if self.has_suffix else None
+        return self if found is None else _suffixed(self, found[1])
+
+
+def _suffixed(part: Any, suffix: str) -> Any:
+    """A format or a body whose markers `<…>` all end with a suffix."""
+    if isinstance(part, str):
+        return f"{part[:-1]}{suffix}>" if part.startswith("<") and part.endswith(">") else part
+    if isinstance(part, tuple):
+        return tuple(_suffixed(each, suffix) for each in cast("tuple[Any, ...]", part))
+    if isinstance(part, ToolFormat | Tags):
+        changes = {field.name: _suffixed(getattr(part, field.name), suffix) for field in dataclasses.fields(part)}
+        return dataclasses.replace(part, **changes)
+    return part
 
 
 _JSON = JsonObject()
 _JSON_LIST = JsonObject(is_list=True)
 _JSON_PARAMETERS = JsonObject(arguments=("parameters", "arguments"))
 _HERMES = ToolFormat(_JSON, ("<tool_call>",), ("</tool_call>",))
+_NAMED = TagHeader('"{name}"')
+_QWEN3_TAGS = Tags(
+    ("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>", lines=True, runs_on=True
+)
 _QWEN3_CODER = ToolFormat(
-    Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>", lines=True),
-    ("<tool_call>",),
+    _QWEN3_TAGS,
+    ("<tool_call>", "<function="),
     ("</tool_call>",),
+    direct=("<function=",),
 )
 _LLAMA_JSON = ToolFormat(_JSON_PARAMETERS, ("<|python_tag|>",), bare=True, separator=";")
+_GLM_TAGS = Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>")
+_GLM = ToolFormat(_GLM_TAGS, ("<tool_call>",), ("</tool_call>",))
+_HUNYUAN = dataclasses.replace(_GLM, section=("<tool_calls>", "</tool_calls>"), has_suffix=True)
+
+_COHERE = ToolFormat(
+    JsonObject(names=("tool_name",), arguments=("parameters",), is_list=True),
+    ("<|START_ACTION|>",),
+    ("<|END_ACTION|>",),
+)
+
+
+def _dsml(section: str, space: str = "", other_sections: tuple[str, ...] = ()) -> ToolFormat:
+    """DeepSeek's markup: `<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">…`."""
+    mark = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
+    return ToolFormat(
+        Tags(
+            ("", ">"),
+            (f"{mark[0]}parameter", ">"),
+            ("", f"{mark[1]}parameter>"),
+            f"{mark[1]}invoke>",
+            name_header=TagHeader('name="{name}"'),
+            key_header=TagHeader(' name="{name}" string="{is_text}"'),
+            runs_on=True,
+            guesses=True,
+        ),
+        (f"{mark[0]}invoke ",),
+        section=(f"{mark[0]}{section}>", f"{mark[1]}{section}>"),
+        inner=("｜DSML｜",),
+        dropped=tuple(f"{mark[0]}{each}>" for each in other_sections),
+    )
+
 
 TOOLS: dict[str, ToolFormat] = {
     "hermes": _HERMES,
@@ -67,15 +135,17 @@ TOOLS: dict[str, ToolFormat] = {
     "phi4_mini_json": ToolFormat(_JSON_LIST, ("functools",)),
     "lfm2": ToolFormat(Pythonic(), ("<|tool_call_start|>",), ("<|tool_call_end|>",)),
     "mistral": ToolFormat(
-        JsonOrHeader(
+        JsonOr(
             _JSON_LIST,
             Header("{", pattern=r"\s*(?P<name>[\w.-]+?)\s*(\[CALL_ID\]\w+)?(\[ARGS\])?\s*", usual="{name}[ARGS]"),
             "[ARGS]",
         ),
         ("[TOOL_CALLS]",),
+        inner=("[ARGS]", "[CALL_ID]"),
+        ids="short",
     ),
     "deepseek_v3": ToolFormat(
-        Header("\n", before="function<｜tool▁sep｜>", fence="```json"),
+        Header("\n", before="function<｜tool▁sep｜>", fence=("```json", "```")),
         ("<｜tool▁call▁begin｜>",),
         ("<｜tool▁call▁end｜>",),
         ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
@@ -98,18 +168,27 @@ TOOLS: dict[str, ToolFormat] = {
         ("<|tool_call_end|>",),
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         inner=("<|tool_call_argument_begin|>",),
-        has_numbered_ids=True,
+        ids="numbered",
     ),
     "qwen3_coder": _QWEN3_CODER,
     "qwen3_xml": _QWEN3_CODER,
-    "seed_oss": dataclasses.replace(_QWEN3_CODER, begin=("<seed:tool_call>",), end=("</seed:tool_call>",)),
-    "glm45": ToolFormat(
-        Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>"),
-        ("<tool_call>",),
-        ("</tool_call>",),
-    ),
+    "step3p5": _QWEN3_CODER,
+    "step5": _QWEN3_CODER,
+    "mimo": dataclasses.replace(_QWEN3_CODER, body=dataclasses.replace(_QWEN3_TAGS, lines=False)),
+    "seed_oss": dataclasses.replace(_QWEN3_CODER, begin=("<seed:tool_call>", "<function="), end=("</seed:tool_call>",)),
+    "glm45": _GLM,
+    "glm47": _GLM,
+    "ling3": _GLM,
+    "poolside_v1": dataclasses.replace(_GLM, body=dataclasses.replace(_GLM_TAGS, guesses=True)),
     "minimax_m2": ToolFormat(
-        Tags(("", ">"), ("<parameter name=", ">"), ("", "</parameter>"), "</invoke>", quoted=True),
+        Tags(
+            ("", ">"),
+            ("<parameter name=", ">"),
+            ("", "</parameter>"),
+            "</invoke>",
+            name_header=_NAMED,
+            key_header=_NAMED,
+        ),
         ("<invoke name=",),
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
@@ -119,7 +198,8 @@ TOOLS: dict[str, ToolFormat] = {
             ("<steptml:parameter name=", ">"),
             ("", "</steptml:parameter>"),
             "</steptml:invoke>",
-            quoted=True,
+            name_header=_NAMED,
+            key_header=_NAMED,
         ),
         ("<｜tool_call_begin｜>",),
         ("<｜tool_call_end｜>",),
@@ -128,6 +208,109 @@ TOOLS: dict[str, ToolFormat] = {
     ),
     "pythonic": ToolFormat(Pythonic(), bare=True),
     "llama4_pythonic": ToolFormat(Pythonic(), ("<|python_start|>",), ("<|python_end|>",), bare=True),
+    "longcat": dataclasses.replace(_HERMES, begin=("<longcat_tool_call>",), end=("</longcat_tool_call>",)),
+    "apertus": ToolFormat(JsonObject(names=(), is_list=True), ("<|tools_prefix|>",), ("<|tools_suffix|>",)),
+    "cohere_command3": _COHERE,
+    "cohere_command4": _COHERE,
+    "gigachat3": ToolFormat(
+        _JSON,
+        ("<|function_call|>", "function call<|role_sep|>\n"),
+        ("</s>",),
+        has_end=False,
+        dropped=("<|message_sep|>",),
+        inner=("<|role_sep|>",),
+    ),
+    "dots": ToolFormat(
+        JsonOr(
+            _JSON_LIST,
+            Several(
+                "<invoke ",
+                Tags(
+                    ("", ">"),
+                    ("<parameter ", ">"),
+                    ("", "</parameter>"),
+                    "</invoke>",
+                    name_header=TagHeader('name="{name}"'),
+                    key_header=TagHeader('name="{name}"'),
+                ),
+            ),
+        ),
+        ("<dots_function_call>",),
+        ("</dots_function_call>",),
+    ),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls", other_sections=("toolcalls", "tool")),
+    "deepseek_v41": _dsml("calls", space=" "),
+    "kimi_k3": ToolFormat(
+        Tags(
+            ("", "<|sep|>"),
+            ("<|open|>argument ", "<|sep|>"),
+            ("", "<|close|>argument<|sep|>"),
+            "<|close|>call<|sep|>",
+            name_header=TagHeader('tool="{name}" index="#"'),
+            key_header=TagHeader('key="{name}" type="{type}"'),
+        ),
+        ("<|open|>call ",),
+        section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        inner=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
+    "k2_horizon": ToolFormat(
+        JsonOr(
+            _JSON,
+            Tags(
+                ("", ""),
+                ("<ifm|arg_key>", "</ifm|arg_key>"),
+                ("<ifm|arg_value>", "</ifm|arg_value>"),
+                "</ifm|tool_call>",
+                type=("<ifm|arg_type>", "</ifm|arg_type>"),
+            ),
+        ),
+        ("<ifm|tool_call>",),
+        ("</ifm|tool_call>",),
+        ("<ifm|tool_calls>", "</ifm|tool_calls>"),
+    ),
+    "hy_v3": dataclasses.replace(
+        _HUNYUAN, body=dataclasses.replace(_GLM_TAGS, name=("", "<tool_sep>")), inner=("<tool_sep>",)
+    ),
+    "hy_v4": _HUNYUAN,
+    "minicpm5": ToolFormat(
+        Tags(
+            ("", ">"),
+            ("<param ", ">"),
+            ("", "</param>"),
+            "</function>",
+            name_header=TagHeader('name="{name}"'),
+            key_header=TagHeader('name="{name}"'),
+            strips=True,
+        ),
+        ("<function ",),
+        only_offered=True,
+    ),
+    "minimax_m3": ToolFormat(
+        Elements("]<]minimax[>["),
+        ("]<]minimax[>[<invoke name=",),
+        section=("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
+        inner=("]<]minimax[>[",),
+    ),
+    "gemma4": ToolFormat(Braces('<|"|>'), ("<|tool_call>",), ("<tool_call|>",), inner=('<|"|>',)),
+    "functiongemma": ToolFormat(
+        Braces("<escape>", quotes_all=True), ("<start_function_call>",), ("<end_function_call>",), inner=("<escape>",)
+    ),
+    "plamo3": ToolFormat(
+        Header(
+            "<|plamo:end_tool_name:plamo|>",
+            before="<|plamo:begin_tool_name:plamo|>",
+            fence=(
+                "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>",
+                "<|plamo:end_tool_arguments:plamo|>",
+            ),
+        ),
+        ("<|plamo:begin_tool_request:plamo|>",),
+        ("<|plamo:end_tool_request:plamo|>",),
+        ("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+        inner=("<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>"),
+        dropped=("<|plamo:tag|>",),
+    ),
     "olmo3": ToolFormat(Pythonic(brackets=False), ("<function_calls>",), ("</function_calls>",)),
 }
 

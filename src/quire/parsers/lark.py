@@ -46,28 +46,39 @@ class Lark:
         options = {"whitespace_pattern": _JSON_SPACE, "lenient": is_lenient}
         return "%json " + json.dumps({**schema, "x-guidance": options}).replace("::=", r"\u003a:=")
 
-    def until(self, marker: str, pattern: str | None = None) -> str:
+    def until(self, marker: str, pattern: str | None = None, never: Iterable[str] = (), bare: bool = False) -> str:
         """Text up to and with a marker.
 
         Args:
             pattern: what the text looks like, as a regular expression; None: anything.
+            never: what the text does not contain, either.
+            bare: it has no white space at its ends.
         """
-        if self._special.match(marker):
-            return f"{self._terminal(_slashes(pattern or _ANY))} {self.text(marker)}"
-        if pattern is None:
+        plain, special = self._split(marker)
+        others = [other for other in never if not self._special.search(other)]
+        if pattern is None and not special and not others and not bare:
             return self.up_to_any([marker])
-        without = f"~/{_ANY}{_slashes(escaped(marker))}{_ANY}/"
-        return self._terminal(_slashes(pattern), f" & {without}", _quoted(marker))
+        absent = [*others, *(() if special else (marker,))]
+        without = "".join(f" & ~/{_ANY}{_slashes(escaped(other))}{_ANY}/" for other in absent)
+        without += rf" & ~/[ \t\r\n]{_ANY}/ & ~/{_ANY}[ \t\r\n]/" if bare else ""
+        return f"{self._terminal(_slashes(pattern or _ANY), without, _quoted(plain))} {self.text(special)}"
 
     def up_to_any(self, markers: Iterable[str], before: str = _ANY) -> str:
         """Text up to and with the first of some markers. `before`: what stands before it, as a regular expression."""
         ways: list[str] = []
         for marker in dict.fromkeys(markers):
-            if self._special.match(marker):
-                ways.append(f"{self._terminal(before)} {self.text(marker)}")
+            plain, special = self._split(marker)
+            if special:
+                ways.append(f"{self._terminal(before, after=_quoted(plain))} {self.text(special)}")
             else:
                 ways.append(self._defined("r", f"[lazy]: /{before}/ {_quoted(marker)}"))
         return f"({' | '.join(ways)})"
+
+    def _split(self, marker: str) -> tuple[str, str]:
+        """What stands before a marker's first special token, and the rest."""
+        match = self._special.search(marker)
+        at = len(marker) if match is None else match.start()
+        return marker[:at], marker[at:]
 
     def anything(self) -> str:
         """Any text up to the end."""

@@ -3,14 +3,16 @@
 Knows JSON schemas as far as formats need them that write parameters one by one. Knows no format.
 """
 
+import ast
 import dataclasses
 import json
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, cast
 
 from quire.guards import is_dict, is_sequence
 
 _MAX_REFERENCES = 16
+Kind = Literal["text", "other", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,18 @@ class Function:
             found |= self.types(choice, depth - 1)
         return found or {_type_of(value) for value in fixed_values(fields) or ()}
 
+    def container(self, schema: Any, depth: int = 8) -> tuple[Literal["array", "object"], Mapping[str, Any]] | None:
+        """The first list or object that a schema allows, and that one's schema."""
+        fields = self.resolved(schema)
+        given = fields.get("type")
+        types = {given} if isinstance(given, str) else set(map(str, _list(given)))
+        if "array" in types or (not types and "items" in fields):
+            return "array", fields
+        if "object" in types or (not types and {"properties", "additionalProperties"} & fields.keys()):
+            return "object", fields
+        choices = (*_list(fields.get("anyOf")), *_list(fields.get("oneOf"))) if depth else ()
+        return next((found for each in choices if (found := self.container(each, depth - 1)) is not None), None)
+
     def is_text(self, schema: Any) -> bool:
         """Whether a value is text as it stands: its schema says so."""
         types = self.types(schema)
@@ -83,10 +97,21 @@ class Tools:
         """Whether a name can be that of a call."""
         return not self.is_strict or not self._functions or function in self._functions
 
-    def takes_text(self, function: str, parameter: str) -> bool:
-        """Whether a parameter's value is text as it stands: its schema says so, or there is none."""
+    def function(self, name: str) -> Function | None:
+        """The function of that name."""
+        return self._functions.get(name)
+
+    def kind(self, function: str, parameter: str) -> Kind:
+        """What a parameter's value is: text as it stands, anything else, or unknown, if no schema says it."""
         known, schema = self._schema(function, parameter)
-        return known is None or known.is_text(schema)
+        if known is None:
+            return "unknown"
+        return "text" if known.is_text(schema) else "other"
+
+    def as_json(self, function: str, parameter: str, text: str) -> str:
+        """The JSON of a value that is written as text, as far as the parameter's schema allows it; else a string."""
+        known, schema = self._schema(function, parameter)
+        return as_json(text, set() if known is None else known.types(schema))
 
     def takes_null(self, function: str, parameter: str) -> bool:
         """Whether a parameter's value may be null."""
@@ -113,17 +138,46 @@ def fixed_values(schema: Mapping[str, Any]) -> list[Any] | None:
     return [schema["const"]] if "const" in schema else (_list(schema["enum"]) if "enum" in schema else None)
 
 
-def as_json(text: str) -> str:
-    """A value that is not declared as text: itself if it is JSON, Python's words for constants, else a string."""
+def as_json(text: str, types: Collection[str] = ()) -> str:
+    """A value that is not declared as text: itself if it is JSON of one of some types (empty: of any), constants and literals in
+    Python's words, else a string."""
     stripped = text.strip()
-    constants = {"True": "true", "False": "false", "None": "null"}
-    if stripped in constants:
-        return constants[stripped]
+    word = _CONSTANTS.get(stripped) or (_CONSTANTS.get(stripped.lower()) if {"boolean", "null"} & set(types) else None)
+    if word is not None and (not types or {"boolean", "null"} & set(types)):
+        return word
+    found: Any = None
     try:
-        json.loads(stripped, parse_constant=_refuse_constant)
+        found = json.loads(stripped, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
+        if stripped[:1] in ("[", "{", "(") and (not types or {"array", "object"} & set(types)):
+            stripped, found = _from_literal(stripped)
+        if found is None:
+            return json.dumps(text, ensure_ascii=False)
+    if "string" in types and not any(_is_a(found, each) for each in types):
         return json.dumps(text, ensure_ascii=False)
     return stripped
+
+
+_CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "boolean": bool, "integer": int, "number": (int, float), "array": list, "object": dict, "null": type(None)
+}  # fmt: skip
+
+
+def _is_a(value: Any, name: str) -> bool:
+    """Whether a value is of a JSON type, strings aside."""
+    if isinstance(value, bool) and name != "boolean":
+        return False
+    return isinstance(value, _TYPES.get(name, ()))
+
+
+def _from_literal(text: str) -> tuple[str, Any]:
+    """A list or an object in Python's notation: its JSON, and its value; None: it is neither."""
+    try:
+        found = ast.literal_eval(text)
+        return json.dumps(found, ensure_ascii=False, allow_nan=False), found
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return text, None
 
 
 def _refuse_constant(name: str) -> Any:

@@ -38,7 +38,8 @@ class Pieces:
         self._kind: Kind = "content"
         self._skips_space = False
         self._has_content = False
-        self._reasoned, self._between = False, ""
+        self._before: str | None = None
+        self._after = ""
         self.in_call = False
 
     def text(self, kind: Kind, text: str) -> None:
@@ -59,15 +60,15 @@ class Pieces:
             self._add(Piece(kind, kept))
 
     def _after_marker(self, kind: Kind, text: str) -> str:
-        """Text without the white space before it, which belongs to the format; but where reasoning stands between two parts of
-        the content, the white space around it stays between them."""
+        """Text without the white space before it, which belongs to the format; but where calls or reasoning stand between two
+        parts of the content, the white space before them and behind them stays between the two."""
         kept = text.lstrip()
-        if kind == "reasoning" or not self._reasoned:
+        if kind == "reasoning" or self._before is None:
             return kept
-        self._between += text[: len(text) - len(kept)]
+        self._after += text[: len(text) - len(kept)]
         if not kept:
             return ""
-        between, self._between, self._reasoned = self._between, "", False
+        between, self._before = self._before + self._after, None
         return between + kept
 
     def passes(self, kind: Kind, text: str) -> bool:
@@ -76,7 +77,7 @@ class Pieces:
 
     def marker(self) -> None:
         """A marker of the format stands here: white space on either side is the format's."""
-        self._space, self._skips_space = "", True
+        self._space, self._after, self._skips_space = "", "", True
 
     def line_break(self, kind: Kind) -> None:
         """Another message of reasoning or content begins, on a line of its own."""
@@ -86,17 +87,20 @@ class Pieces:
 
     def reasoning_begins(self) -> None:
         """A marker of the format stands here, behind which the model reasons."""
-        if self._has_content:
-            self._between, self._reasoned = self._between + self._space, True
-        self.marker()
+        self._interrupt()
 
     def call(self, name: str) -> None:
         """A call begins."""
-        self.marker()
-        self._between, self._reasoned, self._has_content = "", False, False
+        self._interrupt()
         self._pieces.append(Piece("call", name, self.num_calls))
         self.num_calls += 1
         self.in_call = True
+
+    def _interrupt(self) -> None:
+        """Something else stands between this part of the content and the next."""
+        if self._has_content and self._before is None:
+            self._before = self._space
+        self.marker()
 
     def arguments(self, text: str) -> None:
         """More of the last call's arguments, which are JSON."""

@@ -15,8 +15,7 @@ Waiting = Generator[None, None, T]
 """A parser that returns T; each `yield` asks for more text."""
 Emit = Callable[[str], None]
 
-_STRUCTURE = re.compile(r'["{}\[\]]')
-_STRING_END = re.compile(r'["\\]')
+_STRUCTURE = re.compile(r'["{}\[\]<]')
 _SCALAR_END = re.compile(r"[,\]}\s]")
 
 
@@ -37,6 +36,19 @@ class Reader:
         self.ended = False
         self.passing: tuple[Kind, frozenset[str]] | None = None
         self._taken: list[str] = []
+        self._ends: tuple[str, ...] = ()
+        self._after_ends: tuple[str, ...] = ()
+        self._string_end = re.compile(r'["\\]')
+
+    def end_calls_at(self, ends: tuple[str, ...], followers: tuple[str, ...]) -> None:
+        """JSON is cut off where one of some markers stands, even within a string that was not closed: there a marker that may
+        follow it, or the end of the text, must come next, or the marker belongs to the string."""
+        self._ends, self._after_ends = ends, followers
+        self._string_end = re.compile("|".join((r'["\\]', *map(re.escape, ends))))
+
+    def give_back(self, text: str) -> None:
+        """Text that was taken comes once more."""
+        self.text = text + self.text
 
     @property
     def taken(self) -> str:
@@ -136,12 +148,18 @@ class Reader:
     def _string(self, emit: Emit) -> Waiting[None]:
         emit(self.take(1))
         while True:
-            match = _STRING_END.search(self.text)
+            match = self._string_end.search(self.text)
             if match is None:
-                emit(self.take(len(self.text)))
+                emit(self.take(len(self.text) - (0 if self.ended else begun(self.text, self._ends))))
             elif match.group() == '"':
                 emit(self.take(match.end()))
                 return
+            elif match.group() != "\\":
+                emit(self.take(match.start()))
+                if (yield from self._is_cut(match.group())):
+                    raise Malformed
+                emit(self.take(len(match.group())))
+                continue
             elif match.end() < len(self.text):
                 emit(self.take(match.end() + 1))
                 continue
@@ -149,6 +167,16 @@ class Reader:
                 emit(self.take(match.start()))
             if self.ended:
                 raise Malformed
+            yield
+
+    def _is_cut(self, marker: str) -> Waiting[bool]:
+        """Whether the marker that stands here, which is not taken, ends a call."""
+        while True:
+            rest = self.text[len(marker) :].lstrip()
+            if rest.startswith(self._after_ends) or (self.ended and not rest):
+                return True
+            if self.ended or not any(word.startswith(rest) for word in self._after_ends):
+                return False
             yield
 
     def _nested(self, emit: Emit) -> Waiting[None]:
@@ -165,6 +193,8 @@ class Reader:
             if match.group() == '"':
                 yield from self._string(emit)
                 continue
+            if match.group() == "<":  # no JSON: a marker stands here
+                raise Malformed
             depth += 1 if match.group() in "{[" else -1
             emit(self.take(1))
             if depth == 0:

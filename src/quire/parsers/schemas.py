@@ -62,6 +62,28 @@ def plain_object(function: Function) -> tuple[frozenset[str], Mapping[str, Any]]
     return required, function.properties
 
 
+def plain_part(function: Function, schema: Mapping[str, Any]) -> tuple[frozenset[str], Mapping[str, Any]]:
+    """The same of an object within a function's parameters, or of these; it names its properties.
+
+    Raises:
+        Inexpressible: as of `plain_object`; or any property is allowed.
+    """
+    part = Function(function.name, {**schema, **{name: function.parameters.get(name, {}) for name in _DEFINITIONS}})
+    if is_open(Function(function.name, schema)):
+        raise Inexpressible
+    return plain_object(part)
+
+
+def variants(function: Function, schema: Any, depth: int = 8) -> list[tuple[str, dict[str, Any]]]:
+    """The types that a value may have, each with the schema of such values."""
+    fields = dict(function.resolved(schema))
+    for key in ("anyOf", "oneOf"):
+        choices = fields.get(key)
+        if is_sequence(choices) and depth:
+            return [found for choice in choices for found in variants(function, choice, depth - 1)]
+    return [(each, {**fields, "type": each}) for each in sorted(function.types(fields))]
+
+
 def is_open(function: Function) -> bool:
     """Whether parameters that the schema does not name may be given, and it names none."""
     return (
@@ -103,7 +125,7 @@ def text_pattern(function: Function, schema: Any, end: str, lines: bool) -> str 
     """The regular expression of a text before its end marker, line breaks around it included; None where it is any text.
 
     Args:
-        lines: the text stands on lines of its own; otherwise one line break may stand on either side of it.
+        lines: the text stands on lines of its own.
 
     Raises:
         Inexpressible: a value contains the marker, or the schema's pattern cannot be written.
@@ -118,7 +140,7 @@ def text_pattern(function: Function, schema: Any, end: str, lines: bool) -> str 
     if "null" in function.types(schema):
         choices.append("null")
     value = "|".join(dict.fromkeys(choices))
-    return rf"\n({value})\n" if lines else rf"\n?({value})\n?"
+    return rf"\n({value})\n" if lines else f"({value})"
 
 
 def _text_choice(schema: Mapping[str, Any], end: str) -> str | None:

@@ -47,6 +47,8 @@ class AnswerParser:
     ) -> None:
         self._reader, self._out = Reader(), Pieces()
         self._tools, self._offered = tools, Tools(offered, tokenizer)
+        if tools is not None:
+            self._reader.end_calls_at(tools.end, (*tools.begin, *tools.section[1:]))
         self._reasoning = reasoning
         self._in_reasoning = in_reasoning
         self._only_thoughts: list[str] | None = [] if reasoning is not None and reasoning.fills else None
@@ -132,7 +134,7 @@ class AnswerParser:
         if tools is not None and tools.bare and found is None:
             yield from self._calls(tools, "")
         begin = () if tools is None else tools.begin
-        dropped = dropped if tools is None else (*tools.section, *dropped)
+        dropped = dropped if tools is None else (*tools.section, *tools.dropped, *dropped)
         markers = (*begin, *(() if tools is None else tools.end), *dropped, *again, *header, *noise)
         if begins_in_header and (found := (yield from self._header(markers, self._emit))) is None:
             return
@@ -168,7 +170,11 @@ class AnswerParser:
         reader, out = self._reader, self._out
         while True:
             reader.mark()
-            before, out.in_call, self._offered.is_strict = out.num_calls, False, not marker
+            before, out.in_call = out.num_calls, False
+            self._offered.is_strict = not marker or tools.only_offered
+            if marker in tools.direct:
+                reader.give_back(marker)
+                marker = ""
             try:
                 yield from tools.body.read(reader, out, self._offered)
             except Malformed:

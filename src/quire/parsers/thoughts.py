@@ -74,7 +74,7 @@ class Thoughts:
             if found in raw:
                 out.text("content", found)
                 return None
-            if (yield from self._is_call(reader, ends, begin if found in section else ())):
+            if (yield from self._is_call(reader, ends, begin if found in section else (), found)):
                 out.marker()
                 return found
             emit(found)
@@ -90,15 +90,17 @@ class Thoughts:
         yield from reader.expect((marker,))
         out.marker()
 
-    def _is_call(self, reader: Reader, ends: tuple[str, ...], begin: tuple[str, ...]) -> Waiting[bool]:
-        """Whether a call goes on here (behind one more marker, if `begin` names any). Nothing is taken."""
+    def _is_call(self, reader: Reader, ends: tuple[str, ...], begin: tuple[str, ...], marker: str) -> Waiting[bool]:
+        """Whether a call goes on here behind its marker (and one more, if `begin` names any). Nothing is taken."""
         assert self.tools is not None
         skipped = 0
         if begin:
-            if (marker := (yield from reader.starts_with(begin))) is None:
+            if (more := (yield from reader.starts_with(begin))) is None:
                 return False
-            skipped = reader.text.index(marker) + len(marker)
+            marker = more
+            skipped = reader.text.index(more) + len(more)
         probe, out, num_read = Reader(), Pieces(), skipped
+        probe.give_back(marker if marker in self.tools.direct else "")
         steps = self.tools.body.read(probe, out, self.offered)
         self.offered.is_strict = True
         while True:

@@ -4,7 +4,6 @@ Knows the protocol; formats belong to `quire.parsers`.
 """
 
 import dataclasses
-import uuid
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from quire.entrypoints.openai.prompts import template_variables
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, FunctionCall, ToolCall
 from quire.entrypoints.openai.tool_choice import ToolChoice, enforced, read_tool_choice
 from quire.outputs import CompletionOutput
+from quire.parsers.call_ids import count_calls, new_call_id
 from quire.parsers.choice import AnswerFormats, reasoning_of_request
 from quire.parsers.pieces import Answer, Kind, Piece
 from quire.parsers.reasoning import Reasoning
@@ -149,9 +149,7 @@ class AnswerReader:
 
     def call_id(self, name: str, index: int) -> str:
         """The id of a call; some templates want them in a form of their own."""
-        if self.formats.tools is not None and self.formats.tools.has_numbered_ids:
-            return f"functions.{name}:{index}"
-        return f"call_{uuid.uuid4().hex[:24]}"
+        return new_call_id(self.formats.tools, name, count_calls(self.request.messages) + index)
 
     def tool_calls(self, answer: Answer) -> list[ToolCall]:
         return [

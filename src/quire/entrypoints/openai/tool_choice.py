@@ -150,7 +150,8 @@ def enforced(
     if formats.is_harmony:
         message = "this model can call functions whose names are letters, digits, '_', '-' and '.' alone."
         raise bad_field("tools", message)
-    plain = dataclasses.replace(formats, tools=PLAIN)
+    tools = PLAIN if formats.tools is None else dataclasses.replace(PLAIN, ids=formats.tools.ids)
+    plain = dataclasses.replace(formats, tools=tools)
     return plain, _derived("calls", plain, choice, tokenizer, only_one)
 
 

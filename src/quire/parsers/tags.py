@@ -1,0 +1,181 @@
+"""Tool calls whose parameters stand one by one, each between tags. Knows ways of writing; knows no model."""
+
+import dataclasses
+import functools
+import json
+import re
+
+from quire.parsers.bodies import complete
+from quire.parsers.offered import Tools
+from quire.parsers.pieces import Pieces
+from quire.parsers.reader import Malformed, Reader, Waiting
+
+CDATA = ("<![CDATA[", "]]>")
+"""Around text that stands as it is, white space included."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TagHeader:
+    """What stands in a tag: a name alone, or a name and attributes.
+
+    Attributes:
+        usual: how it is usually written, with `{name}`; each `#` is a number, `{type}` the value's JSON type (an integer is a
+            `number`), `{is_text}` is `true` for a string and else `false`.
+    """
+
+    usual: str = "{name}"
+
+    @property
+    def has_attributes(self) -> bool:
+        """Whether names stand in quotes."""
+        return '"' in self.usual
+
+    @functools.cached_property
+    def _keys(self) -> dict[str, str]:
+        """Which attribute (empty: the first text without one) has which placeholder."""
+        return {value: key for key, value in re.findall(r'(?:(\w+)=)?"(\{\w+\})"', self.usual)}
+
+    def read(self, text: str) -> tuple[str, bool | None]:
+        """The name (empty: there is none), and whether the value is said to be a string; None: nothing is said."""
+        if not self.has_attributes:
+            return text.strip().strip("\"'"), None
+        found = {key: value for key, *values in _ATTRIBUTE.findall(text) for value in values if value}
+        name = found.get(self._keys["{name}"], "").replace("&quot;", '"').replace("&amp;", "&")
+        if "{is_text}" in self._keys:
+            said = found.get(self._keys["{is_text}"])
+            return name, None if said is None else said == "true"
+        said = found.get(self._keys.get("{type}", "-"))
+        return name, None if said is None else said == "string"
+
+
+_ATTRIBUTE = re.compile(r"""(?:(\w+)\s*=\s*)?(?:"([^"]*)"|'([^']*)'|([^\s"'=]+))""")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tags:
+    """Parameters one by one, each between tags; values are text, or what a tag or the function's schema says.
+
+    Attributes:
+        name: before and after the function's name; after it may be empty, then the name ends where a parameter begins.
+        key: before and after a parameter's name.
+        value: before and after its value; before it may be empty.
+        end: after the last parameter.
+        name_header, key_header: what stands there beside the name.
+        type: around a parameter's type, which may stand before its value.
+        lines: values usually stand on lines of their own: one line break on either side belongs to the tags.
+        runs_on: a value whose end tag is missing ends where the next parameter begins, or the call ends.
+        guesses: a value of which neither tag nor schema tells the type is JSON if it can be.
+        strips: white space around a text does not belong to it, unless it stands in a CDATA section.
+    """
+
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str = ""
+    name_header: TagHeader = TagHeader()
+    key_header: TagHeader = TagHeader()
+    type: tuple[str, str] | None = None
+    lines: bool = False
+    runs_on: bool = False
+    guesses: bool = False
+    strips: bool = False
+
+    def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
+        before, after = self.name
+        if before:
+            yield from reader.expect((before,))
+        header: list[str] = []
+        ends = (self.end,) if self.end else ()
+        found = yield from reader.until((*((after,) if after else (self.key[0],)), *ends), header.append)
+        function, _ = self.name_header.read("".join(header))
+        if not re.fullmatch(r"[^\s<>]+", function) or found is None or not tools.may_call(function):
+            raise Malformed
+        out.call(function)
+        if after and found == after:
+            found = yield from self._next(reader)
+        count = 0
+        while found == self.key[0]:
+            found = yield from self._parameter(reader, out, tools, function, "{" if not count else ", ")
+            count += 1
+        out.arguments("}" if count else "{}")
+        complete(reader, out)
+
+    def _parameter(self, reader: Reader, out: Pieces, tools: Tools, function: str, opening: str) -> Waiting[str | None]:
+        """One parameter behind its first tag; returns the tag that follows."""
+        name, is_text = self.key_header.read((yield from self._text(reader, self.key[1])))
+        if self.type is not None and (yield from reader.starts_with(self.type[:1])) is not None:
+            yield from reader.expect(self.type[:1])
+            said = (yield from self._text(reader, self.type[1])).strip()
+            is_text = said == "string" if tools.kind(function, name) == "unknown" else None
+        if self.value[0]:
+            yield from reader.expect((self.value[0],))
+        out.arguments(opening + json.dumps(name, ensure_ascii=False) + ": ")
+        kind = tools.kind(function, name) if is_text is None else "text" if is_text else "unknown"
+        stops = (self.value[1], *((self.key[0], self.end) if self.runs_on else ()))
+        parts: list[str] = []
+        if kind == "text" or (kind == "unknown" and is_text is None and not self.guesses):
+            text = TextValue(out, self.lines, tools.takes_null(function, name) and is_text is None)
+            found = yield from reader.until(stops, text.add if not self.strips else parts.append)
+            if self.strips:
+                text.add(_stripped("".join(parts)))
+            text.end()
+        else:
+            found = yield from reader.until(stops, parts.append)
+            value = "".join(parts).strip("\n")
+            out.arguments(tools.as_json(function, name, _stripped(value) if self.strips else value))
+        return (yield from self._next(reader)) if found == self.value[1] else found
+
+    def _next(self, reader: Reader) -> Waiting[str | None]:
+        words = (self.key[0], *([self.end] if self.end else []))
+        word = yield from reader.starts_with(words)
+        return None if word is None else (yield from reader.expect(words))
+
+    def _text(self, reader: Reader, end: str) -> Waiting[str]:
+        parts: list[str] = []
+        if (yield from reader.until((end,), parts.append)) is None:
+            raise Malformed
+        return "".join(parts)
+
+
+def _stripped(text: str) -> str:
+    text = text.strip()
+    if text.startswith(CDATA[0]) and text.endswith(CDATA[1]):
+        return text[len(CDATA[0]) : -len(CDATA[1])]
+    return text
+
+
+class TextValue:
+    """Text that is handed on as a JSON string while it comes.
+
+    Args:
+        lines: without one line break at its beginning and one at its end.
+        or_null: the text `null` means null.
+    """
+
+    def __init__(self, out: Pieces, lines: bool = False, or_null: bool = False) -> None:
+        self._out, self._break, self._or_null = out, "\n" if lines else "", or_null
+        self._opened, self._held = False, ""
+
+    def add(self, text: str) -> None:
+        """More text."""
+        self._held += text
+        if not self._opened:
+            if not self._held or (self._or_null and "null".startswith(self._held.strip("\n"))):
+                return
+            self._open()
+        kept = self._held.removesuffix(self._break)
+        self._out.arguments(json.dumps(kept, ensure_ascii=False)[1:-1])
+        self._held = self._held[len(kept) :]
+
+    def _open(self) -> None:
+        self._opened, self._held = True, self._held.removeprefix(self._break)
+        self._out.arguments('"')
+
+    def end(self) -> None:
+        """The text has ended."""
+        if not self._opened and self._or_null and self._held.strip("\n") == "null":
+            self._out.arguments("null")
+            return
+        if not self._opened:
+            self._open()
+        self._out.arguments(json.dumps(self._held.removesuffix(self._break), ensure_ascii=False)[1:])
