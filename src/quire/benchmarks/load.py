@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from quire.benchmarks.http_load import Client, RequestRecord, Target
+from quire.descriptors import raise_limit
 from quire.errors import EngineError
 
 START_DELAY_S = 0.05
@@ -67,22 +68,9 @@ def run_load(job: LoadJob, num_clients: int = 1) -> LoadResult:
     return _run_here(job, None)
 
 
-def _allow_connections(count: int) -> None:
-    """Raise the limit of open files as far as it may and needs to be."""
-    try:
-        import resource
-    except ImportError:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = count + 64
-    if soft != resource.RLIM_INFINITY and soft < need:
-        most = need if hard == resource.RLIM_INFINITY else min(need, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-
-
 def _run_here(job: LoadJob, began: float | None) -> LoadResult:
     """Send a job's requests from this process; the clock starts at `began`, or when all is prepared."""
-    _allow_connections(job.max_concurrency or len(job.bodies))
+    raise_limit((job.max_concurrency or len(job.bodies)) + 64)
     gc.collect()
     gc.disable()
     try:

@@ -44,7 +44,7 @@ MAX_CACHE_SALT_CHARS = 1024
 MAX_REQUEST_ID_CHARS = 1024
 """Characters of a request id."""
 MAX_JSON_DEPTH = 64
-"""Nesting of a JSON schema."""
+"""Nesting of a request's body, and of JSON texts inside of it (a schema, a tool call's arguments)."""
 MAX_GRAMMAR_BYTES = 1 << 20
 """Bytes of a JSON schema, grammar or structural tag."""
 MAX_REGEX_CHARS = 1 << 16

@@ -11,6 +11,11 @@ from quire.tokenizers.loader import get_tokenizer, has_tokenizer
 
 logger = init_logger(__name__)
 
+_LEAST_TEXT = 1 << 20
+_CHARS_A_TOKEN = 64
+"""A text may have so many characters for each token of `max_model_len`, and `_LEAST_TEXT` in any case. Real texts have about four
+a token; tokens of a hundred spaces are the longest of common vocabularies."""
+
 
 class TokenizerSource:
     """Where the engine gets its tokenizer from.
@@ -46,6 +51,7 @@ class TokenizerSource:
         try:
             tokenizer = get_tokenizer(model.tokenizer_path, model.tokenizer_mode, chat_template=model.chat_template)
             tokenizer.content_format = model.chat_template_content_format
+            tokenizer.max_text = max(_LEAST_TEXT, _CHARS_A_TOKEN * model.max_model_len)
             self._tokenizer = tokenizer
         except QuireError as error:
             self._error = error

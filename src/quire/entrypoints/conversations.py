@@ -1,11 +1,11 @@
 """Prompts and conversations as users of the offline API write them, as lists of prompts and in the shape of chat templates."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
 from quire.errors import RequestError
 from quire.inputs import PromptType
+from quire.json_text import parse_json
 from quire.tokenizers.content_format import ContentFormat
 
 
@@ -93,7 +93,7 @@ def _with_object_arguments(call: Any) -> Any:
     function = dict(cast("Mapping[str, Any]", call["function"]))
     if isinstance(function.get("arguments"), str):
         try:
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-        except ValueError:
-            raise RequestError("a tool call's arguments are not valid JSON", param="messages") from None
+            function["arguments"] = parse_json(function["arguments"] or "{}")
+        except ValueError as error:
+            raise RequestError(f"a tool call's arguments are not valid JSON: {error}", param="messages") from None
     return {**call, "function": function}

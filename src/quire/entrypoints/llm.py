@@ -36,7 +36,7 @@ from quire.logprobs import LogprobsOnePosition
 from quire.outputs import AnyOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.tokenizers.content_format import ContentFormat
-from quire.tokenizers.interface import Tokenizer
+from quire.tokenizers.interface import Tokenizer, check_template_variables
 
 if TYPE_CHECKING:
     from quire.metrics.snapshot import Metric
@@ -292,6 +292,7 @@ class LLM(PoolingMethods, EngineControl):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[ProcessedRequest]:
         check_media(mm_processor_kwargs)
+        check_template_variables(chat_template_kwargs or {})
         tokenization = Tokenization.of(tokenization_kwargs)
         template = {
             "tools": tools,

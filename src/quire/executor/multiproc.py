@@ -21,6 +21,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.config.wire import config_to_plain
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.descriptors import wait_readable
 from quire.errors import EngineError, RequestError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingWriter
@@ -296,7 +297,7 @@ class MultiprocExecutor(Executor):
         """A rank is gone: the watching thread is about to say why."""
         deadline = time.monotonic() + _PATIENCE_S
         while self._processes.failure is None and time.monotonic() < deadline:
-            select.select([self._processes.failure_fd], [], [], 0.05)
+            wait_readable(self._processes.failure_fd, 0.05)
         raise self._processes.failure or EngineError("a worker process has closed its pipe")
 
     def shutdown(self, patience_s: float = _PATIENCE_S) -> None:

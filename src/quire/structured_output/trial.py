@@ -8,7 +8,6 @@ start when they are needed and end with this process. Knows nothing of rows or m
 import atexit
 import contextlib
 import queue
-import select
 import struct
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import msgspec
 
 from quire.config import limits
+from quire.descriptors import wait_readable
 from quire.errors import CapacityError, RequestError
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.vocabulary import Vocabulary
@@ -82,8 +82,7 @@ class _Child:
         assert process.stdin is not None and process.stdout is not None
         try:
             write_message(process.stdin, message)
-            ready, _, _ = select.select([process.stdout], [], [], seconds)
-            data = read_message(process.stdout) if ready else None
+            data = read_message(process.stdout) if wait_readable(process.stdout.fileno(), seconds) else None
         except OSError:
             return None
         return None if data is None else msgspec.msgpack.decode(data, type=Verdict)

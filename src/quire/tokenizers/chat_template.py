@@ -160,7 +160,6 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses the conversation (`raise_exception`), or it cannot print it.
         """
-        import jinja2
 
         template, wants, takes = self._compile(self.source(tools))
         shown = as_parts if wants else as_it_is if takes else as_text
@@ -176,7 +175,7 @@ class ChatTemplate:
             messages = _with_open_end(messages)
         try:
             text: str = template.render(
-                **{
+                {
                     **dict(variables or {}),
                     "messages": messages,
                     "tools": tools,
@@ -184,7 +183,7 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError, ZeroDivisionError) as error:
+        except Exception as error:  # a template is a program of its author's, and a conversation may not suit it
             raise RequestError(f"the chat template refuses this conversation: {error}", param="messages") from None
         return _cut_at_open_end(text) if continue_final_message else text
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError
 from quire.tokenizers.chat_template import ChatTemplate, read_template
-from quire.tokenizers.interface import NO_LIMIT, Tokenizer
+from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
 from quire.tokenizers.token_bytes import TokenBytes, build_token_bytes
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -165,25 +165,19 @@ class FastTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        try:
+        with reading(text, most=self.max_text):
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError(f"the text cannot be tokenized: {error}", param="prompt") from None
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of several texts, in parallel."""
-        try:
+        with reading(*texts, most=self.max_text):
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError(f"a text cannot be tokenized: {error}", param="prompt") from None
-        return [encoding.ids for encoding in encodings]
+            return [encoding.ids for encoding in encodings]
 
     def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
         """Two texts as one prompt."""
-        try:
+        with reading(first, second, most=self.max_text):
             parts = [self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
-        except (TypeError, UnicodeEncodeError) as error:
-            raise RequestError(f"a text cannot be tokenized: {error}", param="prompt") from None
         if max_length is not None:
             room = max(0, max_length - self._tokenizer.num_special_tokens_to_add(True))
             for part, length in zip(parts, _fit_pair(len(parts[0]), len(parts[1]), room), strict=True):

@@ -4,9 +4,12 @@ Knows text and token ids. Knows nothing of requests or models.
 """
 
 import abc
-from collections.abc import Iterable, Sequence
+import contextlib
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from quire.errors import RequestError
 from quire.tokenizers.chat_template import ChatTemplate
 from quire.tokenizers.content_format import ContentFormat
 from quire.tokenizers.token_bytes import TokenBytes
@@ -31,6 +34,35 @@ class Encoding(dict[str, Any]):
         return self["attention_mask"]
 
 
+@contextlib.contextmanager
+def reading(*texts: str, most: int | None = None) -> Iterator[None]:
+    """Around a library's work on texts. Whatever it raises about them, a panic of its native code included, is a RequestError,
+    and so is a text of more than `most` characters: some libraries work on such a text for minutes."""
+    for text in texts:
+        if most is not None and len(text) > most:
+            raise RequestError(
+                f"a text of {len(text)} characters is not tokenized; with this model at most {most} may be given",
+                param="prompt",
+            )
+    try:
+        yield
+    except RequestError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"the text cannot be tokenized: {error}", param="prompt") from None
+
+
+def check_template_variables(variables: dict[str, Any]) -> None:
+    """Raises RequestError if a name of `chat_template_kwargs` is one of `apply_chat_template`'s own parameters."""
+    if taken := sorted(_TEMPLATE_PARAMETERS & variables.keys()):
+        raise RequestError(
+            f"chat_template_kwargs: {taken[0]!r} is no variable of a template: it has a field of its own",
+            param="chat_template_kwargs",
+        )
+
+
 class Tokenizer(abc.ABC):
     """Text to token ids and back.
 
@@ -42,11 +74,13 @@ class Tokenizer(abc.ABC):
         token_bytes: each token's bytes, None where tokens are not plain runs of bytes.
         writes_tokens: `apply_chat_template` must be asked for tokens: encoding its text would not give them.
         content_format: whether templates get contents as text or as parts.
+        max_text: characters of the longest text that is encoded; None: there is no bound.
     """
 
     is_fast = True
     writes_tokens = False
     content_format: ContentFormat = "auto"
+    max_text: int | None = None
     truncation_side = "left"
     padding_side = "left"
 
@@ -271,3 +305,6 @@ class Tokenizer(abc.ABC):
             content_format=self.content_format if content_format == "auto" else content_format,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
+
+
+_TEMPLATE_PARAMETERS = {"messages", *inspect.signature(Tokenizer.apply_chat_template).parameters} - {"kwargs"}

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.errors import RequestError
 from quire.tokenizers.chat_template import ChatTemplate
-from quire.tokenizers.interface import NO_LIMIT, Tokenizer
+from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
 from quire.tokenizers.token_bytes import TokenBytes
 
 
@@ -61,18 +60,16 @@ class PlainTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"the text cannot be tokenized: {error}", param="prompt") from None
         ids, at = list(self.begin) if add_special_tokens else [], 0
-        for mark in self._marks.finditer(text):
-            if mark.start() > at:
-                ids += self.encode_text(text[at : mark.start()], at == 0)
-            ids.append(self._added[mark.group()])
-            at = mark.end()
-        if at < len(text):
-            ids += self.encode_text(text[at:], at == 0)
+        with reading(text, most=self.max_text):
+            text.encode()
+            for mark in self._marks.finditer(text):
+                if mark.start() > at:
+                    ids += self.encode_text(text[at : mark.start()], at == 0)
+                ids.append(self._added[mark.group()])
+                at = mark.end()
+            if at < len(text):
+                ids += self.encode_text(text[at:], at == 0)
         return [*ids, *self.end] if add_special_tokens else ids
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from quire.errors import ConfigError
 from quire.tokenizers.fast import read_chat_template, read_json
-from quire.tokenizers.interface import NO_LIMIT, Tokenizer
+from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
 from quire.tokenizers.token_bytes import TokenBytes, build_token_bytes
 
 
@@ -58,7 +58,8 @@ class TransformersTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        with reading(text, most=self.max_text):
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of several texts."""
@@ -66,9 +67,10 @@ class TransformersTokenizer(Tokenizer):
 
     def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
         """Two texts as one prompt."""
-        joined = self._tokenizer(
-            first, second, truncation=max_length is not None, max_length=max_length, return_token_type_ids=True
-        )
+        with reading(first, second, most=self.max_text):
+            joined = self._tokenizer(
+                first, second, truncation=max_length is not None, max_length=max_length, return_token_type_ids=True
+            )
         return list(joined["input_ids"]), list(joined["token_type_ids"])
 
     def decode(

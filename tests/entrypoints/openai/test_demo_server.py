@@ -204,6 +204,20 @@ def test_stop_strings_end_an_answer(demo):
         b'{"messages": [{"role": "user", "content": "x"}], "logprobs": true, "top_logprobs": 1000}',
         b'{"messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 1000}',
         b'{"messages": [{"role": "user", "content": "x"}], "use_beam_search": true, "n": 100000}',
+        b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"conversation": 1}}',
+        b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"self": 1}}',
+        *(
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": "user", "content": "x"},
+                        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+                    ]
+                }
+            ).encode()
+            for function in [{"name": "f", "arguments": '{"a":' * depth + "1" + "}" * depth} for depth in (65, 990, 50_000)]
+        ),
+        json.dumps({"messages": [{"role": "user", "content": " " * 10_000_000}]}).encode(),
     ],
     ids=lambda body: repr(body[-60:]),
 )

@@ -178,3 +178,36 @@ def test_a_unix_socket_is_its_owners_alone_and_replaces_a_dead_one(tmp_path):
     with pytest.raises(ConfigError, match="uds"):
         open_socket(ListenOptions(uds=str(tmp_path / "file")))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+FEW_FILES = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+sys.argv = ["fake_server", "2"]
+runpy.run_module("tests.oracles.fake_server", run_name="__main__")
+"""
+
+
+def test_connections_beyond_the_limit_of_open_files_get_a_503_and_the_server_goes_on():
+    process = ServerProcess("-c", FEW_FILES)
+    try:
+        host, port = process.url.removeprefix("http://").split(":")
+        held = [socket.create_connection((host, int(port)), timeout=60) for _ in range(36)]
+        answers = []
+        for connection in held:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            answers.append(connection.recv(65536))
+        assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+        for _ in range(3):
+            head, _, body = raw_exchange(process.url, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 Service Unavailable")
+            assert json.loads(body)["error"]["code"] == "too_many_connections"
+        assert "new ones get a 503" in process.line_with("ulimit -n")
+        for connection in held:
+            connection.close()
+        with httpx.Client(base_url=process.url) as client:
+            assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code in (200, 503)
+            wait_for_status(client, "/health", 200)
+        assert "Traceback" not in process.output
+    finally:
+        process.kill()

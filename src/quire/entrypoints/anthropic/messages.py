@@ -7,7 +7,6 @@ content blocks, whole or as the events of a stream, which end where a piece of a
 import contextlib
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -26,6 +25,7 @@ from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import failure_of
 from quire.errors import RequestError
+from quire.json_text import parse_json
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece
 from quire.parsers.thinking import check_budget
@@ -89,7 +89,7 @@ def whole_blocks(pieces: Iterable[Piece], call_id: CallId) -> list[Block]:
 def _input(arguments: str) -> dict[str, Any]:
     """A call's arguments; what is no object (the answer was cut off) under a name that says so."""
     try:
-        value = json.loads(arguments or "{}")
+        value = parse_json(arguments or "{}")
     except ValueError:
         value = None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {"INVALID_JSON": arguments}

@@ -5,13 +5,13 @@ import collections
 import contextlib
 import dataclasses
 import json
-import select
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from quire.descriptors import wait_readable
 from quire.entrypoints.cli.http_client import OpenAIClient
 from quire.entrypoints.cli.terminal import BOLD, DIM, RESET, is_styled, printable
 from quire.errors import ConfigError, EngineError, QuireError, RequestError
@@ -225,7 +225,7 @@ def _wait_for_quit(seconds: float) -> bool:
         return False
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        if select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q", ""):
+        if wait_readable(sys.stdin.fileno(), left) and sys.stdin.read(1) in ("q", "Q", ""):
             return True
     return False
 

@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from quire.config.limits import MAX_JSON_DEPTH
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
+from quire.json_text import TooDeepError, check_depth
 from quire.logger import init_logger
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 BODY_TIMEOUT_S = 120.0
 """How long a body may take to arrive; a client that trickles one must not hold a connection, or a drain, for ever."""
-MAX_JSON_DEPTH = 64
 MAX_TOLD_FIELDS = 10
 """Unknown fields of one request that its answer names."""
 MAX_LOGGED_FIELDS = 256
@@ -29,7 +30,6 @@ logger = init_logger(__name__)
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
-_BRACKETS_AND_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
@@ -155,18 +155,10 @@ def _check_encoding(body: bytes) -> None:
 
 
 def _check_depth(body: bytes) -> None:
-    """Count nesting only where there are brackets enough to be too deep; most bodies have a handful."""
-    if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
-        return
-    depth = 0
-    for match in _BRACKETS_AND_STRINGS.finditer(body):
-        token = match.group()
-        if token in (b"[", b"{"):
-            depth += 1
-            if depth > MAX_JSON_DEPTH:
-                raise _too_deep()
-        elif token in (b"]", b"}"):
-            depth -= 1
+    try:
+        check_depth(body)
+    except TooDeepError:
+        raise _too_deep() from None
 
 
 def _too_deep() -> HTTPError:

@@ -4,8 +4,10 @@ uvicorn's httptools parser takes any number of headers of any size; a client cou
 """
 
 import asyncio
+import http
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -109,6 +111,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     max_header_bytes = MAX_HEADER_BYTES
     max_header_count = MAX_HEADER_COUNT
+    max_connections: int | None = None
+    told_at = -1.0
     error_format = "openai"
     batch: WriteBatch
 
@@ -192,6 +196,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._in_head = False
         self._stop_head_timer()
+        if self.max_connections is not None and len(self.connections) > self.max_connections:
+            self._refuse_connection(self.max_connections)
+            return
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:  # pyright: ignore[reportUnnecessaryComparison]
             body = DirectBody(self.cycle, self.batch)
@@ -227,16 +234,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         message = f"The request's headers are {limits}."
         self._answer(HTTPError(431, message, code="headers_too_large"))
 
+    def _refuse_connection(self, most: int) -> None:
+        self._too_large = True
+        protocol, now = type(self), time.monotonic()
+        if now - protocol.told_at > 1:  # at the limit every client tries again
+            protocol.told_at = now
+            count = len(self.connections)
+            logger.warning("%d connections are open, %d may be (ulimit -n): new ones get a 503.", count, most)
+        message = "The server has too many open connections; try again later."
+        self._answer(HTTPError(503, message, code="too_many_connections"))
+
     def _answer(self, error: HTTPError) -> None:
         body = error.body(self.error_format)
-        phrase = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}[error.status]
+        phrase = http.HTTPStatus(error.status).phrase.encode()
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (error.status, phrase, len(body)) + body)
         self.transport.close()
 
 
-def bounded_to(max_header_bytes: int, max_header_count: int, error_format: str = "openai") -> type[BoundedHttpProtocol]:
-    """One server's protocol."""
+def bounded_to(
+    max_header_bytes: int, max_header_count: int, error_format: str = "openai", max_connections: int | None = None
+) -> type[BoundedHttpProtocol]:
+    """One server's protocol. Requests on more than `max_connections` are answered with a 503."""
     bounds: dict[str, Any] = {"max_header_bytes": max_header_bytes, "max_header_count": max_header_count}
-    bounds["error_format"] = error_format
+    bounds["error_format"], bounds["max_connections"] = error_format, max_connections
     return type("Protocol", (BoundedHttpProtocol,), {**bounds, "batch": WriteBatch()})

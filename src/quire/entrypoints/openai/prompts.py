@@ -6,7 +6,6 @@ Knows the tokenizer's three verbs (encode, decode, apply a chat template). Knows
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
@@ -15,8 +14,9 @@ from quire.entrypoints.openai.admission import encode_text
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError
+from quire.json_text import TooDeepError, parse_json
 from quire.logger import init_logger
-from quire.tokenizers.interface import Tokenizer
+from quire.tokenizers.interface import Tokenizer, check_template_variables
 
 if TYPE_CHECKING:
     from quire.entrypoints.openai.state import ServerSettings
@@ -118,8 +118,10 @@ def _tool_call(call: Any, path: str) -> dict[str, Any]:
     arguments: Any = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
+            arguments = parse_json(arguments) if arguments.strip() else {}
+        except TooDeepError as error:
+            raise bad_field(f"{path}.function.arguments", f"{error}.") from None
+        except ValueError:
             arguments = None
     if not isinstance(arguments, dict):
         if function.get("arguments") is not None:
@@ -315,13 +317,13 @@ async def render_chat(
         "add_generation_prompt": generation_prompt,
         "continue_final_message": continue_final_message,
     }
-    _check_template_kwargs(template_kwargs)
     size = sum(_size(message.get("content")) for message in conversation)
 
     writes_tokens = bool(getattr(tokenizer, "writes_tokens", False))
 
     def render() -> Any:
         try:
+            check_template_variables(template_kwargs)
             return tokenizer.apply_chat_template(conversation, tokenize=writes_tokens, **options, **template_kwargs)
         except ConfigError as error:  # a template that does not compile; the operator's own was compiled at start
             raise bad_request(str(error), "chat_template") from None
@@ -334,15 +336,3 @@ async def render_chat(
 
 def _size(content: str | list[dict[str, str]] | None) -> int:
     return sum(len(part["text"]) for part in content) if isinstance(content, list) else len(content or "")
-
-
-_RESERVED_KWARGS = frozenset((
-    *("tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "messages"),
-    "content_format",
-))  # fmt: skip
-
-
-def _check_template_kwargs(kwargs: dict[str, Any]) -> None:
-    reserved = sorted(_RESERVED_KWARGS & kwargs.keys())
-    if reserved:
-        raise bad_field("chat_template_kwargs", f"{reserved[0]!r} has a field of its own in the request.")

@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from quire import envs
+from quire.descriptors import raise_limit
 from quire.entrypoints import exit_codes
 from quire.entrypoints.openai.http_protocol import bounded_to
 from quire.entrypoints.openai.listen import BACKLOG, ListenOptions
@@ -33,6 +34,18 @@ COLLECT_AFTER = (50_000, 20, 50)
 """When Python's collector runs, in objects: a burst of requests makes many that go by themselves."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a forced end waits for connections to close."""
+
+
+OPEN_FILES = 65_536
+"""Open files that the server asks the system for."""
+SPARE_FILES = 64
+"""Of those it may have, so many are for files, pipes and sockets other than clients'."""
+
+
+def _max_connections() -> int | None:
+    """Connections that the limit of open files allows; None: there is no such limit."""
+    limit = raise_limit(OPEN_FILES)
+    return None if limit is None else max(1, limit - SPARE_FILES)
 
 
 class _QuietServer(uvicorn.Server):
@@ -114,7 +127,12 @@ class ServerProcess:
         options = self._options
         config = uvicorn.Config(
             self._app,
-            http=bounded_to(options.max_header_bytes, options.max_header_count, self._state.settings.error_format),
+            http=bounded_to(
+                options.max_header_bytes,
+                options.max_header_count,
+                self._state.settings.error_format,
+                _max_connections(),
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

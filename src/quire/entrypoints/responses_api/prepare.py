@@ -4,7 +4,6 @@ The request, with the conversation before it, becomes a chat completion request,
 """
 
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from quire.entrypoints.responses_api import protocol
 from quire.entrypoints.responses_api.events import EventWriter
 from quire.entrypoints.responses_api.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
 from quire.entrypoints.responses_api.store import Missing, StillRunning
+from quire.json_text import parse_json
 from quire.sampling_params import SamplingParams
 
 Fields = dict[str, Any]
@@ -143,11 +143,11 @@ class _Conversation:
         call_id, name = string_field(item, "call_id", path), string_field(item, "name", path)
         arguments = string_field(item, "arguments", path)
         try:
-            json.loads(arguments or "{}")
-        except ValueError:
+            parse_json(arguments or "{}")
+        except ValueError as error:
             if item.get("status") == "incomplete":  # an answer that was cut off within a call
                 return
-            raise bad_field(f"{path}.arguments", "not valid JSON.") from None
+            raise bad_field(f"{path}.arguments", f"not valid JSON: {error}.") from None
         self._names[call_id] = name
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._turn("assistant").setdefault("tool_calls", []).append(call)
