@@ -1,12 +1,12 @@
 """Texts that a tokenizer cannot take are refused, whatever its library does about them."""
 
 import pytest
-import tokenizers
-from tokenizers import Regex, models, pre_tokenizers
 
+import tokenizers
 from quire.errors import RequestError
 from quire.tokenizers.fast import FastTokenizer
 from quire.tokenizers.interface import check_template_variables, reading
+from tokenizers import Regex, models, pre_tokenizers
 
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 """The end of the pattern that many models' tokenizers split texts by."""
@@ -28,9 +28,9 @@ def test_an_interrupt_is_no_error_of_the_text() -> None:
 
 
 def test_a_text_beyond_the_bound_is_not_read() -> None:
-    with pytest.raises(RequestError, match="11 characters is not tokenized; with this model at most 10"):
-        with reading("x" * 11, most=10):
-            raise AssertionError
+    refused = pytest.raises(RequestError, match="11 characters is not tokenized; with this model at most 10")
+    with refused, reading("x" * 11, most=10):
+        raise AssertionError
 
 
 @pytest.fixture
