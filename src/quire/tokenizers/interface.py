@@ -6,7 +6,7 @@ Knows text and token ids. Knows nothing of requests or models.
 import abc
 import contextlib
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from quire.errors import RequestError
@@ -35,7 +35,7 @@ class Encoding(dict[str, Any]):
 
 
 @contextlib.contextmanager
-def reading(*texts: str, most: int | None = None) -> Iterator[None]:
+def reading(*texts: str, most: int | None = None) -> Generator[None, None, None]:
     """Around a library's work on texts. Whatever it raises about them, a panic of its native code included, is a RequestError,
     and so is a text of more than `most` characters: some libraries work on such a text for minutes."""
     for text in texts:
