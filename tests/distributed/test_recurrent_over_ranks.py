@@ -15,7 +15,7 @@ from quire.kernels import ops
 NAMES = (
     "mamba", "mamba2", "jamba", "bamba: four groups, biases", "falcon h1", "falcon h1: norm before the gate", "nemotron h",
     "granite hybrid", "lfm2: biases, width 4, untied", "qwen3 next", "qwen3.5", "olmo hybrid",
-    "kimi linear", "bailing hybrid", "minimax", "lfm3", "recurrent gemma",
+    "kimi linear", "bailing hybrid", "minimax", "lfm3", "recurrent gemma", "rwkv",
 )  # fmt: skip
 ONE_GROUP = {
     "mamba2: one group": ("Mamba2ForCausalLM", {"n_groups": 1}),

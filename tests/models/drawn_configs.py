@@ -131,6 +131,8 @@ FIELDS: dict[str, Draw] = {
     "attention_window_size": _one_of(*WINDOWS),
     "conv1d_width": _one_of(2, 3, 4),
     "logits_soft_cap": _one_of(3.0, 30.0),
+    "attention_hidden_size": _one_of(33, 48, 100),
+    "rescale_every": _one_of(-1, 0, 1, 2, 3),
     "short_conv_kernel_size": _one_of(2, 3, 4),
     "kda_safe_gate": _FLAG,
     "kda_lower_bound": _one_of(-5.0, -1.0, -0.2),

@@ -12,7 +12,7 @@ ARCHITECTURES = (
     "MambaForCausalLM", "Mamba2ForCausalLM", "JambaForCausalLM", "BambaForCausalLM", "FalconH1ForCausalLM",
     "NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
     "Zamba2ForCausalLM", "OlmoHybridForCausalLM", "KimiLinearForCausalLM",
-    "BailingHybridForCausalLM", "MiniMaxForCausalLM", "Lfm3ForCausalLM", "RecurrentGemmaForCausalLM",
+    "BailingHybridForCausalLM", "MiniMaxForCausalLM", "Lfm3ForCausalLM", "RecurrentGemmaForCausalLM", "RwkvForCausalLM",
 )  # fmt: skip
 SETTINGS = {
     "roomy": {"max_num_seqs": 8},

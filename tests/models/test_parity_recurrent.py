@@ -103,6 +103,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "RecurrentGemmaForCausalLM",
         {"conv1d_width": 3, "attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 1, "lru_width": None},
     ),
+    "rwkv": ("RwkvForCausalLM", {}),
+    "rwkv: never rescaled, another epsilon": ("RwkvForCausalLM", {"rescale_every": 0, "layer_norm_epsilon": 1e-2}),
     "olmo hybrid": ("OlmoHybridForCausalLM", {}),
     "olmo hybrid: no positions, no negative eigenvalues, tied": (
         "OlmoHybridForCausalLM",

@@ -173,6 +173,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4, "block_types": ["recurrent", "attention", "recurrent"], "attention_window_size": 9,
         "lru_width": 72, "logits_soft_cap": 8.0, "tie_word_embeddings": True,
     },
+    "RwkvForCausalLM": {"num_hidden_layers": 4, "rescale_every": 3},
     "OlmoHybridForCausalLM": {
         "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 24, "linear_value_head_dim": 12,

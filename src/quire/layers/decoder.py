@@ -423,8 +423,9 @@ class Decoder(CausalLM):
         if weight is not None and not on_residual:
             self._apply_norm(self.spec.norm, weight, views.delta_TD, views.delta_TD, None)
         if joint is not None:
-            ops.scale_and_cap(views.residual_TD, joint.keep, 0.0)
-            ops.scale_and_cap(views.delta_TD, joint.join, 0.0)
+            for values_TD, scale in ((views.residual_TD, joint.keep), (views.delta_TD, joint.join)):
+                if scale != 1.0:
+                    ops.scale_and_cap(values_TD, scale, 0.0)
         if weight is None or not on_residual:
             return True
         ops.add(views.delta_TD, views.residual_TD, self.spec.residual_scale)

@@ -313,4 +313,5 @@ class LayerScope:
             raise ValueError(f"the weight table has no {name!r}, which the spec needs")
         within = "" if self.layer is None else str(self.layer % self.spec.weights.sublayers)
         names = (given,) if isinstance(given, str) else given
-        return tuple(self._prefix + source.replace("{sub}", within) for source in names)
+        after = "" if self.layer is None else str(self.layer % self.spec.weights.sublayers + 1)
+        return tuple(self._prefix + source.replace("{sub}", within).replace("{sub1}", after) for source in names)

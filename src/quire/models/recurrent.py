@@ -129,6 +129,21 @@ class RgLru:
 
 
 @dataclasses.dataclass(frozen=True)
+class TimeMix:
+    """RWKV-4's attention: keys, values and a gate are made of each token mixed with the one before it; a channel's output is the
+    weighted mean of its values so far, multiplied by the gate's sigmoid."""
+
+    channels: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelMix:
+    """RWKV-4's feed-forward: squared ReLUs and a gate that read each token mixed with the one before it."""
+
+    intermediate: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ShortConv:
     """c * conv(b * x) over `conv` tokens, with b, c and x of one matrix."""
 

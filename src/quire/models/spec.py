@@ -10,7 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from quire.kernels.experts import ClampedSwiglu, Routing
-from quire.models.recurrent import DeltaNet, KimiDelta, Lightning, Mamba, Mamba2, RgLru, ShortConv
+from quire.models.recurrent import (
+    ChannelMix,
+    DeltaNet,
+    KimiDelta,
+    Lightning,
+    Mamba,
+    Mamba2,
+    RgLru,
+    ShortConv,
+    TimeMix,
+)  # fmt: skip
 from quire.models.rope import Rope
 
 if TYPE_CHECKING:
@@ -241,7 +251,10 @@ class SideBySide:
     mixers: tuple[Mixer, ...]
 
 
-Mixer: TypeAlias = Attention | MLA | Mamba | Mamba2 | DeltaNet | KimiDelta | Lightning | RgLru | ShortConv | Zamba
+Recurrent: TypeAlias = (
+    Mamba | Mamba2 | DeltaNet | KimiDelta | Lightning | RgLru | TimeMix | ChannelMix | ShortConv | Zamba
+)
+Mixer: TypeAlias = Attention | MLA | Recurrent
 """And those of `variants.py`."""
 FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
@@ -317,7 +330,8 @@ class WeightNames:
         interleaved: modules of which a source with two parts (gate and up) has them row by row in turn.
         row_vectors: vectors that are stored as a matrix of one row.
         unbiased: sources that have no bias where their module has one.
-        sublayers: so many of our layers stand in one of the checkpoint's; which one, a name has in the place of `{sub}`.
+        sublayers: so many of our layers stand in one of the checkpoint's; which one, a name has in the place of `{sub}`, or
+            counted from 1 of `{sub1}`.
         bias_scales: modules whose biases are multiplied when they are loaded: what multiplies the module's output in the
             spec multiplies in the model only some of the terms.
         flattened: tables that are stored with more dimensions than they have here: their numbers are read in order.

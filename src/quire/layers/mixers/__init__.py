@@ -11,6 +11,7 @@ from quire.layers.mixers.mamba import MambaLayer
 from quire.layers.mixers.mamba2 import Mamba2Layer
 from quire.layers.mixers.mla import MLALayer
 from quire.layers.mixers.rg_lru import RgLruLayer
+from quire.layers.mixers.rwkv import ChannelMixLayer, TimeMixLayer
 from quire.layers.mixers.shared_kv import SharedKVLayer
 from quire.layers.mixers.short_conv import ShortConvLayer
 from quire.layers.mixers.sparse_mla import SparseMLALayer
@@ -18,6 +19,7 @@ from quire.layers.mixers.zamba import ZambaLayer
 from quire.models.spec import (
     MLA,
     Attention,
+    ChannelMix,
     DeltaNet,
     KimiDelta,
     Lightning,
@@ -26,6 +28,7 @@ from quire.models.spec import (
     Mixer,
     RgLru,
     ShortConv,
+    TimeMix,
     Zamba,
 )
 from quire.models.variants import DiffAttention, ExpertAttention, SharedKV, SparseMLA
@@ -43,6 +46,8 @@ MIXERS: dict[type, type[MixerLayer]] = {
     KimiDelta: KimiDeltaLayer,
     Lightning: LightningLayer,
     RgLru: RgLruLayer,
+    TimeMix: TimeMixLayer,
+    ChannelMix: ChannelMixLayer,
     ShortConv: ShortConvLayer,
     Zamba: ZambaLayer,
 }

@@ -25,15 +25,12 @@ Read = Callable[[str, torch.Tensor], None]
 """Multiply the mixer's input by one of its matrices, by name, into a tensor."""
 
 
-class StateLayer(MixerLayer):
-    """A mixer with one state a request, whose last matrix is the module `OUT`.
+class PagedState(MixerLayer):
+    """A mixer with one state a request.
 
     Args:
         shapes: of the parts of a state, which lie one after the other in a page as float32.
     """
-
-    OUT: ClassVar[str]
-    can_fuse = True
 
     def __init__(self, mixer: Any, context: LayerContext, *shapes: tuple[int, ...]) -> None:
         super().__init__(mixer, context)
@@ -65,23 +62,6 @@ class StateLayer(MixerLayer):
             weight = weight.t().contiguous() if weight.dim() == 2 else weight  # kernels want channels side by side
         super().set_weight(name, weight)
 
-    @abc.abstractmethod
-    def mix(self, read: Read, step: StepInputs, views: TokenViews) -> torch.Tensor:
-        """What the last matrix reads."""
-
-    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
-        method = self.context.linear_method
-        y_TC = self.mix(lambda name, out: method.apply(x_TD, self.linears[name], out), step, views)
-        method.apply(y_TC, self.linears[self.OUT], out_TD)
-
-    def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
-        method = self.context.linear_method
-
-        def read(name: str, out_TC: torch.Tensor) -> None:
-            method.apply_normed(views.residual_TD, norm_D, eps, self.linears[name], out_TC, views.normed_TD)
-
-        self.add_to_residual(self.mix(read, step, views), self.linears[self.OUT], views)
-
     def metadata(self, step: StepInputs) -> AttentionMetadata:
         """The step's batch, as this layer's pages see it."""
         return step.attention[self._group]
@@ -99,3 +79,27 @@ class StateLayer(MixerLayer):
             parts.append(flat[start : start + tokens * count].view(tokens, count))
             start += tokens * count
         return parts
+
+
+class StateLayer(PagedState):
+    """One that reads its input by matrices alone, and whose last matrix is the module `OUT`."""
+
+    OUT: ClassVar[str]
+    can_fuse = True
+
+    @abc.abstractmethod
+    def mix(self, read: Read, step: StepInputs, views: TokenViews) -> torch.Tensor:
+        """What the last matrix reads."""
+
+    def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
+        method = self.context.linear_method
+        y_TC = self.mix(lambda name, out: method.apply(x_TD, self.linears[name], out), step, views)
+        method.apply(y_TC, self.linears[self.OUT], out_TD)
+
+    def run_normed(self, norm_D: torch.Tensor, eps: float, step: StepInputs, views: TokenViews) -> None:
+        method = self.context.linear_method
+
+        def read(name: str, out_TC: torch.Tensor) -> None:
+            method.apply_normed(views.residual_TD, norm_D, eps, self.linears[name], out_TC, views.normed_TD)
+
+        self.add_to_residual(self.mix(read, step, views), self.linears[self.OUT], views)
