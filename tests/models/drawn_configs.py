@@ -151,7 +151,7 @@ FIELDS: dict[str, Draw] = {
 FIXED = {"hidden_act": "silu", "mlp_hidden_act": "relu2"}
 SILU_ONLY = (
     "Mamba", "FalconMamba", "Jamba", "Bamba", "FalconH1", "GraniteMoeHybrid", "Qwen3Next", "Qwen3_5", "GptOss", "Apertus",
-    "OlmoHybrid", "KimiLinear", "BailingHybrid", "MiniMaxF", "HYV4",
+    "OlmoHybrid", "KimiLinear", "BailingHybrid", "MiniMaxF", "HYV4", "DeepseekV4",
 )  # fmt: skip
 """Families whose activation is a part of the layer (or of none of its own): others there are refused, and told so."""
 HEAD_DIM_IS_OTHER = ("Mamba2", "Helium", "Zamba2")

@@ -105,6 +105,38 @@ def _hy_v4(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     return drawn | streams | {"swiglu_limit": draw.choice((0.5, 10.0)), "n_group": 1, "topk_group": 1}
 
 
+def _deepseek_v4(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    groups, layers = draw.choice((1, 2, 3)), values["num_hidden_layers"]
+    kinds = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+    pairs = draw.choice((2, 4))
+    size = 4 * pairs * draw.choice((1, 2))
+    main = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 2 * pairs / size}
+    stretched = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.0}
+    compress = draw.choice(({}, stretched)) | {"rope_theta": 1e5}
+    return {
+        "num_attention_heads": groups * draw.choice((1, 2)),
+        "num_key_value_heads": 1,
+        "head_dim": size,
+        "partial_rotary_factor": 2 * pairs / size,
+        "rope_parameters": {"main": main, "compress": {"rope_type": "default"} | main | compress},
+        "layer_types": [draw.choice(kinds) for _ in range(layers)],
+        "compress_rates": {kinds[1]: draw.choice((2, 4, 5)), kinds[2]: draw.choice((3, 8, 20))},
+        "mlp_layer_types": [draw.choice(("hash_moe", "moe")) for _ in range(layers)],
+        "scoring_func": draw.choice(("sqrtsoftplus", "sigmoid")),
+        "q_lora_rank": draw.choice((5, 28)),
+        "o_groups": groups,
+        "o_lora_rank": draw.choice((5, 12)),
+        "index_n_heads": draw.choice((14, 20)),
+        "index_head_dim": 2 * pairs + draw.choice((0, 3)),
+        "index_topk": draw.choice((1, 3, 8, 100)),
+        "hc_mult": draw.choice((1, 2, 4)),
+        "hc_sinkhorn_iters": draw.choice((1, 4, 20)),
+        "hc_eps": draw.choice((1e-6, 0.01)),
+        "swiglu_limit": draw.choice((0.5, 10.0)),
+        "intermediate_size": values["moe_intermediate_size"],
+    }
+
+
 OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "Gemma4ForCausalLM": _gemma4,
     "Gemma4UnifiedForCausalLM": _gemma4_unified,
@@ -113,6 +145,7 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     },
     "GlmMoeDsaForCausalLM": _sparse,
     "HYV4ForCausalLM": _hy_v4,
+    "DeepseekV4ForCausalLM": _deepseek_v4,
     "LongcatFlashForCausalLM": _longcat,
     "JetMoeForCausalLM": _jetmoe,
     "DiffLlamaForCausalLM": _diffllama,

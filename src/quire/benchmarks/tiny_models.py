@@ -119,6 +119,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "DeepseekV32ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE | {"index_topk_freq": 2},
+    "DeepseekV4ForCausalLM": {
+        "num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 32, "partial_rotary_factor": 0.25, "q_lora_rank": 28,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "num_hash_layers": 1, "sliding_window": 10,
+        "o_groups": 2, "o_lora_rank": 12, "index_n_heads": 16, "index_head_dim": 16, "index_topk": 3, "swiglu_limit": 1.5,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention", "sliding_attention",
+        "compressed_sparse_attention"], "intermediate_size": 24,
+    },
     "HYV4ForCausalLM": {name: value for name, value in _SPARSE.items() if name not in ("n_group", "topk_group")},
     "JetMoeForCausalLM": {"kv_channels": 16, "num_local_experts": 5, "num_experts_per_tok": 2},
     "DiffLlamaForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 12},
@@ -216,12 +224,15 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
             scale = 0.2
         is_around_zero = kind.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) and not name.endswith("attn.norm.weight")
         is_around_zero &= not kind.startswith("Gemma4")
-        is_norm_scale = parameter.dim() == 1 and name.endswith(("weight", "router.scale", "expert_scale"))
+        is_norm_scale = parameter.dim() == 1 and name.endswith(("weight", "scale"))
         is_norm_scale &= not is_around_zero
         parameter.copy_(noise * scale + (1.0 if is_norm_scale else 0.0))
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
+        elif name.endswith("tid2eid"):
+            rows = torch.rand(len(buffer), model.config.n_routed_experts, generator=generator)  # type: ignore[arg-type]
+            buffer.copy_(rows.argsort(-1)[:, : buffer.shape[1]])
         elif name.endswith("layer_scalar"):
             buffer.copy_(torch.rand(buffer.shape, generator=generator) * 0.5 + 0.6)
 

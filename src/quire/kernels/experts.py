@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Routing:
     """From a token's logits over experts to its experts and their weights.
 
-    Scores are softmax or sigmoid of the logits, in float32. The `top_k` largest are chosen (of equals the first, also of
-    groups); with a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay the scores.
+    Scores are softmax, sigmoid or the root of softplus of the logits, in float32. The `top_k` largest are chosen (of equals the
+    first, also of groups); with a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay
+    the scores.
     Softmax with `renormalize` is also the softmax over the chosen logits alone.
 
     `sparsemixer` (https://arxiv.org/abs/2409.12136, as evaluated) chooses by the logits; a choice's weight is its softmax
@@ -35,7 +36,7 @@ class Routing:
 
     num_experts: int
     top_k: int
-    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     renormalize: bool = True
     groups: int = 1
     top_groups: int = 1
@@ -136,6 +137,21 @@ class ExpertScratch:
     def num_bytes(self) -> int:
         """Memory of all buffers."""
         return sum(value.numel() * value.element_size() for value in vars(self).values() if torch.is_tensor(value))
+
+
+def route_plainly(
+    logits_TE: torch.Tensor,
+    routing: Routing,
+    bias_E: torch.Tensor | None,
+    chosen_TK: torch.Tensor | None,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+) -> None:
+    """As `ops.moe_route`, for what its kernels do not know: scores by the root of softplus, and experts that are chosen
+    already."""
+    from quire.kernels import ops
+
+    ops.chosen("route_plainly")(logits_TE, routing, bias_E, chosen_TK, ids_TK, weights_TK)
 
 
 def add_chosen_inputs(

@@ -515,7 +515,10 @@ class Decoder(CausalLM):
             return False
         if mixtures and not ops.is_native("norm_moe"):
             return False
-        if any(isinstance(mlp, GatedMLP) and (mlp.scale, mlp.out_scale) != (1.0, 1.0) for mlp in spec.mlps()):
+        if any(
+            isinstance(mlp, GatedMLP) and (mlp.scale, mlp.out_scale, mlp.limit) != (1.0, 1.0, 0.0)
+            for mlp in spec.mlps()
+        ):
             return False
         if any(len(layer.mixers) > 1 or not all(mixer.can_fuse for mixer in layer.mixers) for layer in self._layers):
             return False

@@ -18,7 +18,7 @@ from quire.layers.activation import kernel_activation
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.interface import LayerContext
 from quire.layers.modules import Deal, LayerScope, Module, Part
-from quire.layers.moe import Mixture, Shared
+from quire.layers.moe import Mixture, Shared, limit_halves
 from quire.layers.normed_moe import NormedMixture
 from quire.layers.workspace import TokenViews, Workspace
 from quire.models.spec import FeedForward, GatedMLP, MoE
@@ -86,7 +86,8 @@ class FeedForwardLayer:
             options = {"clamp": mlp.clamp, "scales_input": mlp.scales_input, "first": first}
             shared = None
             if mlp.shared is not None:
-                shared = Shared(self.width, isinstance(mlp.shared, GatedMLP), getattr(mlp.shared, "out_scale", 1.0))
+                factors = (getattr(mlp.shared, "out_scale", 1.0), getattr(mlp.shared, "limit", 0.0))
+                shared = Shared(self.width, isinstance(mlp.shared, GatedMLP), *factors)
             kind = Mixture if mlp.own_norms is None else NormedMixture
             self.mixture = kind(
                 mlp.routing, options, mlp.experts_bias, self.activation, shared, self.context.linear_method, scratch,
@@ -116,6 +117,7 @@ class FeedForwardLayer:
     def run(self, x_TD: torch.Tensor, out_TD: torch.Tensor, step: StepInputs, views: TokenViews) -> None:
         """out = this rank's part of the feed-forward of x; `out` may be x unless there are experts."""
         if self.mixture is not None:
+            self.mixture.token_ids = step.input_ids
             self.mixture.run(x_TD, out_TD, step.attention[0].shape, views)
             return
         method, activated_TI = self.context.linear_method, views.narrow(self.width)
@@ -124,6 +126,7 @@ class FeedForwardLayer:
             method.apply(x_TD, self.linears["gate_up"], gate_up_T2I)
             if self.mlp.scale != 1.0:
                 ops.scale_and_cap(gate_up_T2I, self.mlp.scale, 0.0)
+            limit_halves(gate_up_T2I, self.mlp.limit)
             ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
         else:
             method.apply(x_TD, self.linears["up"], activated_TI)
@@ -176,6 +179,8 @@ def _mixture_modules(scope: LayerScope, mlp: MoE) -> Iterator[Module]:
     yield scope.linear("router", (chosen_from,), bias=mlp.router_bias, plain=True)
     if mlp.bias_correction:
         yield scope.vector("router_bias", chosen_from)
+    if mlp.by_token:
+        yield scope.table("token_experts", (Part(scope.spec.vocab, 1),), mlp.routing.top_k, is_whole=True)
     if mlp.own_norms is not None:
         yield scope.vector("router_scale", scope.hidden)
         for name in ("shared_after", "experts_before", "experts_after"):

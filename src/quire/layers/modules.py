@@ -54,6 +54,7 @@ class Module:
         normalized: each row is divided by its length.
         unbiased: how the names of sources end that have no bias, though the module has one.
         bias_scale: multiplies the checkpoint's bias.
+        is_whole: a table that is stored as whole numbers.
         is_conv: a table that is stored as [rows, 1, columns], a convolution of each channel by itself.
         is_flattened: a table that the checkpoint has with more dimensions.
         stacked: the name of the one tensor [experts, rows, columns] that may stand in the sources' place.
@@ -81,6 +82,7 @@ class Module:
     bias_scale: float = 1.0
     is_conv: bool = False
     is_flattened: bool = False
+    is_whole: bool = False
 
     @property
     def is_quantizable(self) -> bool:
@@ -247,12 +249,13 @@ class LayerScope:
         return Module(self._name(name), "vector", self._sources(name), (part,), shard=shard, is_row=is_row)
 
     def table(
-        self, name: str, parts: tuple[Part, ...], columns: int = 0, *, shard: Shard = "none", is_conv: bool = False
-    ) -> Module:
+        self, name: str, parts: tuple[Part, ...], columns: int = 0, *, shard: Shard = "none", is_conv: bool = False,
+        is_whole: bool = False,
+    ) -> Module:  # fmt: skip
         """A bare tensor that stays float32: one number a row, or some."""
         return Module(
             self._name(name), "table", self._sources(name), parts, columns, shard=shard, is_conv=is_conv,
-            is_flattened=name in self.spec.weights.flattened,
+            is_flattened=name in self.spec.weights.flattened, is_whole=is_whole,
         )  # fmt: skip
 
     def embedding(self, name: str, rows: int, width: int, skip_rows: int = 0) -> Module:

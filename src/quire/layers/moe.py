@@ -38,11 +38,13 @@ class Shared:
     Attributes:
         intermediate: its size on this rank.
         scale: multiplies its output.
+        limit: of gate and up, as in `GatedMLP`.
     """
 
     intermediate: int
     is_gated: bool = True
     scale: float = 1.0
+    limit: float = 0.0
 
 
 class Mixture:
@@ -69,8 +71,8 @@ class Mixture:
     """Which of them may be codes, and what it calls those."""
     LATENT = ("experts_in", "experts_out")
     WEIGHTS = (
-        "router", "router_bias", "expert_scales", "experts_bias", *LATENT, "shared_gate_up", "shared_down", "shared_gate",
-        *EXPERTS,
+        "router", "router_bias", "token_experts", "expert_scales", "experts_bias", *LATENT, "shared_gate_up", "shared_down",
+        "shared_gate", *EXPERTS,
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +89,8 @@ class Mixture:
         late: bool = False,
     ) -> None:
         self._own, self._late = own, late
+        self.token_ids = torch.empty(0)
+        """Of the step, for mixtures that choose by them."""
         self.routing, self.activation, self.shared = routing, activation, shared
         self._options, self._awaited = options, 4 if biased else 2
         self._method, self._scratch, self._latent = method, scratch, latent
@@ -156,7 +160,12 @@ class Mixture:
         count, scratch = x_TD.shape[0], self._scratch
         logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
         ops.linear(x_TD, self._linears["router"], logits_TE)
-        ops.moe_route(logits_TE, self.routing, num_tokens, ids_TK, weights_TK, self._tensors.get("router_bias"))
+        bias_E, table_VK = self._tensors.get("router_bias"), self._tensors.get("token_experts")
+        if table_VK is not None or self.routing.scoring == "sqrtsoftplus":
+            chosen_TK = None if table_VK is None else table_VK[self.token_ids[:count].long()].long()
+            experts.route_plainly(logits_TE, self.routing, bias_E, chosen_TK, ids_TK, weights_TK)
+        else:
+            ops.moe_route(logits_TE, self.routing, num_tokens, ids_TK, weights_TK, bias_E)
         if "expert_scales" in self._tensors:
             experts.scale_choices(weights_TK, ids_TK, self._tensors["expert_scales"])
         return ids_TK, weights_TK
@@ -199,6 +208,7 @@ class Mixture:
         if shared.is_gated:
             gate_up_T2I = views.wide(2 * shared.intermediate)
             self._method.apply(x_TD, self._linears["shared_gate_up"], gate_up_T2I)
+            limit_halves(gate_up_T2I, shared.limit)
             ops.gated_activation(gate_up_T2I, self.activation, activated_TI)
         else:
             self._method.apply(x_TD, self._linears["shared_gate_up"], activated_TI)
@@ -210,3 +220,11 @@ class Mixture:
         if shared.scale != 1.0:
             ops.scale_and_cap(activated_TI, shared.scale, 0.0)
         return activated_TI
+
+
+def limit_halves(gate_up_T2I: torch.Tensor, limit: float) -> None:
+    """Keep gate at most at the limit, and up between minus and plus it; 0 means none."""
+    if limit > 0:
+        gate_TI, up_TI = gate_up_T2I.chunk(2, dim=-1)
+        gate_TI.clamp_(max=limit)
+        up_TI.clamp_(-limit, limit)

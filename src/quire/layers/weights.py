@@ -14,6 +14,8 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 
+import torch
+
 from quire.errors import ConfigError
 from quire.layers.linear import COLUMNS, PLAIN, ROWS, Axis, LinearMethod, Stored, UnquantizedLinear
 from quire.layers.modules import Deal, Module
@@ -23,6 +25,7 @@ from quire.models.variants import SparseMLA
 
 VECTOR, TRANSPOSED = Stored((ROWS,)), Stored((COLUMNS, ROWS))
 CONVOLUTION = Stored((ROWS, Axis("none"), COLUMNS))
+WHOLE_NUMBERS = Stored((ROWS, COLUMNS), dtypes=(torch.int64, torch.int32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,6 +262,7 @@ def _module_sources(module: Module, prefix: str, plan: ParallelPlan, method: Lin
     is_formatted = is_formatted and module.kind not in ("norm", "table")
     is_transposed = module.transposed and (is_stack or not module.stacked)
     plain = CONVOLUTION if module.is_conv else TRANSPOSED if is_transposed else PLAIN["weight"]
+    plain = WHOLE_NUMBERS if module.is_whole else plain
     prefix = "" if module.name.startswith("lm_head") else prefix
     for name, (rows, blocks) in zip(module.sources, _blocks(module, plan), strict=True):
         source = functools.partial(

@@ -151,7 +151,8 @@ class Temperature:
 @dataclasses.dataclass(frozen=True)
 class GatedMLP:
     """down(act(gate(x)) * up(x)); `act` is a name as checkpoints use it (`silu`, `gelu_pytorch_tanh` …). `scale` multiplies
-    gate and up, `out_scale` the output. `up_first`: a checkpoint's one matrix for both holds up before gate."""
+    gate and up, `out_scale` the output; with a `limit` above 0 gate is at most that, and up between minus and plus that.
+    `up_first`: a checkpoint's one matrix for both holds up before gate."""
 
     intermediate: int
     act: str
@@ -159,6 +160,7 @@ class GatedMLP:
     scale: float = 1.0
     out_scale: float = 1.0
     down_bias: bool = False
+    limit: float = 0.0
     up_first: bool = False
 
 
@@ -189,6 +191,7 @@ class MoE:
         own_norms: the shared feed-forward has a norm behind it, the experts one before and one behind them, and the router
             reads a norm of its own: those of the router and the experts are norms of the residual (Gemma 4).
         expert_scales: a token's weight for an expert is multiplied by the expert's learned number.
+        by_token: experts are looked up in a table of token ids; scores only weigh them.
         zero_experts: of `routing`'s experts the last so many have no matrices and give what they read (LongCat).
         out_bias: a vector that is added to the output.
         late: what experts give joins the residual with the next layer's feed-forward; the shared one joins at once.
@@ -209,6 +212,7 @@ class MoE:
     latent_bias: bool = False
     own_norms: RMSNorm | None = None
     expert_scales: bool = False
+    by_token: bool = False
     zero_experts: int = 0
     out_bias: bool = False
     late: bool = False

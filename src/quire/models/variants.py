@@ -106,3 +106,40 @@ class HyperConnections:
     magnitude: float = 2.0
     write_eps: float = 0.0
     sinkhorn: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CompressedAttention:
+    """DeepSeek-V4's attention: one vector a token, key and value of all heads, within a window; and one for every `rate`
+    tokens before it, all of them or those that an indexer chooses.
+
+    Attributes:
+        rope: of the last values of a head; taken back from what attention gives.
+        window: tokens that are seen one by one, the own one included.
+        q_rank: size of the queries' latent, which has a norm; queries have one without weights.
+        out_groups, out_rank: heads go in groups through a matrix each to so many values, which one more matrix mixes.
+        rate: tokens that become one; 0: none do. A learned softmax over them weighs each value by itself.
+        overlaps: two vectors a token: one weighs in its own tokens', the other in the next ones'.
+        indexer: chooses among the compressed; its keys are compressed alike.
+    """
+
+    heads: int
+    head_dim: int
+    rope: Rope
+    window: int
+    norm: RMSNorm
+    q_rank: int
+    out_groups: int
+    out_rank: int
+    rate: int = 0
+    overlaps: bool = False
+    indexer: BlockIndexer | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockIndexer:
+    """As `Indexer`, of compressed tokens: `top_k` of them with the largest sum over heads of weight * relu(q . k)."""
+
+    heads: int
+    head_dim: int
+    top_k: int

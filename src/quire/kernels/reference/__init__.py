@@ -5,6 +5,7 @@ Slow and obvious on purpose. Works on any device and dtype; arithmetic in float3
 
 from quire.kernels.reference import (
     attention,
+    compressed,
     elementwise,
     filters,
     fp8,
@@ -23,6 +24,7 @@ from quire.kernels.reference import (
 
 __all__ = [
     "attention",
+    "compressed",
     "elementwise",
     "filters",
     "fp8",

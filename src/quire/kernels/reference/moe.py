@@ -12,6 +12,12 @@ from quire.kernels.reference.elementwise import ACTIVATIONS, rms_norm
 from quire.kernels.reference.linear import linear
 from quire.kernels.registry import kernel
 
+SCORINGS = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+}
+
 
 @kernel("moe_route", platform="any")
 def moe_route(
@@ -26,7 +32,19 @@ def moe_route(
     if routing.scoring == "sparsemixer":
         _sparsemixer(logits_TE, routing, ids_TK, weights_TK)
         return
-    scores_TE = logits_TE.softmax(-1) if routing.scoring == "softmax" else logits_TE.sigmoid()
+    _route(logits_TE, routing, bias_E, None, ids_TK, weights_TK)
+
+
+@kernel("route_plainly", platform="any")
+def _route(
+    logits_TE: Tensor,
+    routing: Routing,
+    bias_E: Tensor | None,
+    chosen_TK: Tensor | None,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+) -> None:
+    scores_TE = SCORINGS[routing.scoring](logits_TE.float())
     ranked_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if routing.top_groups < routing.groups:
         grouped_TGE = ranked_TE.unflatten(-1, (routing.groups, -1))
@@ -35,7 +53,8 @@ def moe_route(
         best_TG = worth_TG.sort(dim=-1, descending=True, stable=True).indices
         closed_TG.scatter_(-1, best_TG[:, : routing.top_groups], False)
         ranked_TE = grouped_TGE.masked_fill(closed_TG[..., None], float("-inf")).flatten(-2)
-    chosen_TK = ranked_TE.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
+    best_TE = ranked_TE.sort(dim=-1, descending=True, stable=True).indices
+    chosen_TK = best_TE[:, : routing.top_k] if chosen_TK is None else chosen_TK
     weights = scores_TE.gather(-1, chosen_TK)
     if routing.renormalize:
         weights = weights / weights.sum(-1, keepdim=True)

@@ -11,6 +11,14 @@ MOST_VALUES = 1 << 25
 """Of a temporary tensor: a part of the step's tokens is computed at a time."""
 
 
+def rows_of_tokens(metadata: AttentionMetadata, tokens: int) -> torch.Tensor:
+    """Each token's row in the block table."""
+    starts, count = metadata.query_start, metadata.num_requests
+    token_T = torch.arange(tokens, device=starts.device, dtype=starts.dtype)
+    request_T = torch.searchsorted(starts[1 : count + 1], token_T, right=True).clamp_(max=max(count - 1, 0))
+    return metadata.rows[request_T].long()
+
+
 @kernel("index_and_cache", platform="any")
 def index_and_cache(
     q_TNI: torch.Tensor,
@@ -76,10 +84,7 @@ def chosen_attention(
     out_TC: torch.Tensor,
 ) -> None:
     tokens, size, heads = q_TC.shape[0], metadata.block_size, params.num_heads
-    token = torch.arange(tokens, device=q_TC.device, dtype=metadata.query_start.dtype)
-    ends = metadata.query_start[1 : metadata.num_requests + 1]
-    request_T = torch.searchsorted(ends, token, right=True).clamp_(max=max(metadata.num_requests - 1, 0))
-    row_T = metadata.rows[request_T].long()
+    row_T = rows_of_tokens(metadata, tokens)
     scale = params.k_scale if kv_cache.dtype == torch.float8_e4m3fn else 1.0
     part = max(MOST_VALUES // max(chosen_TK.shape[1] * params.head_dim, 1), 1)
     for first in range(0, tokens, part):

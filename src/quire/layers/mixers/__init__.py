@@ -1,6 +1,7 @@
 """The kinds of mixers: for each class of `models/spec.py`, the layer that runs it."""
 
 from quire.layers.mixers.attention import AttentionLayer
+from quire.layers.mixers.compressed import CompressedAttentionLayer
 from quire.layers.mixers.delta_net import DeltaNetLayer
 from quire.layers.mixers.diff_attention import DiffAttentionLayer
 from quire.layers.mixers.expert_attention import ExpertAttentionLayer
@@ -31,7 +32,7 @@ from quire.models.spec import (
     TimeMix,
     Zamba,
 )
-from quire.models.variants import DiffAttention, ExpertAttention, SharedKV, SparseMLA
+from quire.models.variants import CompressedAttention, DiffAttention, ExpertAttention, SharedKV, SparseMLA
 
 MIXERS: dict[type, type[MixerLayer]] = {
     Attention: AttentionLayer,
@@ -40,6 +41,7 @@ MIXERS: dict[type, type[MixerLayer]] = {
     DiffAttention: DiffAttentionLayer,
     MLA: MLALayer,
     SparseMLA: SparseMLALayer,
+    CompressedAttention: CompressedAttentionLayer,
     Mamba: MambaLayer,
     Mamba2: Mamba2Layer,
     DeltaNet: DeltaNetLayer,

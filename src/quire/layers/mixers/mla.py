@@ -138,17 +138,9 @@ class MLALayer(MixerLayer):
 
     def _absorb(self, weight: LinearWeight) -> None:
         """From the matrix that makes keys and values of a latent to one from queries to the latent, and one from what
-        attention gives to values. Whatever format it is in: the images of unit vectors are its columns."""
-        mixer, context = self.mixer, self.context
-        if getattr(weight, "input_scale", None) is not None:  # made for real latents, not for unit vectors
-            weight = dataclasses.replace(weight, input_scale=None)  # type: ignore[call-arg]
-        method, rank, dtype = context.linear_method, mixer.kv_rank, context.activation_dtype
-        units = torch.eye(rank, dtype=dtype, device=context.device)
-        columns_RC = torch.empty(rank, weight.out_features, dtype=dtype, device=context.device)
-        for start in range(0, rank, context.max_tokens):
-            rows = slice(start, min(start + context.max_tokens, rank))
-            method.apply(units[rows], weight, columns_RC[rows])
-        heads_NCR = columns_RC.to(context.dtype).view(rank, self.heads, -1).permute(1, 2, 0)
+        attention gives to values."""
+        mixer = self.mixer
+        heads_NCR = plain_columns(weight, self.context).view(mixer.kv_rank, self.heads, -1).permute(1, 2, 0)
         keys_NUR, values_NVR = heads_NCR.split((mixer.nope_dim, mixer.value_dim), dim=1)
         self._to_latent, self._to_values = latent.pack_heads(keys_NUR.transpose(1, 2)), latent.pack_heads(values_NVR)
 
@@ -210,6 +202,19 @@ class MLALayer(MixerLayer):
         """Attention over the latents, this step's included, for absorbed queries; the layer's input and the queries' latent are
         there for those that choose tokens by them."""
         self.context.backend.forward(absorbed_TC, self._kv_cache, metadata, self.params, out_TC)
+
+
+def plain_columns(weight: LinearWeight, context: LayerContext) -> torch.Tensor:
+    """A matrix' columns as rows [in, out], whatever format it is in: they are the images of unit vectors."""
+    if getattr(weight, "input_scale", None) is not None:  # made for real inputs, not for unit vectors
+        weight = dataclasses.replace(weight, input_scale=None)  # type: ignore[call-arg]
+    count, dtype = weight.in_features, context.activation_dtype
+    units = torch.eye(count, dtype=dtype, device=context.device)
+    columns_KN = torch.empty(count, weight.out_features, dtype=dtype, device=context.device)
+    for start in range(0, count, context.max_tokens):
+        rows = slice(start, min(start + context.max_tokens, count))
+        context.linear_method.apply(units[rows], weight, columns_KN[rows])
+    return columns_KN.to(context.dtype)
 
 
 def _query_dim(mixer: MLA) -> int:
