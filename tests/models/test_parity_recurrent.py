@@ -182,6 +182,23 @@ def test_olmo_hybrids_convolutions_have_the_sizes_of_queries_keys_and_values(ref
     torch.testing.assert_close(logprobs, oracle_logprobs(tmp_path, tuple(token_ids)), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 moe"])
+def test_the_class_of_the_text_reads_a_config_that_nests_it(name, reference_kernels, tiny, tmp_path):
+    """As Transformers' class of the text alone takes it from a model that also sees."""
+    architecture, overrides = SHAPES[name]
+    path, (*_, token_ids) = tiny(architecture, **overrides), prompts()
+    config = json.loads((path / "config.json").read_bytes())
+    whole = {"architectures": [architecture], "model_type": "qwen3_5", "vision_config": {"hidden_size": 8}}
+    whole |= {"tie_word_embeddings": config.pop("tie_word_embeddings"), "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(path / FILE)
+    for number, prefix in enumerate(("model.language_model.", "model.")):
+        named = {name.replace("model.", prefix, 1): value for name, value in tensors.items()}
+        save_file(named | {"model.visual.merger.norm.weight": torch.zeros(2)}, tmp_path / FILE)
+        logprobs = ModelDriver(build_tiny(tmp_path)).prefill(Sequence(token_ids, row=number), chunk=30)
+        torch.testing.assert_close(logprobs, oracle_logprobs(path, tuple(token_ids)), rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "lfm2"])
 def test_bfloat16_stays_close_to_float32(name, kernels, tiny):
     """Weights in 16 bits; states, and the oracle, in float32."""

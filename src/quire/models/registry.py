@@ -14,6 +14,7 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.interface import CausalLM
 from quire.models.defaults import completed
+from quire.models.nested_text import beside_other_parts, nested_text
 from quire.models.spec import DecoderSpec
 
 SpecFunction = Callable[[HFConfig], DecoderSpec]
@@ -65,7 +66,10 @@ class Entry:
         Raises:
             ConfigError: no layer looks at other tokens.
         """
-        spec = cast(SpecFunction, self.load())(completed(self.architecture, hf))
+        function, text = cast(SpecFunction, self.load()), nested_text(hf)
+        is_nested = text is not None and not function.__module__.endswith("text_part")  # which reads it by itself
+        spec = function(completed(self.architecture, text if text is not None and is_nested else hf))
+        spec = beside_other_parts(spec) if is_nested else spec
         if not any(spec.mixers_of(layer) for layer in range(spec.layers)):
             raise ConfigError(
                 f"config.json of {self.architecture} has {spec.layers} layers, none of which is attention or a recurrent one: "

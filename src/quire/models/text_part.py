@@ -4,6 +4,7 @@ import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
+from quire.models.nested_text import OTHER_PARTS, PREFIXES
 from quire.models.registry import ModelRegistry, register
 from quire.models.spec import DecoderSpec
 
@@ -28,11 +29,6 @@ LEFT_OUT = {
     "mistral": SIZES | {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8},
 }
 """What a `text_config` need not say (LLaVA 1.5's tells no size of its layers)."""
-PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
-OTHER_PARTS = (
-    "*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*", "*visual.*",
-    "*embed_vision.*", "*audio_tower.*", "*embed_audio.*",
-)  # fmt: skip
 
 
 @register("Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")

@@ -1,0 +1,33 @@
+"""Configs and weights of models that also see or hear, as their text sees them: where it stands in them, and what stands beside.
+
+Knows names. Knows no architecture.
+"""
+
+import dataclasses
+
+from quire.config.hf_config import HFConfig
+from quire.models.spec import DecoderSpec
+
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+OTHER_PARTS = (
+    "*vision_tower.*", "*vision_embed_tokens.*", "*vision_model.*", "*multi_modal_projector.*", "*visual.*",
+    "*embed_vision.*", "*audio_tower.*", "*embed_audio.*",
+)  # fmt: skip
+
+
+def nested_text(hf: HFConfig) -> HFConfig | None:
+    """What `text_config` tells, over what stands beside it; None where the config tells of the text itself."""
+    text = hf.get("text_config")
+    if not isinstance(text, HFConfig) or any(name in hf for name in ("hidden_size", "num_hidden_layers")):
+        return None
+    beside = {name: value for name, value in hf.to_dict().items() if name != "text_config"}
+    own = {name: value for name, value in text.to_dict().items() if name not in ("architectures", "model_type")}
+    return HFConfig(beside | own)
+
+
+def beside_other_parts(spec: DecoderSpec) -> DecoderSpec:
+    """The spec, for checkpoints that may have other parts beside it."""
+    names = spec.weights
+    prefixes = tuple(dict.fromkeys((*names.prefixes, *PREFIXES)))
+    weights = dataclasses.replace(names, prefixes=prefixes, ignored=(*names.ignored, *OTHER_PARTS))
+    return dataclasses.replace(spec, weights=weights)
