@@ -120,6 +120,9 @@ def test_objects_of_settings_are_taken_like_dicts(model: str) -> None:
     assert resolve(model, structured_outputs_config=asked).structured_outputs == asked
     profiler = ProfilerConfig(dir="/tmp/traces", max_iterations=3)
     assert resolve(model, profiler_config=profiler).observability.profiler == profiler
+    theirs = ProfilerConfig(profiler="torch", torch_profiler_dir="/tmp/traces", torch_profiler_with_stack=False)
+    assert theirs == ProfilerConfig(dir="/tmp/traces", with_stack=False) == dataclasses.replace(theirs)
+    assert resolve(model, profiler_config=theirs).observability.profiler == theirs
     pooler = PoolerConfig(seq_pooling_type="MEAN", use_activation=False)
     pooling = resolve(model, runner="pooling", pooler_config=pooler).model.pooling
     assert pooling is not None and (pooling.kinds, pooling.activation) == (("mean",), "none")

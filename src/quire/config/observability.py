@@ -24,6 +24,7 @@ class ProfilerConfig:
         use_gzip: compress traces.
         delay_iterations: steps after the start that are left out.
         max_iterations: steps after which it ends by itself; 0 means no limit.
+        torch_profiler_…: vLLM's names of the same.
     """
 
     profiler: Literal["torch", "device"] = "torch"
@@ -35,6 +36,19 @@ class ProfilerConfig:
     use_gzip: bool = True
     delay_iterations: int = 0
     max_iterations: int = 0
+    torch_profiler_dir: dataclasses.InitVar[str | None] = None
+    torch_profiler_with_stack: dataclasses.InitVar[bool | None] = None
+    torch_profiler_record_shapes: dataclasses.InitVar[bool | None] = None
+    torch_profiler_with_memory: dataclasses.InitVar[bool | None] = None
+    torch_profiler_with_flops: dataclasses.InitVar[bool | None] = None
+    torch_profiler_use_gzip: dataclasses.InitVar[bool | None] = None
+
+    def __post_init__(self, *given: Any) -> None:
+        """Take what vLLM's names say."""
+        names = ("dir", "with_stack", "record_shapes", "with_memory", "with_flops", "use_gzip")
+        for name, value in zip(names, given, strict=True):
+            if value is not None:
+                object.__setattr__(self, name, value)
 
 
 @dataclasses.dataclass(frozen=True)
