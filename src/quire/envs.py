@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     QUIRE_ENABLE_MULTIPROCESSING: bool
     QUIRE_ENGINE_READY_TIMEOUT_S: float
     QUIRE_RPC_BASE_PATH: str | None
+    QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH: bool
     QUIRE_HTTP_TIMEOUT_KEEP_ALIVE: int
     QUIRE_HTTP_MAX_REQUEST_BODY_SIZE: int
 
@@ -151,6 +152,7 @@ VARIABLES: dict[str, Variable] = {
         "float", 600.0, "How long an engine core may take to start.", _parse_seconds
     ),
     "QUIRE_RPC_BASE_PATH": _text(None, "Folder of the internal Unix sockets; unset means a private temporary folder."),
+    "QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH": _flag(False, "1 keeps a server up whose engine has died; see the flag."),
     "QUIRE_HTTP_TIMEOUT_KEEP_ALIVE": Variable("int", 5, "Seconds that an idle connection is kept.", _parse_positive),
     "QUIRE_HTTP_MAX_REQUEST_BODY_SIZE": Variable(
         "int", 32 << 20, "Bytes that a request's body may have.", _parse_positive

@@ -132,6 +132,7 @@ class FakeAsyncLLM:
         self.config = config or engine_config()
         self.tokenizer = None if self.config.model.skip_tokenizer_init else tokenizer or ByteTokenizer()
         self.errored = False
+        self.on_death: Callable[[], None] | None = None
         self.failure: Exception | None = None
         self.fail_after = 0
         self.gate: asyncio.Semaphore | None = None

@@ -1,7 +1,7 @@
 """A whole server process over the fake engine: `python -m tests.oracles.fake_server TOKENS`.
 
 The engine gives TOKENS tokens and then waits; SIGUSR1 lets it go on for ever. `slow-start` as a second word keeps the engine
-from starting until SIGUSR1; `broken-start` makes the start fail.
+from starting until SIGUSR1; `broken-start` makes the start fail. SIGUSR2 makes the engine die; `stays` keeps the server then.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from quire.entrypoints.openai.app import build_app
 from quire.entrypoints.openai.listen import ListenOptions, open_socket
 from quire.entrypoints.openai.server import ServerProcess
 from quire.entrypoints.openai.state import ServerSettings, ServerState
-from quire.errors import ConfigError
+from quire.errors import ConfigError, EngineDeadError
 
 
 def main() -> int:
@@ -30,9 +30,18 @@ def main() -> int:
         for _ in range(100_000):
             gate.release()
 
+    def die(number: int, frame: Any) -> None:
+        engine.errored, engine.failure = True, EngineDeadError("the core was killed")
+        release(number, frame)
+        if engine.on_death is not None:
+            engine.on_death()
+
     signal.signal(signal.SIGUSR1, release)
+    signal.signal(signal.SIGUSR2, die)
     state = ServerState(ServerSettings())
-    listener, options = open_socket(ListenOptions(port=0, access_log=False))
+    listener, options = open_socket(
+        ListenOptions(port=0, access_log=False, keep_alive_on_engine_death=start == "stays")
+    )
 
     def build_engine() -> Any:
         if start == "broken-start":

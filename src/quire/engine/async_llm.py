@@ -9,7 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from quire.config import EngineConfig, ModelConfig
@@ -97,6 +97,8 @@ class AsyncLLM(AsyncControl):
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
+        self.on_death: Callable[[], None] | None = None
+        """Called when the core dies, in any thread, and maybe twice."""
         self._is_shut_down = False
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_calls = 0
@@ -347,6 +349,8 @@ class AsyncLLM(AsyncControl):
     def _on_message(self, message: messages.CoreMessage) -> None:
         """In the core's or the listener's thread: keep the message and wake the event loop, once for all that wait."""
         self._inbox.append(message)
+        if self._loop is None and isinstance(message, messages.Dead):  # nothing was asked yet: nobody else would look
+            self._die(message.message)
         if not self._is_waking and self._loop is not None:
             self._is_waking = True
             try:
@@ -418,6 +422,8 @@ class AsyncLLM(AsyncControl):
             if not future.done():
                 future.set_exception(EngineDeadError(message))
         self._calls.clear()
+        if self.on_death is not None:
+            self.on_death()
 
     # --- health ---
 

@@ -102,9 +102,9 @@ def test_ctrl_c_while_the_engine_starts_ends_at_once(start):
     assert code == 130 and "Traceback" not in output
 
 
-def test_a_start_that_fails_is_one_message_and_exit_code_1(start):
+def test_a_start_that_fails_is_one_message_and_exit_code_2(start):
     code, output = start("2", "broken-start", ready="listening at").end()
-    assert code == 1 and "max_model_len: 0 is too small." in output and "Traceback" not in output
+    assert code == 2 and "max_model_len: 0 is too small." in output and "Traceback" not in output
 
 
 def raw_exchange(url: str, request: bytes) -> bytes:
@@ -178,6 +178,32 @@ def test_a_unix_socket_is_its_owners_alone_and_replaces_a_dead_one(tmp_path):
     with pytest.raises(ConfigError, match="uds"):
         open_socket(ListenOptions(uds=str(tmp_path / "file")))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_server_whose_engine_dies_tells_its_streams_in_a_line_each_and_ends_with_1(start):
+    process = start("2")
+    with httpx.Client(base_url=process.url, timeout=120) as client:
+        with client.stream("POST", "/v1/completions", json=BODY) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.popen.send_signal(signal.SIGUSR2)
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-2][6:])["error"]["code"] == "engine_dead" and rest[-1] == "data: [DONE]"
+    assert process.popen.wait(60) == 1
+    _, output = process.end()
+    assert output.count("was cut off: the engine has died") == 1 and "Traceback" not in output
+    assert "the server ends with exit code 1" in output
+
+
+def test_a_server_may_stay_when_its_engine_has_died(start):
+    process = start("2", "stays")
+    with httpx.Client(base_url=process.url, timeout=120) as client:
+        process.popen.send_signal(signal.SIGUSR2)
+        wait_for_status(client, "/health", 503)
+        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 503
+    assert process.popen.poll() is None
+    code, output = process.end(signal.SIGTERM)
+    assert code == 0 and "Traceback" not in output
 
 
 FEW_FILES = """

@@ -218,7 +218,8 @@ METRICS_PORT = ("host", "port")
 """Of its other groups, the flags that do."""
 ONLINE = {
     "console", "disable_access_log_for_endpoints", "disable_fastapi_docs", "disable_uvicorn_access_log",
-    "enable_force_include_usage", "enable_request_id_headers", "shutdown_timeout", "uvicorn_log_level",
+    "enable_force_include_usage", "enable_request_id_headers", "keep_alive_on_engine_death", "shutdown_timeout",
+    "uvicorn_log_level",
 }  # fmt: skip
 """Of those groups, the flags that do not."""
 

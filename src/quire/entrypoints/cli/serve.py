@@ -69,6 +69,7 @@ def listen_options(args: argparse.Namespace) -> "ListenOptions":
         quiet_paths=args.disable_access_log_for_endpoints,
         log_level=args.uvicorn_log_level,
         shutdown_timeout_s=args.shutdown_timeout,
+        keep_alive_on_engine_death=args.keep_alive_on_engine_death or envs.QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH,
         max_header_bytes=args.h11_max_incomplete_event_size,
         max_header_count=args.h11_max_header_count,
         ssl_refresh=args.enable_ssl_refresh,

@@ -176,6 +176,8 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     switch(responses, "--disable-fastapi-docs", "no /docs and no /openapi.json")
     responses.add_argument("--shutdown-timeout", type=_positive_seconds, default=300.0, metavar="SECONDS",
         help="how long SIGTERM waits for running requests (300)")
+    switch(responses, "--keep-alive-on-engine-death", "answer with 503 when the engine has died, instead of ending with "
+        "exit code 1 (QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH)")
     # fmt: on
 
 

@@ -27,6 +27,7 @@ class ListenOptions:
     quiet_paths: tuple[str, ...] = ()
     log_level: str = "info"
     shutdown_timeout_s: float = 300.0
+    keep_alive_on_engine_death: bool = False
     max_header_bytes: int = 64 << 10
     max_header_count: int = 256
     ssl_refresh: bool = False

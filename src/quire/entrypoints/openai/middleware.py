@@ -23,7 +23,7 @@ from quire.entrypoints.openai.errors import HTTPError, from_exception, not_ready
 from quire.entrypoints.openai.http_protocol import BODY_EXTENSION
 from quire.entrypoints.openai.state import ServerSettings, ServerState
 from quire.entrypoints.openai.streaming import ClientGone
-from quire.errors import ConfigError
+from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 from quire.metrics.spans import TRACE_HEADERS
 
@@ -69,7 +69,9 @@ async def send_error(error: HTTPError, scope: Scope, send: Send) -> None:
 def logged_error(error: Exception, request_id: str, settings: ServerSettings) -> HTTPError:
     """What an exception is answered with; a failure of ours leaves its cause in the log, a refusal where the operator asks."""
     answer = from_exception(error, request_id)
-    if answer.status >= 500 and not isinstance(error, HTTPError):
+    if isinstance(error, EngineDeadError):  # its cause is in the log already, once
+        logger.error("Request %s was not answered: the engine has died.", request_id)
+    elif answer.status >= 500 and not isinstance(error, HTTPError):
         logger.error("Request %s failed.", request_id, exc_info=error)
     elif settings.log_error_stack:
         logger.info("Request %s was answered with %d.", request_id, answer.status, exc_info=error)

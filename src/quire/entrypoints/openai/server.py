@@ -38,6 +38,8 @@ CLOSE_TIMEOUT_S = 5.0
 
 OPEN_FILES = 65_536
 """Open files that the server asks the system for."""
+TELL_TIMEOUT_S = 5.0
+"""How long a server whose engine has died waits until its streams have been told."""
 SPARE_FILES = 64
 """Of those it may have, so many are for files, pipes and sockets other than clients'."""
 
@@ -168,12 +170,30 @@ class ServerProcess:
         gc.collect()
         gc.freeze()  # what was loaded stays: later collections need not look at it
         gc.set_threshold(*COLLECT_AFTER)
+        if not self._options.keep_alive_on_engine_death:
+            loop = asyncio.get_running_loop()
+            self._engine.on_death = lambda: loop.call_soon_threadsafe(self._on_death)
+            if self._engine.errored:  # before anyone could be told
+                self._on_death()
         self._state.set_engine(self._engine)
         self._on_ready(self._engine, time.monotonic() - began)
 
     def _fail(self, exit_code: int) -> None:
         self._exit_code = exit_code
         self._server.stop()
+
+    def _on_death(self) -> None:
+        """End with an exit code that makes an orchestrator start another server; first the streams hear of it."""
+        if self._drain is None:
+            self._exit_code = exit_codes.FAILED
+            self._drain = asyncio.ensure_future(self._end_after_death())
+
+    async def _end_after_death(self) -> None:
+        self._state.draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._state.idle.wait(), TELL_TIMEOUT_S)
+        logger.error("The engine has died: the server ends with exit code %d.", self._exit_code)
+        self._force_stop()
 
     def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()

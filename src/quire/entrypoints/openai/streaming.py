@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from quire.entrypoints.openai.errors import HTTPError, from_exception
 from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
 from quire.entrypoints.openai.protocol import Timing, Usage
+from quire.errors import EngineDeadError
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -129,7 +130,9 @@ class EventStream(Response):
 def failure_of(error: Exception, request_id: str) -> HTTPError:
     """What a stream says that fails; a failure of ours leaves its cause in the log."""
     answer = from_exception(error, request_id)
-    if answer.status >= 500:
+    if isinstance(error, EngineDeadError):  # its cause is in the log already, once
+        logger.error("Request %s was cut off: the engine has died.", request_id)
+    elif answer.status >= 500:
         logger.error("Request %s failed while streaming.", request_id, exc_info=error)
     return answer
 
