@@ -22,7 +22,8 @@ class ModelScopeHub:
 
     name = "ModelScope"
     is_offline = False
-    shows_progress = True
+    shows_progress = False
+    """The client has bars of its own."""
 
     def __init__(self, settings: HubSettings) -> None:
         try:
