@@ -1,9 +1,10 @@
 """Processes of one's own for a measurement: started, awaited until they say that they are ready, ended afterwards."""
 
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from quire.errors import EngineError
@@ -13,12 +14,19 @@ START_TIMEOUT_S = 900.0
 
 
 @contextmanager
-def started(module: str, arguments: Sequence[str], mark: str) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
+def started(
+    module: str, arguments: Sequence[str], mark: str, environment: Mapping[str, str | None] | None = None
+) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
     """A Python module as a process, and the line of its output with `mark` in it. Its input stays open while it is wanted.
-    Raises EngineError: it ended before that line came."""
+    Raises EngineError: it ended before that line came.
+
+    Args:
+        environment: variables that differ from this process's; None: the child has no such variable.
+    """
     command = [sys.executable, "-m", module, *arguments]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    variables = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=variables)
     too_long = threading.Timer(START_TIMEOUT_S, process.kill)
     too_long.daemon = True
     too_long.start()
@@ -49,8 +57,8 @@ def _await_line(process: "subprocess.Popen[str]", mark: str) -> str:
 
 
 @contextmanager
-def started_server(arguments: Sequence[str]) -> Iterator[str]:
-    """The URL of `quire serve` with these arguments. Raises EngineError: it ended before it was ready."""
+def started_server(arguments: Sequence[str], environment: Mapping[str, str | None] | None = None) -> Iterator[str]:
+    """The URL of `quire serve` with these arguments and variables. Raises EngineError: it ended before it was ready."""
     words = ["serve", "--port", "0", "--disable-uvicorn-access-log", *arguments]
-    with started("quire.entrypoints.cli.main", words, " is ready after ") as (line, _):
+    with started("quire.entrypoints.cli.main", words, " is ready after ", environment) as (line, _):
         yield line.rsplit(" at ", 1)[1]

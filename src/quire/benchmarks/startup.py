@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    engine_args = _changed_engine_args(args)
+    engine_args = changed_engine_args(args)
     runs: list[dict[str, Any]] = []
     total = args.num_iters_warmup + args.num_iters
     for number in common.progress(range(total), total, "processes"):
@@ -80,7 +80,7 @@ def _phase_seconds(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     return seconds
 
 
-def _changed_engine_args(args: argparse.Namespace) -> dict[str, Any]:
+def changed_engine_args(args: argparse.Namespace) -> dict[str, Any]:
     """The engine's flags that differ from their defaults: what the child is told."""
     import dataclasses
 

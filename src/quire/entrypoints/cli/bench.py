@@ -14,6 +14,7 @@ BENCHMARKS = {
     "throughput": "offline tokens a second, all requests at once",
     "latency": "seconds of one batch, and a step of it",
     "startup": "fresh processes: import, load, first token",
+    "first-use": "how long the first use of each feature stops other streams of a fresh server",
     "scheduler": "microseconds a request and step, without a model",
     "grammars": "structured outputs: microseconds a mask, milliseconds of all masks of a step, by form",
     "forms": "answers that follow a JSON schema beside free ones, in rounds that alternate",

@@ -1,0 +1,305 @@
+"""`quire bench first-use`: how long the first use of each feature stops the other streams of a fresh server.
+
+A server is started on empty caches. While a few streams run, one request of each feature is sent, and then a second. Of each the
+table has the longest gap between two tokens of any other stream, and the time to its own first token. A second server gets all
+features at once. The gaps of streams that run undisturbed come first, to compare with.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from quire.benchmarks import common
+from quire.benchmarks.first_use_requests import CHATS, COMPLETIONS, Feature, generating, pooling
+from quire.benchmarks.http_load import Client, RequestRecord, Target, ask, control
+from quire.benchmarks.load import run_coroutine
+from quire.benchmarks.own_server import started_server
+from quire.benchmarks.startup import changed_engine_args
+
+ORDERS = {"in-turn": "one after another", "at-once": "all at once"}
+SHORT_PROMPT = 16
+SETTLE_S = 0.3
+"""How long streams run undisturbed between two features."""
+REFUSED = (400, 404, 422)
+
+
+@dataclasses.dataclass
+class Use:
+    """One request of a feature.
+
+    Attributes:
+        gap_ms: the longest time without a token in any other stream, while the request was there.
+        first_ms: from sending it to its first token, or to its answer where that comes at once.
+    """
+
+    gap_ms: float
+    first_ms: float
+    error: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.flag(parser, "--num-streams", 4, "streams that run beside")
+    common.flag(parser, "--stream-len", 512, "tokens of such a stream; then another one begins")
+    common.flag(parser, "--long-input-len", 3000, "tokens of a long prompt")
+    common.flag(parser, "--output-len", 8, "tokens of a feature's answer (forms get 64)")
+    common.flag(parser, "--vocab-size", 300, "ids of random prompts are below it")
+    common.flag(parser, "--wait", 0.0, "seconds between the server's start and the first request")
+    parser.add_argument("--features", nargs="+", metavar="NAME", help="only those whose name begins so (all)")
+    parser.add_argument("--orders", nargs="+", choices=tuple(ORDERS), default=list(ORDERS),
+                        help="a fresh server for each: in-turn, at-once (both)")  # fmt: skip
+    parser.add_argument("--quantizations", nargs="+", default=[""], metavar="NAME",
+                        help="a fresh server for each of these values of --quantization (as that flag says)")  # fmt: skip
+    common.flag(parser, "--warm", False, "keep the caches of this machine, in place of empty ones")
+    parser.add_argument("--max-gap-ms", type=float, metavar="MS", help="exit with 1 if a gap is longer than this")
+    common.add_engine_arguments(parser)
+
+
+def run_command(args: argparse.Namespace) -> dict[str, Any]:
+    changed = changed_engine_args(args)
+    runs: list[dict[str, Any]] = []
+    for quantization in args.quantizations:
+        settings = {**changed, **({"quantization": quantization} if quantization not in ("", "none") else {})}
+        for order in args.orders:
+            with _fresh_server(settings, args.warm) as (url, ready_s):
+                time.sleep(args.wait)
+                measured = run_coroutine(_measure(args, Target.parse(url), order, settings))
+            name = f"{ORDERS[order]}{', ' + quantization if quantization else ''}"
+            runs.append({"order": order, "quantization": quantization or None, "ready_s": ready_s, **measured})
+            _print(name, runs[-1])
+    longest = max(run["longest_gap_ms"] for run in runs)
+    sizes = {
+        name: getattr(args, name) for name in ("num_streams", "stream_len", "long_input_len", "output_len", "wait")
+    }
+    model = common.model_name(args.model) if args.model else None
+    figures = {"model": model, **sizes, "longest_gap_ms": longest, "runs": runs, "machine": common.machine()}
+    is_too_long = args.max_gap_ms is not None and longest > args.max_gap_ms
+    return {**figures, **({"exit_code": 1} if is_too_long else {})}
+
+
+@contextmanager
+def _fresh_server(settings: dict[str, Any], is_warm: bool) -> Iterator[tuple[str, float]]:
+    """The URL of a server, and the seconds from its process's start until it was ready."""
+    with tempfile.TemporaryDirectory(prefix="quire-first-use-") as folder:
+        file = os.path.join(folder, "settings.yaml")
+        with open(file, "w", encoding="utf-8") as stream:
+            json.dump(settings, stream)  # JSON is YAML
+        caches = {} if is_warm else {"QUIRE_CACHE_ROOT": os.path.join(folder, "cache"), "TRITON_CACHE_DIR": None}
+        began = time.perf_counter()
+        with started_server(["--config", file], caches) as url:
+            yield url, time.perf_counter() - began
+
+
+def _print(name: str, run: dict[str, Any]) -> None:
+    rows = [
+        [row["feature"], *(row[use][figure] for use in ("first", "second") for figure in ("gap_ms", "first_ms"))]
+        for row in run["features"]
+        if "refused" not in row
+    ]
+    common.print_columns(
+        f"First use, {name} (ready after {run['ready_s']:.1f} s; longest gap {run['longest_gap_ms']:.0f} ms)",
+        ("", "others' gap, ms", "own first token", "gap, second use", "first token, second use"),
+        rows,
+    )
+    for row in run["features"]:
+        if error := row.get("refused") or row["first"]["error"] or row["second"]["error"]:
+            print(f"{row['feature']}: {error[:200]}")
+
+
+async def _measure(args: argparse.Namespace, target: Target, order: str, settings: dict[str, Any]) -> dict[str, Any]:
+    model = (await asyncio.to_thread(control, target, "GET", "/v1/models"))["data"][0]["id"]
+    is_pooling = await _refuses_to_generate(target, model)
+    features = pooling() if is_pooling else generating(args.vocab_size)
+    has_tokenizer = not settings.get("skip_tokenizer_init")
+    features = [
+        feature
+        for feature in features
+        if (has_tokenizer or not feature.needs_tokenizer)
+        and (not args.features or feature.name.startswith(tuple(args.features)))
+    ]
+    asker = _Asker(target, model, args)
+    streams = _PooledStreams(asker, args) if is_pooling else _Streams(asker, args)
+    await streams.start()
+    began = time.perf_counter()
+    await asyncio.sleep(max(SETTLE_S, 1.0 if order == "in-turn" else 0.0))
+    undisturbed = streams.longest_gap(began, time.perf_counter())
+    rows = await (_in_turn if order == "in-turn" else _at_once)(asker, streams, features)
+    await streams.stop()
+    gaps = [undisturbed, *(row[use]["gap_ms"] for row in rows if "refused" not in row for use in ("first", "second"))]
+    return {
+        "undisturbed_gap_ms": undisturbed,
+        "streams_first_token_ms": streams.first_ms,
+        "longest_gap_ms": max(gaps),
+        "features": rows,
+    }
+
+
+async def _refuses_to_generate(target: Target, model: str) -> bool:
+    body = {"model": model, "prompt": [20] * 4, "max_tokens": 0}
+    status, answer = await asyncio.to_thread(ask, target, "POST", COMPLETIONS, body)
+    return status >= 400 and b"pooling" in answer
+
+
+async def _in_turn(asker: "_Asker", streams: "_Streams", features: Sequence[Feature]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for feature in features:
+        uses: list[Use] = []
+        for _ in range(2):
+            await asyncio.sleep(SETTLE_S)
+            began = time.perf_counter()
+            first_ms, error = await asker.use(feature)
+            await asyncio.sleep(0.05)
+            uses.append(Use(streams.longest_gap(began, time.perf_counter()), first_ms, error))
+        rows.append(_row(feature, uses))
+    return rows
+
+
+async def _at_once(asker: "_Asker", streams: "_Streams", features: Sequence[Feature]) -> list[dict[str, Any]]:
+    """All features at the same time, twice; the gap is the same for all."""
+    uses: list[list[Use]] = [[] for _ in features]
+    for _ in range(2):
+        began = time.perf_counter()
+        answers = await asyncio.gather(*(asker.use(feature) for feature in features))
+        await asyncio.sleep(SETTLE_S)
+        gap = streams.longest_gap(began, time.perf_counter())
+        for own, (first_ms, error) in zip(uses, answers, strict=True):
+            own.append(Use(gap, first_ms, error))
+    return [_row(feature, own) for feature, own in zip(features, uses, strict=True)]
+
+
+def _row(feature: Feature, uses: list[Use]) -> dict[str, Any]:
+    row = {"feature": feature.name, "first": dataclasses.asdict(uses[0]), "second": dataclasses.asdict(uses[1])}
+    is_refused = any(uses[0].error.startswith(f"status {status}") for status in REFUSED)
+    return {"feature": feature.name, "refused": uses[0].error} if is_refused else row
+
+
+class _Asker:
+    """Sends requests."""
+
+    def __init__(self, target: Target, model: str, args: argparse.Namespace) -> None:
+        self.target, self.model, self._args = target, model, args
+        self.client = Client(target)
+        self._heads = {path: target.request_head(path) for path in (COMPLETIONS, CHATS)}
+        self._random = random.Random(args.seed or 0)
+
+    def random_prompt(self, length: int) -> list[int]:
+        high = max(common.LOWEST_TOKEN + 1, self._args.vocab_size)
+        return [self._random.randrange(common.LOWEST_TOKEN, high) for _ in range(length)]
+
+    def _prompt(self, kind: str) -> Any:
+        if kind == "text":
+            return "one two three four five six " + str(self._random.random())
+        if kind == "repeated":
+            return [common.LOWEST_TOKEN + at % 9 for at in range(200)]
+        return self.random_prompt(self._args.long_input_len if kind == "long" else SHORT_PROMPT)
+
+    async def use(self, feature: Feature) -> tuple[float, str]:
+        """Milliseconds until the first token of a request, and its error."""
+        body: dict[str, Any] = {"model": self.model, **feature.body}
+        is_generating = feature.path in (COMPLETIONS, CHATS)
+        if feature.prompt != "none":
+            body["prompt" if is_generating else "input"] = self._prompt(feature.prompt)
+        if not is_generating:
+            return await self.answer(feature.path, body)
+        has_form = "structured_outputs" in body or "response_format" in body or "tools" in body
+        body = {"temperature": 0.0, "max_tokens": 64 if has_form else self._args.output_len, **body}
+        body = {"ignore_eos": not has_form, "stream": True, **body}
+        if not body["stream"]:
+            return await self.answer(feature.path, body)
+        record = RequestRecord()
+        await self.client.send(self.payload(feature.path, {**body, "return_token_ids": True}), record)
+        first = record.event_times[0] if record.event_times else record.finished
+        return (first - record.sent) * 1e3, record.error
+
+    async def answer(self, path: str, body: dict[str, Any]) -> tuple[float, str]:
+        """Milliseconds until a whole answer, and its error."""
+        began = time.perf_counter()
+        status, text = await asyncio.to_thread(ask, self.target, "POST", path, body)
+        error = "" if status < 400 else f"status {status}: {text[:500].decode('utf-8', 'replace')}"
+        return (time.perf_counter() - began) * 1e3, error
+
+    def payload(self, path: str, body: dict[str, Any]) -> bytes:
+        data = json.dumps(body).encode()
+        return self._heads[path] + b"%d\r\n\r\n" % len(data) + data
+
+
+class _Streams:
+    """Streams that run all the time, each as one request after another.
+
+    Attributes:
+        first_ms: time to the first token of all streams at the start.
+    """
+
+    def __init__(self, asker: _Asker, args: argparse.Namespace) -> None:
+        self._asker, self._args = asker, args
+        self._times: list[list[float]] = [[] for _ in range(args.num_streams)]
+        self._current: list[RequestRecord] = [RequestRecord() for _ in range(args.num_streams)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self.first_ms = 0.0
+
+    async def start(self) -> None:
+        """Returns when all of them have a token. Raises EngineError: one of them failed."""
+        from quire.errors import EngineError
+
+        began = time.perf_counter()
+        self._tasks = [asyncio.create_task(self._run(number)) for number in range(len(self._times))]
+        while not all(map(self._moments, range(len(self._times)))):
+            if failed := next((task for task in self._tasks if task.done()), None):
+                raise EngineError(f"A stream ended: {failed.exception()}")
+            await asyncio.sleep(0.001)
+        self.first_ms = (time.perf_counter() - began) * 1e3
+
+    def _moments(self, number: int) -> list[float]:
+        return [*self._times[number], *self._current[number].event_times]
+
+    async def _run(self, number: int) -> None:
+        from quire.errors import EngineError
+
+        body: dict[str, Any] = {"model": self._asker.model, "temperature": 0.0, "ignore_eos": True, "stream": True}
+        body |= {"max_tokens": self._args.stream_len, "return_token_ids": True}
+        while True:
+            prompt = self._asker.random_prompt(SHORT_PROMPT)
+            record = self._current[number] = RequestRecord()
+            await self._asker.client.send(self._asker.payload(COMPLETIONS, {**body, "prompt": prompt}), record)
+            if record.error:
+                raise EngineError(f"a stream beside the features failed: {record.error}")
+            self._times[number] += record.event_times
+            self._current[number] = RequestRecord()
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        """The longest time, in milliseconds, in which some stream had no token between these moments."""
+        longest = 0.0
+        for number in range(len(self._times)):
+            moments = self._moments(number)
+            before = max((moment for moment in moments if moment <= begin), default=begin)
+            inside = [moment for moment in moments if begin < moment <= end]
+            ends = [*inside, end] if not inside or end - inside[-1] > SETTLE_S else inside
+            longest = max([longest, *(late - early for early, late in zip([before, *ends], ends, strict=False))])
+        return longest * 1e3
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._asker.client.close()
+
+
+class _PooledStreams(_Streams):
+    """Short pooling requests, one after another: a token is an answer."""
+
+    async def _run(self, number: int) -> None:
+        from quire.errors import EngineError
+
+        while True:
+            body = {"model": self._asker.model, "input": self._asker.random_prompt(SHORT_PROMPT)}
+            _, error = await self._asker.answer("/pooling", body)
+            if error:
+                raise EngineError(f"a request beside the features failed: {error}")
+            self._times[number].append(time.perf_counter())

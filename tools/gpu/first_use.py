@@ -1,0 +1,100 @@
+"""First uses and starts on a fresh GPU machine: what `quire bench` says of them, and what captures and loads take.
+
+Run on a machine where nothing was run yet: `python tools/gpu/first_use.py MODEL OTHER_MODEL`, folders with a config.json.
+The first has a tokenizer; the second, which may be left out, has a shape that no list knows. Prints tables, writes JSON under
+$OUT.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OUT = Path(os.environ.get("OUT", "/tmp"))
+
+
+def part_captures(folder: str) -> dict:
+    """In one process: how long each step size takes to run eagerly for the first time, and to capture."""
+    from quire.worker import step_graphs
+
+    seconds: dict[str, list[tuple[str, float]]] = {"run": [], "capture": []}
+    plain_capture, plain_init = step_graphs.StepGraphs._capture, step_graphs.StepGraphs.__init__
+
+    def timed_capture(self, shape):
+        begin = time.perf_counter()
+        graph = plain_capture(self, shape)
+        seconds["capture"].append((str(shape), time.perf_counter() - begin))
+        return graph
+
+    def timed_init(self, *args, **named):
+        plain_init(self, *args, **named)
+        run = self._run
+
+        def timed_run(shape):
+            begin = time.perf_counter()
+            run(shape)
+            seconds["run"].append((str(shape), time.perf_counter() - begin))
+
+        self._run = timed_run
+
+    step_graphs.StepGraphs._capture, step_graphs.StepGraphs.__init__ = timed_capture, timed_init
+    from quire import LLM
+
+    llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True)
+    executor = llm.llm_engine._client.core._executor
+    begin = time.perf_counter()
+    while executor.idle():
+        pass
+    total = time.perf_counter() - begin
+    longest = {kind: sorted((round(1e3 * took, 1), shape) for shape, took in of)[-6:] for kind, of in seconds.items()}
+    return {"idle, s": round(total, 2), "longest, ms": longest, "captures": len(seconds["capture"])}
+
+
+def bench(*words: str) -> dict:
+    """The JSON of a benchmark."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "quire.entrypoints.cli.main", "bench", *words, "--json", file.name]
+        done = subprocess.run(command, text=True, capture_output=True)
+        print(done.stdout[-5000:], flush=True)
+        if done.returncode not in (0, 1) or not os.path.getsize(file.name):
+            print(done.stderr[-3000:], flush=True)
+            return {"error": done.stderr[-2000:]}
+        return json.loads(Path(file.name).read_text())
+
+
+def main(models: list[str]) -> None:
+    report: dict = {}
+
+    def keep(name: str, figures: dict) -> None:
+        report[name] = figures
+        (OUT / "first-use.json").write_text(json.dumps(report, indent=1))
+        print(f"== {name} at {time.monotonic() - began:.0f} s", flush=True)
+
+    began = time.monotonic()
+    one = ("--num-iters", "1", "--num-iters-warmup", "0")
+    dummy, no_text = ("--load-format", "dummy"), ("--skip-tokenizer-init",)
+    keep("start, bare machine", bench("startup", "--cold", *one, "--model", models[0], *dummy))
+    keep("start, no kernels", bench("startup", "--cold", *one, "--model", models[0], *dummy))
+    for other in models[1:]:
+        keep("start, no kernels, unlisted shape", bench("startup", "--cold", *one, "--model", other, *dummy, *no_text))
+    keep(
+        "start, no kernels, unlisted page size",
+        bench("startup", "--cold", *one, "--model", models[0], "--block-size", "32", *dummy),
+    )
+    keep("first use", bench("first-use", "--model", models[0], *dummy, "--long-input-len", "12000"))
+    for other in models[1:]:
+        keep("first use, unlisted", bench("first-use", "--orders", "at-once", "--model", other, *dummy, *no_text))
+    done = subprocess.run([sys.executable, __file__, "captures", models[0]], text=True, capture_output=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    keep("captures", json.loads(lines[-1]) if lines else {"error": done.stderr[-1500:]})
+    print(report["captures"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "captures":
+        print(json.dumps(part_captures(sys.argv[2])))
+    else:
+        main(sys.argv[1:])
