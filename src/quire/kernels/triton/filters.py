@@ -45,7 +45,7 @@ PIVOTS = 8
 SEARCH_BLOCK = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tile_sum_ptr"])
 def tile_weights_kernel(
     logits_ptr,
     inverse_ptr,
@@ -79,7 +79,7 @@ def tile_weights_kernel(
         tl.store(tile_sum_ptr + row * num_tiles + tile, tl.sum(weigh(x, base, inverse), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tile_sum_ptr", "floor_ptr", "total_ptr"])
 def head_thresholds_kernel(
     logits_ptr,
     inverse_ptr,
@@ -199,7 +199,7 @@ def _search_row(
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["floor_ptr"])
 def row_thresholds_kernel(
     logits_ptr,
     inverse_ptr,

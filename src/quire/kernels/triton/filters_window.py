@@ -45,7 +45,7 @@ def _key_of_rank(key, rank, lowest, highest, SAMPLE: tl.constexpr):
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["floor_ptr", "total_ptr"])
 def window_kernel(
     logits_ptr,
     inverse_ptr,
@@ -118,7 +118,7 @@ def window_kernel(
     tl.store(window_ptr + row * 3, has_window)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["base_mass_ptr"])
 def gather_candidates_kernel(
     logits_ptr,
     inverse_ptr,
@@ -158,7 +158,7 @@ def gather_candidates_kernel(
         tl.store(base_mass_ptr + tl.program_id(0), tl.sum(mass, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["floor_ptr", "total_ptr", "base_mass_ptr"])
 def window_thresholds_kernel(
     inverse_ptr,
     top_k_ptr,

@@ -30,7 +30,7 @@ from quire.kernels.triton.sampling_heads import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tile_sum_ptr"])
 def tile_logprobs_kernel(
     logits_ptr,
     index_ptr,
@@ -63,7 +63,7 @@ def tile_logprobs_kernel(
     tl.store(tile_above_ptr + tl.program_id(0), tl.sum((x > own).to(tl.int32), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["tile_sum_ptr"])
 def pick_logprobs_kernel(
     logits_ptr,
     index_ptr,

@@ -23,7 +23,10 @@ BLOCK = 512
 TILE = 2048
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["blocks"],
+    do_not_specialize_on_alignment=["slots_ptr", "repetition_ptr", "frequency_ptr", "presence_ptr"],
+)
 def penalize_kernel(
     logits_ptr,
     slots_ptr,
@@ -86,7 +89,7 @@ def count_tokens_kernel(
             tl.store(sizes_ptr + slot, size + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "blocks"], do_not_specialize_on_alignment=["slots_ptr"])
 def edit_logits_kernel(
     logits_ptr,
     slots_ptr,
@@ -119,7 +122,7 @@ def edit_logits_kernel(
         tl.store(at, x, mask=is_edit)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def keep_allowed_kernel(
     logits_ptr, slots_ptr, allowed_ptr, vocabulary, tiles, words, logits_stride, TILE: tl.constexpr, PDL: tl.constexpr
 ):

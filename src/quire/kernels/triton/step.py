@@ -7,12 +7,12 @@ import triton
 
 from quire.kernels.registry import kernel
 from quire.kernels.step_buffers import HEADER, StepBuffers
-from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, tl
 
 BLOCK = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tokens", "max_requests"])
 def _unpack(
     packet, input_ids, positions, slots, query_start, seq_lens, rows, shape, logits_index,
     sample_start, sample_shape, sample_rows, sample_positions, inverse_temperature, seed, top_k, top_p, min_p, tables, last_token,
@@ -95,12 +95,12 @@ def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> Non
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _keep(token_ids, rows, last_token, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    offset = tl.arange(0, BLOCK)
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     kept = offset < count
     row = tl.load(rows + offset, kept, other=0)
     tl.store(last_token + row, tl.load(token_ids + offset, kept, other=0), kept)
@@ -109,4 +109,4 @@ def _keep(token_ids, rows, last_token, count, BLOCK: tl.constexpr, PDL: tl.const
 @kernel("keep_tokens", platform="cuda", priority=10)
 def keep_tokens(token_ids_S, rows_S, last_token_R) -> None:
     count = token_ids_S.shape[0]
-    _keep[(1,)](token_ids_S, rows_S, last_token_R, count, BLOCK=next_power_of_2(count), **launch_options())
+    _keep[(cdiv(count, BLOCK),)](token_ids_S, rows_S, last_token_R, count, BLOCK=BLOCK, **launch_options())
