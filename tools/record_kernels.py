@@ -9,6 +9,7 @@ Usage: python tools/record_kernels.py MODEL... [--compile] [--output FOLDER] [--
 """
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import sys
@@ -52,12 +53,16 @@ def imagine_gpu(name: str, capability: tuple[int, int], memory: int, processors:
     )
 
 
-def imagine_runner(config: Any, memory: int, rehearse: Callable[[Any], None]) -> Any:
+def imagine_runner(config: Any, memory: int, rehearse: Callable[[Any, str], None]) -> Any:
     """The runner that a start makes, on torch's meta device.
 
     Args:
         memory: bytes that the GPU has.
-        rehearse: is given what launches a step of every size, when buffers are there.
+        rehearse: is given what launches a step of every size, when buffers are there; and then what uses each feature, with the
+            feature's name.
+
+    Raises:
+        Rehearsed: all is named.
     """
     import torch
 
@@ -95,8 +100,13 @@ def imagine_runner(config: Any, memory: int, rehearse: Callable[[Any], None]) ->
         def event(self) -> DeviceEvent:
             return Event()
 
-        def rehearse(self, launch_all: Any) -> None:
-            rehearse(launch_all)
+        loads_kernels_late = True
+
+        def rehearse(self, launch_all: Any, *, feature: str = "") -> None:
+            rehearse(launch_all, feature)
+
+        def await_kernels(self) -> None:
+            raise Rehearsed
 
     platform = current_platform("cuda")
     platform.upload_stream = lambda device: None
@@ -108,18 +118,20 @@ def imagine_runner(config: Any, memory: int, rehearse: Callable[[Any], None]) ->
     return runner
 
 
+class Rehearsed(Exception):
+    """All is named; nothing else of the start is wanted."""
+
+
 def record(config: Any, memory: int) -> list[dict[str, Any]]:
     """The variants that a start launches."""
     from quire.kernels.triton import variants
 
     recorder = variants.recorder(lambda variant: None)
 
-    class Rehearsed(Exception):
-        """All is named; nothing else of the start is wanted."""
-
-    def rehearse(launch_all: Any) -> None:
-        launch_all()
-        raise Rehearsed
+    def rehearse(launch_all: Any, feature: str) -> None:
+        # What a feature does with values on the host cannot be imagined; its kernels are launched before that.
+        with contextlib.suppress(NotImplementedError, RuntimeError) if feature else contextlib.nullcontext():
+            launch_all()
 
     with recorder.collecting() as found:  # some formats round weights with kernels of their own
         try:

@@ -159,3 +159,21 @@ def test_waiting_for_a_form_alone_ends_when_it_is_ready() -> None:
     assert not preparer.known and harness.scheduler.preparations.wait(1.0) and preparer.known == {"a"}
     harness.run()
     assert not harness.scheduler.preparations.wait(0.0)
+
+
+def test_requests_that_wait_for_a_feature_are_all_begun_and_keep_no_form_from_being_prepared() -> None:
+    harness, preparer = make()
+    for number in range(6):
+        harness.add(f"r{number}", [number, number], logprobs=1)
+    harness.add("form", [7], structured_outputs=form("new"))
+    harness.add("plain", [9, 9], max_tokens=30)
+    harness.step()
+    assert len(preparer.begun) == 7 and started(harness) == [9]
+    preparer.released.add("form")
+    harness.step()
+    harness.step()
+    assert started(harness) == [9, 7]
+    preparer.released.add("r0")  # what one waited for is there for all
+    preparer._ends = 1.0
+    harness.run()
+    assert sorted(started(harness)) == [0, 1, 2, 3, 4, 5, 7, 9]

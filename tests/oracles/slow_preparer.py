@@ -31,12 +31,16 @@ class SlowPreparer:
 
     @staticmethod
     def form_of(params: SamplingParams | None) -> str:
-        assert params is not None and params.structured_outputs is not None
+        """What is prepared for a request: its form, or the feature of one that wants logprobs; nothing for others."""
+        assert params is not None
+        if params.structured_outputs is None:
+            return "" if params.logprobs is None else "logprobs"
         assert params.structured_outputs.regex is not None
         return params.structured_outputs.regex
 
     def is_prepared(self, request: EngineRequest) -> bool:
-        return self.form_of(request.sampling_params) in self.known
+        form = self.form_of(request.sampling_params)
+        return not form or form in self.known
 
     def prepare(self, request: EngineRequest) -> None:
         assert not self.is_prepared(request), "prepared twice"

@@ -1,4 +1,5 @@
-"""Requests held back until what they need besides pages is there: a form's grammar, which is compiled beside the steps.
+"""Requests held back until what they need besides pages is there: a form's grammar, the kernels of a sampling feature that
+nobody has used yet. These are compiled beside the steps.
 
 Whether something has to be prepared is asked when a request could start. One that has to wait leaves the queue, so that others
 overtake it, and queues again, at its own place, when it is ready. What is prepared keeps for a while only; so no more is
@@ -12,7 +13,7 @@ from quire.core.request_state import Request
 from quire.request import EngineRequest
 
 _MOST_BEGUN = 4
-"""Preparations at a time: more than are made at once, and few enough to be waited for when a process ends."""
+"""Forms that are prepared at a time: more than are made at once, and few enough to be waited for when a process ends."""
 _MOST_AHEAD = 64
 """Requests of higher precedence that are prepared, or nearly, and have not started; makers keep several times as many things."""
 
@@ -53,8 +54,7 @@ class Preparations:
 
     def must_wait(self, request: Request) -> bool:
         """Whether a request that is about to start is to be held back instead; it then is."""
-        params = request.source.sampling_params
-        if self._preparer is None or params is None or params.structured_outputs is None:
+        if self._preparer is None or request.source.sampling_params is None:
             return False
         if self._preparer.is_prepared(request.source):
             self.leave(request)
@@ -63,6 +63,12 @@ class Preparations:
         self._line[request.request_id] = request
         self._begin()
         return True
+
+    @staticmethod
+    def has_form(request: Request) -> bool:
+        """Whether a grammar has to be compiled for it, which takes a thread's time; else it only waits its turn."""
+        params = request.source.sampling_params
+        return params is not None and params.structured_outputs is not None
 
     def take_ready(self) -> list[Request]:
         """Requests that may queue again."""
@@ -97,8 +103,10 @@ class Preparations:
         """Begin what may be begun, in the order of precedence. What has become known meanwhile is ready."""
         assert self._preparer is not None
         for request in sorted(self._line.values(), key=lambda one: one.rank):
-            if len(self._begun) >= _MOST_BEGUN or self._num_before(request) >= _MOST_AHEAD:
-                break
+            if self.has_form(request) and (
+                sum(map(self.has_form, self._begun.values())) >= _MOST_BEGUN or self._num_before(request) >= _MOST_AHEAD
+            ):
+                continue
             del self._line[request.request_id]
             if self._preparer.is_prepared(request.source):
                 self._ready[request.request_id] = request

@@ -331,7 +331,7 @@ class Scheduler:
         if not request.is_swapped and self._followers.must_follow(request, hit.num_tokens):
             return self._hold(request, "common prefix", self._followers.leader_of(request).request_id)
         if self.preparations.must_wait(request):
-            return self._hold(request, "form", "")
+            return self._hold(request, "form" if self.preparations.has_form(request) else "kernels", "")
         self._start(request, hit, count)
         return count
 

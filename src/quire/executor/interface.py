@@ -63,11 +63,12 @@ class Executor(abc.ABC):
         """Raises RequestError for a request that the workers cannot be given."""
 
     def is_prepared(self, request: EngineRequest) -> bool:
-        """Whether steps can have a request with a form at once: its grammar is compiled, as far as is known."""
+        """Whether steps can have a request that gets tokens at once: its grammar is compiled, as far as is known, and what its
+        sampling needs was used before."""
         return True
 
     def prepare(self, request: EngineRequest) -> None:
-        """Have the workers compile a form's grammar, beside their steps. A form that cannot be compiled is told of by its row."""
+        """Have the workers compile what a request needs, beside their steps. What cannot be compiled is told of by its row."""
 
     def prepared(self, wait_s: float) -> list[str]:
         """Ids of requests whose preparation has ended since the last call, well or not; waits at most so long for the first."""

@@ -30,6 +30,8 @@ from quire.executor.rank_processes import RankProcesses
 from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger
 from quire.request import EngineRequest
+from quire.sample.features import features_of
+from quire.sampling_params import SamplingParams
 from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
@@ -42,17 +44,18 @@ _PATIENCE_S = 5.0
 
 @dataclasses.dataclass
 class _Preparing:
-    """A form that the ranks compile, for a request; `ranks` have not answered."""
+    """What the ranks prepare for a request; `ranks` have not answered."""
 
     request_id: str
-    form: bytes
+    form: bytes | None
+    features: list[str]
     ranks: set[int]
 
 
-def _form_of(request: EngineRequest) -> bytes:
-    """What a grammar is compiled from, in short."""
-    params = request.sampling_params
-    assert params is not None
+def _form_of(params: SamplingParams) -> bytes | None:
+    """What a grammar is compiled from, in short; None without one."""
+    if params.structured_outputs is None:
+        return None
     return hashlib.sha256(msgspec.msgpack.encode((params.structured_outputs, params.eos_token_ids))).digest()
 
 
@@ -74,6 +77,7 @@ class MultiprocExecutor(Executor):
         self._preparing: dict[int, _Preparing] = {}
         self._prepared: list[str] = []
         self._known_forms: OrderedDict[bytes, None] = OrderedDict()
+        self._used_features: set[str] = set()
         self._send_lock = threading.Lock()
         self._is_shut_down = False
         self._ring = RingWriter(self._size)
@@ -125,20 +129,26 @@ class MultiprocExecutor(Executor):
         self._in_flight -= 1
         return self._results.popleft()
 
-    # Forms.
+    # What requests need.
 
     def is_prepared(self, request: EngineRequest) -> bool:
-        form = _form_of(request)
-        if form not in self._known_forms:
-            return False
-        self._known_forms.move_to_end(form)
-        return True
+        params = request.sampling_params
+        assert params is not None
+        form = _form_of(params)
+        if form is not None:
+            if form not in self._known_forms:
+                return False
+            self._known_forms.move_to_end(form)
+        return self._used_features.issuperset(features_of(params))
 
     def prepare(self, request: EngineRequest) -> None:
-        assert request.sampling_params is not None
+        params = request.sampling_params
+        assert params is not None
         self._calls += 1
-        self._preparing[self._calls] = _Preparing(request.request_id, _form_of(request), set(range(self._size)))
-        self._send(Prepare(self._calls, request.sampling_params))
+        self._preparing[self._calls] = _Preparing(
+            request.request_id, _form_of(params), features_of(params), set(range(self._size))
+        )
+        self._send(Prepare(self._calls, params))
 
     def prepared(self, wait_s: float) -> list[str]:
         self._take_in(self._any_answer, time.monotonic())
@@ -153,7 +163,9 @@ class MultiprocExecutor(Executor):
         if not preparing.ranks:
             del self._preparing[number]
             self._prepared.append(preparing.request_id)
-            self._known_forms[preparing.form] = None
+            self._used_features.update(preparing.features)
+            if preparing.form is not None:
+                self._known_forms[preparing.form] = None
             if len(self._known_forms) > _MOST_PREPARED:
                 self._known_forms.popitem(last=False)
 

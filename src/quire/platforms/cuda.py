@@ -6,10 +6,11 @@ the configuration asks it questions before anything is built, through NVIDIA's m
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
@@ -210,9 +211,34 @@ class CudaRuntime(DeviceRuntime):
     def event(self) -> DeviceEvent:
         return CudaEvent()
 
-    def rehearse(self, launch_all: Callable[[], Any]) -> None:
+    loads_kernels_late = True
+
+    def rehearse(self, launch_all: Callable[[], Any], *, feature: str = "") -> None:
         if self._kernels is not None:
-            self._kernels.rehearse(launch_all)
+            self._kernels.rehearse(launch_all, feature=feature)
+
+    def await_kernels(self) -> None:
+        if self._kernels is not None:
+            self._kernels.await_steps()
+
+    def is_compiled(self, feature: str) -> bool:
+        return self._kernels is None or self._kernels.is_compiled(feature)
+
+    def hasten(self, feature: str) -> None:
+        if self._kernels is not None:
+            self._kernels.hasten(feature)
+
+    def settled(self) -> None:
+        if self._kernels is not None:
+            self._kernels.finish()
+
+    @contextlib.contextmanager
+    def beside_steps(self) -> Generator[None]:
+        import torch
+
+        torch.cuda.set_device(self._device)
+        with torch.cuda.stream(torch.cuda.Stream(self._device)):
+            yield
 
     def adopt_thread(self) -> None:
         import torch

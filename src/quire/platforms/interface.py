@@ -6,6 +6,7 @@ Names no torch type at run time, so that the configuration can ask a platform qu
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -163,8 +164,32 @@ class DeviceRuntime(abc.ABC):
         `replay` then ignores its arguments."""
         return None
 
-    def rehearse(self, launch_all: Callable[[], Any]) -> None:
-        """Prepare every kernel that `launch_all` launches. It is called with launches that do nothing, or not at all."""
+    loads_kernels_late = False
+    """Whether kernels are compiled or loaded when they are first launched."""
+
+    def rehearse(self, launch_all: Callable[[], Any], *, feature: str = "") -> None:
+        """Prepare every kernel that `launch_all` launches. It is called with launches that do nothing, or not at all.
+
+        Args:
+            feature: what needs these kernels; empty for steps, which come first.
+        """
+
+    def await_kernels(self) -> None:
+        """Wait until the kernels of all steps are compiled."""
+
+    def is_compiled(self, feature: str) -> bool:
+        """Whether a feature's kernels are, as far as is known."""
+        return True
+
+    def hasten(self, feature: str) -> None:
+        """A request waits for this feature's kernels."""
+
+    def beside_steps(self) -> contextlib.AbstractContextManager[Any]:
+        """What this thread submits within goes beside the steps' work."""
+        return contextlib.nullcontext()
+
+    def settled(self) -> None:
+        """Every feature has been used."""
 
     def adopt_thread(self) -> None:
         """The calling thread is going to wait for this device's events."""

@@ -13,12 +13,11 @@ import torch
 
 from quire.kernels import ops
 from quire.sample.device_tables import to_device
+from quire.sample.features import FEW_LOGPROBS
 from quire.sample.logprobs import PositionLogprobs, gather_named, pick_rows
 from quire.sample.sampling_rows import SamplingRows
 
 IntArray = npt.NDArray[np.int32]
-MOST_BY_KERNEL = 64
-"""Alternatives up to which one kernel serves all rows together; more are sorted."""
 
 
 @dataclasses.dataclass
@@ -61,7 +60,7 @@ def compute_groups(
     groups: list[LogprobGroup] = []
     counts_N = table.num_logprobs_R[rows_N]
     is_named_N = table.is_named(rows_N)
-    few, many = ~is_named_N & (counts_N <= MOST_BY_KERNEL), ~is_named_N & (counts_N > MOST_BY_KERNEL)
+    few, many = ~is_named_N & (counts_N <= FEW_LOGPROBS), ~is_named_N & (counts_N > FEW_LOGPROBS)
 
     def compute_named(
         logits_SV: torch.Tensor, index_N: torch.Tensor, token_ids_N: torch.Tensor, count: int, normalize: bool

@@ -171,13 +171,21 @@ class DeviceSampler:
         """Whether all earlier tokens must have been given to `append_tokens` before `sample`."""
         return bool(wanted & NEEDS_TOKENS)
 
+    def reserve_masks(self, num_masks: int = 0, batch: int = 0) -> tuple[IntArray, IntArray]:
+        """Memory for masks, as `MaskTable.reserve` gives it; made when it is asked for first."""
+        return self._masks.reserve(num_masks, batch)
+
+    def upload_lines(self, num_lines: int) -> None:
+        """So many masks, and all rows' numbers, go to the device."""
+        self._masks.upload(num_lines)
+
     def begin_masks(self, rows_S: IntArray, positions_S: IntArray) -> GrammarMasks | None:
         """Have the masks of rows with a grammar made for `sample`, while the device computes their logits; None where there
         are none. All earlier tokens must have been given to `append_tokens`."""
         members = np.flatnonzero(self._has_grammar_R[rows_S])
         if not len(members) or self.table.grammars is None:
             return None
-        masks_NW, numbers_S = self._masks.reserve(len(members), len(rows_S))
+        masks_NW, numbers_S = self.reserve_masks(len(members), len(rows_S))
         followed: list[tuple[int, int, RowConstraints]] = []
         objects = self.table.objects
         for index, row, position in zip(
@@ -200,7 +208,7 @@ class DeviceSampler:
     def upload_masks(self, masks: GrammarMasks, rows_S: IntArray) -> DeviceSampled:
         """The rows' masks go to the device, before a draw that reads them there; whose mask means nothing has an error."""
         wrong = masks.finish()
-        self._masks.upload(masks.num_lines)
+        self.upload_lines(masks.num_lines)
         return DeviceSampled([], {int(rows_S[index]): message for index, message in wrong.items()})
 
     def compute_masked(self, logits_SV: torch.Tensor, columns: SampleColumns, out_S: torch.Tensor) -> None:

@@ -14,12 +14,17 @@ IntArray = npt.NDArray[np.int32]
 FIRST_SLOTS, FIRST_SEEN, FIRST_EDITS = 8, 256, 16
 
 
+def can_pin(device: torch.device) -> bool:
+    """Whether the device copies from host memory without the host's help."""
+    return device.type not in ("cpu", "meta")
+
+
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """A copy on the device that arrives in order with its work; the host does not wait."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor.clone()
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return (tensor.pin_memory() if can_pin(device) else tensor).to(device, non_blocking=True)
 
 
 class Slots:
@@ -208,7 +213,7 @@ class MaskTable:
         """Room for masks [num_masks, W] and for the number of each batch row's mask [batch], -1 for none."""
         if self._host is None:  # few engines ever see a grammar
             size = self._begin + self._max_rows * self._words
-            self._host = torch.zeros(size, dtype=torch.int32, pin_memory=self._device.type != "cpu")
+            self._host = torch.zeros(size, dtype=torch.int32, pin_memory=can_pin(self._device))
             self._array = self._host.numpy()
             self._on_device = torch.zeros(size, dtype=torch.int32, device=self._device)
             self.numbers_R = self._on_device[: self._max_rows]

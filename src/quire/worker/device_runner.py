@@ -4,6 +4,7 @@ What a step is, is the same as in `model_runner`; but nothing here waits for the
 device, where the next step reads it; results are copied to pinned memory behind the step. Knows no vendor.
 """
 
+import concurrent.futures
 import dataclasses
 import threading
 import time
@@ -25,11 +26,14 @@ from quire.layers.interface import CausalLM
 from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
+from quire.sample.device_features import FeatureBatches
 from quire.sample.device_sampler import DeviceSampled, DeviceSampler
 from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.logits_processor import load_logits_processors
+from quire.sampling_params import SamplingParams
 from quire.worker.batch_state import BatchState
 from quire.worker.device_inputs import DeviceInputs
+from quire.worker.feature_uses import FeatureUses
 from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.input_prep import PreparedBatch
 from quire.worker.page_store import PageStore
@@ -182,7 +186,12 @@ class DeviceRunner(Runner):
             processors,
             self._grammars,
         )
-        self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
+        self._prompt_logprobs = PromptLogprobs(
+            self._model, self._sampler, self._max_rows, lambda count: self._graphs.num_logits(count)
+        )
+        self._features: FeatureUses | None = None
+        if self._pooler is None:
+            self._features = FeatureUses(runtime, self._make_feature_batches)
         self._pages: PageStore | None = None
         self._in_flight: deque[PendingStep] = deque(maxlen=2)
         self._late: _LateDraw | None = None
@@ -236,9 +245,14 @@ class DeviceRunner(Runner):
             self._slots.append(_Slot(tokens_S, tokens_S.numpy(), self._runtime.event(), self._runtime.event()))
         self._prepare_empty()
         self._runtime.rehearse(self._compute_all)
+        if self._features is not None:
+            self._features.rehearse()
         self._graphs.run(self._graphs.decode_shape(1, True))
         self._graphs.run(self._graphs.mixed_shape(16, 1, 1, 16, True))
+        self._runtime.await_kernels()
         self._runtime.synchronize()
+        if self._features is not None:
+            self._features.begin()
 
     def free_pages(self) -> None:
         """Give the cache back; rows are forgotten with it."""
@@ -449,6 +463,25 @@ class DeviceRunner(Runner):
             ranks.is_silent = False
         self._logits.clear()
         self._hidden.clear()
+
+    def _make_feature_batches(self) -> FeatureBatches:
+        model = self._config.model
+        return FeatureBatches(self._sampler, model.vocab_size, self._device, model.logprobs_mode)
+
+    def is_prepared(self, params: SamplingParams) -> bool:
+        return super().is_prepared(params) and (self._features is None or self._features.is_ready(params))
+
+    def prepare(self, params: SamplingParams) -> "list[concurrent.futures.Future[Any]]":
+        futures = super().prepare(params)
+        return futures if self._features is None else [*futures, self._features.when_ready(params)]
+
+    def stop(self) -> None:
+        if self._features is not None:
+            self._features.stop()
+
+    def join(self) -> None:
+        if self._features is not None:
+            self._features.join()
 
     def idle(self) -> bool:
         """Nothing is running: capture a graph, or else read the vocabulary for grammars; whether there is more to do."""

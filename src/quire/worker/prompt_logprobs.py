@@ -5,6 +5,7 @@ Runs after sampling, over the hidden states that the step's forward pass left. K
 Legend: B requests of the step, S logits rows that fit at once, N prompt positions.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -23,10 +24,21 @@ class LogprobsSource(Protocol):
 
 
 class PromptLogprobs:
-    """Which rows want the logprobs of their prompt, and their computation."""
+    """Which rows want the logprobs of their prompt, and their computation.
 
-    def __init__(self, model: CausalLM, sampler: LogprobsSource, max_logits: int) -> None:
+    Args:
+        round_up: how many rows of logits are computed where so many are wanted, at most `max_logits`.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        sampler: LogprobsSource,
+        max_logits: int,
+        round_up: Callable[[int], int] = lambda count: count,
+    ) -> None:
         self._model = model
+        self._round_up = round_up
         self._sampler = sampler
         self._max_logits = max_logits
         self._rows: set[int] = set()
@@ -66,10 +78,11 @@ class PromptLogprobs:
         num_logits = step.num_logits
         for offset in range(0, len(targets_N), self._max_logits):
             chunk = targets_N[offset : offset + self._max_logits]
-            step.num_logits = len(chunk)
-            first = first_token + offset
-            step.logits_index[: len(chunk)] = torch.from_numpy(np.arange(first, first + len(chunk), dtype=np.int32))
-            logits_SV = self._model.compute_logits(step)
+            step.num_logits = self._round_up(len(chunk))
+            index = np.full(step.num_logits, first_token, dtype=np.int32)
+            index[: len(chunk)] = np.arange(first_token + offset, first_token + offset + len(chunk))
+            step.logits_index[: step.num_logits] = torch.from_numpy(index)
+            logits_SV = self._model.compute_logits(step)[: len(chunk)]
             part = self._sampler.compute_prompt_logprobs(logits_SV, chunk, row)
             result.token_ids += part.token_ids
             result.logprobs += part.logprobs

@@ -1,12 +1,14 @@
 """What a worker asks of its model runner; a platform says which one (`Platform.runner_class`)."""
 
 import abc
+import concurrent.futures
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.platforms.interface import DeviceRuntime, Platform
+from quire.sampling_params import SamplingParams
 from quire.worker.grammar_source import WorkerGrammars
 
 if TYPE_CHECKING:
@@ -59,6 +61,14 @@ class Runner(abc.ABC):
         """What rows with a form follow."""
         return self._grammars
 
+    def is_prepared(self, params: SamplingParams) -> bool:
+        """Whether a step may have such a request at once: what it needs is compiled."""
+        return params.structured_outputs is None or self._grammars.is_compiled(params)
+
+    def prepare(self, params: SamplingParams) -> "list[concurrent.futures.Future[Any]]":
+        """Have it compiled in other threads."""
+        return [] if params.structured_outputs is None else [self._grammars.compile(params)]
+
     @property
     @abc.abstractmethod
     def has_pages(self) -> bool:
@@ -75,6 +85,12 @@ class Runner(abc.ABC):
     @abc.abstractmethod
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run or submit one step; at most two are in flight."""
+
+    def stop(self) -> None:
+        """The engine ends: begin nothing beside the steps any more."""
+
+    def join(self) -> None:
+        """Wait for what runs beside the steps, after `stop`."""
 
     def idle(self) -> bool:
         """No step is in flight: prepare something for later; whether there is more to prepare."""

@@ -136,13 +136,27 @@ class StepGraphs:
             self._ready.add(shape)
 
     def shapes(self) -> list[StepShape]:
-        """One of every kind that steps have: the common ones, those with short queries behind long contexts (whose kernel is the
-        same for any number of tokens), and the shortest that is too long for a graph."""
-        common = list(dict.fromkeys(self._common_shapes()))
+        """One of every kind that steps have: the common ones, some of which every token's hidden state is wanted, some that are
+        too long for a graph (with a request that decodes and without, and without logits), and those with short queries behind
+        long contexts, whose kernel is the same for any number of tokens."""
+        found = list(self._common_shapes())
+        found += [self.mixed_shape(tokens, 4, 1, tokens, True, is_narrow=False) for tokens in self._tokens[::4]]
+        shortest = min(MAX_GRAPH_TOKENS + EAGER_STEP, self._max_tokens)
+        for tokens in (shortest, min(2 * MAX_GRAPH_TOKENS, self._max_tokens), self._max_tokens):
+            found += [
+                self.mixed_shape(tokens, self._requests[-1], 1, tokens, True),
+                self.mixed_shape(tokens, 1, 1, tokens, True, decodes=False),
+                self.mixed_shape(tokens, 1, 0, tokens, True, decodes=False),
+                self.mixed_shape(tokens, 1, 1, tokens, True, is_narrow=False, decodes=False),
+            ]
         largest = self._tokens[-1] if self._tokens else 0
-        common += [dataclasses.replace(shape, has_short=True) for shape in common if shape.max_query_len == largest]
-        tokens = min(MAX_GRAPH_TOKENS + EAGER_STEP, self._max_tokens)
-        return [*common, self.mixed_shape(tokens, self._requests[-1], 1, tokens, True)]
+        found += [dataclasses.replace(shape, has_short=True) for shape in found if shape.max_query_len >= max(largest, 2)]
+        return list(dict.fromkeys(found))
+
+    def num_logits(self, wanted: int) -> int:
+        """How many rows of logits are computed where so many are wanted by themselves."""
+        sizes = self._decode_sizes
+        return sizes[bisect.bisect_left(sizes, wanted)]
 
     def capture_next(self) -> bool:
         """Capture one more of the common shapes, the device being idle; false where none is left."""

@@ -5,6 +5,7 @@ Knows its platform and configuration. Leaves steps to the model runner.
 
 import concurrent.futures
 import dataclasses
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -157,12 +158,12 @@ class Worker:
         return self.runner.waited_seconds
 
     def is_prepared(self, params: SamplingParams) -> bool:
-        """Whether a form's grammar is compiled."""
-        return self.runner.grammars.is_compiled(params)
+        """Whether a step may have such a request at once."""
+        return self.runner.is_prepared(params)
 
     def prepare(self, params: SamplingParams) -> "concurrent.futures.Future[Any]":
-        """Have a form's grammar compiled in another thread."""
-        return self.runner.grammars.compile(params)
+        """Have what such a request needs compiled in other threads; ends when it is, well or not."""
+        return _all_of(self.runner.prepare(params))
 
     def idle(self) -> bool:
         """No step is in flight: prepare something for later; whether there is more to prepare."""
@@ -213,7 +214,33 @@ class Worker:
 
     def shutdown(self) -> None:
         """Release everything; may be called twice."""
+        if self._runner is not None:
+            self._runner.stop()
         self.runtime.close()
+        if self._runner is not None:
+            self._runner.join()
         self._runner = None
         if self._communicator is not None:
             self._communicator.shutdown()
+
+
+def _all_of(futures: "list[concurrent.futures.Future[Any]]") -> "concurrent.futures.Future[Any]":
+    """Ends when all of them have, however they end."""
+    if len(futures) == 1:
+        return futures[0]
+    left, lock = len(futures), threading.Lock()
+    together: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def one_has_ended(_: object) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if is_last:
+            together.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(one_has_ended)
+    if not futures:
+        together.set_result(None)
+    return together

@@ -118,7 +118,9 @@ def test_a_broken_list_is_no_list(tmp_path, content):
 def test_a_stamp_is_of_one_list_on_one_device_with_one_compiler(root, monkeypatch):
     names = {places.stamp_name(VARIANTS, 90), places.stamp_name(VARIANTS[:2], 90), places.stamp_name(VARIANTS, 80)}
     monkeypatch.setattr(places, "toolchain", lambda: "triton-99")
+    places.sources.cache_clear()
     names.add(places.stamp_name(VARIANTS, 90))
+    places.sources.cache_clear()
     assert len(names) == 4
     assert places.stamp_name(VARIANTS, 90) == places.stamp_name(VARIANTS[::-1], 90)
 
@@ -136,15 +138,25 @@ def child(monkeypatch, code):
     return CompilingProcess(90, 2)
 
 
+ORDERS = """
+for line in sys.stdin:
+    order = json.loads(line)
+    wanted = [*order["again"], *range(order["first"], order["first"] + len(order["variants"]))]
+    if order["urgency"] == 0:
+        for number in wanted: print(number, 0.5, "", flush=True)
+"""
+"""A child that compiles only what somebody waits for."""
+
+
 def test_who_waits_for_a_kernel_goes_on_when_it_is_there(monkeypatch):
-    process = child(
-        monkeypatch,
-        "order = json.loads(sys.stdin.readline())\nprint('2 0.5 ', flush=True)\nsys.stdin.readline()\nprint('0 0.1 ')",
-    )
-    process.add(VARIANTS[:3])
+    process = child(monkeypatch, ORDERS)
+    process.add(VARIANTS[:3], ahead.LATER)
     process.wait_for(VARIANTS[2])
-    process.wait_for(VARIANTS[3])  # nobody compiles that one
-    assert not process.is_idle()
+    process.wait_for(VARIANTS[3])  # nobody asked for that one before
+    assert process.has(VARIANTS[2:]) and not process.has(VARIANTS[1:]) and not process.is_idle()
+    process.add(VARIANTS[1:2], ahead.FIRST)  # what was ordered for later is wanted now
+    process.wait_for(VARIANTS[1])
+    process.add(VARIANTS[:1], ahead.FIRST)
     process.finish()
     assert process.wait(20) and process.is_idle()
     process.close()

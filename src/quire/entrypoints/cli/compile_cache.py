@@ -100,7 +100,7 @@ def _compile(lists: "dict[str, list[Variant]]", capability: int, processes: int,
     compiling.close()
     for name, wanted in lists.items():
         good = [variant for variant in wanted if places.identity(variant) not in errors]
-        places.write_list(folder / "lists" / f"{name}.json", good)
+        places.write_list(folder / "lists" / f"{name}.json", good, is_current=places.is_current(name))
         if compiling.was_complete:
             (folder / places.stamp_name(good, capability)).touch()
         print(f"{name}: {len(good)} of {len(wanted)} kernels")

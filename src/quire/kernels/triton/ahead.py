@@ -31,8 +31,12 @@ main()
 """
 
 
+FIRST, SOON, LATER = 0, 1, 2
+"""How urgent kernels are: a request or a launch waits for them; steps need them; they may be needed."""
+
+
 class CompilingProcess:
-    """Compiles lists of variants, one list after another, each in several processes.
+    """Compiles variants in several processes, the most urgent first.
 
     Args:
         capability: compute capability, 90 for 9.0.
@@ -48,7 +52,8 @@ class CompilingProcess:
             "packages": places.PACKAGES,
         }
         self._variants: list[Variant] = []
-        self._pending: set[str] = set()
+        self._pending: dict[str, int] = {}
+        self._urgency: dict[str, int] = {}
         self._changed = threading.Condition()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._is_over = False
@@ -73,16 +78,26 @@ class CompilingProcess:
         for thread in self._threads:
             thread.start()
 
-    def add(self, variants: Sequence[Variant]) -> None:
-        """Compile these too."""
+    def add(self, variants: Sequence[Variant], urgency: int = SOON) -> None:
+        """Compile these too, or sooner than was said before."""
         with self._changed:
             if self._is_over:
                 return
-            fresh = [variant for variant in variants if identity(variant) not in self._pending]
+            fresh: list[Variant] = []
+            again: list[int] = []
             first = len(self._variants)
+            for variant in variants:
+                name = identity(variant)
+                if name not in self._urgency:
+                    self._pending[name] = first + len(fresh)
+                    fresh.append(variant)
+                elif urgency < self._urgency[name] and name in self._pending:
+                    again.append(self._pending[name])
+                self._urgency[name] = min(urgency, self._urgency.get(name, urgency))
             self._variants += fresh
-            self._pending.update(map(identity, fresh))
-        self._lines.put(json.dumps({**self._order, "first": first, "variants": fresh}))
+        if fresh or again:
+            order = {**self._order, "first": first, "variants": fresh, "again": again, "urgency": urgency}
+            self._lines.put(json.dumps(order))
 
     def finish(self) -> None:
         """Nothing more will be added: the process ends when it is through."""
@@ -114,7 +129,7 @@ class CompilingProcess:
                 number, seconds, error = line.rstrip("\n").split(" ", 2)
                 name = identity(self._variants[int(number)])
                 with self._changed:
-                    self._pending.discard(name)
+                    self._pending.pop(name, None)
                     self.seconds[name] = float(seconds)
                     if error:
                         self.errors[name] = error
@@ -122,7 +137,7 @@ class CompilingProcess:
                 phase.note = f"{len(self._variants) - len(self._pending) - len(self.errors)} compiled"
         self._process.wait()
         with self._changed:
-            unfinished, self._pending, self._is_over = len(self._pending), set(), True
+            unfinished, self._pending, self._is_over = len(self._pending), {}, True
             self.was_complete = not unfinished
             self._changed.notify_all()
         if unfinished:
@@ -130,10 +145,16 @@ class CompilingProcess:
             logger.warning("%d kernels were not compiled ahead, they will be when they are needed: %s", unfinished, why)
 
     def wait_for(self, variant: Variant) -> None:
-        """Return when nobody compiles this variant (any more)."""
+        """Return when this variant is compiled, or cannot be; one that was not asked for before is compiled now."""
+        self.add([variant], FIRST)
         name = identity(variant)
         with self._changed:
             self._changed.wait_for(lambda: name not in self._pending, PATIENCE_S)
+
+    def has(self, variants: Sequence[Variant]) -> bool:
+        """Whether none of these is still to be compiled."""
+        with self._changed:
+            return self._pending.keys().isdisjoint(map(identity, variants))
 
     def is_idle(self) -> bool:
         """Whether everything that was added is compiled, or cannot be."""

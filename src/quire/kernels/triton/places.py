@@ -30,6 +30,11 @@ HERE = Path(__file__).parent
 SHIPPED = HERE / "compiled"
 """Kernels that came with the package; built by `quire compile-cache --output`."""
 SHIPPED_LISTS = HERE / "lists"
+_DECIDING = (
+    "kernels/triton/*.py", "sample/device_*.py", "worker/device_*.py", "worker/feature_*.py", "worker/prompt_logprobs.py",
+    "worker/step_graphs.py",
+)  # fmt: skip
+"""Kernels, what launches them for a request's features, and the sizes of steps."""
 MAX_VARIANTS = 4096
 """Of a list; a process that uses more is not like the next."""
 
@@ -84,18 +89,45 @@ def find_list(name: str) -> list[Variant]:
 def read_list(path: Path) -> list[Variant]:
     """The variants in a file; none where it is not there or is not such a file."""
     try:
-        content = json.loads(path.read_bytes())
-        return [entry for entry in content["variants"] if isinstance(entry["kernel"], str)]
-    except (OSError, ValueError, KeyError, TypeError):
+        return [entry for entry in _read(path)["variants"] if isinstance(entry["kernel"], str)]
+    except (KeyError, TypeError):
         return []
 
 
-def write_list(path: Path, variants: Sequence[Variant]) -> None:
-    """Write a file of variants, whole or not at all."""
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def is_current(name: str) -> bool:
+    """Whether a list of this name was made from the very kernels that are here: it then names all that a start needs."""
+    return any(_read(folder / f"{name}.json").get("sources") == sources() for folder in list_folders())
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of the kernels' sources, and of what decides which of them are launched."""
+    digest = hashlib.sha256(f"{__version__}|{toolchain()}".encode())
+    for pattern in _DECIDING:
+        for source in sorted(HERE.parent.parent.glob(pattern)):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def write_list(path: Path, variants: Sequence[Variant], *, is_current: bool = True) -> None:
+    """Write a file of variants, whole or not at all.
+
+    Args:
+        is_current: these are all that a start launches with the kernels that are here.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(variant) for variant in variants[:MAX_VARIANTS])
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(f'{{"variants": [\n{lines}\n]}}\n')
+    made_from = sources() if is_current else ""
+    temporary.write_text(f'{{"sources": "{made_from}", "variants": [\n{lines}\n]}}\n')
     os.replace(temporary, path)
 
 
@@ -116,11 +148,9 @@ def merge(*lists: Sequence[Variant]) -> list[Variant]:
 def stamp_name(variants: Sequence[Variant], capability: int) -> str:
     """The name of the empty file that says that a list is compiled: it depends on the list, the kernels' sources, the compiler
     and the device."""
-    digest = hashlib.sha256(f"{__version__}|{toolchain()}|{capability}".encode())
+    digest = hashlib.sha256(f"{sources()}|{capability}".encode())
     for name in sorted(map(identity, variants)):
         digest.update(name.encode())
-    for source in sorted(HERE.glob("*.py")):
-        digest.update(source.read_bytes())
     return f"done-{digest.hexdigest()[:24]}"
 
 

@@ -1,8 +1,9 @@
 """What a start does about its kernels: compile them beside everything else, or find them compiled.
 
 A start leaves a list of what it launched. The next one of the same model compiles that list, in processes of its own, from its
-first moment; if all of it is in a cache, as on every later start, nothing is compiled. A model without a list is rehearsed when
-its buffers are there: every step size is launched once with launches that only tell what they would need.
+first moment; if all of it is in a cache, as on every later start, nothing is compiled. A model without a list of these very
+sources is rehearsed when its buffers are there: every step size, and then every feature of a request, is launched once with
+launches that only tell what they would need. The processes go on after the start, until every feature has been used once.
 Knows lists and configuration; imports neither torch nor Triton until `install`.
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.kernels.triton import places
-from quire.kernels.triton.ahead import CompilingProcess
+from quire.kernels.triton.ahead import FIRST, LATER, SOON, CompilingProcess
 from quire.kernels.triton.places import Variant
 from quire.logger import init_logger
 from quire.timeline import STARTUP
@@ -32,7 +33,7 @@ _SHAPE_FIELDS = (
 
 
 class KernelPreparation:
-    """The kernels of one engine's start, in this order: `begin`, `install`, `rehearse`, `save`.
+    """The kernels of one engine's start, in this order: `begin`, `install`, `rehearse`, `await_steps`, `save`, `finish`.
 
     Args:
         capability: compute capability, 90 for 9.0.
@@ -43,14 +44,16 @@ class KernelPreparation:
         self.name = list_name(config, capability)
         self._capability, self._processes = capability, processes
         self._known: list[Variant] = []
+        self._is_current = False
         self._rehearsed: list[Variant] = []
+        self._by_feature: dict[str, list[Variant]] = {}
         self._compiling: CompilingProcess | None = None
         self._recorder: Recorder | None = None
 
     def begin(self) -> None:
         """Start compiling what this model is known to need, unless a cache has it all."""
-        self._known = places.find_list(self.name)
-        if self._known and places.is_compiled(self._known, self._capability):
+        self._known, self._is_current = places.find_list(self.name), places.is_current(self.name)
+        if self._known and self._is_current and places.is_compiled(self._known, self._capability):
             return
         self._compiling = CompilingProcess(self._capability, self._processes)
         self._compiling.add(self._known)
@@ -70,39 +73,65 @@ class KernelPreparation:
         if self._compiling is not None:
             self._compiling.wait_for(variant)
 
-    def rehearse(self, launch_all: Callable[[], Any]) -> None:
-        """Have everything compiled that `launch_all` would launch; it is called only where no list says that already."""
-        if self._known or self._compiling is None or self._recorder is None:
+    def rehearse(self, launch_all: Callable[[], Any], *, feature: str = "") -> None:
+        """Have everything compiled that `launch_all` would launch; it is called only where no list says that already.
+
+        Args:
+            feature: what needs these; empty for steps, which come first.
+        """
+        if self._is_current or self._compiling is None or self._recorder is None:
             return
         with STARTUP.phase("rehearsal") as phase, self._recorder.collecting() as collected:
             try:
                 launch_all()
             except Exception as error:  # whoever needs what a launch returns; what is missing is compiled later
                 logger.warning("The rehearsal of kernels ended early (%s: %s)", type(error).__name__, error)
-        phase.note = f"{len(collected)} kernels"
-        self._rehearsed = collected
-        self._compiling.add(collected)
+        self._rehearsed = places.merge(self._rehearsed, collected)
+        phase.note = f"{len(self._rehearsed)} kernels"
+        self._compiling.add(collected, LATER if feature else SOON)
+        self._by_feature[feature] = collected
+
+    def await_steps(self) -> None:
+        """Wait until all that was known or rehearsed for steps is compiled: a step then waits for nothing."""
+        if self._compiling is not None:
+            with STARTUP.phase("waiting for kernels"):
+                for variant in self._by_feature.get("", self._known):
+                    self._compiling.wait_for(variant)
+
+    def is_compiled(self, feature: str) -> bool:
+        """Whether a feature's kernels are, as far as a rehearsal or the list has told."""
+        return self._compiling is None or self._compiling.has(self._by_feature.get(feature, self._known))
+
+    def hasten(self, feature: str) -> None:
+        """A request waits for this feature."""
+        if self._compiling is not None:
+            self._compiling.add(self._by_feature.get(feature, []), FIRST)
 
     def save(self) -> None:
-        """The engine is ready, or ends: keep the list, and note that all of it is compiled. May be called again."""
+        """The engine is ready: keep the list. May be called again."""
         if self._recorder is None or self._recorder.owner != self.name:
             return
-        compiling, errors, is_complete = self._compiling, {}, True
-        if compiling is not None:
-            compiling.finish()
-            errors, is_complete = compiling.errors, compiling.is_idle() and compiling.was_complete
+        compiling = self._compiling
+        errors = {} if compiling is None else compiling.errors
         used = places.merge(self._known, self._rehearsed, self._recorder.variants())
         used = [variant for variant in used if places.identity(variant) not in errors]
         if compiling is not None:  # the next time the slowest begins first
             used.sort(key=lambda variant: -compiling.seconds.get(places.identity(variant), 0.0))
         try:
-            if used != self._known:
+            if used != self._known or not self._is_current:
                 places.write_list(places.list_folders()[0] / f"{self.name}.json", used)
-                self._known = used
+                self._known, self._is_current = used, True
+            is_complete = compiling is None or (compiling.is_idle() and compiling.was_complete)
             if is_complete and not places.is_compiled(used, self._capability):
                 (places.writable_folder() / places.stamp_name(used, self._capability)).touch()
         except OSError as error:
             logger.warning("The list of kernels cannot be kept, the next start compiles again: %s", error)
+
+    def finish(self) -> None:
+        """Every feature has been used: note what is compiled, and end the processes when they are through."""
+        self.save()
+        if self._compiling is not None:
+            self._compiling.finish()
 
     def close(self) -> None:
         """The engine ends; may be called twice."""
