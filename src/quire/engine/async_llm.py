@@ -90,7 +90,7 @@ class AsyncLLM(AsyncControl):
     def __init__(
         self, config: EngineConfig, *, core: str | Seat | None = None, stat_hooks: Sequence[StatsHook] = ()
     ) -> None:
-        source = TokenizerSource(config.model)
+        source = TokenizerSource(config.model, for_server=True)
         self._to_add: list[RequestRecord] = []
         self._add_since = 0.0
         self._inbox: collections.deque[messages.CoreMessage] = collections.deque()

@@ -241,6 +241,10 @@ class EngineCore:
             except QuireError as error:
                 self._refuse(request.request_id, error)
 
+    def prepare_to_serve(self) -> None:
+        """Requests are going to come one by one: begin, beside the steps, what the first of a kind would wait for."""
+        self._executor.prepare_to_serve()
+
     def idle(self) -> bool:
         """Use a moment without work to prepare for later; true where another one could be used. See `Executor.idle`."""
         return not self._asleep and not self.has_work() and self._executor.idle()

@@ -99,6 +99,7 @@ class CoreLoop:
         """Returns after a `messages.Shutdown`; raises what a step raised."""
         core, inbox = self._core, self._inbox
         core.on_failure(inbox.interrupt)
+        core.prepare_to_serve()
         could_prepare = True
         while True:
             for message in inbox.receive(block=not could_prepare and not core.has_work()):

@@ -22,6 +22,9 @@ class TokenizerSource:
 
     Without tokenizer files the engine works on token ids alone, as with `skip_tokenizer_init`, and the log says so.
 
+    Args:
+        for_server: use it once, too, so that no request waits for what is made at the first use.
+
     Attributes:
         why_absent: why there is no tokenizer; None where there is one.
 
@@ -29,10 +32,10 @@ class TokenizerSource:
         ConfigError: the setting `chat_template` is no readable file and no valid template.
     """
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, *, for_server: bool = False) -> None:
         if model.chat_template:
             read_template(model.chat_template)  # what is wrong is said before the weights are read
-        self._model = model
+        self._model, self._for_server = model, for_server
         self._tokenizer: Tokenizer | None = None
         self._error: QuireError | None = None
         self._thread: threading.Thread | None = None
@@ -55,6 +58,9 @@ class TokenizerSource:
             self._tokenizer = tokenizer
         except QuireError as error:
             self._error = error
+            return
+        if self._for_server:
+            _use(tokenizer)
 
     def get(self) -> Tokenizer | None:
         """The tokenizer, or None where there is none (see `why_absent`). Waits until it is read.
@@ -65,3 +71,14 @@ class TokenizerSource:
         if self._error is not None:
             raise self._error
         return self._tokenizer
+
+
+def _use(tokenizer: Tokenizer) -> None:
+    """Compile the chat template, and make the tables of the first text and of the first answer."""
+    tokenizer.decode(tokenizer.encode("a"))
+    if tokenizer.chat_template is None:
+        return
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)
+    except QuireError as error:  # a client who asks so is told
+        logger.debug("the chat template was not used ahead: %s", error)

@@ -74,6 +74,9 @@ class Executor(abc.ABC):
         """Ids of requests whose preparation has ended since the last call, well or not; waits at most so long for the first."""
         return []
 
+    def prepare_to_serve(self) -> None:
+        """Begin, beside the steps, what the first request of a kind would wait for."""
+
     def idle(self) -> bool:
         """There is nothing to do: prepare for later work, a little at a time (capture a graph). Called with no step in flight,
         and a request that arrives meanwhile waits for its end. True where another call could do more."""

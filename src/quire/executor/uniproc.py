@@ -69,6 +69,9 @@ class UniprocExecutor(Executor):
             del preparing[request_id]
         return done
 
+    def prepare_to_serve(self) -> None:
+        self._worker.prepare_to_serve()
+
     def idle(self) -> bool:
         return self._worker.idle()
 

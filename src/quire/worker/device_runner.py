@@ -484,10 +484,13 @@ class DeviceRunner(Runner):
             self._features.join()
 
     def idle(self) -> bool:
-        """Nothing is running: capture a graph, or else read the vocabulary for grammars; whether there is more to do."""
-        if self._pages is None:
-            return False
-        return self._graphs.capture_next() or (self._pooler is None and self._grammars.prepare())
+        """Nothing is running: capture a graph; whether there is more to do."""
+        return self._pages is not None and self._graphs.capture_next()
+
+    def prepare_to_serve(self) -> None:
+        """Read the vocabulary for grammars."""
+        if self._pooler is None:
+            self._grammars.prepare()
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""

@@ -11,7 +11,7 @@ from quire.sampling_params import SamplingParams
 from quire.structured_output.grammars import Filling, RowGrammar, shared_grammars
 from quire.structured_output.states import States
 from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
-from quire.tokenizers.loader import get_tokenizer
+from quire.tokenizers.loader import get_tokenizer, has_tokenizer
 
 
 class WorkerGrammars:
@@ -64,13 +64,13 @@ class WorkerGrammars:
         """As `Grammars.begin_fill`."""
         return self._grammars.begin_fill(rows, masks_NW, alone)
 
-    def prepare(self) -> bool:
-        """While nothing else is to do, have another thread begin what the first request with a grammar would wait for; whether
-        there is more to do."""
-        if not self._is_read_ahead:
+    def prepare(self) -> None:
+        """Have another thread do what the first request with a grammar would wait for, unless there is no tokenizer."""
+        model = self._model
+        is_there = not model.skip_tokenizer_init and model.tokenizer_path and has_tokenizer(model.tokenizer_path)
+        if is_there and not self._is_read_ahead:
             self._is_read_ahead = True
             self._grammars.read_ahead(self._load_ends, self._load_vocabulary)
-        return False
 
     def _load_ends(self) -> list[int]:
         model = self._model

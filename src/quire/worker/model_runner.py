@@ -58,7 +58,6 @@ class ModelRunner(Runner):
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
         self._grammars = WorkerGrammars(config, jumps=True)
-        self._has_run = False
         self._sampler = Sampler(
             self._max_rows,
             config.model.vocab_size,
@@ -144,7 +143,6 @@ class ModelRunner(Runner):
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
         begin = time.perf_counter()
-        self._has_run = True
         apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
         if self._pooler is not None:
             self._pooler.apply_diff(plan)
@@ -200,9 +198,10 @@ class ModelRunner(Runner):
         """The prepared step, of which every token's hidden state is wanted."""
         return dataclasses.replace(self._inputs.step, sampled=None)
 
-    def idle(self) -> bool:
-        """Nothing is running, and a request was served, so that the start is over: read the vocabulary for grammars."""
-        return self._has_run and self._pooler is None and self._grammars.prepare()
+    def prepare_to_serve(self) -> None:
+        """Read the vocabulary for grammars."""
+        if self._pooler is None:
+            self._grammars.prepare()
 
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""

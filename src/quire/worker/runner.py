@@ -86,6 +86,9 @@ class Runner(abc.ABC):
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run or submit one step; at most two are in flight."""
 
+    def prepare_to_serve(self) -> None:
+        """Begin, beside the steps, what the first request of a kind would wait for."""
+
     def stop(self) -> None:
         """The engine ends: begin nothing beside the steps any more."""
 

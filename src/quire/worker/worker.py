@@ -165,6 +165,11 @@ class Worker:
         """Have what such a request needs compiled in other threads; ends when it is, well or not."""
         return _all_of(self.runner.prepare(params))
 
+    def prepare_to_serve(self) -> None:
+        """Begin, beside the steps, what the first request of a kind would wait for."""
+        if self._runner is not None:
+            self._runner.prepare_to_serve()
+
     def idle(self) -> bool:
         """No step is in flight: prepare something for later; whether there is more to prepare."""
         return self._runner is not None and self._runner.idle()
