@@ -16,6 +16,36 @@ from pathlib import Path
 OUT = Path(os.environ.get("OUT", "/tmp"))
 
 
+def part_vocabulary(folder: str) -> dict:
+    """How long a thread works for what the first form needs."""
+    from quire.config import StructuredOutputsConfig
+    from quire.structured_output.backend import find_backend
+    from quire.structured_output.string_masks import StringMasks
+    from quire.structured_output.vocabulary import read_vocabulary
+    from quire.tokenizers.loader import get_tokenizer
+
+    seconds: dict[str, float] = {"backend": 0.0}
+    marks = [time.thread_time()]
+
+    def mark(name: str) -> None:
+        marks.append(time.thread_time())
+        seconds[name] = round(marks[-1] - marks[-2], 3)
+
+    tokenizer = get_tokenizer(folder)
+    mark("tokenizer")
+    size = json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+    vocabulary = read_vocabulary(tokenizer, size)
+    mark("vocabulary")
+    find_backend("guidance")
+    StructuredOutputsConfig()
+    mark("import")
+    find_backend("guidance")(vocabulary, (1,))
+    mark("backend")
+    StringMasks(vocabulary, frozenset(vocabulary.special_ids))
+    mark("strings")
+    return seconds
+
+
 def part_captures(folder: str) -> dict:
     """In one process: how long each step size takes to run eagerly for the first time, and to capture."""
     from quire.worker import step_graphs
@@ -87,14 +117,21 @@ def main(models: list[str]) -> None:
     keep("first use", bench("first-use", "--model", models[0], *dummy, "--long-input-len", "12000"))
     for other in models[1:]:
         keep("first use, unlisted", bench("first-use", "--orders", "at-once", "--model", other, *dummy, *no_text))
+    keep(
+        "start, nothing to compile", bench("startup", *one[:2], "--num-iters-warmup", "1", "--model", models[0], *dummy)
+    )
+    for file in Path(os.environ["QUIRE_CACHE_ROOT"]).rglob("lists/*.json"):
+        (OUT / file.name).write_bytes(file.read_bytes())
     done = subprocess.run([sys.executable, __file__, "captures", models[0]], text=True, capture_output=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     keep("captures", json.loads(lines[-1]) if lines else {"error": done.stderr[-1500:]})
-    print(report["captures"])
+    done = subprocess.run([sys.executable, __file__, "vocabulary", models[0]], text=True, capture_output=True)
+    keep("vocabulary", json.loads(done.stdout) if done.stdout.startswith("{") else {"error": done.stderr[-1500:]})
+    print(report["captures"], report["vocabulary"])
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "captures":
-        print(json.dumps(part_captures(sys.argv[2])))
+    if sys.argv[1] in ("captures", "vocabulary"):
+        print(json.dumps(globals()[f"part_{sys.argv[1]}"](sys.argv[2])))
     else:
         main(sys.argv[1:])
