@@ -50,12 +50,14 @@ class EngineCore:
     Args:
         config: the engine's.
         executor: who runs the steps; by default what the configuration names.
+        serves: requests are going to come one by one, of any kind, and none may stop the others: also what the first of a kind
+            would wait for is made at the start.
 
     Raises:
         ConfigError: the model cannot be loaded, or its cache does not fit.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor | None = None, *, serves: bool = False) -> None:
         started = time.monotonic()
         STARTUP.begin_engine()
         self.config = config
@@ -64,10 +66,15 @@ class EngineCore:
         with CollectorPause():  # imports and models make a million objects that stay
             self._executor = executor if executor is not None else make_executor(config)
             try:
+                if serves:
+                    self._executor.prepare_to_serve()
                 self.kv_cache = self._allocate()
                 self.config = self._settle()
                 self._preparations = Preparations(self._executor)
                 self._scheduler = self._make_scheduler()
+                if serves:
+                    with STARTUP.phase("waiting for the vocabulary"):
+                        self._executor.prepare_to_serve(wait=True)
             except BaseException:
                 self._executor.shutdown()
                 raise
@@ -240,10 +247,6 @@ class EngineCore:
                 self._enter(request)
             except QuireError as error:
                 self._refuse(request.request_id, error)
-
-    def prepare_to_serve(self) -> None:
-        """Requests are going to come one by one: begin, beside the steps, what the first of a kind would wait for."""
-        self._executor.prepare_to_serve()
 
     def idle(self) -> bool:
         """Use a moment without work to prepare for later; true where another one could be used. See `Executor.idle`."""

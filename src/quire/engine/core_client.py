@@ -198,7 +198,7 @@ class ThreadChannel(CoreChannel):
     def _run(self) -> None:
         try:
             executor = self._make_executor(self._config) if self._make_executor is not None else None
-            core = EngineCore(self._config, executor)
+            core = EngineCore(self._config, executor, serves=True)
             self.ready = core.ready()
         except BaseException as error:  # handed to the thread that waits for the start
             self._start_error = error

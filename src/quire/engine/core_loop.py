@@ -99,7 +99,6 @@ class CoreLoop:
         """Returns after a `messages.Shutdown`; raises what a step raised."""
         core, inbox = self._core, self._inbox
         core.on_failure(inbox.interrupt)
-        core.prepare_to_serve()
         could_prepare = True
         while True:
             for message in inbox.receive(block=not could_prepare and not core.has_work()):
@@ -239,7 +238,7 @@ class CoreProcess:
         executor: Executor | None = None
         if first.executor is not None:
             executor = import_class(first.executor, "executor")(config)
-        core = EngineCore(config, executor)
+        core = EngineCore(config, executor, serves=True)
         gc.collect()
         gc.freeze()  # what was loaded stays: later collections need not look at it
         gc.set_threshold(*_COLLECT_AFTER)

@@ -76,6 +76,7 @@ class TokenizerSource:
 def _use(tokenizer: Tokenizer) -> None:
     """Compile the chat template, and make the tables of the first text and of the first answer."""
     tokenizer.decode(tokenizer.encode("a"))
+    _ = tokenizer.max_token_id, tokenizer.token_bytes
     if tokenizer.chat_template is None:
         return
     try:

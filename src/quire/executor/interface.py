@@ -74,8 +74,8 @@ class Executor(abc.ABC):
         """Ids of requests whose preparation has ended since the last call, well or not; waits at most so long for the first."""
         return []
 
-    def prepare_to_serve(self) -> None:
-        """Begin, beside the steps, what the first request of a kind would wait for."""
+    def prepare_to_serve(self, wait: bool = False) -> None:
+        """Begin, in other threads, what the first request of a kind would wait for; or wait until it is done."""
 
     def idle(self) -> bool:
         """There is nothing to do: prepare for later work, a little at a time (capture a graph). Called with no step in flight,

@@ -182,8 +182,8 @@ class MultiprocExecutor(Executor):
         with STARTUP.phase("pages and first steps"):
             self._call("initialize", [kv_cache])
 
-    def prepare_to_serve(self) -> None:
-        self._call("prepare_to_serve")
+    def prepare_to_serve(self, wait: bool = False) -> None:
+        self._call("prepare_to_serve", [wait])
 
     def idle(self) -> bool:
         return any(self._call("idle"))

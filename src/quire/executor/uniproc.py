@@ -69,8 +69,8 @@ class UniprocExecutor(Executor):
             del preparing[request_id]
         return done
 
-    def prepare_to_serve(self) -> None:
-        self._worker.prepare_to_serve()
+    def prepare_to_serve(self, wait: bool = False) -> None:
+        self._worker.prepare_to_serve(wait)
 
     def idle(self) -> bool:
         return self._worker.idle()

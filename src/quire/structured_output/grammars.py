@@ -242,11 +242,13 @@ class Grammars:
                 self._backends[key] = backend_class(vocabulary, eos_token_ids), strings, vocabulary.tokens
             return self._backends[key]
 
-    def read_ahead(self, load_ends: Callable[[], Sequence[int]], load_vocabulary: Callable[[], Vocabulary]) -> None:
-        """Have another thread do what the first request would wait for; nothing where the engine is not installed."""
+    def read_ahead(
+        self, load_ends: Callable[[], Sequence[int]], load_vocabulary: Callable[[], Vocabulary]
+    ) -> concurrent.futures.Future[None] | None:
+        """Have another thread do what the first request would wait for; None where the engine is not installed."""
         name = "guidance" if self._settings.backend == "auto" else self._settings.backend
         if not is_installed(name):
-            return
+            return None
 
         def read() -> None:
             try:
@@ -255,7 +257,7 @@ class Grammars:
                 logger.debug("grammars cannot be prepared: %s", error)
 
         with self._lock:
-            self._compilers().submit(read)
+            return self._compilers().submit(read)
 
     def _read(self, load_vocabulary: Callable[[], Vocabulary]) -> Vocabulary:
         """With the lock held."""

@@ -5,6 +5,7 @@ Knows text and token ids. Knows nothing of requests or models.
 
 import abc
 import contextlib
+import functools
 import inspect
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
@@ -149,7 +150,7 @@ class Tokenizer(abc.ABC):
     def __len__(self) -> int:
         return len(self.get_vocab())
 
-    @property
+    @functools.cached_property
     def max_token_id(self) -> int:
         """The highest id that has a token."""
         return max(self.get_vocab().values(), default=-1)

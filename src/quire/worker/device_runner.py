@@ -487,11 +487,6 @@ class DeviceRunner(Runner):
         """Nothing is running: capture a graph; whether there is more to do."""
         return self._pages is not None and self._graphs.capture_next()
 
-    def prepare_to_serve(self) -> None:
-        """Read the vocabulary for grammars."""
-        if self._pooler is None:
-            self._grammars.prepare()
-
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""
         return {

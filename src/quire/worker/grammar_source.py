@@ -30,7 +30,7 @@ class WorkerGrammars:
             config.structured_outputs,
         )
         self._enable_in_reasoning = config.structured_outputs.enable_in_reasoning
-        self._is_read_ahead = False
+        self._reading: concurrent.futures.Future[None] | None = None
         is_off = config.structured_outputs.disable_jump_forward
         self.jumps = jumps if is_off is None else not is_off
 
@@ -64,13 +64,15 @@ class WorkerGrammars:
         """As `Grammars.begin_fill`."""
         return self._grammars.begin_fill(rows, masks_NW, alone)
 
-    def prepare(self) -> None:
-        """Have another thread do what the first request with a grammar would wait for, unless there is no tokenizer."""
+    def prepare(self, wait: bool = False) -> None:
+        """Have another thread do what the first request with a grammar would wait for, unless there is no tokenizer; or wait
+        for its end."""
         model = self._model
         is_there = not model.skip_tokenizer_init and model.tokenizer_path and has_tokenizer(model.tokenizer_path)
-        if is_there and not self._is_read_ahead:
-            self._is_read_ahead = True
-            self._grammars.read_ahead(self._load_ends, self._load_vocabulary)
+        if is_there and self._reading is None:
+            self._reading = self._grammars.read_ahead(self._load_ends, self._load_vocabulary)
+        if wait and self._reading is not None:
+            self._reading.result()
 
     def _load_ends(self) -> list[int]:
         model = self._model

@@ -198,11 +198,6 @@ class ModelRunner(Runner):
         """The prepared step, of which every token's hidden state is wanted."""
         return dataclasses.replace(self._inputs.step, sampled=None)
 
-    def prepare_to_serve(self) -> None:
-        """Read the vocabulary for grammars."""
-        if self._pooler is None:
-            self._grammars.prepare()
-
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""
         return {

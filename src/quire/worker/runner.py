@@ -32,6 +32,7 @@ class Runner(abc.ABC):
     """
 
     _grammars: WorkerGrammars
+    _config: EngineConfig
     waited_seconds: float = 0.0
 
     @abc.abstractmethod
@@ -86,8 +87,10 @@ class Runner(abc.ABC):
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run or submit one step; at most two are in flight."""
 
-    def prepare_to_serve(self) -> None:
-        """Begin, beside the steps, what the first request of a kind would wait for."""
+    def prepare_to_serve(self, wait: bool = False) -> None:
+        """Begin, in another thread, to read the vocabulary for grammars; or wait until it is read."""
+        if self._config.model.pooling is None:
+            self._grammars.prepare(wait)
 
     def stop(self) -> None:
         """The engine ends: begin nothing beside the steps any more."""

@@ -165,10 +165,10 @@ class Worker:
         """Have what such a request needs compiled in other threads; ends when it is, well or not."""
         return _all_of(self.runner.prepare(params))
 
-    def prepare_to_serve(self) -> None:
-        """Begin, beside the steps, what the first request of a kind would wait for."""
+    def prepare_to_serve(self, wait: bool = False) -> None:
+        """Begin, in other threads, what the first request of a kind would wait for; or wait until it is done."""
         if self._runner is not None:
-            self._runner.prepare_to_serve()
+            self._runner.prepare_to_serve(wait)
 
     def idle(self) -> bool:
         """No step is in flight: prepare something for later; whether there is more to prepare."""

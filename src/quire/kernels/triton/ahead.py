@@ -31,8 +31,8 @@ main()
 """
 
 
-FIRST, SOON, LATER = 0, 1, 2
-"""How urgent kernels are: a request or a launch waits for them; steps need them; they may be needed."""
+FIRST, SOON, LATER, PERHAPS = 0, 1, 2, 3
+"""How urgent kernels are: a request or a launch waits for them; steps need them; some request will; they are guessed."""
 
 
 class CompilingProcess:
@@ -99,6 +99,10 @@ class CompilingProcess:
             order = {**self._order, "first": first, "variants": fresh, "again": again, "urgency": urgency}
             self._lines.put(json.dumps(order))
 
+    def drop_guesses(self) -> None:
+        """What is needed is known now: begin no more of what is only guessed."""
+        self._lines.put(json.dumps({**self._order, "drop": PERHAPS, "first": 0, "variants": [], "again": []}))
+
     def finish(self) -> None:
         """Nothing more will be added: the process ends when it is through."""
         with self._changed:
@@ -137,7 +141,7 @@ class CompilingProcess:
                 phase.note = f"{len(self._variants) - len(self._pending) - len(self.errors)} compiled"
         self._process.wait()
         with self._changed:
-            unfinished, self._pending, self._is_over = len(self._pending), {}, True
+            unfinished, self._pending, self._is_over = self._num_needed(), {}, True
             self.was_complete = not unfinished
             self._changed.notify_all()
         if unfinished:
@@ -156,15 +160,19 @@ class CompilingProcess:
         with self._changed:
             return self._pending.keys().isdisjoint(map(identity, variants))
 
+    def _num_needed(self) -> int:
+        """With the lock held: what is still to be compiled, without guesses."""
+        return sum(self._urgency[name] < PERHAPS for name in self._pending)
+
     def is_idle(self) -> bool:
-        """Whether everything that was added is compiled, or cannot be."""
+        """Whether everything that was added is compiled, or cannot be; guesses do not count."""
         with self._changed:
-            return not self._pending
+            return not self._num_needed()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until everything that was added is compiled; whether it is."""
+        """Wait until everything that was added is compiled; whether it is. Guesses do not count."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._pending, timeout)
+            return self._changed.wait_for(lambda: not self._num_needed(), timeout)
 
     def close(self) -> None:
         """Stop compiling; may be called twice."""

@@ -2,8 +2,8 @@
 
 Each line of its input is an order: kernels with their numbers and how urgent they are. Each line of its output is a number whose
 kernel is compiled, the seconds that it took, and an error if it could not be. What is more urgent is compiled first, also where
-it was ordered later; a number that is ordered again becomes as urgent as the new order says. It never touches a GPU. It ends
-with its input, and its compilers with it.
+it was ordered later; a number that is ordered again becomes as urgent as the new order says, and an order may drop what is not
+urgent. It never touches a GPU. It ends with its input, and its compilers with it.
 """
 
 import contextlib
@@ -79,10 +79,12 @@ class _Pool:
     def _take_order(self, order: dict[str, Any]) -> None:
         from quire.kernels.triton import cache, places, variants
 
-        if not self._settings:
-            self._settings = order
-            places.PACKAGES = tuple(order["packages"])
-            cache.install(Path(order["folder"]) if order["folder"] else None)
+        self._settings = order
+        places.PACKAGES = tuple(order["packages"])  # each time: the modules may have been imported anew
+        cache.install(Path(order["folder"]) if order["folder"] else None)
+        if "drop" in order:
+            self._waiting = [entry for entry in self._waiting if entry[0] < order["drop"]]
+            heapq.heapify(self._waiting)
         for number in order["again"]:
             if number in self._variants:
                 heapq.heappush(self._waiting, (order["urgency"], number))

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
-from quire.kernels.triton import places
-from quire.kernels.triton.ahead import FIRST, LATER, SOON, CompilingProcess
+from quire.kernels.triton import likeness, places
+from quire.kernels.triton.ahead import FIRST, LATER, PERHAPS, SOON, CompilingProcess
 from quire.kernels.triton.places import Variant
 from quire.logger import init_logger
 from quire.timeline import STARTUP
@@ -41,7 +41,8 @@ class KernelPreparation:
     """
 
     def __init__(self, config: EngineConfig, capability: int, processes: int) -> None:
-        self.name = list_name(config, capability)
+        self.name, self._config = list_name(config, capability), config
+        self._guessed: list[Variant] = []
         self._capability, self._processes = capability, processes
         self._known: list[Variant] = []
         self._is_current = False
@@ -57,6 +58,9 @@ class KernelPreparation:
             return
         self._compiling = CompilingProcess(self._capability, self._processes)
         self._compiling.add(self._known)
+        if not self._known:
+            self._guessed = likeness.guess(self._config, self._capability)
+            self._compiling.add(self._guessed, PERHAPS)
 
     def install(self) -> None:
         """Put the caches, the driver and the recorder in place; torch and Triton are imported now."""
@@ -89,6 +93,8 @@ class KernelPreparation:
         self._rehearsed = places.merge(self._rehearsed, collected)
         phase.note = f"{len(self._rehearsed)} kernels"
         self._compiling.add(collected, LATER if feature else SOON)
+        if not feature:
+            self._compiling.drop_guesses()
         self._by_feature[feature] = collected
 
     def await_steps(self) -> None:
@@ -121,17 +127,17 @@ class KernelPreparation:
             if used != self._known or not self._is_current:
                 places.write_list(places.list_folders()[0] / f"{self.name}.json", used)
                 self._known, self._is_current = used, True
-            is_complete = compiling is None or (compiling.is_idle() and compiling.was_complete)
+            is_complete = compiling is None or (compiling.has(used) and compiling.was_complete)
             if is_complete and not places.is_compiled(used, self._capability):
                 (places.writable_folder() / places.stamp_name(used, self._capability)).touch()
         except OSError as error:
             logger.warning("The list of kernels cannot be kept, the next start compiles again: %s", error)
 
     def finish(self) -> None:
-        """Every feature has been used: note what is compiled, and end the processes when they are through."""
+        """Every feature has been used: note what is compiled, and end the processes."""
         self.save()
         if self._compiling is not None:
-            self._compiling.finish()
+            self._compiling.close()  # what is left are guesses
 
     def close(self) -> None:
         """The engine ends; may be called twice."""

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton import places
+from quire.kernels.triton import direct_launch, places
 from quire.kernels.triton.places import Variant, identity, merge
 
 _DERIVED_OPTIONS = ("extern_libs", "arch", "supported_fp8_dtypes", "backend_name", "warp_size", "instrumentation_mode")
@@ -31,6 +31,10 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 class StaleVariant(LookupError):
     """A list names a kernel as it was once."""
+
+
+def _unknown(argument: Any) -> Any:
+    raise TypeError(f"{type(argument).__name__} is neither a tensor nor a number")
 
 
 class Recorder:
@@ -67,10 +71,18 @@ class Recorder:
     @contextlib.contextmanager
     def collecting(self) -> Generator[list[Variant]]:
         """Within this, no kernel of this process is launched; those that would have to be compiled are listed instead."""
-        run = JITFunction.run
+        run, seen = JITFunction.run, set[tuple[Any, ...]]()
 
         def run_nothing(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            return run(kernel, *args, grid=grid, warmup=True, **options)
+            classes: list[Any] = [id(kernel), *options.items()]
+            try:  # layers are alike: Triton's own bookkeeping would be most of the time
+                direct_launch.classify(args, classes, _unknown)
+                key = tuple(classes)
+                is_known = key in seen
+                seen.add(key)
+            except (TypeError, OverflowError, RuntimeError):
+                is_known = False
+            return None if is_known else run(kernel, *args, grid=grid, warmup=True, **options)
 
         collected: list[Variant] = []
         self._collected = collected
