@@ -126,3 +126,23 @@ def test_forms_are_compared_with_free_answers(tmp_path, capsys):
     for each in results:
         assert len(each["ratios"]) == 2 and min(each["ratios"]) <= each["ratio"] <= max(each["ratios"])
     assert "ms a token" in capsys.readouterr().out
+
+
+def test_first_use_sends_every_feature_twice_to_a_fresh_server(tmp_path, capsys):
+    sizes = ["--num-streams", "2", "--output-len", "4", "--long-input-len", "100", "--stream-len", "64"]
+    figures = run_json(tmp_path, "first-use", *sizes, "--orders", "in-turn", "--features", "greedy", "top_p", "json", "n")
+    (run,) = figures["runs"]
+    rows = {row["feature"]: row for row in run["features"]}
+    assert set(rows) >= {"greedy", "top_p", "json", "json, sampled", "n", "n, sampled"}
+    assert "temperature=0" in rows["n"]["refused"]
+    for name in ("greedy", "top_p", "json", "n, sampled"):
+        for use in ("first", "second"):
+            assert not rows[name][use]["error"] and rows[name][use]["first_ms"] > 0 and rows[name][use]["gap_ms"] > 0
+    assert figures["longest_gap_ms"] == run["longest_gap_ms"] >= rows["json"]["first"]["gap_ms"]
+    assert run["ready_s"] > 0 and run["streams_first_token_ms"] > 0
+    assert "others' gap, ms" in capsys.readouterr().out
+
+
+def test_first_use_fails_where_a_gap_is_longer_than_is_allowed(tmp_path):
+    flags = ["--orders", "at-once", "--features", "greedy", "--num-streams", "1", "--max-gap-ms", "0.001", *ENGINE]
+    assert main(["bench", "first-use", *flags]) == 1

@@ -70,7 +70,7 @@ def compute_groups(
         return gather_named(logits_SV.index_select(0, index_N), token_ids_N, named_NK, normalize=normalize)
 
     kinds = [
-        (few, _compute_few),
+        (few, compute_few),
         (is_named_N, compute_named),
         *((many & (counts_N == count), _compute_many) for count in np.unique(counts_N[many])),
     ]
@@ -88,9 +88,10 @@ def compute_groups(
     return groups
 
 
-def _compute_few(
+def compute_few(
     logits_SV: torch.Tensor, index_N: torch.Tensor, token_ids_N: torch.Tensor, count: int, normalize: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values, ids [N, count + 1] and ranks [N] of tokens and their `count` likeliest alternatives, at most `FEW_LOGPROBS`."""
     number, device = len(index_N), logits_SV.device
     values_NK = torch.empty((number, count + 1), dtype=torch.float32, device=device)
     ids_NK = torch.empty((number, count + 1), dtype=torch.int32, device=device)

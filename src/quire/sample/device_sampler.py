@@ -20,8 +20,9 @@ from quire.kernels.step_buffers import SampleColumns
 from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, RowConstraints, force_token
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
-from quire.sample.device_logprobs import LogprobGroup, compute_groups
+from quire.sample.device_logprobs import LogprobGroup, compute_few, compute_groups
 from quire.sample.device_tables import AllowedTable, EditTable, MaskTable, SeenTable, to_device
+from quire.sample.features import FEW_LOGPROBS
 from quire.sample.grammar_masks import GrammarMasks, GrammarSource
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.logprobs import PositionLogprobs, compute_logprobs
@@ -289,7 +290,12 @@ class DeviceSampler:
         """Logprobs of a row's own prompt tokens; the number of alternatives is the row's `prompt_logprobs`. Waits for the
         device."""
         count = int(self.table.num_prompt_logprobs_R[row])
-        return compute_logprobs(logits_NV, token_ids_N, count, normalize=self._normalize)
+        if count > FEW_LOGPROBS:
+            return compute_logprobs(logits_NV, token_ids_N, count, normalize=self._normalize)
+        index_N = to_device(np.arange(len(token_ids_N), dtype=np.int32), self._device)
+        tokens_N = to_device(token_ids_N.astype(np.int32), self._device)
+        values_NK, ids_NK, ranks_N = compute_few(logits_NV, index_N, tokens_N, count, self._normalize)
+        return PositionLogprobs(ids_NK.tolist(), values_NK.tolist(), ranks_N.tolist())
 
     def _members(self, rows_S: IntArray, feature: int) -> npt.NDArray[np.intp]:
         """Batch indices of the rows with a feature."""
