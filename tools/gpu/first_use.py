@@ -2,7 +2,7 @@
 
 Run on a machine where nothing was run yet: `python tools/gpu/first_use.py MODEL OTHER_MODEL`, folders with a config.json.
 The first has a tokenizer; the second, which may be left out, has a shape that no list knows. Prints tables, writes JSON under
-$OUT.
+$OUT. After them may come `captures` and `vocabulary`: what takes how long within.
 """
 
 import json
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 OUT = Path(os.environ.get("OUT", "/tmp"))
 
@@ -74,7 +75,7 @@ def part_captures(folder: str) -> dict:
     from quire import LLM
 
     llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True)
-    executor = llm.llm_engine._client.core._executor
+    executor: Any = llm.llm_engine._client.core._executor  # type: ignore[attr-defined]
     begin = time.perf_counter()
     while executor.idle():
         pass
@@ -117,21 +118,23 @@ def main(models: list[str]) -> None:
     keep("first use", bench("first-use", "--model", models[0], *dummy, "--long-input-len", "12000"))
     for other in models[1:]:
         keep("first use, unlisted", bench("first-use", "--orders", "at-once", "--model", other, *dummy, *no_text))
+    few = ("--features", "greedy", "top_p", "logprobs", "prompt_logprobs", "long", "n", "json")
+    formats = ("--quantizations", "fp8", "int8", "int4", "--orders", "in-turn")
+    keep("first use, quantized", bench("first-use", *formats, *few, "--model", models[0], *dummy))
     keep(
         "start, nothing to compile", bench("startup", *one[:2], "--num-iters-warmup", "1", "--model", models[0], *dummy)
     )
     for file in Path(os.environ["QUIRE_CACHE_ROOT"]).rglob("lists/*.json"):
         (OUT / file.name).write_bytes(file.read_bytes())
-    done = subprocess.run([sys.executable, __file__, "captures", models[0]], text=True, capture_output=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    keep("captures", json.loads(lines[-1]) if lines else {"error": done.stderr[-1500:]})
-    done = subprocess.run([sys.executable, __file__, "vocabulary", models[0]], text=True, capture_output=True)
-    keep("vocabulary", json.loads(done.stdout) if done.stdout.startswith("{") else {"error": done.stderr[-1500:]})
-    print(report["captures"], report["vocabulary"])
+    for part in sys.argv[3:]:
+        done = subprocess.run([sys.executable, __file__, part, models[0]], text=True, capture_output=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        keep(part, json.loads(lines[-1]) if lines else {"error": done.stderr[-1500:]})
+        print(report[part])
 
 
 if __name__ == "__main__":
     if sys.argv[1] in ("captures", "vocabulary"):
         print(json.dumps(globals()[f"part_{sys.argv[1]}"](sys.argv[2])))
     else:
-        main(sys.argv[1:])
+        main(sys.argv[1:3])
