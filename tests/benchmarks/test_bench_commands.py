@@ -130,7 +130,9 @@ def test_forms_are_compared_with_free_answers(tmp_path, capsys):
 
 def test_first_use_sends_every_feature_twice_to_a_fresh_server(tmp_path, capsys):
     sizes = ["--num-streams", "2", "--output-len", "4", "--long-input-len", "100", "--stream-len", "64"]
-    figures = run_json(tmp_path, "first-use", *sizes, "--orders", "in-turn", "--features", "greedy", "top_p", "json", "n")
+    figures = run_json(
+        tmp_path, "first-use", *sizes, "--orders", "in-turn", "--features", "greedy", "top_p", "json", "n"
+    )
     (run,) = figures["runs"]
     rows = {row["feature"]: row for row in run["features"]}
     assert set(rows) >= {"greedy", "top_p", "json", "json, sampled", "n", "n, sampled"}

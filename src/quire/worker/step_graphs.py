@@ -148,6 +148,7 @@ class StepGraphs:
                 self.mixed_shape(tokens, 1, 1, tokens, True, decodes=False),
                 self.mixed_shape(tokens, 1, 0, tokens, True, decodes=False),
                 self.mixed_shape(tokens, 1, 1, tokens, True, is_narrow=False, decodes=False),
+                self.mixed_shape(tokens, 4, 4, tokens, True, is_narrow=False),
             ]
         largest = self._tokens[-1] if self._tokens else 0
         found += [dataclasses.replace(shape, has_short=True) for shape in found if shape.max_query_len >= max(largest, 2)]

@@ -18,7 +18,6 @@ _DECODE, _ROPE = f"{_HERE}decode_attention:_decode_attention", f"{_HERE}rope:_ro
 _PREFILL = f"{_HERE}prefill_attention:_prefill_kernel"
 _HOPPER = f"{_HERE}prefill_attention_hopper_kernel:prefill_kernel"
 _OF_FEATURES = tuple(f"{_HERE}{part}" for part in ("filters", "logprobs", "penalties", "sampling_heads"))
-"""Of kernels that no step waits for."""
 _QUERY_ROWS, _PANEL = 64, 64
 _MOST_ACCUMULATED = 4096
 """Values of partial results that a program of decode attention keeps."""
@@ -37,7 +36,12 @@ def guess(config: EngineConfig, capability: int) -> list[Variant]:
             found += [_translated(variant, shape) for variant in places.find_list(name.removesuffix(".json"))]
     unlike = tuple(_HERE + part for part in _unlike(config))
     likely = [variant for variant in places.merge(found) if not variant["kernel"].startswith(unlike or "-")]
-    return sorted(likely, key=lambda variant: variant["kernel"].startswith(_OF_FEATURES))
+    return sorted(likely, key=is_of_feature)
+
+
+def is_of_feature(variant: Variant) -> bool:
+    """Whether no step launches this kernel by itself: a request's feature does."""
+    return variant["kernel"].startswith(_OF_FEATURES)
 
 
 def _unlike(config: EngineConfig) -> list[str]:

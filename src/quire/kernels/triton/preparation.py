@@ -57,7 +57,8 @@ class KernelPreparation:
         if self._known and self._is_current and places.is_compiled(self._known, self._capability):
             return
         self._compiling = CompilingProcess(self._capability, self._processes)
-        self._compiling.add(self._known)
+        self._compiling.add([variant for variant in self._known if not likeness.is_of_feature(variant)])
+        self._compiling.add([variant for variant in self._known if likeness.is_of_feature(variant)], LATER)
         if not self._known:
             self._guessed = likeness.guess(self._config, self._capability)
             self._compiling.add(self._guessed, PERHAPS)
@@ -102,7 +103,8 @@ class KernelPreparation:
         if self._compiling is not None:
             with STARTUP.phase("waiting for kernels"):
                 for variant in self._by_feature.get("", self._known):
-                    self._compiling.wait_for(variant)
+                    if not likeness.is_of_feature(variant):
+                        self._compiling.wait_for(variant)
 
     def is_compiled(self, feature: str) -> bool:
         """Whether a feature's kernels are, as far as a rehearsal or the list has told."""
@@ -111,7 +113,8 @@ class KernelPreparation:
     def hasten(self, feature: str) -> None:
         """A request waits for this feature."""
         if self._compiling is not None:
-            self._compiling.add(self._by_feature.get(feature, []), FIRST)
+            known = [variant for variant in self._known if likeness.is_of_feature(variant)]
+            self._compiling.add(self._by_feature.get(feature, known), FIRST)
 
     def save(self) -> None:
         """The engine is ready: keep the list. May be called again."""
