@@ -151,7 +151,9 @@ class StepGraphs:
                 self.mixed_shape(tokens, 4, 4, tokens, True, is_narrow=False),
             ]
         largest = self._tokens[-1] if self._tokens else 0
-        found += [dataclasses.replace(shape, has_short=True) for shape in found if shape.max_query_len >= max(largest, 2)]
+        found += [
+            dataclasses.replace(shape, has_short=True) for shape in found if shape.max_query_len >= max(largest, 2)
+        ]
         return list(dict.fromkeys(found))
 
     def num_logits(self, wanted: int) -> int:
