@@ -2,7 +2,7 @@
 
 Run on a machine where nothing was run yet: `python tools/gpu/first_use.py MODEL OTHER_MODEL`, folders with a config.json.
 The first has a tokenizer; the second, which may be left out, has a shape that no list knows. Prints tables, writes JSON under
-$OUT. After them may come `captures` and `vocabulary`: what takes how long within.
+$OUT. After them may come `quantized`: the same with each way of rounding, and `captures` and `vocabulary`: what takes how long.
 """
 
 import json
@@ -118,15 +118,16 @@ def main(models: list[str]) -> None:
     keep("first use", bench("first-use", "--model", models[0], *dummy, "--long-input-len", "12000"))
     for other in models[1:]:
         keep("first use, unlisted", bench("first-use", "--orders", "at-once", "--model", other, *dummy, *no_text))
-    few = ("--features", "greedy", "top_p", "logprobs", "prompt_logprobs", "long", "n", "json")
-    formats = ("--quantizations", "fp8", "int8", "int4", "--orders", "in-turn")
-    keep("first use, quantized", bench("first-use", *formats, *few, "--model", models[0], *dummy))
     keep(
         "start, nothing to compile", bench("startup", *one[:2], "--num-iters-warmup", "1", "--model", models[0], *dummy)
     )
     for file in Path(os.environ["QUIRE_CACHE_ROOT"]).rglob("lists/*.json"):
         (OUT / file.name).write_bytes(file.read_bytes())
-    for part in sys.argv[3:]:
+    if "quantized" in sys.argv:
+        few = ("--features", "greedy", "top_p", "logprobs", "prompt_logprobs", "long", "n", "json")
+        formats = ("--quantizations", "fp8", "int8", "int4", "--orders", "in-turn")
+        keep("first use, quantized", bench("first-use", *formats, *few, "--model", models[0], *dummy))
+    for part in (name for name in sys.argv if name in ("captures", "vocabulary")):
         done = subprocess.run([sys.executable, __file__, part, models[0]], text=True, capture_output=True)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         keep(part, json.loads(lines[-1]) if lines else {"error": done.stderr[-1500:]})
