@@ -141,19 +141,19 @@ class StepGraphs:
         long contexts, whose kernel is the same for any number of tokens."""
         found = list(self._common_shapes())
         found += [self.mixed_shape(tokens, 4, 1, tokens, True, is_narrow=False) for tokens in self._tokens[::4]]
-        shortest = min(MAX_GRAPH_TOKENS + EAGER_STEP, self._max_tokens)
-        for tokens in (shortest, min(2 * MAX_GRAPH_TOKENS, self._max_tokens), self._max_tokens):
-            found += [
-                self.mixed_shape(tokens, self._requests[-1], 1, tokens, True),
-                self.mixed_shape(tokens, 1, 1, tokens, True, decodes=False),
-                self.mixed_shape(tokens, 1, 0, tokens, True, decodes=False),
-                self.mixed_shape(tokens, 1, 1, tokens, True, is_narrow=False, decodes=False),
-                self.mixed_shape(tokens, 4, 4, tokens, True, is_narrow=False),
-            ]
-        largest = self._tokens[-1] if self._tokens else 0
+        tokens = min(
+            MAX_GRAPH_TOKENS + EAGER_STEP, self._max_tokens
+        )  # products are computed: a long step takes its time
         found += [
-            dataclasses.replace(shape, has_short=True) for shape in found if shape.max_query_len >= max(largest, 2)
+            self.mixed_shape(tokens, self._requests[-1], 1, tokens, True),
+            self.mixed_shape(tokens, 1, 1, tokens, True, decodes=False),
+            self.mixed_shape(tokens, 1, 0, tokens, True, decodes=False),
+            self.mixed_shape(tokens, 1, 1, tokens, True, is_narrow=False, decodes=False),
+            self.mixed_shape(tokens, 4, 4, tokens, True, is_narrow=False),
         ]
+        largest = self._tokens[-1] if self._tokens else 0
+        found += [dataclasses.replace(shape, has_short=True) for shape in found if shape.max_query_len == largest > 0]
+        found.append(self.mixed_shape(tokens, 4, 4, tokens, True, has_short=True))
         return list(dict.fromkeys(found))
 
     def num_logits(self, wanted: int) -> int:
