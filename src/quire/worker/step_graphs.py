@@ -153,7 +153,8 @@ class StepGraphs:
         ]
         largest = self._tokens[-1] if self._tokens else 0
         found += [dataclasses.replace(shape, has_short=True) for shape in found if shape.max_query_len == largest > 0]
-        found.append(self.mixed_shape(tokens, 4, 4, tokens, True, has_short=True))
+        found.append(self.mixed_shape(tokens, self._requests[-1], 4, tokens, True, has_short=True))
+        found.append(self.mixed_shape(self._max_tokens, self._requests[-1], 1, self._max_tokens, True))
         return list(dict.fromkeys(found))
 
     def num_logits(self, wanted: int) -> int:
