@@ -82,7 +82,9 @@ def _translated(variant: Variant, shape: Mapping[str, int]) -> Variant:
         new["N"] = heads
     elif kernel == _DECODE:
         group_pad = _power_of_2(group)
-        new |= {"G": group, "G_PAD": group_pad, "PARTS": max(1, _MOST_ACCUMULATED // (group_pad * padded))}
+        tokens = max(1, _QUERY_ROWS // group_pad) if old.get("SHORT") else 1
+        parts = max(1, _MOST_ACCUMULATED // (tokens * group_pad * padded))
+        new |= {"G": group, "G_PAD": group_pad, "TOKENS": tokens, "PARTS": parts}
     else:
         pack = min(group, _QUERY_ROWS)
         new |= {"NUM_KV_HEADS": kv_heads, "GROUP": group, "PACK": pack, "HEAD_DIM": head_dim}
