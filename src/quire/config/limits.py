@@ -31,6 +31,8 @@ MAX_ALLOWED_TOKEN_IDS = 1 << 20
 """Entries of `allowed_token_ids`: no vocabulary is larger."""
 MAX_LOGPROB_COST = 1 << 26
 """tokens * n * logprobs of one request: the number of entries that it may make the engine return."""
+MAX_PROMPT_LOGPROBS = 1 << 21
+"""Entries of `prompt_logprobs` in one answer of the server, over all of its prompts: about 500 MB while it is written."""
 MAX_LOGPROB_TOKEN_IDS = 128
 """Entries of `logprob_token_ids`."""
 MAX_STREAM_INTERVAL = 1 << 20

@@ -1,11 +1,14 @@
 """What the routes answer when something is wrong: the protocol's error shape, the field named, nobody else harmed."""
 
 import asyncio
+import dataclasses
 import json
+import types
 
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
 
+from quire.config import SchedulerConfig, limits
 from quire.entrypoints.openai import app, middleware
 from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.state import ServerSettings
@@ -316,6 +319,27 @@ async def test_the_engines_refusals_become_statuses(server, failure, status, ret
             assert response.headers["x-request-id"] in error["message"]
         s.engine.failure = None
         assert (await s.complete()).status_code == 200
+
+
+async def test_a_full_queue_refuses_a_request_before_its_body_is_read(server):
+    engine = FakeAsyncLLM()
+    engine.config = dataclasses.replace(engine.config, scheduler=SchedulerConfig(max_num_waiting=2))
+    engine.metrics = types.SimpleNamespace(num_waiting=2)
+    async with server(engine) as s:
+        answer = await s.client.post("/v1/completions", content=b"{ this is no JSON")
+        assert error_of(answer, 429)["code"] == "over_capacity" and answer.headers["retry-after"]
+        engine.metrics.num_waiting = 1
+        assert (await s.complete()).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 4}, {"echo": True, "logprobs": 4}])
+async def test_prompt_logprobs_of_many_prompts_are_refused_by_their_sum(server, fields, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 79)
+    async with server() as s:
+        error = error_of(await s.complete(prompt=["abc"] * 4, **fields), 400)
+        assert "80 entries (16 prompt tokens x 5); at most 79" in error["message"]
+        assert error["param"] == ("prompt_logprobs" if "prompt_logprobs" in fields else "logprobs")
+        assert (await s.complete(prompt=["abc"] * 3, **fields)).status_code == 200
 
 
 @pytest.mark.parametrize("failure", [EngineError("secret detail"), ZeroDivisionError("secret detail")], ids=repr)

@@ -74,6 +74,7 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
         field = "n" if request.best_of is None else "best_of"
         message = f"{generated} answers to {len(prompts)} prompts; at most {limits.MAX_N} sequences in one request."
         raise bad_field(field, message)
+    _check_prompt_logprobs(request, prompts, config.vocab_size)
     prompt_only = asked == 0 and bool(request.echo)
     params: list[SamplingParams | BeamSearchParams] = []
     for prompt in prompts:
@@ -85,6 +86,21 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
             _limit_thinking(state, each, prompt)
         params.append(each)
     return CompletionJob(request, prompts, params, choices, prompt_only, f"cmpl-{public_id}", model, int(time.time()))
+
+
+def _check_prompt_logprobs(request: CompletionRequest, prompts: list[Prompt], vocab_size: int) -> None:
+    """Refuse an answer that would hold too many entries; each prompt by itself may be small."""
+    field = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
+    wanted = request.prompt_logprobs
+    if wanted is None and request.echo:
+        wanted = request.logprobs
+    if wanted is None:
+        return
+    tokens, each = sum(len(prompt.token_ids) for prompt in prompts), vocab_size if wanted < 0 else wanted + 1
+    if (cost := tokens * each) > limits.MAX_PROMPT_LOGPROBS:
+        what = f"{cost} entries ({tokens} prompt tokens x {each})"
+        allowed = f"at most {limits.MAX_PROMPT_LOGPROBS} in one answer"
+        raise bad_field(field, f"{what}; {allowed}: ask for fewer, or send fewer prompts in a request.")
 
 
 def _limit_thinking(state: ServerState, params: SamplingParams, prompt: Prompt) -> None:

@@ -15,6 +15,7 @@ from quire.entrypoints.openai.errors import HTTPError, bad_field, not_ready
 from quire.entrypoints.openai.fingerprint import build_fingerprint
 from quire.entrypoints.openai.siblings import Siblings
 from quire.entrypoints.responses_api.store import ResponseStore
+from quire.errors import CapacityError
 from quire.metrics.prometheus import HttpMetrics
 from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, apply_strings, choose_formats
 
@@ -111,6 +112,9 @@ class ServerState:
             raise not_ready("The server is shutting down.", self.settings.drain_retry_after_s)
         if self.engine.errored:
             raise not_ready("The engine is not running.")
+        most = self.engine.config.scheduler.max_num_waiting
+        if most and self.engine.metrics.num_waiting >= most:  # before its body is read; the engine looks once more
+            raise CapacityError(f"the queue is full: {most} requests wait, as many as max_num_waiting allows")
 
     def begin_request(self) -> None:
         """A request that draining waits for has begun."""
