@@ -101,7 +101,7 @@ def test_of_equal_experts_and_groups_the_first_are_chosen():
     choice=st.sampled_from([(1, 1), (5, 2), (6, 6), (40, 3)]),
     kind=st.sampled_from(sorted(ACTIVATIONS)),
     dtype=st.sampled_from(DTYPES),
-    extras=st.sampled_from(["", "clamp", "biases", "input", "biases clamp input", "no gate"]),
+    extras=st.sampled_from(["", "clamp", "bare clamp", "biases", "input", "biases clamp input", "no gate"]),
     threads=st.integers(1, 3),
     seed=st.integers(0, 999),
 )
@@ -116,7 +116,7 @@ def test_experts_give_what_the_reference_gives(
     if "biases" in extras:
         biases = draw_tensor(num_experts, 2 * intermediate, seed=seed), draw_tensor(num_experts, hidden, seed=seed + 1)
         experts = dataclasses.replace(experts, gate_up_bias_E2I=biases[0], down_bias_ED=biases[1])
-    clamp = ClampedSwiglu(1.702, 1.0) if "clamp" in extras else None
+    clamp = ClampedSwiglu(1.702, 1.0, offset=int("bare" not in extras)) if "clamp" in extras else None
     experts = dataclasses.replace(experts, clamp=clamp, scales_input="input" in extras)
     ids_TK, weights_TK = draw_choice(tokens, num_experts, top_k, seed)
     x_TD = draw_tensor(tokens, hidden, seed=seed + 2)

@@ -67,7 +67,9 @@ class Case:
             biases = {"gate_up_bias_E2I": draw(experts, rows), "down_bias_ED": draw(experts, hidden)}
             self.experts = dataclasses.replace(self.experts, **biases)
         if "clamp" in self.extras:
-            self.experts = dataclasses.replace(self.experts, clamp=ClampedSwiglu(1.702, 0.8))
+            self.experts = dataclasses.replace(
+                self.experts, clamp=ClampedSwiglu(1.702, 0.8, offset=int("bare" not in self.extras))
+            )
         if "input" in self.extras:
             self.experts = dataclasses.replace(self.experts, scales_input=True)
         if "part" in self.extras:
@@ -131,6 +133,7 @@ CASES = {
     "biases and a clamp, a few tokens, odd sizes": Case(
         3, 3, SOFTMAX, hidden=72, intermediate=20, extras="biases clamp"
     ),
+    "a clamp without an offset": Case(13, 12, SOFTMAX, extras="bare clamp"),
     "weights on inputs": Case(14, 14, Routing(6, 2, "sigmoid", renormalize=False), extras="input"),
     "weights on inputs, biases, bfloat16": Case(35, 35, SOFTMAX, dtype=torch.bfloat16, extras="input biases clamp"),
     "no gates, relu2": Case(15, 14, SOFTMAX, kind="relu2", extras="no gate"),

@@ -44,7 +44,7 @@ def draw(kind, hidden, width, group, dtype=torch.float16, *, is_gated=True, extr
         biases = torch.randn(E, rows, generator=generator), torch.randn(E, hidden, generator=generator)
         more = {"gate_up_bias_E2I": biases[0].to(DEVICE), "down_bias_ED": biases[1].to(DEVICE)}
     if "clamp" in extras:
-        more["clamp"] = ClampedSwiglu(1.702, 0.8)
+        more["clamp"] = ClampedSwiglu(1.702, 0.8, offset=int("bare" not in extras))
     if "input" in extras:
         more["scales_input"] = True
     shapes = [stack.shape_only() for stack in codes]
