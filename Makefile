@@ -46,9 +46,12 @@ $(BIN)/python:
 
 # Without an NVIDIA GPU torch is installed first and alone, so that no CUDA package follows it.
 $(INSTALLED): $(SOURCES) | $(BIN)/python
-	$(BIN)/python -c "import torch" 2>/dev/null || nvidia-smi -L >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet "$(TORCH_ON_CPU)"
+	@$(BIN)/python -c "import torch" 2>/dev/null || nvidia-smi -L >/dev/null 2>&1 || \
+		{ echo "Installing PyTorch for CPUs (about 200 MB to download) …"; $(BIN)/python -m pip install --quiet "$(TORCH_ON_CPU)"; }
+	@echo "Installing Quire and its packages (about 60 MB) and building the CPU kernels (about 2 minutes) …"
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
+	@echo "Installed. To have the command quire at hand: source $(BIN)/activate"
 
 $(DEV_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"

@@ -496,7 +496,7 @@ def test_weights_that_are_missing_without_a_hub_to_ask_are_named(tmp_path):
 def test_modelscope_is_asked_where_it_is_chosen(tmp_path, monkeypatch):
     monkeypatch.setenv("QUIRE_USE_MODELSCOPE", "1")
     monkeypatch.setitem(sys.modules, "modelscope", None)
-    with pytest.raises(ConfigError, match="pip install modelscope"):
+    with pytest.raises(ConfigError, match="-m pip install modelscope"):
         find_model("owner/name")
     files = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights", "original/x.pth": "x"}
 

@@ -39,5 +39,5 @@ def test_wrong_settings_are_refused(given: Any, old: str | None, words: str) -> 
 
 def test_a_backend_that_is_not_installed_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'quire\[xgrammar\]'"):
+    with pytest.raises(ConfigError, match=r"-m pip install 'xgrammar>=0.2'"):
         read_structured_outputs_config({"backend": "xgrammar"})

@@ -229,7 +229,7 @@ def test_types_whose_tables_are_the_packages_say_when_it_is_missing(tmp_path, mo
     path = write_gguf(source, tmp_path, "llama", {"": "IQ3_S"})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     hf = EngineArgs(model=str(path)).create_engine_config().model.hf_config
-    with pytest.raises(ConfigError, match=r"IQ3_S are read with .* pip install 'quire\[gguf\]'"):
+    with pytest.raises(ConfigError, match=r"IQ3_S are read with .* -m pip install 'gguf>=0.17'"):
         linear_method(None, hf)
 
 

@@ -278,7 +278,7 @@ def test_a_missing_package_is_named(
 ) -> None:
     for name in (package, "mistral_common.tokens.tokenizers.mistral"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
-    with pytest.raises(ConfigError, match="pip install 'quire"):
+    with pytest.raises(ConfigError, match="-m pip install"):
         get_tokenizer(str(folders[kind]))
 
 

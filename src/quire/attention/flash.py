@@ -15,6 +15,7 @@ from quire.attention import measured
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.attention.library import LibraryBackend
 from quire.errors import ConfigError
+from quire.extras import install_command
 
 MODULE, FUNCTION = "flash_attn.cute.interface", "_flash_attn_fwd"
 ARGUMENTS = (
@@ -105,7 +106,7 @@ def load():
     except (ImportError, AttributeError, OSError) as error:
         raise ConfigError(
             f"attention_backend='flash': {FUNCTION} of {MODULE} cannot be imported ({type(error).__name__}: {error}); "
-            f"install it anew (pip install 'quire[flash]'), or use another backend",
+            f"install it anew ({install_command('flash')}), or use another backend",
             setting="attention_backend",
         ) from error
     if missing:

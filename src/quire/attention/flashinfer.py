@@ -17,6 +17,7 @@ from quire.attention import measured
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.attention.library import LibraryBackend
 from quire.errors import ConfigError
+from quire.extras import install_command
 
 WORKSPACE_BYTES = 128 << 20
 """What FlashInfer recommends; zero before its first use."""
@@ -45,7 +46,7 @@ class FlashInferBackend(LibraryBackend):
         except (ImportError, AttributeError, OSError) as error:
             raise ConfigError(
                 f"attention_backend='flashinfer': trtllm_batch_decode_with_kv_cache of flashinfer.decode cannot be imported "
-                f"({type(error).__name__}: {error}); install it anew (pip install 'quire[flashinfer]'), or use another backend",
+                f"({type(error).__name__}: {error}); install it anew ({install_command('flashinfer')}), or use another backend",
                 setting="attention_backend",
             ) from error
 

@@ -15,6 +15,7 @@ import torch
 from quire.attention import measured
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams, AttentionRequest, Supports
 from quire.attention.triton import TritonBackend
+from quire.extras import install_command
 from quire.kernels.ops import Rope
 from quire.logger import init_logger
 
@@ -78,7 +79,7 @@ class LibraryBackend(TritonBackend):
         try:
             version = importlib.metadata.version(cls.package)
         except importlib.metadata.PackageNotFoundError:
-            return Supports(False, f"{cls.package} is not installed: pip install 'quire[{cls.extra}]'")
+            return Supports(False, f"{cls.package} is not installed: {install_command(cls.extra)}")
         refused = (
             ("latents", request.kind == "mla"),
             ("slopes (ALiBi)", request.has_alibi),

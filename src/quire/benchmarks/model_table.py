@@ -20,10 +20,12 @@ from typing import Any
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
+from quire.extras import install_command
 from quire.models.features import Features, features_of
 from quire.models.registry import ModelRegistry
 from quire.models.text_part import ARCHITECTURES as TEXT_PARTS
 from quire.models.text_part import text_part
+from quire.version import __version__
 
 PACKAGED = Path(__file__).parents[1] / "assets" / "architectures.json"
 """What each architecture can do, for installations without Transformers; written with the document's table."""
@@ -92,7 +94,7 @@ def features(architecture: str) -> Features | str:
 
         config = _transformers_config(architecture) or _transformers_config(_kin(architecture) or "")
     except ImportError:
-        return "not known: pip install 'quire[transformers]'"
+        return f"not known: {install_command('transformers')}"
     try:
         spec = source(config or HFConfig({**tiny_values(architecture), **OTHER_WORDS, "architectures": [architecture]}))
         if "lm_head" not in spec.weights.modules:  # an encoder
@@ -303,7 +305,9 @@ def _check_cells(result: Result) -> Cells:
 
 
 def _installed_versions() -> str:
-    return ", ".join(f"{name} {metadata.version(name)}" for name in ("quire", "transformers", "torch"))
+    return ", ".join(
+        [f"quire {__version__}", *(f"{name} {metadata.version(name)}" for name in ("transformers", "torch"))]
+    )
 
 
 def read_table(text: str) -> Table:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from quire.errors import ConfigError, RequestError
+from quire.extras import install_command
 
 _PREFIX = "torch_profiler_"
 _IGNORED = ("ignore_frontend", "torch_profiler_dump_cuda_time_total")
@@ -184,6 +185,6 @@ def read_structured_outputs_config(
             raise ConfigError.of(
                 setting,
                 f"backend={config.backend!r} needs the package {package}, which is not installed: "
-                f"pip install 'quire[{extra}]'",
+                f"{install_command(extra)}",
             )
     return config

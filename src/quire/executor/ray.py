@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.config import ParallelConfig
 from quire.errors import ConfigError
+from quire.extras import install_command
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -27,7 +28,7 @@ def initialize_ray_cluster(parallel_config: ParallelConfig, ray_address: str | N
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             "distributed_executor_backend='ray' needs the package 'ray', which is not installed; install it with "
-            "`pip install 'quire[ray]'`",
+            f"`{install_command('ray')}`",
             setting="distributed_executor_backend",
         )
     ray: Any = importlib.import_module("ray")

@@ -22,6 +22,7 @@ from quire.attention.interface import AttentionMetadata, AttentionParams, Attent
 from quire.config.hf_config import HFConfig
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.errors import ConfigError
+from quire.extras import install_command
 from quire.kernels.ops import LinearWeight
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
@@ -323,7 +324,7 @@ def _config(key: str) -> Any:
         from transformers import CONFIG_MAPPING, AttentionInterface
     except ImportError as error:
         raise ConfigError(
-            "model_impl='transformers' needs the extra: pip install 'quire[transformers]'", setting="model_impl"
+            f"model_impl='transformers' needs Transformers: {install_command('transformers')}", setting="model_impl"
         ) from error
     model_type = values.get("model_type")
     if model_type not in CONFIG_MAPPING:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.extras import install_command
 
 TRACE_HEADERS: contextvars.ContextVar[Mapping[str, str] | None] = contextvars.ContextVar("trace_headers", default=None)
 """The W3C headers (`traceparent`, `tracestate`) of the HTTP request that is being served."""
@@ -86,7 +87,7 @@ class SpanWriter:
 
 def _not_installed(error: ImportError) -> ConfigError:
     return ConfigError(
-        f"otlp_traces_endpoint needs OpenTelemetry, which is not installed ({error}): pip install 'quire[otel]'",
+        f"otlp_traces_endpoint needs OpenTelemetry, which is not installed ({error}): {install_command('otel')}",
         setting="otlp_traces_endpoint",
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from quire.errors import ConfigError
+from quire.extras import install_command
 from quire.guards import is_dict, is_sequence
 from quire.logger import init_logger
 from quire.parsers.pieces import Kind, Pieces
@@ -52,7 +53,7 @@ def read_response_template(folder: str, setting: str) -> dict[str, Any]:
     try:
         _parser_class()(template, prefix="")
     except ImportError as error:
-        message = f"{setting} needs Transformers 5.23 or later: pip install 'quire[transformers]'"
+        message = f"{setting} needs Transformers 5.23 or later: {install_command('transformers')}"
         raise ConfigError(message, setting=setting) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{setting}: the model's response_template is wrong: {error}", setting=setting) from None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError
+from quire.extras import pip_install
 from quire.logger import init_logger
 from quire.platforms.host import usable_cpus
 from quire.platforms.interface import (
@@ -332,8 +333,8 @@ class CudaPlatform(Platform):
                 raise ConfigError(f"{setting}={value} is not available on the cuda platform: use 1", setting=setting)
         if importlib.util.find_spec("triton") is None:
             raise ConfigError(
-                "the cuda platform needs Triton, which comes with PyTorch's CUDA builds: install it (pip install triton), "
-                "or use --device cpu",
+                "the cuda platform needs Triton, which comes with PyTorch's CUDA builds: install it "
+                f"({pip_install('triton')}), or use --device cpu",
                 setting="device",
             )
         return dataclasses.replace(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from quire.errors import ConfigError
+from quire.extras import install_command
 from quire.quantization.codes import byte_parts, half_at
 
 IQ1_SHIFT = 0.125
@@ -25,7 +26,7 @@ def check_package() -> None:
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(
             f"{', '.join(DECODERS)} are read with the tables of the package gguf, which is not installed: "
-            "pip install 'quire[gguf]'",
+            f"{install_command('gguf')}",
             setting="model",
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import RequestError
+from quire.extras import install_command
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.vocabulary import Vocabulary
 
@@ -92,5 +93,5 @@ def find_backend(name: str) -> Callable[[Vocabulary, tuple[int, ...]], Backend]:
     try:
         return getattr(importlib.import_module(module), backend_class)
     except ImportError:
-        message = f"structured_outputs need the package {package}, which is not installed: pip install 'quire[{extra}]'"
+        message = f"structured_outputs need the package {package}, which is not installed: {install_command(extra)}"
         raise RequestError(message, param="structured_outputs") from None

@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from quire.config import limits
 from quire.errors import RequestError
+from quire.extras import install_command
 from quire.guards import is_dict, is_sequence
 from quire.sampling_params import StructuredOutputsParams
 
@@ -85,8 +86,9 @@ def _tag_grammar(given: Any, params: StructuredOutputsParams) -> str:
     given = json.loads(given) if isinstance(given, str) else given
     if "format" in given:
         raise RequestError(
-            "structured_outputs.structural_tag with a `format` needs the other grammar engine (pip install 'quire[xgrammar]', "
-            "and no --structured-outputs-config.backend guidance); or give `structures` and `triggers`",
+            "structured_outputs.structural_tag with a `format` needs the other grammar engine "
+            f"({install_command('xgrammar')}, and no "
+            "--structured-outputs-config.backend guidance); or give `structures` and `triggers`",
             param="structural_tag",
         )
     if not given.get("structures") or not given.get("triggers"):

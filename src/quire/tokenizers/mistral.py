@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError, RequestError
+from quire.extras import install_command
 from quire.tokenizers.content_format import ContentFormat, as_text
 from quire.tokenizers.interface import Conversation
 from quire.tokenizers.plain import PlainTokenizer
@@ -46,7 +47,7 @@ class MistralTokenizer(PlainTokenizer):
             library: Any = importlib.import_module("mistral_common.tokens.tokenizers.mistral")
         except ImportError:
             raise ConfigError(
-                f"{path} is read by mistral-common, which is not installed: pip install 'quire[mistral]'",
+                f"{path} is read by mistral-common, which is not installed: {install_command('mistral')}",
                 setting="tokenizer",
             ) from None
         try:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from quire.errors import ConfigError
+from quire.extras import install_command
 from quire.tokenizers.fast import SPECIAL_NAMES, read_chat_template, read_json
 from quire.tokenizers.plain import PlainTokenizer
 from quire.tokenizers.token_bytes import bytes_as_string, string_bytes_table
-
-MISSING = "{} is a tiktoken vocabulary; reading it needs tiktoken: pip install 'quire[tiktoken]'"
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -59,7 +58,8 @@ class RankTokenizer(PlainTokenizer):
         try:
             import tiktoken
         except ImportError:
-            raise ConfigError(MISSING.format(path), setting="tokenizer") from None
+            message = f"{path} is a tiktoken vocabulary; reading it needs tiktoken: {install_command('tiktoken')}"
+            raise ConfigError(message, setting="tokenizer") from None
         config = read_json(folder / "tokenizer_config.json")
         ranks = _read_ranks(path)
         kind = str(config.get("tokenizer_class") or "")

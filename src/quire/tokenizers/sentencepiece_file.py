@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import ConfigError
+from quire.extras import install_command
 from quire.tokenizers.fast import read_chat_template, read_json
 from quire.tokenizers.plain import PlainTokenizer
 from quire.tokenizers.token_bytes import sentencepiece_table
@@ -23,7 +24,7 @@ class SentencePieceTokenizer(PlainTokenizer):
             import sentencepiece
         except ImportError:
             raise ConfigError(
-                f"{path} is a SentencePiece file; reading it needs sentencepiece: pip install 'quire[transformers]'",
+                f"{path} is a SentencePiece file; reading it needs sentencepiece: {install_command('transformers')}",
                 setting="tokenizer",
             ) from None
         try:

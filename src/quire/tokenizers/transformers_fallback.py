@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from quire.errors import ConfigError
+from quire.extras import install_command
 from quire.tokenizers.fast import read_chat_template, read_json
 from quire.tokenizers.interface import NO_LIMIT, Tokenizer, reading
 from quire.tokenizers.token_bytes import TokenBytes, build_token_bytes
@@ -27,7 +28,7 @@ class TransformersTokenizer(Tokenizer):
         except ImportError:
             raise ConfigError(
                 f"{folder} has no tokenizer.json; reading its tokenizer needs Transformers: "
-                "pip install 'quire[transformers]'",
+                f"{install_command('transformers')}",
                 setting="tokenizer",
             ) from None
         try:

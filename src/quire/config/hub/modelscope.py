@@ -13,6 +13,7 @@ from typing import Any
 from quire.config.hub.failures import Failure
 from quire.config.hub.listing import HubFile, HubSettings, Listing
 from quire.errors import ConfigError
+from quire.extras import pip_install
 
 DEFAULT_REVISION = "master"
 
@@ -30,7 +31,7 @@ class ModelScopeHub:
             self._client: Any = importlib.import_module("modelscope")
         except ImportError:
             raise ConfigError(
-                "QUIRE_USE_MODELSCOPE is on, and ModelScope's client is not installed: pip install modelscope, or unset it",
+                f"QUIRE_USE_MODELSCOPE is on, and ModelScope's client is not installed: {pip_install('modelscope')}, or unset it",
                 setting="model",
             ) from None
         self._revision = settings.revision or DEFAULT_REVISION

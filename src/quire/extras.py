@@ -1,0 +1,32 @@
+"""Optional packages by the extra that names them, and the command that installs them.
+
+A test compares the table with pyproject.toml. Messages name the packages, not this project's extra: whoever reads one has the
+project already, and may have it from a folder.
+"""
+
+import shlex
+import sys
+
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "transformers": ("transformers>=4.56", "sentencepiece>=0.2"),
+    "client": ("openai>=1.60",),
+    "ray": ("ray>=2.40",),
+    "structured": ("llguidance>=1.3",),
+    "xgrammar": ("xgrammar>=0.2",),
+    "tiktoken": ("tiktoken>=0.7",),
+    "mistral": ("mistral-common>=1.8",),
+    "gguf": ("gguf>=0.17",),
+    "flash": ("flash-attn-4>=4.0.0b36",),
+    "flashinfer": ("flashinfer-python>=0.7.2",),
+    "otel": ("opentelemetry-sdk>=1.27", "opentelemetry-exporter-otlp>=1.27"),
+}
+
+
+def pip_install(*requirements: str) -> str:
+    """The command that installs packages for the interpreter that runs."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *requirements])
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra's packages."""
+    return pip_install(*EXTRAS[extra])
