@@ -27,7 +27,7 @@ async def test_every_conversation_has_the_answers_that_it_has_alone(n):
     assert [batch[name] for name in ("prompt_token_ids", "prompt_text", "metrics")] == [None] * 3
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert batch["usage"][name] == sum(answer["usage"][name] for answer in alone)
-    assert batch["usage"]["prompt_tokens_details"] == {"cached_tokens": 9}
+    assert batch["usage"]["prompt_tokens_details"]["cached_tokens"] == 9
 
 
 @pytest.mark.parametrize(

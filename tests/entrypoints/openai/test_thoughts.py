@@ -3,7 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.entrypoints.openai.answers import reasoning_count
+from quire.entrypoints.openai.answers import answer_reader, reasoning_count
+from quire.entrypoints.openai.protocol import ChatCompletionRequest
+from quire.parsers.choice import choose_formats
 from quire.parsers.formats import Reasoning
 
 START, END = 1, 2
@@ -17,7 +19,17 @@ class Vocabulary:
         self.ids = ids
 
     def token_to_id(self, token):
-        return self.ids.get({"<think>": "think", "</think>": "end"}[token])
+        return self.ids.get({"<think>": "think", "</think>": "end"}.get(token, ""))
+
+
+class HidingVocabulary(Vocabulary):
+    """A tokenizer whose markers are special, though no file lists them by name."""
+
+    special_ids = frozenset({START, END})
+    all_special_tokens: tuple[str, ...] = ()
+
+    def decode(self, token_ids, skip_special_tokens):
+        return ""
 
 
 BOTH = Vocabulary(think=START, end=END)
@@ -75,3 +87,14 @@ def test_what_cannot_be_told_apart_is_not_counted():
     assert reasoning_count(FORMAT, False, Vocabulary(end=END)) is None
     assert reasoning_count(FORMAT, True, Vocabulary(end=END)) is not None
     assert reasoning_count(Reasoning(("<think>",), ("</think>",), implied=True), None, Vocabulary(end=END)) is not None
+
+
+def test_markers_that_are_special_tokens_stay_in_the_text_that_is_read():
+    formats = choose_formats("qwen3", "none", None)
+    request = ChatCompletionRequest(messages=[])
+    for vocabulary, keeps in (
+        (HidingVocabulary(think=START, end=END), True),
+        (HidingVocabulary(think=7, end=8), False),
+    ):
+        reader = answer_reader(formats, request, vocabulary, [5])
+        assert reader is not None and reader.keeps_special_tokens is keeps

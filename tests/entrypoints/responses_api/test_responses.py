@@ -75,7 +75,7 @@ async def test_a_response_has_the_protocols_shape():
         "truncation": "disabled",
         "usage": {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": prompt // 16 * 16 - 3},
             "output_tokens": 4,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + 4,

@@ -269,8 +269,8 @@ def _stop(job: MessageJob, reader: PieceReader, choice: CompletionOutput) -> tup
 def _usage(count: TokenCount) -> protocol.MessageUsage:
     usage = protocol.MessageUsage(count.prompt, count.completion)
     if count.details:
-        usage.cache_read_input_tokens, usage.cache_creation_input_tokens = count.cached or 0, 0
-        usage.input_tokens -= usage.cache_read_input_tokens
+        usage.cache_read_input_tokens, usage.cache_creation_input_tokens = count.cached or 0, count.created
+        usage.input_tokens -= usage.cache_read_input_tokens + usage.cache_creation_input_tokens
     if count.thoughts is not None:
         usage.output_tokens_details = protocol.OutputTokensDetails(count.thoughts.total)
     return usage

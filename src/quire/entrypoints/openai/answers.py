@@ -231,7 +231,7 @@ def answer_reader(
         variables = template_variables(request, settings)
         reasoning, inside = reasoning_of_request(formats.reasoning, prompt_end, variables, continues)
         formats = dataclasses.replace(formats, reasoning=reasoning)
-    special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
-    keeps_special = is_own or bool(special & formats.markers)
+    hides_markers = any(tokenizer.token_to_id(marker) in tokenizer.special_ids for marker in formats.markers)
+    keeps_special = is_own or hides_markers
     prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False) if is_own else ""
     return AnswerReader(formats, request, inside, has_tools, keeps_special, tokenizer, choice, grammar, prompt)

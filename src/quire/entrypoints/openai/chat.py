@@ -18,6 +18,7 @@ from quire.entrypoints.openai.generation import (
     check_output,
     last_output,
     open_generation,
+    page_size,
     start_generation,
     wants_timing,
     wants_usage,
@@ -139,7 +140,8 @@ def token_count(state: ServerState, job: ChatJob) -> TokenCount:
     thoughts = None if job.reader is None else job.reader.reasoning_count()
     details = state.settings.enable_prompt_tokens_details
     times = [] if wants_timing(state, job.request) else None
-    return TokenCount(len(job.prompt.token_ids), details=details, thoughts=thoughts, times=times)
+    prompt = len(job.prompt.token_ids)
+    return TokenCount(prompt, details=details, thoughts=thoughts, times=times, page=page_size(state))
 
 
 async def open_chat(state: ServerState, job: ChatJob, public_id: str) -> OutputStream:
@@ -347,4 +349,5 @@ def _total(usages: Sequence[Usage]) -> Usage:
         sum(usage.completion_tokens for usage in usages),
         None if details[0] is None else sum(one.cached_tokens for one in details if one is not None),
         None if not thoughts[0] else sum(one.reasoning_tokens for one in thoughts if one),
+        None if details[0] is None else sum(one.created_cache_tokens or 0 for one in details if one is not None),
     )

@@ -88,13 +88,19 @@ def check_output(output: RequestOutput, public_id: str) -> None:
 
 @dataclasses.dataclass(slots=True)
 class TokenCount:
-    """A running count of one request's tokens. `times`: of the parts that have ended; None where nobody asked for them."""
+    """A running count of one request's tokens.
+
+    Attributes:
+        page: tokens of a page of the prefix cache; 0 where it is off, or several prompts are counted.
+        times: of the parts that have ended; None where they are not asked for.
+    """
 
     prompt: int = 0
     completion: int = 0
     cached: int | None = None
     details: bool = False
     thoughts: ReasoningCount | None = None
+    page: int = 0
     times: list[RequestMetrics] | None = None
 
     def add_choice(self, choice: CompletionOutput) -> int:
@@ -110,11 +116,16 @@ class TokenCount:
         """Tokens of reasoning; 0 where nobody can tell."""
         return 0 if self.thoughts is None else self.thoughts.total
 
+    @property
+    def created(self) -> int:
+        """Prompt tokens that were computed and are now in the prefix cache, which keeps whole pages."""
+        return max(0, self.prompt // self.page * self.page - (self.cached or 0)) if self.page else 0
+
     def usage(self) -> Usage:
         """As the protocol's usage block."""
         cached = (self.cached or 0) if self.details else None
         reasoning = None if self.thoughts is None else self.thoughts.total
-        return build_usage(self.prompt, self.completion, cached, reasoning)
+        return build_usage(self.prompt, self.completion, cached, reasoning, self.created if self.page else None)
 
     def timing(self) -> Timing | None:
         """Where the time went; None where nobody asked."""
@@ -129,6 +140,12 @@ class TokenCount:
         """Note when things happened to a part that has ended, if anybody asked."""
         if self.times is not None and output.finished and output.metrics is not None:
             self.times.append(output.metrics)
+
+
+def page_size(state: ServerState) -> int:
+    """Tokens of a page of the prefix cache; 0 where there is none."""
+    cache = state.engine.config.cache
+    return cache.block_size if cache.enable_prefix_caching else 0
 
 
 def wants_timing(state: ServerState, request: GenerationFields) -> bool:

@@ -207,7 +207,7 @@ def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> None:
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
         shown = str(wrong) if abs(wrong) < 1 << 64 else "a huge number"
-        raise bad_field(field, f"token id {shown} is outside the vocabulary (0 to {vocab_size - 1}).")
+        raise bad_field(field, f"token id {shown} is out of vocabulary (0 to {vocab_size - 1}).")
 
 
 def _truncated(

@@ -185,9 +185,11 @@ Optional = msgspec.UnsetType
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """`cached_tokens`: prompt tokens whose keys and values came from the prefix cache."""
+    """`cached_tokens`: prompt tokens whose keys and values came from the prefix cache. `created_cache_tokens`: those that were
+    computed and kept there."""
 
     cached_tokens: int = 0
+    created_cache_tokens: int | None = None
 
 
 class CompletionTokensDetails(msgspec.Struct):
@@ -393,9 +395,13 @@ class DetokenizeResponse(msgspec.Struct):
 
 
 def build_usage(
-    prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None, reasoning_tokens: int | None = None
+    prompt_tokens: int,
+    completion_tokens: int,
+    cached_tokens: int | None = None,
+    reasoning_tokens: int | None = None,
+    created_cache_tokens: int | None = None,
 ) -> Usage:
     """The usage block; the shares of the cache and of the reasoning are given when they are known."""
-    details = None if cached_tokens is None else PromptTokensDetails(cached_tokens)
+    details = None if cached_tokens is None else PromptTokensDetails(cached_tokens, created_cache_tokens)
     thoughts = None if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
     return Usage(prompt_tokens, prompt_tokens + completion_tokens, completion_tokens, details, thoughts)

@@ -225,8 +225,10 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     try:
         return {int(token_id): value for token_id, value in bias.items()}
     except ValueError:
-        wrong = next((key for key in bias if not key.strip().lstrip("-").isdigit()), min(bias, key=len))
-        raise bad_field("logit_bias", f"{wrong[:100]!r} is not a token id.") from None
+        wrong = [key for key in bias if not key.strip().lstrip("-").isdigit()] or [min(bias, key=len)]
+        names = ", ".join(repr(key[:100]) for key in wrong[:10])
+        is_one = len(wrong) == 1
+        raise bad_field("logit_bias", f"{names} {'is not a token id' if is_one else 'are not token ids'}.") from None
 
 
 def build_beam_search_params(

@@ -188,7 +188,10 @@ class ChunkWriter:
 
     def usage(self, usage: Usage, timing: Timing | None = None) -> bytes:
         """The last chunk before the end: no choice, the whole stream's usage, and its times where they are wanted."""
-        metrics = b"" if timing is None else b',"metrics":' + _encode(timing)
+        metrics = b""
+        if timing is not None:
+            known = {name: value for name, value in msgspec.structs.asdict(timing).items() if value is not None}
+            metrics = b',"metrics":' + _encode(known)
         return self._head + b'],"usage":' + _encode(usage) + metrics + b"}\n\n"
 
 

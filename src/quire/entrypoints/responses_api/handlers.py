@@ -87,7 +87,10 @@ async def cancel_response(request: Request) -> Response:
         return json_response(run.job.response)
     body = (await find(state, response_id)).body
     if not msgspec.json.decode(body)["background"]:
-        raise bad_request("Only a response that was made with background can be cancelled.", "response_id")
+        raise bad_request(
+            "Cannot cancel a synchronous response: it was made without background.",
+            "response_id",
+        )
     return _json(body)
 
 

@@ -300,7 +300,7 @@ class ResponseJob:
 async def prepare_response(state: ServerState, request: protocol.ResponsesRequest) -> ResponseJob:
     """Check a request and tokenize its prompt. Raises what the client must be told."""
     if request.background and request.store is False:
-        raise bad_field("background", "what nobody waits for must be kept; store must not be false.")
+        raise bad_field("background", "background can only be used when `store` is true.")
     chat_request, items = await _conversation(state, request)
     chat = await prepare_chat(state, chat_request, "", prompt_field="input")
     assert isinstance(chat.params, SamplingParams)
@@ -340,7 +340,7 @@ async def _conversation(
         try:
             history = await state.responses.conversation(request.previous_response_id)
         except Missing as missing:
-            message = f"there is no response {missing.args[0][:100]!r} here, or no longer."
+            message = f"Response with id {missing.args[0][:100]!r} not found."
             raise bad_field("previous_response_id", message, "previous_response_not_found") from None
         except StillRunning as running:
             raise bad_field("previous_response_id", f"the response {running.args[0]!r} is not complete.") from None
@@ -359,7 +359,7 @@ async def _resolve_references(state: ServerState, items: list[Fields]) -> list[F
     found = await state.responses.items(wanted)
     for index, item in enumerate(items):
         if item["type"] == REFERENCE and item["id"] not in found:
-            message = f"there is no item {item['id'][:100]!r} here, or no longer."
+            message = f"Item with id {item['id'][:100]!r} not found."
             raise bad_field(f"input[{index}].id", message, "item_not_found")
     return [found[item["id"]] if item["type"] == REFERENCE else item for item in items]
 

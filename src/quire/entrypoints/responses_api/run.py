@@ -120,7 +120,7 @@ def end(job: ResponseJob) -> list[bytes]:
 def _usage(count: TokenCount) -> protocol.ResponseUsage:
     return protocol.ResponseUsage(
         count.prompt,
-        protocol.InputTokensDetails(count.cached or 0),
+        protocol.InputTokensDetails(count.cached or 0, count.created),
         count.completion,
         protocol.OutputTokensDetails(count.num_thoughts),
         count.prompt + count.completion,
@@ -184,7 +184,7 @@ async def find(state: ServerState, response_id: str) -> Record:
 
 
 def not_found(response_id: str) -> HTTPError:
-    message = f"There is no response {response_id[:100]!r} here, or no longer."
+    message = f"Response with id {response_id[:100]!r} not found; responses are kept for 30 days at most."
     return HTTPError(404, message, param="response_id", code="response_not_found")
 
 
