@@ -8,6 +8,7 @@ from tests.models.test_engine_parity import COMMON, NEW_TOKENS, assert_parity, m
 from quire import LLM, SamplingParams
 from quire.benchmarks.tiny_models import load_oracle
 from quire.errors import ConfigError
+from quire.layers import transformers_backend
 
 ARCHITECTURES = {
     "LlamaForCausalLM": {},
@@ -51,8 +52,8 @@ def test_what_nobody_knows_is_refused(tiny, tmp_path):
 
 def test_layers_that_keep_something_else_are_refused(tiny):
     path = tiny("OlmoHybridForCausalLM")
-    with pytest.raises(ConfigError, match=r"of its 3 layers 1 have attention .*others: linear_attention"):
-        LLM(model=str(path), max_num_seqs=2, **COMMON)
+    with pytest.raises(ConfigError, match=r"of its 4 layers 1 have attention .*others: linear_attention"):
+        LLM(model=str(path), model_impl="transformers", max_num_seqs=2, **COMMON)
 
 
 def test_a_model_whose_attention_is_not_an_interface_is_refused(tiny, tmp_path):
@@ -64,5 +65,70 @@ def test_a_model_whose_attention_is_not_an_interface_is_refused(tiny, tmp_path):
         "n_layer": 1,
     }
     (tmp_path / "config.json").write_text(json.dumps(values | {"n_head": 2, "d_inner": 32, "eos_token_id": 2}))
-    with pytest.raises(ConfigError, match="XLNetConfig cannot run on pages"):
+    with pytest.raises(ConfigError, match=r"XLNetConfig \(model_type='xlnet'\) cannot run on pages"):
         LLM(model=str(tmp_path), max_num_seqs=2, **COMMON)
+
+
+def test_a_model_with_its_own_mask_is_refused(tiny):
+    path = tiny("DogeForCausalLM", head_dim=16)
+    with pytest.raises(
+        ConfigError, match=r"model_type='doge'\) cannot run on pages: its DogeAttention .* attention_mask"
+    ):
+        LLM(model=str(path), max_num_seqs=2, **COMMON)
+
+
+@pytest.mark.parametrize("argument", ["position_bias", "softcaps", "indices"])
+def test_an_argument_that_changes_attention_is_refused(argument, tiny, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    class Attention(modeling_llama.LlamaAttention):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs | {argument: 1.0})
+
+    transformers_backend._heads_of.cache_clear()
+    transformers_backend._skeleton.cache_clear()
+    monkeypatch.setattr(modeling_llama, "LlamaAttention", Attention)
+    path = tiny("LlamaForCausalLM", num_hidden_layers=2)
+    with pytest.raises(ConfigError, match=f"model_type='llama'.* calls attention with {argument}"):
+        LLM(model=str(path), model_impl="transformers", max_num_seqs=2, **COMMON)
+
+
+def test_a_window_that_only_the_mask_has_is_refused(tiny):
+    path = tiny("LlamaForCausalLM", num_hidden_layers=1, layer_types=["sliding_attention"], sliding_window=8)
+    with pytest.raises(ConfigError, match=r"layer 0 is sliding_attention in layer_types, .* without sliding_window"):
+        LLM(model=str(path), model_impl="transformers", max_num_seqs=2, **COMMON)
+
+
+def _bias_more_than_the_mask(eager):
+    def attention(module, query, key, value, attention_mask, **kwargs):
+        return eager(module, query, key, value, attention_mask + 0.2 * key.mean(-1).mean(1)[:, None, None], **kwargs)
+
+    return attention
+
+
+def _shift_tokens(forward):
+    return lambda self, x: forward(self, x + 0.5 * x.roll(1, dims=1))
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("change", ["attention", "tokens"])
+def test_a_model_that_computes_more_than_causal_attention_is_refused_with_the_difference(
+    change, load_format, tiny, monkeypatch
+):
+    from transformers.models.llama import modeling_llama
+
+    path = tiny("LlamaForCausalLM", num_hidden_layers=2, initializer_range=0.3)
+    if change == "attention":
+        own = _bias_more_than_the_mask(modeling_llama.eager_attention_forward)
+        monkeypatch.setattr(modeling_llama, "eager_attention_forward", own)
+    else:
+        monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", _shift_tokens(modeling_llama.LlamaMLP.forward))
+    with pytest.raises(ConfigError, match=r"model_type='llama'\) .* logprobs of 8 tokens differ by [\d.]+ from"):
+        LLM(model=str(path), model_impl="transformers", load_format=load_format, max_num_seqs=2, **COMMON)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "Gemma2ForCausalLM", "MixtralForCausalLM"])
+def test_windows_sinks_soft_caps_and_experts_pass_the_check(architecture, dtype, tiny):
+    path = tiny(architecture, dtype=dtype)
+    LLM(model=str(path), model_impl="transformers", dtype=dtype, max_num_seqs=2, **COMMON)

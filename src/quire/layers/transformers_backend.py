@@ -26,24 +26,18 @@ from quire.extras import install_command
 from quire.kernels.ops import LinearWeight
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
+from quire.layers.transformers_check import Given, Heads, check_tree, refusal
 
 ATTENTION = "quire"
 """Our name among Transformers' attention implementations."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Heads:
-    """What one attention layer was called with, before sharding. `value_dim`: heads of values may be narrower than keys'."""
-
-    module: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    scale: float
-    window: int
-    soft_cap: float
-    has_sinks: bool
+_HARMLESS = frozenset(
+    ("dropout", "is_causal", "position_ids", "cache_position", "output_attentions", "output_hidden_states",
+     "output_router_logits", "use_cache", "return_dict", "deterministic", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q",
+     "max_length_k")
+)  # fmt: skip
+"""Arguments of Transformers' attention functions that do not change the result of causal attention."""
 
 
 class TransformersModel(CausalLM):
@@ -60,7 +54,7 @@ class TransformersModel(CausalLM):
         self._logits_SV = torch.zeros(context.max_logits, int(context.hf.vocab_size), device=context.device)
         self._tree: Any = None
         self._body: Any = None
-        self._given = _Given()
+        self._given = Given()
         self._linear_bytes = 0
 
     @classmethod
@@ -152,7 +146,8 @@ class TransformersModel(CausalLM):
         self._take(AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=self.context.dtype))
 
     def _take(self, tree: Any) -> None:
-        """Put our layers in place of the tree's, and move the rest to the device."""
+        """Check the tree, put our layers in place of its own, and move the rest to the device."""
+        check_tree(tree.eval(), self._heads, ATTENTION)
         context, plan = self.context, self.context.plan
         shards = _shards(context.hf) if plan.size > 1 else {}
         prefix = tree.base_model_prefix
@@ -205,17 +200,6 @@ class TransformersModel(CausalLM):
         return out_SV
 
 
-class _Given(torch.nn.Module):
-    """Stands where the tree has its layers, and answers with hidden states that were computed before."""
-
-    hidden: torch.Tensor
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
-
-        return MoeModelOutputWithPast(last_hidden_state=cast(Any, self.hidden))
-
-
 class _Linear(torch.nn.Module):
     """A rank's share of a matrix, through the `LinearMethod`."""
 
@@ -249,7 +233,7 @@ class _Linear(torch.nn.Module):
 class _Layer:
     """One attention layer's pages and constants."""
 
-    def __init__(self, heads: _Heads, context: ModelContext) -> None:
+    def __init__(self, heads: Heads, context: ModelContext) -> None:
         self._backend, self._context, self._heads = context.backend, context, heads
         self.params = AttentionParams(
             num_heads=_share(heads.heads, context.plan, "heads"),
@@ -351,7 +335,7 @@ def _skeleton(key: str) -> Any:
 
 
 @functools.lru_cache(maxsize=2)
-def _heads_of(key: str) -> tuple[_Heads, ...]:
+def _heads_of(key: str) -> tuple[Heads, ...]:
     """Every attention layer, in the order of computation.
 
     Raises:
@@ -362,7 +346,7 @@ def _heads_of(key: str) -> tuple[_Heads, ...]:
     others = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
     try:
         tree = _skeleton(key)
-        found: list[_Heads] = []
+        found: list[Heads] = []
         names = {module: name for name, module in tree.named_modules()}
         for module in tree.modules():
             module.quire_found = found  # type: ignore[assignment]
@@ -372,16 +356,15 @@ def _heads_of(key: str) -> tuple[_Heads, ...]:
             tree(input_ids=tokens, position_ids=tokens, use_cache=False)
         for module in tree.modules():
             del module.quire_found, module.quire_names
-    except (ValueError, NotImplementedError, RuntimeError, TypeError, AttributeError, KeyError) as error:
-        raise ConfigError(
-            f"Transformers' {type(config).__name__} cannot run on pages: {type(error).__name__}: {error}",
-            setting="model_impl",
-        ) from error
+    except NotImplementedError as error:
+        raise refusal(config, str(error)) from error
+    except Exception as error:  # a model's own code may raise anything
+        raise refusal(config, f"{type(error).__name__}: {error}") from error
     if others or len(found) != layers:  # what other layers keep of a request is unknown here
-        raise ConfigError(
-            f"Transformers' {type(config).__name__} cannot run on pages: of its {layers} layers {len(found)} have attention that "
-            f"goes through its attention interface{f' (others: {chr(44).join(others)})' if others else ''}",
-            setting="model_impl",
+        raise refusal(
+            config,
+            f"of its {layers} layers {len(found)} have attention that goes through its attention interface"
+            f"{f' (others: {chr(44).join(others)})' if others else ''}",
         )
     return tuple(found)
 
@@ -404,8 +387,10 @@ def _attention(
         return layer.attend(query, key, value, s_aux), None
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise NotImplementedError("its attention looks ahead")
+    _refuse_more_than_heads(module, attention_mask, others)
+    _refuse_hidden_window(module, sliding_window)
     module.quire_found.append(
-        _Heads(
+        Heads(
             module=module.quire_names[module],
             heads=query.shape[1],
             kv_heads=key.shape[1],
@@ -418,6 +403,33 @@ def _attention(
         )
     )
     return value.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _refuse_more_than_heads(module: Any, attention_mask: torch.Tensor | None, others: dict[str, Any]) -> None:
+    """Raises NotImplementedError for an argument that paged attention would ignore.
+
+    Transformers builds no plain causal mask for an attention implementation that it does not know: a mask that arrives is
+    the model's own.
+    """
+    given = {"attention_mask": attention_mask, **others}
+    unknown = [
+        name for name, value in given.items() if name not in _HARMLESS and value is not None and value is not False
+    ]
+    if unknown:
+        raise NotImplementedError(
+            f"its {type(module).__name__} calls attention with {', '.join(sorted(unknown))}, which paged attention cannot apply"
+        )
+
+
+def _refuse_hidden_window(module: Any, sliding_window: int | None) -> None:
+    """Raises NotImplementedError for a layer of `layer_types` with a window that only its mask would apply."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
+    layer = getattr(module, "layer_idx", None)
+    if isinstance(layer, int) and layer < len(kinds) and kinds[layer] == "sliding_attention" and not sliding_window:
+        raise NotImplementedError(
+            f"layer {layer} is sliding_attention in layer_types, but its {type(module).__name__} calls attention without "
+            f"sliding_window"
+        )
 
 
 def _share(count: int, plan: ParallelPlan, what: str) -> int:
