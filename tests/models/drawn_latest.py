@@ -137,6 +137,33 @@ def _deepseek_v4(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _by_kind(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    """Rotations of layers with a window and of the others."""
+    share = draw.choice((0.5, 1.0))
+    kinds = ("full_attention", "sliding_attention")
+    each = {kind: {"rope_type": "default", "rope_theta": draw.choice((100.0, 1e5))} for kind in kinds}
+    return {"rope_parameters": {kind: own | {"partial_rotary_factor": share} for kind, own in each.items()}}
+
+
+def _mimo(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    kv_heads, size = draw.choice((1, 2)), draw.choice((8, 16, 24))
+    heads = {"num_attention_heads": 2 * kv_heads * draw.choice((1, 2)), "num_key_value_heads": kv_heads}
+    scale = {"attention_value_scale": draw.choice((None, 0.5))}
+    return heads | scale | {"head_dim": size, "v_head_dim": draw.choice((5, size))} | _by_kind(draw, values)
+
+
+def _laguna(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    kv_heads = draw.choice((1, 2))
+    heads = [kv_heads * draw.choice((1, 2, 3)) for _ in range(values["num_hidden_layers"])]
+    gates = {"gating": draw.choice((True, "per-head", "per-element")), "head_dim": draw.choice((8, 16, 24))}
+    caps = {
+        "moe_router_logit_softcapping": draw.choice((0.0, 1.5)),
+        "moe_routed_scaling_factor": draw.choice((1.0, 2.5)),
+    }
+    counts = {"num_key_value_heads": kv_heads, "num_attention_heads": heads[0], "num_attention_heads_per_layer": heads}
+    return gates | caps | counts | _by_kind(draw, values)
+
+
 OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "Gemma4ForCausalLM": _gemma4,
     "Gemma4UnifiedForCausalLM": _gemma4_unified,
@@ -145,6 +172,8 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     },
     "GlmMoeDsaForCausalLM": _sparse,
     "HYV4ForCausalLM": _hy_v4,
+    "MiMoV2FlashForCausalLM": _mimo,
+    "LagunaForCausalLM": _laguna,
     "DeepseekV4ForCausalLM": _deepseek_v4,
     "LongcatFlashForCausalLM": _longcat,
     "JetMoeForCausalLM": _jetmoe,

@@ -1,4 +1,5 @@
-"""Families with layers of their own against Transformers in float32: LongCat-Flash, JetMoE, DiffLlama; also over two ranks."""
+"""Families with parts of their own against Transformers in float32: LongCat-Flash, JetMoE, nanochat, MiMo-V2-Flash, Laguna,
+Flint, DiffLlama; also over two ranks."""
 
 import json
 from typing import Any
@@ -28,6 +29,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "jetmoe: every expert, an epsilon of the last norm, tied": (
         JETMOE, {"num_experts_per_tok": 5, "rms_norm_eps": 0.05, "tie_word_embeddings": True},
     ),
+    "nanochat": ("NanoChatForCausalLM", {}),
+    "nanochat: biases, gelu": ("NanoChatForCausalLM", {"attention_bias": True, "hidden_act": "gelu"}),
+    "mimo": ("MiMoV2FlashForCausalLM", {}),
+    "mimo: values as they are, biases": (
+        "MiMoV2FlashForCausalLM", {"attention_value_scale": None, "attention_bias": True, "v_head_dim": 24},
+    ),
+    "laguna": ("LagunaForCausalLM", {}),
+    "laguna: a gate a value, biases": (
+        "LagunaForCausalLM", {"gating": "per-element", "attention_bias": True, "moe_router_logit_softcapping": 0.0},
+    ),
+    "flint": ("FlintForCausalLM", {}),
     "diffllama": (DIFFLLAMA, {}),
     "diffllama: two heads, biases": (
         DIFFLLAMA, {"num_attention_heads": 2, "num_key_value_heads": 2, "attention_bias": True, "rms_norm_eps": 0.01},
@@ -49,6 +61,8 @@ def test_mixed_steps_give_transformers_tokens_and_logprobs(name, kernels, tiny):
 def test_two_ranks_compute_what_one_computes(tmp_path, restored_choice):
     even = {"n_routed_experts": 4}
     models = {"longcat": (LONGCAT, even), "jetmoe": (JETMOE, {}), "diffllama": (DIFFLLAMA, {})}
+    models |= {name: SHAPES[name] for name in ("nanochat", "mimo", "laguna: a gate a value, biases", "flint")}
+    models["laguna: a gate a head"] = ("LagunaForCausalLM", {})
     check(2, tmp_path, models, "native")
 
 

@@ -127,6 +127,22 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention", "sliding_attention",
         "compressed_sparse_attention"], "intermediate_size": 24,
     },
+    "FlintForCausalLM": {
+        "head_dim": 16, "sliding_window": 8, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40, "mlp_only_layers": [0],
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "LagunaForCausalLM": {
+        "head_dim": 16, "sliding_window": 8, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40, "num_attention_heads_per_layer": [4, 2, 6], "moe_routed_scaling_factor": 1.5,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "moe_router_logit_softcapping": 2.0,
+    },
+    "NanoChatForCausalLM": {"final_logit_softcapping": 8.0},
+    "MiMoV2FlashForCausalLM": {
+        "head_dim": 24, "v_head_dim": 20, "sliding_window": 8, "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "num_key_value_heads": 2,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
     "HYV4ForCausalLM": {name: value for name, value in _SPARSE.items() if name not in ("n_group", "topk_group")},
     "JetMoeForCausalLM": {"kv_channels": 16, "num_local_experts": 5, "num_experts_per_tok": 2},
     "DiffLlamaForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 12},

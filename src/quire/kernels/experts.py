@@ -32,6 +32,7 @@ class Routing:
             its largest score, or with a bias the sum of its two largest (score + bias).
         scale: multiplies the weights, last.
         jitter: of `sparsemixer`.
+        cap: logits become cap * tanh(logits / cap) before they are routed; 0 means they do not.
     """
 
     num_experts: int
@@ -42,6 +43,7 @@ class Routing:
     top_groups: int = 1
     scale: float = 1.0
     jitter: float = 0.0
+    cap: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

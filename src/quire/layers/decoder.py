@@ -496,9 +496,11 @@ class Decoder(CausalLM):
 
     def _give_weightless_norms(self) -> None:
         """Where the checkpoint's norms have no weights: ones."""
+        ones = NormWeight(torch.ones(self.spec.hidden, device=self.device))
+        if self.spec.embedding_norm is not None and not self.spec.embedding_norm.weight:
+            self._embedding_norm = ones
         if self.spec.norm.weight:
             return
-        ones = NormWeight(torch.ones(self.spec.hidden, device=self.device))
         self._final_norm = ones if self.spec.final_norm else None
         for index, layer in enumerate(self._layers):
             layer.norms = dict.fromkeys(norm_places(self.spec, index), ones)
@@ -511,7 +513,7 @@ class Decoder(CausalLM):
         plain = all(placement == PRE for placement in spec.placements())
         plain = plain and isinstance(spec.norm, RMSNorm) and spec.residual_scale == 1.0
         mixtures = [mlp for mlp in spec.mlps() if isinstance(mlp, MoE)]
-        if any(mlp.latent or mlp.late or mlp.out_bias for mlp in mixtures):
+        if any(mlp.latent or mlp.late or mlp.out_bias or mlp.routing.cap for mlp in mixtures):
             return False
         if mixtures and not ops.is_native("norm_moe"):
             return False

@@ -142,7 +142,7 @@ def modules_of(spec: DecoderSpec) -> list[Module]:
         )
     if spec.token_types:
         modules.append(model.embedding("token_types", spec.token_types, spec.hidden))
-    if spec.embedding_norm is not None:
+    if spec.embedding_norm is not None and spec.embedding_norm.weight:
         modules.append(model.norm("embedding_norm", spec.embedding_norm, spec.hidden))
     modules.extend(LayerInputs.modules(model))
     for layer in range(spec.layers):

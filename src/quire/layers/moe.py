@@ -160,6 +160,8 @@ class Mixture:
         count, scratch = x_TD.shape[0], self._scratch
         logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
         ops.linear(x_TD, self._linears["router"], logits_TE)
+        if self.routing.cap > 0:
+            ops.scale_and_cap(logits_TE, 1.0, self.routing.cap)
         bias_E, table_VK = self._tensors.get("router_bias"), self._tensors.get("token_experts")
         if table_VK is not None or self.routing.scoring == "sqrtsoftplus":
             chosen_TK = None if table_VK is None else table_VK[self.token_ids[:count].long()].long()

@@ -115,6 +115,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
     "MixtralForCausalLM": {"num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0},
+    "NanoChatForCausalLM": {"final_logit_softcapping": 15.0},
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-05},
     "PhimoeForCausalLM": {"num_key_value_heads": 8, "rope_theta": 1000000.0},
     "Qwen2ForCausalLM": {"max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096},

@@ -23,10 +23,10 @@ ModelSource = SpecFunction | type[CausalLM]
 BUILT_IN_FAMILIES = (
     "llama", "qwen", "mixtral", "gpt2", "gemma", "gemma4", "phi", "starcoder2", "opt", "granite", "cohere", "exaone4",
     "olmo", "glm", "layer_norm_kin", "gpt_neox", "bloom", "renamed_llama", "text_part", "granite_moe", "gpt_oss", "glm_moe",
-    "ernie_moe", "llama4", "llama_moe", "cohere_moe", "deepseek", "deepseek_v4", "longcat", "jetmoe", "diffllama",
-    "hunyuan4", "minicpm", "mamba", "jamba", "bamba", "falcon_h1", "nemotron_h", "granite_hybrid", "lfm2", "qwen3_next",
-    "zamba2", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "minimax", "recurrent_gemma", "rwkv", "pooling.bert",
-    "pooling.modernbert",
+    "ernie_moe", "llama4", "llama_moe", "cohere_moe", "deepseek", "deepseek_v4", "flint", "laguna", "longcat", "mimo",
+    "nanochat", "jetmoe", "diffllama", "hunyuan4", "minicpm", "mamba", "jamba", "bamba", "falcon_h1", "nemotron_h",
+    "granite_hybrid", "lfm2", "qwen3_next", "zamba2", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "minimax",
+    "recurrent_gemma", "rwkv", "pooling.bert", "pooling.modernbert",
 )  # fmt: skip
 
 

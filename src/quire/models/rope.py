@@ -46,12 +46,14 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary embedding of the first `rotary_dim` values of a head, and of one more if they are odd in number."""
+    """Rotary embedding of the first `rotary_dim` values of a head, and of one more if they are odd in number; the other way
+    round if `backwards`."""
 
     theta: float
     rotary_dim: int
     scaling: RopeScaling | None = None
     interleaved: bool = False
+    backwards: bool = False
 
     @staticmethod
     def from_hf(hf: HFConfig, head_dim: int, layer_type: str | None = None, theta: float = 10000.0) -> Rope:
@@ -86,7 +88,8 @@ class Rope:
         """
         frequencies, amplitude = _frequencies(self, max_positions)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        return torch.cat((angles.cos() * amplitude, angles.sin() * amplitude), dim=-1).contiguous()
+        sines = -angles.sin() if self.backwards else angles.sin()
+        return torch.cat((angles.cos() * amplitude, sines * amplitude), dim=-1).contiguous()
 
 
 def _parameters(hf: HFConfig, layer_type: str | None) -> dict[str, Any]:

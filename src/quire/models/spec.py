@@ -69,7 +69,7 @@ class Attention:
         clip_qkv: queries, keys and values are kept within plus and minus this; 0 means none.
         alibi: one slope a head; a score grows by slope * (key's position - query's position).
         output_gate: what attention gives is multiplied by the sigmoid of as many further columns of the query's matrix, or
-            with `gate_span` "head" of one more column a head.
+            with `gate_span` "head" of one more column a head; `gate_kind` may say softplus in the place of the sigmoid.
         temperature: queries grow with their position.
         out_scale: multiplies the output.
         v_norm: a norm of each value head, without weights.
@@ -95,6 +95,7 @@ class Attention:
     alibi: tuple[float, ...] = ()
     output_gate: bool = False
     gate_span: Literal["value", "head"] = "value"
+    gate_kind: Literal["sigmoid", "softplus"] = "sigmoid"
     temperature: Temperature | None = None
     out_scale: float = 1.0
     v_norm: RMSNorm | None = None

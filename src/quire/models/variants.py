@@ -21,6 +21,13 @@ class SharedKV(Attention):
 
 
 @dataclasses.dataclass(frozen=True)
+class NarrowValues(Attention):
+    """Attention whose values have fewer numbers than its keys."""
+
+    value_dim: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class ExpertAttention(Attention):
     """Attention whose queries and outputs come from the experts that a token chooses (JetMoE): each has a matrix for one query of
     every KV head and one for the way back; a token's outputs are weighted and added, and a vector is added to them."""

@@ -11,6 +11,7 @@ from quire.layers.mixers.lightning import LightningLayer
 from quire.layers.mixers.mamba import MambaLayer
 from quire.layers.mixers.mamba2 import Mamba2Layer
 from quire.layers.mixers.mla import MLALayer
+from quire.layers.mixers.narrow_values import NarrowValuesLayer
 from quire.layers.mixers.rg_lru import RgLruLayer
 from quire.layers.mixers.rwkv import ChannelMixLayer, TimeMixLayer
 from quire.layers.mixers.shared_kv import SharedKVLayer
@@ -32,11 +33,12 @@ from quire.models.spec import (
     TimeMix,
     Zamba,
 )
-from quire.models.variants import CompressedAttention, DiffAttention, ExpertAttention, SharedKV, SparseMLA
+from quire.models.variants import CompressedAttention, DiffAttention, ExpertAttention, NarrowValues, SharedKV, SparseMLA
 
 MIXERS: dict[type, type[MixerLayer]] = {
     Attention: AttentionLayer,
     SharedKV: SharedKVLayer,
+    NarrowValues: NarrowValuesLayer,
     ExpertAttention: ExpertAttentionLayer,
     DiffAttention: DiffAttentionLayer,
     MLA: MLALayer,

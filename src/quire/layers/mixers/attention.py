@@ -227,7 +227,10 @@ class AttentionLayer(MixerLayer):
 
     def _gate(self, whole_TC: torch.Tensor, out_TNH: torch.Tensor) -> None:
         if self.mixer.output_gate:
-            recurrent.gate(out_TNH, whole_TC[:, self._columns :], "sigmoid", out_TNH)
+            kind, gates_TG = self.mixer.gate_kind, whole_TC[:, self._columns :]
+            if kind == "softplus":
+                gates_TG.copy_(torch.nn.functional.softplus(gates_TG))
+            recurrent.gate(out_TNH, gates_TG, "identity" if kind == "softplus" else kind, out_TNH)
 
     def _norm_heads(self, qkv_TC: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
         """What precedes rotation: done here, or weights and epsilon for a backend that does it."""
