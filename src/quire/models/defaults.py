@@ -76,6 +76,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {"num_local_experts": 8, "shared_intermediate_size": 1024},
     "GraniteMoeSWAForCausalLM": {"tie_word_embeddings": False},
     "GraniteSWAForCausalLM": {"num_key_value_heads": 4, "rms_norm_eps": 1e-05},
+    "GteModel": {"type_vocab_size": 1},
     "HYV3ForCausalLM": {
         "head_dim": 128, "num_key_value_heads": 8, "num_shared_experts": 1, "rope_theta": 11158840.0,
         "router_scaling_factor": 2.826,
@@ -116,6 +117,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
     "MixtralForCausalLM": {"num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0},
     "NanoChatForCausalLM": {"final_logit_softcapping": 15.0},
+    "NemotronHForCausalLM": {"max_position_embeddings": 4096},
+    "NomicBertModel": {"type_vocab_size": 2},
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-05},
     "PhimoeForCausalLM": {"num_key_value_heads": 8, "rope_theta": 1000000.0},
     "Qwen2ForCausalLM": {"max_window_layers": 28, "num_key_value_heads": 32, "sliding_window": 4096},

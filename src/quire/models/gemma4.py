@@ -116,8 +116,8 @@ def _rotation(hf: HFConfig, head_dim: int, kind: str) -> Rope:
 def _own_values(hf: HFConfig, layer: int, kind: str) -> dict[str, Any]:
     """What a layer has otherwise than the rest: by its number, or for all layers without a window."""
     by_layer = hf.to_dict().get("per_layer_config")
-    if is_dict(by_layer):
-        return dict(by_layer.get(str(layer)) or {})
+    if is_dict(by_layer):  # Transformers fills numbers with zeros: "05"
+        return dict({int(number): values for number, values in by_layer.items()}.get(layer) or {})
     if kind != FULL:
         return {}
     values = {"head_dim": hf.get("global_head_dim", 512)}

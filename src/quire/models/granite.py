@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.llama import LLAMA_NAMES, llama
+from quire.models.llama import LLAMA_NAMES, head_dim_of, llama
 from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
 from quire.models.spec import SANDWICH, DecoderSpec
@@ -37,7 +37,7 @@ def granite_swa(hf: HFConfig) -> DecoderSpec:
 @register("HyperCLOVAXForCausalLM")
 def hyperclovax(hf: HFConfig) -> DecoderSpec:
     """HyperCLOVA X: logits multiplied rather than divided; norms after each half too, unless `use_post_norm` is false."""
-    spec = granite(hf).with_attention(scale=hf.get("attention_multiplier"))
+    spec = granite(hf).with_attention(scale=hf.get("attention_multiplier", head_dim_of(hf) ** -0.5))
     spec = dataclasses.replace(spec, logits_scale=float(hf.get("logits_scaling", 1.0)))
     if not hf.get("use_post_norm", True):
         return spec

@@ -51,8 +51,7 @@ def mimo(hf: HFConfig) -> DecoderSpec:
 
 @register("Qwen3ForCausalLM")
 def qwen3(hf: HFConfig) -> DecoderSpec:
-    """Qwen3: an RMS norm over each query and key head; head_dim stands in the config (128 where it does not)."""
-    hf = HFConfig({"head_dim": 128} | hf.to_dict())
+    """Qwen3: an RMS norm over each query and key head."""
     return _with_attention(hf, qk_norm=RMSNorm(hf.rms_norm_eps))
 
 
