@@ -50,6 +50,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Exaone4ForCausalLM": {"num_key_value_heads": 32, "sliding_window": 4096},
     "ExaoneMoeForCausalLM": {"num_key_value_heads": 32, "num_shared_experts": 1, "sliding_window": 4096},
     "FalconH1ForCausalLM": {"mamba_d_ssm": 1024, "num_key_value_heads": 8},
+    "FlintForCausalLM": {"num_key_value_heads": 4},
     "FlexOlmoForCausalLM": {"rope_theta": 500000.0},
     "GPTBigCodeForCausalLM": {"activation_function": "gelu_pytorch_tanh"},
     "GPTJForCausalLM": {"rotary_dim": 64},
@@ -97,6 +98,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 128, "num_key_value_heads": 4, "rope_parameters": {"full_attention": {"rope_type": "default",
         "rope_theta": 500000.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}, "sliding_window": 1024,
     },
+    "MiMoV2FlashForCausalLM": {"rms_norm_eps": 1e-05},
     "MiniCPM3ForCausalLM": {"dim_model_base": 256, "q_lora_rank": 768, "scale_depth": 1.4, "scale_emb": 12},
     "MiniMaxForCausalLM": {
         "num_experts_per_tok": 2, "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-05,
