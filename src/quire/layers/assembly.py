@@ -82,7 +82,9 @@ class Assembler:
                 self._unfinished[source.module.name] = unfinished
             unfinished.missing.add(source.name)
             columns = source.columns or slice(0, 0)
-            unfinished.keeps_experts &= method.keeps_experts(source.source, columns.stop - columns.start, dtype)
+            unfinished.keeps_experts &= not source.module.plain and method.keeps_experts(
+                source.source, columns.stop - columns.start, dtype
+            )
             if not source.is_decoded:
                 continue
             for block in source.blocks:

@@ -24,7 +24,7 @@ def describe_weights(
         if module.kind == "experts":
             idle += rows * max(columns, 1) * (module.experts - _active_experts(spec, module)) // module.experts
         is_head = module.name == "lm_head" and method.stored(*module.sources) is not PLAIN
-        keeps_experts = module.kind == "experts" and bool(columns)
+        keeps_experts = module.kind == "experts" and bool(columns) and not module.plain
         keeps_experts &= all(method.keeps_experts(source, columns, dtype) for source in module.sources)
         if module.is_quantizable or is_head or keeps_experts:
             weight_bytes += method.weight_bytes(module.sources, rows, columns, dtype)

@@ -6,6 +6,7 @@ Legend: T tokens, D hidden, E experts, K experts a token, N KV heads, H head siz
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
@@ -42,8 +43,9 @@ class ExpertAttentionLayer(AttentionLayer):
         heads = Part(kv, mixer.kv_heads)
         yield scope.linear("kv", (heads, heads), shard="rows")
         yield scope.linear("q_router", (Part(experts, 1),), plain=True)
-        yield scope.experts("q_experts", experts, (heads,), shard="rows")
-        yield scope.experts("out_experts", experts, (scope.hidden,), kv, shard="columns", groups=mixer.kv_heads)
+        q_experts = scope.experts("q_experts", experts, (heads,), shard="rows")
+        out = scope.experts("out_experts", experts, (scope.hidden,), kv, shard="columns", groups=mixer.kv_heads)
+        yield from (dataclasses.replace(each, plain=True) for each in (q_experts, out))
         yield scope.vector("out_bias", scope.hidden)
 
     def set_weight(self, name: str, weight: Weight) -> None:
@@ -52,9 +54,7 @@ class ExpertAttentionLayer(AttentionLayer):
                 raise ConfigError(
                     "experts of attention are split by heads, not shared out", setting="enable_expert_parallel"
                 )
-            listed = (
-                weight if isinstance(weight, list) else [ops.pack_linear(each) for each in cast(torch.Tensor, weight)]
-            )
+            listed = [ops.pack_linear(each) for each in cast(torch.Tensor, weight)]
             self._experts[name] = listed
         elif name == "out_bias" and self.context.plan.rank > 0:  # outputs are summed over ranks: one adds it
             super().set_weight(name, torch.zeros_like(cast(torch.Tensor, weight)))
@@ -92,7 +92,7 @@ class ExpertAttentionLayer(AttentionLayer):
     def _multiply(self, name: str, expert: int, x_SK: torch.Tensor) -> torch.Tensor:
         weight = self._experts[name][expert]
         out_SM = x_SK.new_empty(len(x_SK), weight.out_features)
-        self.context.linear_method.apply(x_SK.contiguous(), weight, out_SM)
+        ops.linear(x_SK.contiguous(), weight, out_SM)
         return out_SM
 
 
