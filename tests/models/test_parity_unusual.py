@@ -10,6 +10,7 @@ from tests.distributed.test_models_over_ranks import check
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, run_mixed
 from tests.oracles.model_driver import ModelDriver, build_tiny
 
+from quire import LLM, SamplingParams
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry
@@ -64,6 +65,19 @@ def test_two_ranks_compute_what_one_computes(tmp_path, restored_choice):
     models |= {name: SHAPES[name] for name in ("nanochat", "mimo", "laguna: a gate a value, biases", "flint")}
     models["laguna: a gate a head"] = ("LagunaForCausalLM", {})
     check(2, tmp_path, models, "native")
+
+
+def test_experts_of_attention_stay_plain_where_other_matrices_become_whole_numbers(tiny):
+    settings = {"max_model_len": 64, "skip_tokenizer_init": True, "dtype": "float32", "num_gpu_blocks_override": 40}
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, logprobs=1, detokenize=False)
+    logprobs: list[list[float]] = []
+    for quantization in (None, "int8"):
+        with LLM(str(tiny(JETMOE)), quantization=quantization, **settings) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": [5, 6, 7, 8]}], params, use_tqdm=False)
+            rows = zip(output.outputs[0].logprobs, output.outputs[0].token_ids, strict=True)
+            logprobs.append([row[token].logprob for row, token in rows])
+    assert logprobs[0] != logprobs[1]
+    assert logprobs[1] == pytest.approx(logprobs[0], abs=0.1)
 
 
 def test_heads_that_are_no_pairs_are_refused(tiny):

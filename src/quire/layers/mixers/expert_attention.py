@@ -1,6 +1,6 @@
 """Attention whose queries and outputs come from experts (JetMoE): a token's k-th expert makes the k-th query of every KV head.
 
-Experts run one after the other in plain operations; keys, values and attention are those of other models.
+Experts run one after the other, in the model's own number type; keys, values and attention are those of other models.
 Legend: T tokens, D hidden, E experts, K experts a token, N KV heads, H head size, C = N * H.
 """
 
