@@ -169,7 +169,7 @@ def test_calls_are_read_wherever_the_text_is_cut(name, text, calls, before):
     whole = parse([before + text], tools=fmt, offered=TOOL_LIST)
     reasoning, content, found = whole
     assert reasoning == ""
-    assert content == before.strip()
+    assert content == (before if fmt.keeps_space else before.strip())
     assert [(function, json.loads(arguments)) for function, arguments in found] == calls
     for parts in cuts(before + text, every=7 if before else 1):
         assert parse(parts, tools=fmt, offered=TOOL_LIST) == whole
@@ -323,3 +323,92 @@ def test_nesting_beyond_any_depth_is_no_danger():
         begin = (TOOLS[name].begin or ("",))[0]
         parse([begin + '{"name": "now", "arguments": ' + deep], tools=TOOLS[name], offered=TOOL_LIST)
         parse([begin + "[now(a=" + deep], tools=TOOLS[name], offered=TOOL_LIST)
+
+
+LOOKUP = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "limit": {"type": "integer"},
+                    "wait": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+                },
+            },
+        },
+    }
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    [
+        # a call without its outer marker, and a parameter without its end
+        ("qwen3_coder", "Well.\n<function=lookup>\n<parameter=city>\nKöln\n</parameter>\n</function>", "Well.",
+         [{"city": "Köln"}]),
+        ("qwen3_coder", "<tool_call>\n<function=lookup>\n<parameter=city>\nKöln\n<parameter=limit>\n3\n</parameter>\n</function>"
+         "\n</tool_call>", "", [{"city": "Köln", "limit": 3}]),
+        ("seed_oss", "<function=lookup><parameter=limit>007</function>", "", [{"limit": 7}]),
+        # line breaks of a value are the model's where tags have none of their own
+        ("minimax_m2", '<invoke name="lookup"><parameter name="city">\nKöln\n</parameter></invoke>', "",
+         [{"city": "\nKöln\n"}]),
+        ("glm45", "<tool_call>lookup\n<arg_key>city</arg_key>\n<arg_value>\nKöln\n</arg_value>\n</tool_call>", "",
+         [{"city": "\nKöln\n"}]),
+        # a call that is broken does not swallow the next
+        ("kimi_k2", "<|tool_call_begin|>functions.lookup:0<|tool_call_argument_begin|>{\"city\": \"Kö<|tool_call_end|>"
+         "<|tool_call_begin|>functions.lookup:1<|tool_call_argument_begin|>{\"limit\": 2}<|tool_call_end|>", "",
+         ['{"city": "Kö', {"limit": 2}]),
+        ("hermes", '<tool_call>{"name": "lookup", "arguments": {"city": </tool_call>\n'
+         '<tool_call>{"name": "lookup", "arguments": {}}</tool_call>', "", ['{"city": ', {}]),
+        ("hermes", '<tool_call>{"name": "lookup", "arguments": {"city": "a </tool_call> b"}}</tool_call>', "",
+         [{"city": "a </tool_call> b"}]),
+        ("gemma4", '<|tool_call>call:no braces<tool_call|><|tool_call>call:lookup{city:<|"|>Köln<|"|>}<tool_call|>',
+         "<|tool_call>call:no braces<tool_call|>", [{"city": "Köln"}]),
+        # text before a call that has no marker; JSON that is none
+        ("llama3_json", 'Here: {"name": "lookup", "parameters": {"limit": 2}} Done.', "Here:  Done.", [{"limit": 2}]),
+        ("llama3_json", '{"name": "lookup", "parameters": {no json}}', '{"name": "lookup", "parameters": {no json}}', []),
+        ("llama3_json", 'So {"name": "other", "parameters": {}} is none.', 'So {"name": "other", "parameters": {}} is none.', []),
+        ("xlam", 'Look: [{"name": "lookup", "arguments": {}}]', "Look:", [{}]),
+        # Python's notation as models write it
+        ("lfm2", "<|tool_call_start|>[lookup(city='it's\nme', limit=05)]<|tool_call_end|>", "",
+         [{"city": "it's\nme", "limit": 5}]),
+        ("pythonic", "[lookup(wait={'a', 'b'}, from='x')]", "", [{"wait": ["a", "b"], "from": "x"}]),
+        # what the tag says, and what the schema says
+        ("deepseek_v32", '<｜DSML｜invoke name="lookup"><｜DSML｜parameter name="limit" string="true">42</｜DSML｜parameter>'
+         '<｜DSML｜parameter name="more">[1]</｜DSML｜parameter></｜DSML｜invoke>', "", [{"limit": 42, "more": [1]}]),
+        ("deepseek_v4", '<｜DSML｜invoke name="lookup"><｜DSML｜parameter name="arguments" string="false">{"city": "Köln"}'
+         "</｜DSML｜parameter></｜DSML｜invoke>", "", [{"city": "Köln"}]),
+        ("minimax_m3", ']<]minimax[>[<invoke name="lookup">]<]minimax[>[<wait>]<]minimax[>[<a>1]<]minimax[>[</a>]<]minimax[>[<a>2'
+         "]<]minimax[>[</a>]<]minimax[>[</wait>]<]minimax[>[</invoke>", "", [{"wait": {"a": ["1", "2"]}}]),
+        ("minicpm5", '<functionname="lookup"><param name="city"><![CDATA[ a < b ]]></param></function>', "",
+         [{"city": " a < b "}]),
+        ("step3", '<｜tool_call_begin｜><steptml:invoke name="lookup"></steptml:invoke><｜tool_call_end｜>', "", [{}]),
+    ],
+)  # fmt: skip
+def test_calls_as_models_really_write_them(name, text, content, calls):
+    whole = parse([text], tools=TOOLS[name], offered=LOOKUP)
+    assert whole[1] == content
+    written = [arguments if isinstance(call, str) else json.loads(arguments) for call, (_, arguments) in
+               zip(calls, whole[2], strict=True)]  # fmt: skip
+    assert written == calls
+    for parts in cuts(text):
+        assert parse(parts, tools=TOOLS[name], offered=LOOKUP) == whole
+
+
+def test_text_between_calls_keeps_its_white_space():
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    for text, content in (
+        (f"First {call}\n{call}\nthen {call}", "First \nthen"),
+        (f"{call} then {call} last", "then  last"),
+        (f"A {call}{call}", "A"),
+    ):
+        for parts in cuts(text):
+            assert parse(parts, tools=TOOLS["hermes"], offered=TOOL_LIST)[1] == content
+
+
+def test_the_id_that_a_model_writes_is_kept():
+    text = '<|START_ACTION|>[{"tool_call_id": "7", "tool_name": "now", "parameters": {}}]<|END_ACTION|>'
+    assert parse_answer(text, tools=TOOLS["cohere_command4"], offered=TOOL_LIST).calls[0].id == "7"

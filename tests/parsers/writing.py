@@ -315,7 +315,10 @@ def write(name: str, calls: Calls, special: dict[str, int] | None = None) -> str
                 f"<|tools_prefix|>[{', '.join(_json({name: arguments}) for name, arguments in calls)}]<|tools_suffix|>"
             )
         case "cohere_command3" | "cohere_command4":
-            objects = [_json({"tool_name": name, "parameters": arguments}) for name, arguments in calls]
+            objects = [
+                _json({"tool_call_id": str(index), "tool_name": name, "parameters": arguments})
+                for index, (name, arguments) in enumerate(calls)
+            ]
             return f"<|START_ACTION|>[\n{', '.join(objects)}\n]<|END_ACTION|>"
         case "gigachat3":
             return "".join(f"<|function_call|>{each}" for each in _objects(calls))

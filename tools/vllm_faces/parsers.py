@@ -126,7 +126,7 @@ class Face:
         if reasoning is None:
             return None, None
         variables = self._variables | (getattr(request, "chat_template_kwargs", None) or {})
-        if self._prompt and self.model_tokenizer is not None:
+        if self._prompt and hasattr(self.model_tokenizer, "decode"):
             end = self.model_tokenizer.decode(list(self._prompt)[-PROMPT_END:])
             if isinstance(end, str):
                 return reasoning_of_request(reasoning, end, variables)
@@ -152,11 +152,10 @@ class Face:
             self._stream = None
         return self._delta([piece for piece in pieces if _wanted(piece, request)], request)
 
-    def _call_id(self, name: str, index: int, request: Any) -> str:
+    def _call_id(self, name: str, index: int, request: Any, written: str) -> str:
         messages = getattr(request, "messages", None)
-        return new_call_id(
-            self.formats.tools, name, index + (count_calls(messages) if isinstance(messages, list) else 0)
-        )
+        number = index + (count_calls(messages) if isinstance(messages, list) else 0)
+        return new_call_id(self.formats.tools, name, number, written)
 
     def _delta(self, pieces: Sequence[Piece], request: Any) -> DeltaMessage | None:
         """Pieces of one step as one message, as the server's chunks add up."""
@@ -170,7 +169,7 @@ class Face:
                 delta.content = (delta.content or "") + piece.text
             elif piece.kind == "call":
                 function = DeltaFunctionCall(name=piece.text, arguments="")
-                call_id = self._call_id(piece.text, piece.index, request)
+                call_id = self._call_id(piece.text, piece.index, request, piece.id)
                 calls[piece.index] = DeltaToolCall(id=call_id, type="function", index=piece.index, function=function)
             else:
                 empty = DeltaToolCall(index=piece.index, function=DeltaFunctionCall(arguments=""))
@@ -190,7 +189,7 @@ class Face:
         answer = self._whole(model_output, request)
         calls = [
             ToolCall(
-                id=self._call_id(call.name, index, request),
+                id=self._call_id(call.name, index, request, call.id or ""),
                 function=FunctionCall(name=call.name, arguments=call.arguments),
             )
             for index, call in enumerate(answer.calls)
@@ -208,8 +207,8 @@ class Face:
         request: Any = None,
     ) -> DeltaMessage | None:
         """More of an answer."""
-        del current_text, previous_token_ids, current_token_ids, delta_token_ids
-        return self._more(delta_text, request, is_first=not previous_text)
+        del previous_token_ids, current_token_ids, delta_token_ids
+        return self._more(delta_text, request, is_first=_begins(previous_text, current_text, delta_text))
 
     def finish_streaming(self, request: Any = None) -> DeltaMessage | None:
         """What the end of the text adds."""
@@ -232,8 +231,8 @@ class Face:
         delta_token_ids: Any = (),
     ) -> DeltaMessage | None:
         """More of an answer."""
-        del current_text, previous_token_ids, current_token_ids, delta_token_ids
-        return self._more(delta_text, None, is_first=not previous_text, with_tools=False)
+        del previous_token_ids, current_token_ids, delta_token_ids
+        return self._more(delta_text, None, _begins(previous_text, current_text, delta_text), with_tools=False)
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
         """The prompt that is answered."""
@@ -280,7 +279,7 @@ class Face:
         answer = self._whole(model_output, request, with_tools=enable_auto_tools and _may_call(request))
         calls = [FunctionCall(name=call.name, arguments=call.arguments) for call in answer.calls]
         for index, call in enumerate(calls):
-            call.id = self._call_id(call.name, index, request)
+            call.id = self._call_id(call.name, index, request, call.id or "")
         return answer.reasoning or None, answer.content or None, calls or None
 
     def parse_delta(
@@ -305,6 +304,11 @@ class Delegating(Face):
     @classmethod
     def _may_be_nothing(cls) -> bool:
         return True
+
+
+def _begins(previous: str, current: str, delta: str) -> bool:
+    """Whether an answer begins here; cases that leave the earlier text out have one answer."""
+    return not previous and bool(current) and current == delta
 
 
 def _may_call(request: Any) -> bool:

@@ -1,16 +1,27 @@
-"""A tokenizer in place of those that the cases fetch: the built-in demo model's, with every format's markers as tokens."""
+"""A tokenizer in place of those that the cases fetch: trained on Quire's pages, with every format's markers as tokens."""
 
 import functools
 from pathlib import Path
 from typing import Any
 
-import quire
 from quire.parsers.choice import AnswerFormats
 from quire.parsers.formats import REASONING, TOOLS
 
-DEMO = Path(quire.__file__).parent / "assets" / "demo"
+TEXTS = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+NUM_TOKENS = 4096
 _ENCLOSED = {"<": ">", "[": "]", "◁": "▷", "{": "}"}
-_OTHERS = ("<|im_end|>", "<|eot_id|>", "<|begin_of_text|>", "<eos>", "<bos>", "</s>", "<s>", "[INST]", "[/INST]")
+_OTHERS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|begin_of_text|>",
+    "<eos>",
+    "<bos>",
+    "</s>",
+    "<s>",
+    "[INST]",
+    "[/INST]",
+)
 
 
 @functools.cache
@@ -19,14 +30,25 @@ def stand_in_tokenizer(*names: Any, **options: Any) -> Any:
     del names, options
     from transformers import AddedToken, PreTrainedTokenizerFast
 
-    found = PreTrainedTokenizerFast.from_pretrained(str(DEMO))
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train(
+        list(map(str, TEXTS)),
+        trainers.BpeTrainer(vocab_size=NUM_TOKENS, initial_alphabet=alphabet, show_progress=False),
+    )
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=trained, eos_token="<|im_end|>", clean_up_tokenization_spaces=False
+    )
     markers: set[str] = {*_OTHERS, *AnswerFormats(is_harmony=True).markers}
     for reasoning in REASONING.values():
         markers |= AnswerFormats(reasoning=reasoning).markers
     for tools in TOOLS.values():
         markers |= AnswerFormats(tools=tools).markers
-    known = found.get_vocab()
-    tokens = [each for each in sorted(markers) if each not in known and _ENCLOSED.get(each[:1]) == each[-1:]]
+    tokens = [each for each in sorted(markers) if _ENCLOSED.get(each[:1]) == each[-1:]]
     found.add_tokens([AddedToken(token, normalized=False, special=True) for token in tokens])
     return found
 

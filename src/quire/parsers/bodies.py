@@ -30,11 +30,13 @@ class JsonObject:
     Attributes:
         names, arguments: the keys; the first of each is the usual one. Without `names` an object has one key, which is the
             function's name, and its value is the arguments: `{"get_weather": {"city": "Paris"}}`.
+        ids: keys of the call's id, which the model writes.
         is_list: a list is usual.
     """
 
     names: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
+    ids: tuple[str, ...] = ()
     is_list: bool = False
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
@@ -52,45 +54,75 @@ class JsonObject:
 
     def _object(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         yield from reader.expect(("{",))
-        name: str | None = None
-        early: list[str] = []
-        has_arguments = False
+        call = _Call(out, tools)
         if (yield from reader.starts_with(("}", '"'))) == "}":
             raise Malformed
         while True:
             key = decoded((yield from reader.json_string()))
             yield from reader.expect((":",))
-            if not self.names and name is None:
-                name, has_arguments = key, True
-                self._call(out, tools, name)
-                yield from reader.json_value(out.arguments)
-            elif key in self.names and name is None:
-                name = decoded((yield from reader.json_string()))
-                self._call(out, tools, name)
-                out.arguments("".join(early))
-            elif key in self.arguments and not has_arguments:
-                has_arguments = True
-                if (yield from reader.peek()) == '"':  # the object once more in quotes
-                    text = decoded((yield from reader.json_string()))
-                    early.append(text)
-                    if name is not None:
-                        out.arguments(text)
-                else:
-                    yield from reader.json_value(early.append if name is None else out.arguments)
+            if key in self.names and not call.name:
+                call.name_it(decoded((yield from reader.json_string())))
+            elif key in self.ids and not call.id and (yield from reader.peek()) == '"':
+                call.id = decoded((yield from reader.json_string()))
+            elif not call.has_arguments and (key in self.arguments or not self.names):
+                if not self.names:
+                    call.name_it(key)
+                yield from self._arguments(reader, call)
             else:
                 yield from reader.json_value(_nowhere)
             if (yield from reader.expect((",", "}"))) == "}":
                 break
-        if name is None:
+        if not call.has_arguments and tools.is_bare:
             raise Malformed
-        if not has_arguments:
-            out.arguments("{}")
+        call.end()
         complete(reader, out)
 
-    def _call(self, out: Pieces, tools: Tools, name: str) -> None:
-        if not name or not tools.may_call(name):
+    def _arguments(self, reader: Reader, call: "_Call") -> Waiting[None]:
+        if call.tools.is_bare and not (yield from reader.opens_object()):
             raise Malformed
-        out.call(name)
+        call.has_arguments = True
+        if (yield from reader.peek()) == '"':  # the object once more in quotes
+            call.write(decoded((yield from reader.json_string())))
+        else:
+            yield from reader.json_value(call.write)
+
+
+class _Call:
+    """A call whose parts come in any order: it is handed on when its name is known, without a marker when its arguments begin."""
+
+    def __init__(self, out: Pieces, tools: Tools) -> None:
+        self.tools = tools
+        self._out = out
+        self._early: list[str] = []
+        self._begun = False
+        self.name, self.id = "", ""
+        self.has_arguments = False
+
+    def name_it(self, name: str) -> None:
+        """The function's name. Raises Malformed: there is no such function."""
+        if not name or not self.tools.may_call(name):
+            raise Malformed
+        self.name = name
+        if self.has_arguments or not self.tools.is_bare:
+            self.write("")
+
+    def write(self, text: str) -> None:
+        """More of the arguments."""
+        self._early.append(text)
+        if not self.name:
+            return
+        if not self._begun:
+            self._begun = True
+            self._out.call(self.name, self.id)
+        self._out.arguments("".join(self._early))
+        self._early.clear()
+
+    def end(self) -> None:
+        """The object has ended. Raises Malformed: it has no name."""
+        if not self.name:
+            raise Malformed
+        if not self.has_arguments:
+            self.write("{}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +146,10 @@ class Header:
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         if self.before:
             yield from reader.expect((self.before,))
-        header: list[str] = []
-        if self.separator == "{":  # the arguments begin at once
-            while "{" not in reader.text and not reader.ended:
-                yield
-            header.append(reader.take(max(reader.text.find("{"), 0)))
-        elif (yield from reader.until((self.separator,), header.append)) is None:
-            raise Malformed
-        match = re.fullmatch(self.pattern, "".join(header))
+        header, separator = yield from reader.header((self.separator,))
+        if separator == "{":  # the arguments begin at once
+            reader.put_back()
+        match = re.fullmatch(self.pattern, header)
         if match is None or not tools.may_call(match["name"]):
             raise Malformed
         out.call(match["name"])

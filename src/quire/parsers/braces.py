@@ -34,15 +34,18 @@ class Braces:
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         yield from reader.expect((self.before, self.before[-1:]))
-        header: list[str] = []
-        bracket = yield from reader.until(tuple(_CLOSING), header.append)
-        function = "".join(header).strip()
-        if bracket is None or not re.fullmatch(r"[\w.:/-]+", function) or not tools.may_call(function):
+        header, bracket = yield from reader.header(tuple(_CLOSING))
+        function = header.strip()
+        if not re.fullmatch(r"[\w.:/-]+", function) or not tools.may_call(function):
             raise Malformed
         out.call(function)
         count = 0
         while not (yield from self._is_over(reader, _CLOSING[bracket])):
-            key = yield from self._key(reader)
+            try:
+                key = yield from self._key(reader)
+            except Malformed:
+                out.arguments("}" if count else "{}")
+                raise
             out.arguments(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
             yield from self._argument(reader, out, tools, function, key)
             count += 1
@@ -50,21 +53,18 @@ class Braces:
         complete(reader, out)
 
     def _is_over(self, reader: Reader, closing: str) -> Waiting[bool]:
-        """Whether the closing bracket follows, which is taken; a comma is taken, too."""
+        """Whether the closing bracket follows, which is taken, or the text ends; a comma is taken, too."""
         while (yield from reader.peek()) == ",":
             reader.take(1)
-        if not reader.text:
-            raise Malformed
         if reader.text.startswith(closing):
             reader.take(1)
             return True
-        return False
+        return not reader.text
 
     def _key(self, reader: Reader) -> Waiting[str]:
-        parts: list[str] = []
-        if (yield from reader.until((":",), parts.append)) is None:
-            raise Malformed
-        key = "".join(parts).strip().removeprefix(self.quote).removesuffix(self.quote).strip("\"'")
+        key = (
+            (yield from reader.header((":",)))[0].strip().removeprefix(self.quote).removesuffix(self.quote).strip("\"'")
+        )
         if not key or re.search(r"[{}\[\],]", key):
             raise Malformed
         return key
@@ -122,5 +122,5 @@ class Braces:
                     raise Malformed
                 return reader.take(match.start())
             if reader.ended:
-                raise Malformed
+                return reader.take(len(reader.text))
             yield

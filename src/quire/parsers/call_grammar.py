@@ -50,13 +50,22 @@ def text_and_calls(tools: ToolFormat, functions: Sequence[Function], special: Ma
         return lark.write(f"({marked}){'?' if only_one else '*'} {lark.anything()}")
     calls = lark.rule(_section(lark, tools, functions, only_one, opened=False))
     text = (r"[^\[ \t\r\n]" if isinstance(tools.body, Pythonic) else r"[^{\[ \t\r\n]") + r"(.|\n)*"
-    ways = [f"{calls} space", f"({lark.pattern(text)})?"]
-    if tools.begin:
+    ways = [f"{calls} space", f"({lark.pattern(text, _objects_of_calls(tools))})?"]
+    markers = [marker for marker in tools.begin if marker not in tools.direct]
+    if markers:
         end = "".join(f" | {lark.text(marker)}" for marker in tools.end)
         ways.append(
-            f"{lark.up_to_any(tools.begin, f'({text})?')} space {calls} space ({end.removeprefix(' | ') or 'space'})? space"
+            f"{lark.up_to_any(markers, f'({text})?')} space {calls} space ({end.removeprefix(' | ') or 'space'})? space"
         )
     return lark.write(f"space ({' | '.join(ways)})")
+
+
+def _objects_of_calls(tools: ToolFormat) -> str:
+    """What in free text would be read as a call, as a regular expression: an object with a call's key. Empty: nothing."""
+    if not tools.direct or not isinstance(tools.body, JsonObject):
+        return ""
+    keys = "|".join((*tools.body.names, *tools.body.arguments))
+    return rf'\{{[^{{}}]*"({keys})"'
 
 
 def _marked(lark: Lark, tools: ToolFormat, functions: Sequence[Function], only_one: bool) -> list[str]:
@@ -181,6 +190,9 @@ def _json_object(lark: Lark, body: JsonObject, function: Function) -> str:
     if not body.names:
         return f'"{{" space {lark.text(json.dumps(function.name))} {colon} {arguments} space "}}"'
     name = f"{lark.text(json.dumps(body.names[0]))} {colon} {lark.text(json.dumps(function.name))}"
+    if body.ids:
+        number = lark.pattern('"[0-9]{1,4}"')
+        name = f'({lark.text(json.dumps(body.ids[0]))} {colon} {number} space "," space)? {name}'
     return (
         f'"{{" space {name} space "," space {lark.text(json.dumps(body.arguments[0]))} {colon} {arguments} space "}}"'
     )

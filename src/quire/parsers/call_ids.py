@@ -12,13 +12,16 @@ from quire.parsers.formats import ToolFormat
 _SHORT, _CHARACTERS = 9, string.ascii_letters + string.digits
 
 
-def new_call_id(tools: ToolFormat | None, name: str, number: int) -> str:
+def new_call_id(tools: ToolFormat | None, name: str, number: int, written: str = "") -> str:
     """An id for a call of a function.
 
     Args:
         tools: the format of calls.
         number: how many calls there are before it in the conversation.
+        written: the id that the model wrote, if any.
     """
+    if written:
+        return written
     match "any" if tools is None else tools.ids:
         case "numbered":
             return f"functions.{name}:{number}"

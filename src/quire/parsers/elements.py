@@ -38,10 +38,9 @@ class Elements:
     item: str = "item"
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
-        header: list[str] = []
-        found = yield from reader.until((">",), header.append)
-        name, _ = NAME.read("".join(header))
-        if found is None or not name or not tools.may_call(name):
+        header, _ = yield from reader.header((">",))
+        name, _ = NAME.read(header)
+        if not name or not tools.may_call(name):
             raise Malformed
         out.call(name)
         nodes: list[tuple[str, _Node]] = []
@@ -59,10 +58,10 @@ class Elements:
         complete(reader, out)
 
     def _tag(self, reader: Reader) -> Waiting[str]:
-        parts: list[str] = []
-        if (yield from reader.until((">",), parts.append)) is None or not "".join(parts).strip():
+        name, _ = yield from reader.header((">",))
+        if not name.strip():
             raise Malformed
-        return "".join(parts)
+        return name
 
     def _node(self, reader: Reader, name: str, depth: int) -> Waiting[_Node]:
         """What an element holds, up to its end tag."""

@@ -32,6 +32,7 @@ class ToolFormat:
         has_end: usually, one of `end` stands after a call, if there are any.
         direct: those of `begin` that the body reads itself: a call may begin with them although another marker is usual.
         dropped: more markers that carry nothing.
+        keeps_space: white space before the first call belongs to the content; else to the format.
         only_offered: only functions that the request offers are called; other names are content.
         ids: how the template wants the calls' ids: `numbered` is `functions.get_weather:0`, counted through the conversation;
             `short` is nine letters and digits.
@@ -48,6 +49,7 @@ class ToolFormat:
     has_end: bool = True
     direct: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    keeps_space: bool = False
     only_offered: bool = False
     ids: Literal["any", "numbered", "short"] = "any"
     has_suffix: bool = False
@@ -84,13 +86,13 @@ _QWEN3_CODER = ToolFormat(
     ("</tool_call>",),
     direct=("<function=",),
 )
-_LLAMA_JSON = ToolFormat(_JSON_PARAMETERS, ("<|python_tag|>",), bare=True, separator=";")
+_LLAMA_JSON = ToolFormat(_JSON_PARAMETERS, ("<|python_tag|>", "{"), bare=True, separator=";", direct=("{",))
 _GLM_TAGS = Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>")
 _GLM = ToolFormat(_GLM_TAGS, ("<tool_call>",), ("</tool_call>",))
 _HUNYUAN = dataclasses.replace(_GLM, section=("<tool_calls>", "</tool_calls>"), has_suffix=True)
 
 _COHERE = ToolFormat(
-    JsonObject(names=("tool_name",), arguments=("parameters",), is_list=True),
+    JsonObject(names=("tool_name",), arguments=("parameters",), ids=("tool_call_id",), is_list=True),
     ("<|START_ACTION|>",),
     ("<|END_ACTION|>",),
 )
@@ -113,6 +115,7 @@ def _dsml(section: str, space: str = "", other_sections: tuple[str, ...] = ()) -
         (f"{mark[0]}invoke ",),
         section=(f"{mark[0]}{section}>", f"{mark[1]}{section}>"),
         inner=("｜DSML｜",),
+        keeps_space=True,
         dropped=tuple(f"{mark[0]}{each}>" for each in other_sections),
     )
 
@@ -121,7 +124,9 @@ TOOLS: dict[str, ToolFormat] = {
     "hermes": _HERMES,
     "qwen3_json": _HERMES,
     "ernie45": _HERMES,
-    "xlam": ToolFormat(_JSON_LIST, ("<tool_call>", "[TOOL_CALLS]", "```json"), ("</tool_call>", "```"), bare=True),
+    "xlam": ToolFormat(
+        _JSON_LIST, ("<tool_call>", "[TOOL_CALLS]", "```json", "["), ("</tool_call>", "```"), bare=True, direct=("[",)
+    ),
     "llama3_json": _LLAMA_JSON,
     "llama4_json": _LLAMA_JSON,
     "granite": ToolFormat(_JSON_LIST, ("<|tool_call|>", "<tool_call>"), ("</tool_call>",), has_end=False),
@@ -131,7 +136,7 @@ TOOLS: dict[str, ToolFormat] = {
         _JSON_PARAMETERS, ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)
     ),
     "jamba": ToolFormat(_JSON_LIST, ("<tool_calls>",), ("</tool_calls>",)),
-    "hunyuan_a13b": ToolFormat(_JSON_LIST, ("<tool_calls>",), ("</tool_calls>",)),
+    "hunyuan_a13b": ToolFormat(_JSON_LIST, ("<tool_calls>",), ("</tool_calls>",), keeps_space=True),
     "phi4_mini_json": ToolFormat(_JSON_LIST, ("functools",)),
     "lfm2": ToolFormat(Pythonic(), ("<|tool_call_start|>",), ("<|tool_call_end|>",)),
     "mistral": ToolFormat(
@@ -168,6 +173,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("<|tool_call_end|>",),
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         inner=("<|tool_call_argument_begin|>",),
+        keeps_space=True,
         ids="numbered",
     ),
     "qwen3_coder": _QWEN3_CODER,
@@ -191,13 +197,15 @@ TOOLS: dict[str, ToolFormat] = {
         ),
         ("<invoke name=",),
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        keeps_space=True,
     ),
     "step3": ToolFormat(
         Tags(
-            ("function<｜tool_sep｜><steptml:invoke name=", ">"),
+            ("<steptml:invoke name=", ">"),
             ("<steptml:parameter name=", ">"),
             ("", "</steptml:parameter>"),
             "</steptml:invoke>",
+            prefix="function<｜tool_sep｜>",
             name_header=_NAMED,
             key_header=_NAMED,
         ),
@@ -205,11 +213,14 @@ TOOLS: dict[str, ToolFormat] = {
         ("<｜tool_call_end｜>",),
         ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
         inner=("<｜tool_sep｜>",),
+        dropped=("<｜tool_sep｜>",),
     ),
     "pythonic": ToolFormat(Pythonic(), bare=True),
     "llama4_pythonic": ToolFormat(Pythonic(), ("<|python_start|>",), ("<|python_end|>",), bare=True),
     "longcat": dataclasses.replace(_HERMES, begin=("<longcat_tool_call>",), end=("</longcat_tool_call>",)),
-    "apertus": ToolFormat(JsonObject(names=(), is_list=True), ("<|tools_prefix|>",), ("<|tools_suffix|>",)),
+    "apertus": ToolFormat(
+        JsonObject(names=(), is_list=True), ("<|tools_prefix|>",), ("<|tools_suffix|>",), keeps_space=True
+    ),
     "cohere_command3": _COHERE,
     "cohere_command4": _COHERE,
     "gigachat3": ToolFormat(
@@ -237,6 +248,8 @@ TOOLS: dict[str, ToolFormat] = {
         ),
         ("<dots_function_call>",),
         ("</dots_function_call>",),
+        only_offered=True,
+        keeps_space=True,
     ),
     "deepseek_v32": _dsml("function_calls"),
     "deepseek_v4": _dsml("tool_calls", other_sections=("toolcalls", "tool")),
@@ -253,6 +266,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("<|open|>call ",),
         section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
         inner=("<|open|>", "<|close|>", "<|sep|>"),
+        dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
     "k2_horizon": ToolFormat(
         JsonOr(
@@ -268,6 +282,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("<ifm|tool_call>",),
         ("</ifm|tool_call>",),
         ("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        only_offered=True,
     ),
     "hy_v3": dataclasses.replace(
         _HUNYUAN, body=dataclasses.replace(_GLM_TAGS, name=("", "<tool_sep>")), inner=("<tool_sep>",)
@@ -276,14 +291,14 @@ TOOLS: dict[str, ToolFormat] = {
     "minicpm5": ToolFormat(
         Tags(
             ("", ">"),
-            ("<param ", ">"),
+            ("<param", ">"),
             ("", "</param>"),
             "</function>",
-            name_header=TagHeader('name="{name}"'),
-            key_header=TagHeader('name="{name}"'),
+            name_header=TagHeader(' name="{name}"'),
+            key_header=TagHeader(' name="{name}"'),
             strips=True,
         ),
-        ("<function ",),
+        ("<function",),
         only_offered=True,
     ),
     "minimax_m3": ToolFormat(
@@ -291,6 +306,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("]<]minimax[>[<invoke name=",),
         section=("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
         inner=("]<]minimax[>[",),
+        keeps_space=True,
     ),
     "gemma4": ToolFormat(Braces('<|"|>'), ("<|tool_call>",), ("<tool_call|>",), inner=('<|"|>',)),
     "functiongemma": ToolFormat(

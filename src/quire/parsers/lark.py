@@ -84,9 +84,9 @@ class Lark:
         """Any text up to the end."""
         return self._terminal(_ANY)
 
-    def pattern(self, pattern: str) -> str:
-        """Text that a regular expression matches."""
-        return self._terminal(_slashes(pattern))
+    def pattern(self, pattern: str, never: str = "") -> str:
+        """Text that a regular expression matches, without a part that another one matches (if there is one)."""
+        return self._terminal(_slashes(pattern), f" & ~/{_ANY}{_slashes(never)}{_ANY}/" if never else "")
 
     def _terminal(self, pattern: str, also: str = "", after: str = "") -> str:
         return self._defined("T", f": (/{pattern}/{also}) {after}")

@@ -6,6 +6,7 @@ Knows JSON schemas as far as formats need them that write parameters one by one.
 import ast
 import dataclasses
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, cast
 
@@ -85,11 +86,12 @@ class Tools:
 
     Attributes:
         is_strict: only these may be called (where nothing but a known name tells a call from other JSON).
+        is_bare: nothing but its JSON tells a call: it has to have a name and arguments.
         offered, tokenizer: for parsers from outside.
     """
 
     def __init__(self, tools: list[dict[str, Any]] | None, tokenizer: Any = None) -> None:
-        self.is_strict = False
+        self.is_strict = self.is_bare = False
         self.offered, self.tokenizer = tools or [], tokenizer
         self._functions = {function.name: function for function in offered_functions(tools)}
 
@@ -107,6 +109,16 @@ class Tools:
         if known is None:
             return "unknown"
         return "text" if known.is_text(schema) else "other"
+
+    def may_be_text(self, function: str, parameter: str) -> bool:
+        """Whether a parameter's schema allows text, beside other types."""
+        known, schema = self._schema(function, parameter)
+        return known is not None and "string" in known.types(schema)
+
+    def lacks(self, function: str, parameter: str) -> bool:
+        """Whether a function names its parameters, and this is none of them."""
+        known = self._functions.get(function)
+        return known is not None and bool(known.properties) and parameter not in known.properties
 
     def as_json(self, function: str, parameter: str, text: str) -> str:
         """The JSON of a value that is written as text, as far as the parameter's schema allows it; else a string."""
@@ -149,6 +161,8 @@ def as_json(text: str, types: Collection[str] = ()) -> str:
     try:
         found = json.loads(stripped, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
+        if {"integer", "number"} & set(types) and re.fullmatch(r"[+-]?\d+", stripped):
+            return str(int(stripped))  # JSON has no leading zeros
         if stripped[:1] in ("[", "{", "(") and (not types or {"array", "object"} & set(types)):
             stripped, found = _from_literal(stripped)
         if found is None:

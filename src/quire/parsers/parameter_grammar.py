@@ -53,7 +53,9 @@ def tags_call(lark: Lark, body: Tags, function: Function, written: str = "") -> 
     Raises:
         Inexpressible: a name or a schema cannot be written so.
     """
-    opening = f"{body.name[0].removeprefix(written)}{_checked(function.name, body.name_header)}{body.name[1]}"
+    opening = (
+        f"{body.prefix}{body.name[0].removeprefix(written)}{_checked(function.name, body.name_header)}{body.name[1]}"
+    )
     required, schemas = plain_object(function)
     values: dict[str, str] = {}
     for key, schema in schemas.items():

@@ -16,11 +16,13 @@ class Piece:
     Attributes:
         text: more text; of a `call` the function's name.
         index: of the call, for `call` and `arguments`.
+        id: of a `call`, where the model writes it.
     """
 
     kind: Kind
     text: str
     index: int = 0
+    id: str = ""
 
 
 class Pieces:
@@ -75,6 +77,12 @@ class Pieces:
         """Whether `text` would add a piece that is that text, and change nothing else."""
         return kind == self._kind and not (self._space or self._skips_space or not text or text[-1].isspace())
 
+    def keep_space(self) -> None:
+        """White space that was kept back belongs to the content, if that has begun."""
+        if self._kind == "content" and self._has_content and self._space:
+            self._add(Piece("content", self._space))
+            self._space = ""
+
     def marker(self) -> None:
         """A marker of the format stands here: white space on either side is the format's."""
         self._space, self._after, self._skips_space = "", "", True
@@ -89,10 +97,10 @@ class Pieces:
         """A marker of the format stands here, behind which the model reasons."""
         self._interrupt()
 
-    def call(self, name: str) -> None:
-        """A call begins."""
+    def call(self, name: str, call_id: str = "") -> None:
+        """A call begins. `call_id`: its id, if the model writes one."""
         self._interrupt()
-        self._pieces.append(Piece("call", name, self.num_calls))
+        self._pieces.append(Piece("call", name, self.num_calls, call_id))
         self.num_calls += 1
         self.in_call = True
 
@@ -128,10 +136,11 @@ class Pieces:
 
 @dataclasses.dataclass(slots=True)
 class Call:
-    """A whole tool call; `arguments` is JSON, as the model wrote it or converted from its format."""
+    """A whole tool call; `arguments` is JSON, as the model wrote it or converted from its format; `id` is the model's own."""
 
     name: str
     arguments: str = ""
+    id: str = ""
 
 
 @dataclasses.dataclass(slots=True)
@@ -150,6 +159,6 @@ class Answer:
             case "content":
                 self.content += piece.text
             case "call":
-                self.calls.append(Call(piece.text))
+                self.calls.append(Call(piece.text, id=piece.id))
             case "arguments":
                 self.calls[piece.index].arguments += piece.text

@@ -55,13 +55,17 @@ class Pythonic:
                 return
 
     def _whole_call(self, reader: Reader) -> Waiting[str]:
-        """Up to the bracket that closes the first one; brackets in strings do not count."""
+        """Up to the bracket that closes the first one; brackets in strings do not count. Where a string does not end before the
+        calls do, an apostrophe stands within one, and the last bracket closes the call."""
         size, depth, quote = 0, 0, ""
         while True:
-            while size < len(reader.text):
+            limit = reader.num_certain()
+            while size < limit:
                 char = reader.text[size]
                 size += 1
                 if quote:
+                    if reader.ends_here(size - 1):
+                        return self._last_call(reader, size - 1)
                     if char == "\\":
                         size += 1
                     elif char == quote:
@@ -76,9 +80,19 @@ class Pythonic:
                         return reader.take(size)
                 elif depth == 0 and not (char.isidentifier() or char.isdigit() or char in ". "):
                     raise Malformed
+            if reader.ended and quote:
+                return self._last_call(reader, len(reader.text))
             if reader.ended or size > MAX_LITERAL:
                 raise Malformed
             yield
+
+    def _last_call(self, reader: Reader, end: int) -> str:
+        """Everything up to the last bracket before the calls' end."""
+        text = reader.text[:end].rstrip()
+        text = text.removesuffix("]").rstrip() if self.brackets else text
+        if not text.endswith(")"):
+            raise Malformed
+        return reader.take(len(text))
 
 
 def read_call(text: str) -> tuple[str, dict[str, Any]]:

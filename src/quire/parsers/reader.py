@@ -19,6 +19,10 @@ _STRUCTURE = re.compile(r'["{}\[\]<]')
 _SCALAR_END = re.compile(r"[,\]}\s]")
 
 
+MOST_HEADER = 1 << 10
+"""Characters within which a name ends."""
+
+
 class Malformed(Exception):
     """The text is not what the format says."""
 
@@ -45,6 +49,18 @@ class Reader:
         follow it, or the end of the text, must come next, or the marker belongs to the string."""
         self._ends, self._after_ends = ends, followers
         self._string_end = re.compile("|".join((r'["\\]', *map(re.escape, ends))))
+
+    def ends_here(self, at: int) -> bool:
+        """Whether a marker that ends calls stands at a place of the text, as far as this is here."""
+        return bool(self._ends) and self.text.startswith(self._ends, at)
+
+    def num_certain(self) -> int:
+        """How many characters are here before one with which a marker that ends calls may begin."""
+        return len(self.text) - (0 if self.ended else begun(self.text, self._ends))
+
+    def put_back(self) -> None:
+        """What was taken last comes once more."""
+        self.text = self._taken.pop() + self.text
 
     def give_back(self, text: str) -> None:
         """Text that was taken comes once more."""
@@ -91,6 +107,33 @@ class Reader:
                 self.passing = kind, firsts
             yield
             self.passing = None
+
+    def header(self, stops: tuple[str, ...]) -> Waiting[tuple[str, str]]:
+        """Take a name and what else stands before the first of some markers, and the marker; returns both.
+
+        Raises:
+            Malformed: none follows within a name's length, or at all.
+        """
+        while True:
+            head = self.text[:MOST_HEADER]
+            found = [(at, stop) for stop in stops if (at := head.find(stop)) >= 0]
+            if found:
+                at, stop = min(found)
+                return self.take(at), self.take(len(stop))
+            if self.ended or len(self.text) >= MOST_HEADER:
+                raise Malformed
+            yield
+
+    def opens_object(self) -> Waiting[bool]:
+        """Whether a JSON object may begin here, as far as its first key; other values are told later."""
+        while True:
+            rest = self.text.lstrip()
+            inner = rest[1:].lstrip()
+            if rest and rest[0] != "{":
+                return True
+            if inner or self.ended:
+                return inner[:1] in ("", '"', "}")
+            yield
 
     def peek(self) -> Waiting[str]:
         """The next character that is no white space, which is taken; empty at the end."""

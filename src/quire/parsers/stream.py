@@ -53,6 +53,7 @@ class AnswerParser:
         self._in_reasoning = in_reasoning
         self._only_thoughts: list[str] | None = [] if reasoning is not None and reasoning.fills else None
         self.has_filled = False
+        self._is_unclosed = False
         if response_template is not None:
             parse = template_parse(self._reader, self._out, response_template, prompt, self._offered.offered, has_tools)
         else:
@@ -142,6 +143,8 @@ class AnswerParser:
             if found is None and (found := (yield from reader.until(markers, self._emit, "content"))) is None:
                 return
             marker, found = found, None
+            if tools is not None and tools.keeps_space and marker in (*begin, *tools.section[:1]):
+                out.keep_space()
             if tools is not None and marker in begin:
                 yield from self._calls(tools, marker)
             elif thoughts is not None and marker in again:
@@ -152,6 +155,9 @@ class AnswerParser:
             elif marker in header:
                 out.marker()
                 found = yield from self._header(markers)
+            elif self._is_unclosed and tools is not None and marker in tools.end:
+                self._is_unclosed = False
+                self._emit(marker)
             elif out.num_calls or marker in dropped:
                 out.marker()
             else:  # an end without a beginning
@@ -168,23 +174,36 @@ class AnswerParser:
     def _calls(self, tools: ToolFormat, marker: str) -> Waiting[None]:
         """The calls behind a marker; what is no call after all is content."""
         reader, out = self._reader, self._out
+        self._offered.is_bare = tools.bare and len(marker) <= 1
+        self._offered.is_strict = self._offered.is_bare or tools.only_offered
+        if marker in tools.direct:
+            reader.give_back(marker)
         while True:
             reader.mark()
             before, out.in_call = out.num_calls, False
-            self._offered.is_strict = not marker or tools.only_offered
-            if marker in tools.direct:
-                reader.give_back(marker)
-                marker = ""
             try:
                 yield from tools.body.read(reader, out, self._offered)
             except Malformed:
                 if not out.in_call:
-                    self._emit((marker if out.num_calls == before else "") + reader.taken)
+                    self._no_call(marker, out.num_calls > before)
                 return
             out.marker()
             if not tools.separator or (yield from reader.starts_with((tools.separator,))) is None:
                 return
             yield from reader.expect((tools.separator,))
+
+    def _no_call(self, marker: str, has_called: bool) -> None:
+        """What was taken is no call: the marker is content, and what follows is read once more. Behind a bracket it is not: calls
+        do not stand within other JSON."""
+        taken = self._reader.taken
+        if len(marker) == 1:
+            self._emit(taken)
+            return
+        if marker and not has_called:
+            taken = taken.removeprefix(marker)
+            self._emit(marker)
+            self._is_unclosed = True
+        self._reader.give_back(taken)
 
 
 def parse_answer(text: str, **formats: Any) -> Answer:

@@ -4,12 +4,15 @@ import dataclasses
 import functools
 import json
 import re
+from typing import Any
 
+from quire.guards import is_dict
 from quire.parsers.bodies import complete
-from quire.parsers.offered import Tools
+from quire.parsers.offered import Kind, Tools, as_json
 from quire.parsers.pieces import Pieces
 from quire.parsers.reader import Malformed, Reader, Waiting
 
+WRAPPERS = ("arguments", "input", "properties")
 CDATA = ("<![CDATA[", "]]>")
 """Around text that stands as it is, white space included."""
 
@@ -60,6 +63,7 @@ class Tags:
         key: before and after a parameter's name.
         value: before and after its value; before it may be empty.
         end: after the last parameter.
+        prefix: usually stands before all this.
         name_header, key_header: what stands there beside the name.
         type: around a parameter's type, which may stand before its value.
         lines: values usually stand on lines of their own: one line break on either side belongs to the tags.
@@ -72,6 +76,7 @@ class Tags:
     key: tuple[str, str]
     value: tuple[str, str]
     end: str = ""
+    prefix: str = ""
     name_header: TagHeader = TagHeader()
     key_header: TagHeader = TagHeader()
     type: tuple[str, str] | None = None
@@ -82,39 +87,43 @@ class Tags:
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         before, after = self.name
+        if self.prefix and (yield from reader.starts_with((self.prefix,))) is not None:
+            yield from reader.expect((self.prefix,))
         if before:
             yield from reader.expect((before,))
-        header: list[str] = []
         ends = (self.end,) if self.end else ()
-        found = yield from reader.until((*((after,) if after else (self.key[0],)), *ends), header.append)
-        function, _ = self.name_header.read("".join(header))
-        if not re.fullmatch(r"[^\s<>]+", function) or found is None or not tools.may_call(function):
+        header, found = yield from reader.header((*((after,) if after else (self.key[0],)), *ends))
+        function, _ = self.name_header.read(header)
+        named = r"\S+" if self.name_header.has_attributes else r"[^\s<>]+"
+        if not re.fullmatch(named, function) or not tools.may_call(function):
             raise Malformed
         out.call(function)
         if after and found == after:
             found = yield from self._next(reader)
         count = 0
         while found == self.key[0]:
-            found = yield from self._parameter(reader, out, tools, function, "{" if not count else ", ")
+            found = yield from self._parameter(reader, out, tools, function, count)
             count += 1
         out.arguments("}" if count else "{}")
         complete(reader, out)
 
-    def _parameter(self, reader: Reader, out: Pieces, tools: Tools, function: str, opening: str) -> Waiting[str | None]:
+    def _parameter(self, reader: Reader, out: Pieces, tools: Tools, function: str, count: int) -> Waiting[str | None]:
         """One parameter behind its first tag; returns the tag that follows."""
-        name, is_text = self.key_header.read((yield from self._text(reader, self.key[1])))
+        header, _ = yield from reader.header((self.key[1],))
+        name, is_text = self.key_header.read(header)
         if self.type is not None and (yield from reader.starts_with(self.type[:1])) is not None:
             yield from reader.expect(self.type[:1])
-            said = (yield from self._text(reader, self.type[1])).strip()
-            is_text = said == "string" if tools.kind(function, name) == "unknown" else None
+            is_text = (yield from reader.header(self.type[1:]))[0].strip() == "string"
         if self.value[0]:
             yield from reader.expect((self.value[0],))
-        out.arguments(opening + json.dumps(name, ensure_ascii=False) + ": ")
-        kind = tools.kind(function, name) if is_text is None else "text" if is_text else "unknown"
+        kind = _kind(tools, function, name, is_text)
         stops = (self.value[1], *((self.key[0], self.end) if self.runs_on else ()))
         parts: list[str] = []
-        if kind == "text" or (kind == "unknown" and is_text is None and not self.guesses):
-            text = TextValue(out, self.lines, tools.takes_null(function, name) and is_text is None)
+        if not count and name in WRAPPERS and tools.lacks(function, name):
+            return (yield from self._wrapped(reader, out, tools, function, name, stops))
+        out.arguments(("{" if not count else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
+        if kind == "text" or (kind == "unknown" and not self.guesses):
+            text = TextValue(out, self.lines, tools.takes_null(function, name) and is_text is not True)
             found = yield from reader.until(stops, text.add if not self.strips else parts.append)
             if self.strips:
                 text.add(_stripped("".join(parts)))
@@ -125,16 +134,32 @@ class Tags:
             out.arguments(tools.as_json(function, name, _stripped(value) if self.strips else value))
         return (yield from self._next(reader)) if found == self.value[1] else found
 
+    def _wrapped(
+        self, reader: Reader, out: Pieces, tools: Tools, function: str, name: str, stops: tuple[str, ...]
+    ) -> Waiting[str | None]:
+        """A parameter that the schema does not know, and that may hold all parameters as one object."""
+        parts: list[str] = []
+        found = yield from reader.until(stops, parts.append)
+        value: Any = json.loads(as_json("".join(parts)))
+        whole: dict[str, Any] = {name: value}
+        if is_dict(value) and value and not any(tools.lacks(function, key) for key in value):
+            whole = value
+        out.arguments(json.dumps(whole, ensure_ascii=False)[:-1])
+        return (yield from self._next(reader)) if found == self.value[1] else found
+
     def _next(self, reader: Reader) -> Waiting[str | None]:
         words = (self.key[0], *([self.end] if self.end else []))
         word = yield from reader.starts_with(words)
         return None if word is None else (yield from reader.expect(words))
 
-    def _text(self, reader: Reader, end: str) -> Waiting[str]:
-        parts: list[str] = []
-        if (yield from reader.until((end,), parts.append)) is None:
-            raise Malformed
-        return "".join(parts)
+
+def _kind(tools: Tools, function: str, name: str, is_text: bool | None) -> Kind:
+    """What a value is: as the schema has it; where this allows text and other values, or there is none, as the tag says."""
+    kind = tools.kind(function, name)
+    if is_text is None:
+        return kind
+    allows_both = tools.takes_null(function, name) if kind == "text" else tools.may_be_text(function, name)
+    return ("text" if is_text else "other") if kind == "unknown" or allows_both else kind
 
 
 def _stripped(text: str) -> str:

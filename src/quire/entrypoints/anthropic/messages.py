@@ -32,7 +32,7 @@ from quire.parsers.thinking import check_budget
 from quire.sampling_params import SamplingParams
 
 _encode = msgspec.json.Encoder().encode
-CallId = Callable[[str, int], str]
+CallId = Callable[[str, int, str], str]
 """The id of a call, from its function's name and its index."""
 
 _DELTAS = {
@@ -58,7 +58,7 @@ def _begins_block(piece: Piece, kind: str | None) -> bool:
 def _opened(piece: Piece, call_id: CallId) -> tuple[str, Block]:
     """The kind of the pieces that a new block takes, and the block, still empty."""
     if piece.kind == "call":
-        return "arguments", ToolUseBlock(call_id(piece.text, piece.index), piece.text)
+        return "arguments", ToolUseBlock(call_id(piece.text, piece.index, piece.id), piece.text)
     return piece.kind, ThinkingBlock() if piece.kind == "reasoning" else TextBlock()
 
 

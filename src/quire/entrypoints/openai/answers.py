@@ -147,13 +147,13 @@ class AnswerReader:
         """Why an answer with so many calls ended. That a named function was called is no news: OpenAI says `stop`."""
         return "tool_calls" if num_calls and reason == "stop" and self.choice.kind != "named" else reason
 
-    def call_id(self, name: str, index: int) -> str:
-        """The id of a call; some templates want them in a form of their own."""
-        return new_call_id(self.formats.tools, name, count_calls(self.request.messages) + index)
+    def call_id(self, name: str, index: int, written: str = "") -> str:
+        """The id of a call; some templates want them in a form of their own. `written`: what the model wrote, if anything."""
+        return new_call_id(self.formats.tools, name, count_calls(self.request.messages) + index, written)
 
     def tool_calls(self, answer: Answer) -> list[ToolCall]:
         return [
-            ToolCall(id=self.call_id(call.name, index), function=FunctionCall(call.name, call.arguments))
+            ToolCall(id=self.call_id(call.name, index, call.id), function=FunctionCall(call.name, call.arguments))
             for index, call in enumerate(answer.calls)
         ]
 
@@ -163,7 +163,7 @@ class AnswerReader:
         if piece.kind == "arguments":
             return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
         function = {"name": piece.text, "arguments": ""}
-        call_id = self.call_id(piece.text, piece.index)
+        call_id = self.call_id(piece.text, piece.index, piece.id)
         return {"tool_calls": [{"index": piece.index, "id": call_id, "type": "function", "function": function}]}
 
 
@@ -206,8 +206,8 @@ class PieceReader:
     def delta(self, piece: Piece) -> dict[str, Any]:
         return {piece.kind: piece.text} if self._reader is None else self._reader.delta(piece)
 
-    def call_id(self, name: str, index: int) -> str:
-        return f"call_{index}" if self._reader is None else self._reader.call_id(name, index)
+    def call_id(self, name: str, index: int, written: str = "") -> str:
+        return f"call_{index}" if self._reader is None else self._reader.call_id(name, index, written)
 
 
 def answer_reader(

@@ -34,7 +34,7 @@ class EventWriter:
         kind: of the pieces that go into the open item; None where none is open.
     """
 
-    def __init__(self, response: protocol.ResponseObject, call_id: Callable[[str, int], str]) -> None:
+    def __init__(self, response: protocol.ResponseObject, call_id: Callable[[str, int, str], str]) -> None:
         self._response = response
         self._call_id = call_id
         self._number = 0
@@ -87,7 +87,7 @@ class EventWriter:
     def _open(self, kind: str, piece: Piece) -> list[bytes]:
         part = None
         if kind == "arguments":
-            call_id = self._call_id(piece.text, piece.index)
+            call_id = self._call_id(piece.text, piece.index, piece.id)
             self._item = protocol.FunctionCallItem(protocol.new_id("function_call"), call_id, piece.text)
         elif kind == "reasoning":
             self._item, part = protocol.ReasoningItem(protocol.new_id("reasoning")), protocol.ReasoningText()
