@@ -1,6 +1,7 @@
 """Models of Transformers on our pages: the same tokens and logprobs as Transformers alone, and clear refusals."""
 
 import json
+import re
 
 import pytest
 from tests.models.test_engine_parity import COMMON, NEW_TOKENS, assert_parity, make_prompts
@@ -17,6 +18,10 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": {},
     "CohereForCausalLM": {},
     "PhiForCausalLM": {},
+    "BitNetForCausalLM": {},
+    "BioGptForCausalLM": {"num_key_value_heads": 4, "scale_embedding": False, "hidden_act": "gelu"},
+    "CTRLLMHeadModel": {"n_embd": 64, "n_layer": 2, "n_head": 4, "dff": 96, "n_positions": 256},
+    "ModernBertDecoderForCausalLM": {"local_attention": 16, "num_hidden_layers": 4},
 }
 
 
@@ -132,3 +137,55 @@ def test_a_model_that_computes_more_than_causal_attention_is_refused_with_the_di
 def test_windows_sinks_soft_caps_and_experts_pass_the_check(architecture, dtype, tiny):
     path = tiny(architecture, dtype=dtype)
     LLM(model=str(path), model_impl="transformers", dtype=dtype, max_num_seqs=2, **COMMON)
+
+
+IN_WORDS = {
+    "BartForConditionalGeneration": ("bart", {}, "encoder-decoder models are not supported yet"),
+    "BartForCausalLM": ("bart", {"is_encoder_decoder": True}, "encoder-decoder models are not supported yet"),
+    "MarianMTModel": ("marian", {}, "encoder-decoder models are not supported yet"),
+    "T5ForConditionalGeneration": ("t5", {}, "encoder-decoder models are not supported yet"),
+    "ProphetNetForConditionalGeneration": ("prophetnet", {}, "encoder-decoder models are not supported yet"),
+    "WhisperForConditionalGeneration": ("whisper", {}, "encoder-decoder models are not supported yet"),
+    "Blip2ForConditionalGeneration": ("blip-2", {}, "models that read images need a spec"),
+    "BertLMHeadModel": ("bert", {"num_hidden_layers": 2}, "its attention looks ahead"),
+    "GitForCausalLM": ("git", {}, "its attention does not go through Transformers' attention interface"),
+    "XGLMForCausalLM": ("xglm", {"num_layers": 2}, "of its 2 layers 0 have attention that goes through"),
+    "xLSTMForCausalLM": ("xlstm", {"hidden_size": 64}, "layers 0 have attention that goes through"),
+    "BltForCausalLM": ("blt", {}, "RuntimeError: "),
+    "XLMWithLMHeadModel": ("xlm", {"n_layers": 1, "n_heads": 4, "emb_dim": 64}, "RuntimeError: "),
+    "DbrxForCausalLM": ("dbrx", {"n_layers": 1, "d_model": 64}, "AttributeError: "),
+}
+
+
+@pytest.mark.parametrize("architecture", IN_WORDS)
+def test_what_cannot_run_is_refused_in_words(architecture, tmp_path):
+    model_type, own, why = IN_WORDS[architecture]
+    values = {"architectures": [architecture], "model_type": model_type, "vocab_size": 384, "pad_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps(values | own))
+    with pytest.raises(ConfigError, match=re.escape(why)) as raised:
+        LLM(model=str(tmp_path), load_format="dummy", max_num_seqs=2, **COMMON)
+    assert f"model_type={model_type!r}" in str(raised.value)
+
+
+def test_a_config_that_its_class_refuses_is_refused_in_words(tmp_path):
+    values = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": "wide"}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"eos_token_id": 1}))
+    with pytest.raises(ConfigError, match="hidden_size"):
+        LLM(model=str(tmp_path), model_impl="transformers", load_format="dummy", max_num_seqs=2, **COMMON)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_any_error_of_a_models_own_code_becomes_a_refusal(load_format, tiny, monkeypatch):
+    from transformers import LlamaForCausalLM
+
+    path = tiny("LlamaForCausalLM", num_hidden_layers=2, rope_theta=20000.0)
+    built = LlamaForCausalLM.__init__
+
+    def fail(self, config):
+        built(self, config)
+        if self.device.type != "meta" or load_format == "auto":
+            raise ZeroDivisionError("broken by itself")
+
+    monkeypatch.setattr(LlamaForCausalLM, "__init__", fail)
+    with pytest.raises(ConfigError, match="ZeroDivisionError: broken by itself"):
+        LLM(model=str(path), model_impl="transformers", load_format=load_format, max_num_seqs=2, **COMMON)

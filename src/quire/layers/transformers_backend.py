@@ -39,6 +39,15 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 """Arguments of Transformers' attention functions that do not change the result of causal attention."""
 
+OTHER_KINDS = {
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "encoder-decoder models are not supported yet",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "encoder-decoder models are not supported yet",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES": "models that read images need a spec",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES": "models that read images, audio or video need a spec",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "masked language models generate no text",
+}
+"""Transformers' tables of models that are no causal language models, and what the refusal says of them."""
+
 
 class TransformersModel(CausalLM):
     """A module tree of Transformers that runs on pages."""
@@ -50,8 +59,9 @@ class TransformersModel(CausalLM):
         self.attention_backend = context.backend
         self._heads = _heads_of(_key(context.hf))
         self._layers = [_Layer(heads, context) for heads in self._heads]
-        self._hidden_TD = torch.empty(0, int(context.hf.hidden_size), device=context.device)
-        self._logits_SV = torch.zeros(context.max_logits, int(context.hf.vocab_size), device=context.device)
+        self._hidden, vocab = _sizes_of(_key(context.hf))
+        self._hidden_TD = torch.empty(0, self._hidden, device=context.device)
+        self._logits_SV = torch.zeros(context.max_logits, vocab, device=context.device)
         self._tree: Any = None
         self._body: Any = None
         self._given = Given()
@@ -92,7 +102,7 @@ class TransformersModel(CausalLM):
             "parameters": own + self._linear_bytes // self.context.dtype.itemsize,
             "weight_bytes": plain + self._linear_bytes,
             "workspace_bytes": self.buffer_bytes,
-            "hidden": int(self.context.hf.hidden_size),
+            "hidden": self._hidden,
             "dtype": str(self.context.dtype).removeprefix("torch."),
             "quantization": self.context.linear_method.name,
             "layers": len(self._layers),
@@ -127,8 +137,10 @@ class TransformersModel(CausalLM):
                 local_files_only=True,
                 output_loading_info=True,
             )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise ConfigError(f"Transformers cannot load {context.path!r}: {error}", setting="model") from error
+        except Exception as error:  # a model's own code may raise anything
+            raise ConfigError(
+                f"Transformers cannot load {context.path!r}: {type(error).__name__}: {error}", setting="model"
+            ) from error
         lists = {name: sorted(map(str, report.get(f"{name}_keys") or ())) for name in ("missing", "unexpected")}
         if lists["missing"] or report.get("mismatched_keys"):
             raise ConfigError(
@@ -143,7 +155,11 @@ class TransformersModel(CausalLM):
 
         torch.manual_seed(self.context.seed)
         config = _config(_key(self.context.hf))
-        self._take(AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=self.context.dtype))
+        try:
+            tree = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=self.context.dtype)
+        except Exception as error:  # a model's own code may raise anything
+            raise refusal(config, f"{type(error).__name__}: {error}") from error
+        self._take(tree)
 
     def _take(self, tree: Any) -> None:
         """Check the tree, put our layers in place of its own, and move the rest to the device."""
@@ -318,9 +334,44 @@ def _config(key: str) -> Any:
             setting="model_impl",
         )
     AttentionInterface.register(ATTENTION, cast(Any, _attention))
-    config = CONFIG_MAPPING[model_type].from_dict(values)
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(values)
+    except Exception as error:  # a config class may raise anything
+        raise ConfigError(
+            f"config.json does not fit Transformers' {model_type!r}: {type(error).__name__}: {error}", setting="model"
+        ) from error
     config._attn_implementation = ATTENTION
     return config
+
+
+def _sizes_of(key: str) -> tuple[int, int]:
+    """(hidden size, vocabulary size) by the names that the config class has for them.
+
+    Raises:
+        ConfigError: it has none, or the model is one that `refuse_other_kinds` refuses.
+    """
+    config = _config(key)
+    try:
+        return int(config.hidden_size), int(config.vocab_size)
+    except (AttributeError, TypeError) as error:
+        raise refusal(config, str(error)) from error
+
+
+def refuse_other_kinds(hf: HFConfig) -> None:
+    """Raises ConfigError for an architecture of Transformers that is no causal language model, with the kind that it is."""
+    try:
+        from transformers.models.auto import modeling_auto
+    except ImportError:
+        return
+    names = set(hf.get("architectures") or ())
+    for table, kind in OTHER_KINDS.items():
+        mapping = getattr(modeling_auto, table, {})
+        if is_own := sorted(names & set(map(str, mapping.values()))):
+            raise ConfigError(
+                f"model architecture {is_own[0]!r} (model_type={hf.get('model_type')!r}) has no spec, and cannot run through "
+                f"Transformers' modules: {kind}. Use another model, or another engine",
+                setting="model",
+            )
 
 
 @functools.lru_cache(maxsize=1)
@@ -342,6 +393,10 @@ def _heads_of(key: str) -> tuple[Heads, ...]:
         ConfigError: Transformers has no such model, or one whose attention does not go through its interface.
     """
     config = _config(key)
+    if getattr(config, "is_encoder_decoder", False):
+        raise refusal(config, "encoder-decoder models are not supported yet")
+    if not getattr(config, "is_causal", True):
+        raise refusal(config, "its attention looks ahead")
     layers = int(getattr(config, "num_hidden_layers", 0))
     others = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
     try:
@@ -358,6 +413,10 @@ def _heads_of(key: str) -> tuple[Heads, ...]:
             del module.quire_found, module.quire_names
     except NotImplementedError as error:
         raise refusal(config, str(error)) from error
+    except KeyError as error:
+        if error.args != (ATTENTION,):
+            raise refusal(config, f"{type(error).__name__}: {error}") from error
+        raise refusal(config, "its attention does not go through Transformers' attention interface") from error
     except Exception as error:  # a model's own code may raise anything
         raise refusal(config, f"{type(error).__name__}: {error}") from error
     if others or len(found) != layers:  # what other layers keep of a request is unknown here

@@ -47,9 +47,9 @@ class Given(torch.nn.Module):
     hidden: torch.Tensor
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        from transformers.modeling_outputs import MoeModelOutputWithPast
+        from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
-        return MoeModelOutputWithPast(last_hidden_state=cast(Any, self.hidden))
+        return MoEModelOutputWithPastAndCrossAttentions(last_hidden_state=cast(Any, self.hidden))
 
 
 class _PlainAttention:

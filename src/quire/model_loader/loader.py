@@ -94,9 +94,12 @@ def resolve_entry(config: EngineConfig) -> Entry:
     try:
         return ModelRegistry.resolve(trunk_architectures(config.model))
     except ConfigError:
-        from quire.layers.transformers_backend import knows
+        from quire.layers.transformers_backend import knows, refuse_other_kinds
 
-        if wanted != "auto" or not knows(config.model.hf_config):
+        if wanted != "auto":
+            raise
+        if not knows(config.model.hf_config):
+            refuse_other_kinds(config.model.hf_config)
             raise
         logger.warning(
             "No spec for %s: Transformers' modules run it, with our attention; slower than a spec", architecture
