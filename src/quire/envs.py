@@ -4,7 +4,7 @@ The only module (beside `env_override`) that looks at the environment.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.errors import ConfigError
@@ -186,6 +186,11 @@ def foreign(name: str) -> str | None:
 def is_set(name: str) -> bool:
     """Whether the user gave this variable a value."""
     return name in os.environ
+
+
+def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment for a child, with some variables changed; None takes one away."""
+    return {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
 
 
 def relevant_environment() -> dict[str, str]:

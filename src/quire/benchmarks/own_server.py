@@ -1,12 +1,12 @@
 """Processes of one's own for a measurement: started, awaited until they say that they are ready, ended afterwards."""
 
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from quire import envs
 from quire.errors import EngineError
 
 START_TIMEOUT_S = 900.0
@@ -25,7 +25,7 @@ def started(
     """
     command = [sys.executable, "-m", module, *arguments]
     pipe = subprocess.PIPE
-    variables = {name: value for name, value in {**os.environ, **(environment or {})}.items() if value is not None}
+    variables = envs.changed_environment(environment or {})
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=variables)
     too_long = threading.Timer(START_TIMEOUT_S, process.kill)
     too_long.daemon = True
