@@ -99,11 +99,20 @@ def test_cohere_s_clients_get_every_type_they_ask_for(embedder):  # noqa: F811
     np.testing.assert_array_equal(np.array(told["binary"]) + 128, told["ubinary"])
     tokens = answer(embedder, "/v1/embeddings", input=DOCUMENTS)["usage"]["prompt_tokens"]
     assert (body["response_type"], body["texts"]) == ("embeddings_by_type", DOCUMENTS)
-    assert body["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
+    assert body["meta"] == {
+        "api_version": {"version": "2"},
+        "billed_units": {"input_tokens": tokens, "image_tokens": 0},
+    }
     parts = [
         {"content": [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]} for text in DOCUMENTS
     ]
     assert answer(embedder, "/v2/embed", inputs=parts)["embeddings"] == {"float": told["float"]}
+
+
+def test_what_a_text_is_for_must_be_a_known_word(embedder):  # noqa: F811
+    response = post(embedder, "/v2/embed", texts=DOCUMENTS, input_type="search_querry")
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == "input_type" and "search_query" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,7 @@ async def _shortened(texts: list[str], keep: int | None, field: str, tokenizer: 
     if not keep:
         return texts
     if keep < 0:
-        raise bad_field(field, f"{keep} is out of range; at least 1, or 0 for no limit.")
+        raise bad_field(field, f"{field} must be a non-negative integer (0: no limit), not {keep}.")
 
     def cut(text: str) -> str:
         token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -384,6 +384,8 @@ async def _shortened(texts: list[str], keep: int | None, field: str, tokenizer: 
 _SIDES: dict[str, str | None] = {"END": "right", "START": "left", "NONE": None}
 _PROMPTS = {"search_query": ("search_query", "query"), "search_document": ("search_document", "document", "passage")}
 _TYPES = ("float", "base64", "binary", "ubinary")
+_INPUT_TYPES = ("search_document", "search_query", "classification", "clustering")
+"""What Cohere's clients may say that a text is for."""
 
 
 async def answer_cohere_embed(state: ServerState, request: CohereEmbedRequest, public_id: str) -> CohereEmbedResponse:
@@ -415,7 +417,7 @@ async def answer_cohere_embed(state: ServerState, request: CohereEmbedRequest, p
         id=public_id,
         embeddings={kind: [_written(output.outputs.data, kind) for output in outputs] for kind in kinds},
         texts=texts,
-        meta=CohereMeta({"version": "2"}, {"input_tokens": usage_of(outputs).prompt_tokens}),
+        meta=CohereMeta({"version": "2"}, {"input_tokens": usage_of(outputs).prompt_tokens, "image_tokens": 0}),
     )
 
 
@@ -460,7 +462,10 @@ def _input_text(given: dict[str, Any], index: int) -> str:
 
 
 def _prompt_name(config: PoolingConfig, input_type: str | None) -> str | None:
-    """The model's prompt for such inputs, if it has one."""
+    """The model's prompt for such inputs, if it has one. Raises HTTPError: 400, neither Cohere nor the model knows the type."""
+    if input_type is not None and input_type not in _INPUT_TYPES and input_type not in config.prompts:
+        allowed = ", ".join(sorted({*_INPUT_TYPES, *config.prompts}))
+        raise bad_field("input_type", f"Unsupported input_type {input_type[:60]!r}. Supported values: {allowed}.")
     return next((name for name in _PROMPTS.get(input_type or "", (input_type,)) if name in config.prompts), None)
 
 
