@@ -91,6 +91,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     Attributes:
         num_cached_tokens, scheduled_at: with the first news only: prompt tokens that the prefix cache gave, and when the
             request left the queue, in seconds of `time.monotonic()`.
+        num_preemptions: how often the request has given up its pages until now.
     """
 
     request_id: str
@@ -108,6 +109,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
     pooled: Pooled | None = None
     refusal: Refusal | None = None
     scheduled_at: float = 0.0
+    num_preemptions: int = 0
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -115,6 +117,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
 
     Attributes:
         num_jumped_tokens: output tokens that no step had to draw.
+        num_deferred: waiting requests that could not start even if there were room.
         num_iteration_tokens: prompt tokens that the step computed, and output tokens that it gave.
     """
 
@@ -129,6 +132,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     step_ms: float = 0.0
     num_jumped_tokens: int = 0
     num_iteration_tokens: int = 0
+    num_deferred: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -103,6 +103,8 @@ def test_preempted_requests_finish_with_the_same_tokens(mode: str, depth: int) -
         harness.add(f"r{index}", [index, *PROMPT], max_tokens=25, seed=index)
     harness.run()
     assert harness.num_preemptions >= 2
+    told = [expected.outputs[-1].num_preemptions for expected in harness.expected.values()]
+    assert sum(told) == harness.num_preemptions, "each request's last output tells how often it was preempted"
     copies = sum(len(step.swap_ins) for step in harness.steps)
     assert (copies > 0) == (mode == "swap")
     assert copies == sum(len(step.swap_outs) for step in harness.steps)

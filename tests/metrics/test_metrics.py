@@ -79,6 +79,9 @@ def test_every_figure_is_exposed_under_its_name():
     expected = {
         "num_requests_running{}": 3,
         "num_requests_waiting{}": 2,
+        "num_requests_waiting_by_reason{reason=capacity}": 2,
+        "num_requests_waiting_by_reason{reason=deferred}": 0,
+        "request_num_preemptions_count{}": 1,
         "kv_cache_usage_perc{}": 0.6,
         "num_preemptions_total{}": 1,
         "prefix_cache_queries_total{}": 8,

@@ -68,6 +68,7 @@ class Request:
         "min_total",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_preemptions",
         "num_prompt_tokens",
         "num_published",
         "num_released",
@@ -119,6 +120,7 @@ class Request:
         self.cost = 0
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
+        self.num_preemptions = 0
         self.has_reported = False
         self.was_lost = False
         self.block_ids: list[list[int]] = []

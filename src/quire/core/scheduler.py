@@ -103,7 +103,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._next_step_id = 0
         self._waiting_tokens = 0
-        self._stats = StepStats(self.kv)
+        self._stats = StepStats(self.kv, lambda: self.num_waiting - len(self._queue))
         self.inspection = Inspection(self.stats, self._requests, self._batch, self.kv, self._timelines)
 
     # What the engine core asks.
@@ -273,7 +273,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Make a running request give its row and pages back: now, or when no step in flight names it."""
-        self._stats.num_preemptions += 1
+        self._stats.count_preemption(request)
         self._dropped.add(request.row)
         self._batch.deactivate(request)
         request.status = RequestStatus.PREEMPTING

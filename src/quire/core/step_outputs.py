@@ -40,6 +40,7 @@ def find_errors(flight: StepInFlight, output: ModelRunnerOutput) -> dict[int, st
 def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs | None = None) -> EngineCoreOutput:
     """The request's news. The first one also tells how much of the prompt was cached, and the prompt's logprobs."""
     output = EngineCoreOutput(request_id=request.request_id, new_token_ids=token_ids)
+    output.num_preemptions = request.num_preemptions
     if logprobs is not None:
         output.logprob_token_ids = logprobs.token_ids
         output.logprob_values = logprobs.logprobs

@@ -3,21 +3,33 @@
 Knows the pages' counters and keeps its own; is told how many requests run and wait.
 """
 
+from collections.abc import Callable
+
 from quire.core.kv_cache_manager import KVCacheManager
+from quire.core.request_state import Request
 from quire.request import SchedulerStats
 
 
 class StepStats:
     """Counts for one scheduler.
 
+    Args:
+        num_deferred: tells how many waiting requests could not start even if there were room.
+
     Attributes:
         num_preemptions, num_jumped_tokens: since the start.
     """
 
-    def __init__(self, kv: KVCacheManager) -> None:
+    def __init__(self, kv: KVCacheManager, num_deferred: Callable[[], int] = int) -> None:
         self._kv = kv
+        self._num_deferred = num_deferred
         self.num_preemptions = self.num_jumped_tokens = 0
         self._reported = (0, 0, 0, 0)
+
+    def count_preemption(self, request: Request) -> None:
+        """A running request gave up its pages."""
+        self.num_preemptions += 1
+        request.num_preemptions += 1
 
     def since_start(self, num_running: int, num_waiting: int) -> SchedulerStats:
         """Counters since the scheduler was made."""
@@ -42,4 +54,5 @@ class StepStats:
             prefix_cache_queries=kv.num_queries - before[1],
             prefix_cache_hits=kv.num_hits - before[2],
             num_jumped_tokens=self.num_jumped_tokens - before[3],
+            num_deferred=self._num_deferred(),
         )

@@ -163,6 +163,7 @@ class OutputProcessor:
         if output.num_cached_tokens >= 0 and record.num_cached_tokens is None:
             record.num_cached_tokens = output.num_cached_tokens
             record.scheduled_time = output.scheduled_at
+        sequence.num_preemptions = max(sequence.num_preemptions, output.num_preemptions)
         if output.pooled is not None:
             record.pooled = output.pooled
         if sequence.index == 0:
@@ -251,4 +252,5 @@ def _finished(record: RequestRecord, sequence: SequenceState, now: float) -> Fin
         scheduled=record.scheduled_time - record.arrival_time if record.scheduled_time else None,
         most_tokens=max(len(one.token_ids) for one in record.sequences) if record.num_unfinished == 0 else None,
         is_rejected=isinstance(record.refusal, CapacityError),
+        num_preemptions=sequence.num_preemptions,
     )

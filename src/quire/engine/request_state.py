@@ -112,8 +112,8 @@ class SequenceState:
     __slots__ = (
         "_checked", "_detokenizer", "_ends", "_fed", "_hide_last", "_interval", "_stops", "_tokenizer", "core_id",
         "cumulative_logprob", "finish_reason", "first_token_time", "has_stops", "index", "is_plain", "is_quiet",
-        "last_token_time", "logprobs", "params", "prompt_token_ids", "sent_chars", "sent_finish", "sent_tokens",
-        "stop_reason", "text", "token_ids",
+        "last_token_time", "logprobs", "num_preemptions", "params", "prompt_token_ids", "sent_chars", "sent_finish",
+        "sent_tokens", "stop_reason", "text", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, index: int, tokenizer: Tokenizer | None) -> None:
@@ -131,6 +131,7 @@ class SequenceState:
         if params.logprobs is not None:
             self.logprobs = FlatLogprobs() if params.flat_logprobs else []
         self.first_token_time = self.last_token_time = 0.0
+        self.num_preemptions = 0
         self.sent_tokens = self.sent_chars = 0
         self.sent_finish = False
         stops = [params.stop] if isinstance(params.stop, str) else params.stop

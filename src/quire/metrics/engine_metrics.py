@@ -71,6 +71,7 @@ REQUEST_BOUNDS = (
 STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 ITERATION_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICE_BOUNDS = (1, 2, 5, 10, 20)
+PREEMPTION_BOUNDS = (0, 1, 2, 5, 10, 20)
 FINISH_REASONS: tuple[str, ...] = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -87,6 +88,7 @@ class FinishedRequest:
         scheduled: from arrival to leaving the queue.
         most_tokens: of the request's longest sequence, told with the last of its sequences.
         is_rejected: there was no room for it.
+        num_preemptions: how often it gave up its pages.
     """
 
     finish_reason: str
@@ -101,6 +103,7 @@ class FinishedRequest:
     scheduled: float | None = None
     most_tokens: int | None = None
     is_rejected: bool = False
+    num_preemptions: int = 0
 
 
 class EngineMetrics:
@@ -116,6 +119,7 @@ class EngineMetrics:
         lengths = steps_1_2_5(max_model_len)
         self.num_running = 0
         self.num_waiting = 0
+        self.num_deferred = 0
         self.kv_cache_usage = 0.0
         self.num_preemptions = 0
         self.jumped_tokens = 0
@@ -143,11 +147,12 @@ class EngineMetrics:
         self.request_most_tokens = Histogram(lengths)
         self.request_max_tokens = Histogram(lengths)
         self.request_n = Histogram(CHOICE_BOUNDS)
+        self.request_preemptions = Histogram(PREEMPTION_BOUNDS)
 
     def record_step(self, stats: SchedulerStats) -> None:
         """One step's figures; counters in them are of that step alone."""
         self.num_running = stats.num_running
-        self.num_waiting = stats.num_waiting
+        self.num_waiting, self.num_deferred = stats.num_waiting, stats.num_deferred
         if stats.num_total_blocks:
             self.kv_cache_usage = 1.0 - stats.num_free_blocks / stats.num_total_blocks
         self.num_preemptions += stats.num_preemptions
@@ -174,6 +179,7 @@ class EngineMetrics:
         self.request_prompt_tokens.observe(request.num_prompt_tokens)
         self.request_generation_tokens.observe(request.num_generation_tokens)
         self.request_n.observe(request.n)
+        self.request_preemptions.observe(request.num_preemptions)
         if request.max_tokens is not None:
             self.request_max_tokens.observe(request.max_tokens)
         if request.end_to_end is not None:

@@ -59,6 +59,7 @@ _HISTOGRAMS = (
     ("request_max_num_generation_tokens", "request_most_tokens", "Tokens of the longest sequence of a finished request."),
     ("request_params_max_tokens", "request_max_tokens", "max_tokens of finished requests."),
     ("request_params_n", "request_n", "n of finished requests."),
+    ("request_num_preemptions", "request_preemptions", "Times that a finished sequence gave up its pages."),
 )  # fmt: skip
 
 
@@ -86,6 +87,14 @@ class EngineCollector(Collector):
             gauge = GaugeMetricFamily(prefix + name, text, labels=_LABELS)
             gauge.add_metric(labels, getattr(metrics, field))
             yield gauge
+        waiting = GaugeMetricFamily(
+            prefix + "num_requests_waiting_by_reason",
+            "Sequences in the queue: for room (capacity), or held back until something is prepared (deferred).",
+            labels=[*_LABELS, "reason"],
+        )
+        waiting.add_metric([*labels, "capacity"], metrics.num_waiting - metrics.num_deferred)
+        waiting.add_metric([*labels, "deferred"], metrics.num_deferred)
+        yield waiting
         for name, field, text in _COUNTERS:
             counter = CounterMetricFamily(prefix + name, text, labels=_LABELS)
             counter.add_metric(labels, getattr(metrics, field))

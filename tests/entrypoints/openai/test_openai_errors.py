@@ -282,6 +282,13 @@ async def test_misspelled_fields_are_told_in_a_header_and_logged_once_each(serve
     assert len(told) == 4 and any("did you mean 'temperature'" in line for line in told)
 
 
+async def test_a_word_that_is_not_one_of_a_fields_tells_those_that_are(server):
+    async with server() as s:
+        error = error_of(await s.complete(truncation_side="middle"), 400)
+        assert error["message"] == "truncation_side: invalid enum value 'middle'; allowed: left, right."
+        assert error["param"] == "truncation_side"
+
+
 async def test_a_strict_server_names_the_field_that_may_be_meant(server):
     async with server(settings=ServerSettings(strict=True)) as s:
         assert "'temprature' (did you mean 'temperature'?)" in error_of(await s.complete(temprature=0), 400)["message"]

@@ -8,7 +8,7 @@ import difflib
 import functools
 import re
 from collections.abc import Set
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -133,7 +133,7 @@ def _decode(body: bytes, kind: Any) -> Any:
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise _validation_error(error) from None
+        raise _validation_error(error, kind) from None
     except msgspec.DecodeError as error:
         raise bad_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
@@ -165,7 +165,7 @@ def _too_deep() -> HTTPError:
     return bad_request(f"The request body is nested more than {MAX_JSON_DEPTH} levels deep.", code="json_too_deep")
 
 
-def _validation_error(error: msgspec.ValidationError) -> HTTPError:
+def _validation_error(error: msgspec.ValidationError, kind: Any) -> HTTPError:
     match = _PATH.match(str(error))
     what, path = (match["what"], match["path"]) if match else (str(error), None)
     missing = re.match(r"Object missing required field `(.*)`", what)
@@ -177,4 +177,13 @@ def _validation_error(error: msgspec.ValidationError) -> HTTPError:
     what = what[:1].lower() + what[1:]
     if not field:
         return bad_request(f"The request body: {what}.", code="invalid_type")
-    return bad_field(field, f"{what}.", "invalid_type")
+    allowed = _allowed_words(kind, field) if what.startswith("invalid enum value") else ""
+    return bad_field(field, f"{what}{allowed}.", "invalid_type")
+
+
+def _allowed_words(kind: Any, field: str) -> str:
+    """The words that a field of the body may be."""
+    hint = get_type_hints(kind).get(field) if isinstance(kind, type) else None
+    options = [hint, *get_args(hint)]
+    words = [str(word) for option in options if get_origin(option) is Literal for word in get_args(option)]
+    return f"; allowed: {', '.join(words)}" if words else ""
