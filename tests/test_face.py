@@ -65,5 +65,5 @@ def test_ray_that_is_not_installed_is_named_with_its_extra() -> None:
 
     if importlib.util.find_spec("ray") is not None:
         pytest.skip("Ray is installed here")
-    with pytest.raises(ConfigError, match=r"'ray', which is not installed.*quire\[ray\]"):
+    with pytest.raises(ConfigError, match=r"'ray', which is not installed.*-m pip install 'ray"):
         quire.initialize_ray_cluster(ParallelConfig())

@@ -11,7 +11,7 @@ def test_the_child_loads_general_plugins_as_a_core_before_it_builds_anything(mon
     events: list[Any] = []
 
     class Core:
-        def __init__(self, config: Any, executor: Any) -> None:
+        def __init__(self, config: Any, executor: Any, **options: Any) -> None:
             events.append("built")
 
         def ready(self) -> Ready:

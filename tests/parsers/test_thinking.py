@@ -17,6 +17,7 @@ class Tokenizer:
     """Markers are tokens, and so are the words between them."""
 
     all_special_tokens = MARKERS
+    special_ids: frozenset[int] = frozenset()
 
     def __init__(self, *long: str) -> None:
         self._words: list[str] = []
@@ -35,6 +36,9 @@ class Tokenizer:
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
         return "".join(self._words[token_id] for token_id in token_ids)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._words.index(token) if token in self._words else None
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,12 @@ def test_texts_and_their_token_ids_give_the_same_vectors(engine):
     answer, tokenizer = response.json(), engine.get_tokenizer()
     token_ids = [tokenizer.encode(text) for text in TEXTS]
     count = sum(map(len, token_ids))
-    assert answer["object"] == "list" and answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    assert answer["object"] == "list" and answer["usage"] == {
+        "prompt_tokens": count,
+        "total_tokens": count,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+    }
     assert [entry["index"] for entry in answer["data"]] == [0, 1, 2] and answer["model"] == engine.config.model.model
     found = np.array(vectors(response))
     assert found.shape == (3, 64)

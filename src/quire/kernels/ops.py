@@ -54,6 +54,19 @@ class Rope:
 
 COMPOSED = ("norm_linear", "norm_linear_gated", "linear_add", "norm_moe", "allowed_gumbel_argmax")
 """Operations that are several others in one pass: a platform needs no kernels of its own for them."""
+PLAIN = (
+    *(
+        "add_chosen_inputs",
+        "choose_blocks",
+        "choose_tokens",
+        "chosen_attention",
+        "compress",
+        "index_and_cache",
+        "keep_rows",
+    ),
+    *("read_streams", "rotate_last", "route_plainly", "scale_choices", "window_attention", "write_streams"),
+)
+"""Operations of rare architectures that only plain PyTorch computes, on every platform."""
 ASYNCHRONOUS = (
     "unpack_step",
     "keep_tokens",

@@ -36,7 +36,9 @@ def fields(message: Any) -> dict[str, Any]:
     body = message.to_dict()
     content = [{key: value for key, value in block.items() if key != "id"} for block in body["content"]]
     usage = body["usage"]
-    prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    prompt = sum(
+        usage[name] or 0 for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    )
     return {
         "content": content,
         "prompt": prompt,

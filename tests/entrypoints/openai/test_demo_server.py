@@ -282,11 +282,11 @@ def test_ctrl_c_ends_at_once_without_a_trace():
     assert code == 130 and "Traceback" not in output and "Exception" not in output
 
 
-def test_a_model_that_is_not_there_is_one_message_and_exit_code_1():
+def test_a_model_that_is_not_there_is_one_message_and_exit_code_2():
     command = [sys.executable, "-m", "quire.entrypoints.cli.main", "serve", "/nowhere/at/all", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     output = done.stdout + done.stderr
-    assert done.returncode == 1 and "/nowhere/at/all" in output and "Traceback" not in output
+    assert done.returncode == 2 and "/nowhere/at/all" in output and "Traceback" not in output
 
 
 CALCULATOR = {

@@ -86,9 +86,13 @@ class Words:
 
     known = ("<think>", "</think>", "hello", "<|channel|>final<|message|>")
     all_special_tokens: tuple[str, ...] = ()
+    special_ids: frozenset[int] = frozenset()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [self.known.index(text)]
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.known.index(token) if token in self.known else None
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
         return " ".join(self.known[token_id] for token_id in token_ids)

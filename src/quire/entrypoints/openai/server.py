@@ -184,7 +184,7 @@ class ServerProcess:
 
     def _on_death(self) -> None:
         """End with an exit code that makes an orchestrator start another server; first the streams hear of it."""
-        if self._drain is None:
+        if self._drain is None and not self._signals:  # otherwise it ends because it was told to
             self._exit_code = exit_codes.FAILED
             self._drain = asyncio.ensure_future(self._end_after_death())
 
