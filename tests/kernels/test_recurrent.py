@@ -116,7 +116,7 @@ class Operation:
             self.state, self.out = (3, channels), (channels,)
             self.arguments = lambda k, v, *rest: (k, v, decay, first, *rest)
         else:
-            decays = (heads, state) if name == "gated_delta_rule by number" else (heads,)
+            decays = (heads, state) if name == "gated_delta_rule, by number" else (heads,)
             self.name, floor = "gated_delta_rule", draw.choice([0.0, -2.0])
             weights = DeltaWeights(-normal(heads).exp(), normal(*decays), draw.choice([1.0, 2.0]), floor)
             keys = (heads // shared, state)
@@ -142,7 +142,7 @@ OPERATIONS = (
     "selective_scan",
     "ssd_scan",
     "gated_delta_rule",
-    "gated_delta_rule by number",
+    "gated_delta_rule, by number",
     "rg_lru",
     "wkv",
 )
