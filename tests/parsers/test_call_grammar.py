@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.parsers.writing import SPECIAL_IDS, accepts, tokens_of, walk, write
 
-from quire.parsers.bodies import JsonObject
+from quire.parsers.bodies import Addressed, JsonObject
 from quire.parsers.call_grammar import calls_only, harmony_calls, text_and_calls
 from quire.parsers.choice import choose_formats
 from quire.parsers.formats import PLAIN, TOOLS, ToolFormat
@@ -95,8 +95,13 @@ def offers(draw: Any) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, A
     return tools, calls
 
 
+def formats_of(name: str) -> dict[str, Any]:
+    """The format of calls, and of the reasoning where both stand in messages of one kind."""
+    return {"tools": TOOLS[name], "reasoning": choose_formats("none", name, None).reasoning}
+
+
 def read(text: str, name: str, tools: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    answer = parse_answer(text, tools=TOOLS[name], offered=tools)
+    answer = parse_answer(text, offered=tools, **formats_of(name))
     assert answer.content.strip() == ""
     return [(call.name, json.loads(call.arguments)) for call in answer.calls]
 
@@ -197,6 +202,27 @@ def test_free_text_obliges_to_nothing_until_a_marker_begins_a_call(name: str, sp
     assert accepts(one, f"Well. {good}", special)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kimi_k3", "<|open|>response<|sep|>Well.<|close|>response<|sep|>"),
+        ("cohere_command4", "<|START_RESPONSE|>Well.<|END_RESPONSE|>"),
+        ("inkling", "<|content_text|>Well.<|end_message|><|message_model|>"),
+        ("muse", "to=commentary<|message|>Well.<|eom|><|start|>assistant "),
+        ("muse_glimmer", "to=user<|message|>Well.<|eom|><|start|>assistant "),
+    ],
+)
+@pytest.mark.parametrize("special", [{}, SPECIAL_IDS], ids=["text", "tokens"])
+def test_free_text_may_stand_in_the_models_frames(name: str, text: str, special: dict[str, int]) -> None:
+    tools = [tool_of({"a": {"type": "integer"}}, ["a"])]
+    grammar = text_and_calls(TOOLS[name], offered_functions(tools), special, only_one=False)
+    good, bad = write(name, [("f", {"a": 1})], special), write(name, [("f", {"a": "x"})], special)
+    assert accepts(grammar, text, special) and accepts(grammar, text + good, special)
+    assert not accepts(grammar, text + bad, special)
+    answer = parse_answer(text + good, offered=tools, **formats_of(name))
+    assert [call.arguments for call in answer.calls] == ['{"a": 1}'] and answer.content.strip() in ("Well.", text)
+
+
 @pytest.mark.parametrize("special", [{}, SPECIAL_IDS], ids=["text", "tokens"])
 @pytest.mark.parametrize("name", BARE)
 def test_without_a_marker_the_first_character_tells_calls_from_text(name: str, special: dict[str, int]) -> None:
@@ -224,9 +250,11 @@ def test_whatever_is_read_as_a_call_beside_free_text_follows_its_schema(name: st
     schema = tools[0]["function"]["parameters"]
     grammar, found = text_and_calls(TOOLS[name], offered_functions(tools), special, only_one=False), 0
     beginnings = ["", *TOOLS[name].begin, *TOOLS[name].section[:1], *(["[", "{", "\n["] if TOOLS[name].bare else ())]
+    if isinstance(body := TOOLS[name].body, Addressed):
+        beginnings.append(f"{TOOLS[name].begin[0]}f{body.after}{body.opening}")
     for seed, beginning in enumerate(beginnings * 3):
         text = walk(grammar, seed, begin=tokens_of(beginning, special))
-        answer = parse_answer(text or "", tools=TOOLS[name], offered=tools)
+        answer = parse_answer(text or "", offered=tools, **formats_of(name))
         found += len(answer.calls)
         for call in answer.calls:
             assert call.name == "f"

@@ -104,7 +104,11 @@ CASES: dict[str, tuple[str, list[tuple[str, dict]]]] = {
     "llama4_pythonic": (f"<|python_start|>[{PYTHON}]<|python_end|>", ONE),
     "olmo3": (f"<function_calls>\n{PYTHON}\nnow()\n</function_calls>", BOTH),
 }
-CASES |= {name: (write(name, BOTH), BOTH) for name in TOOLS if name not in CASES}
+for name, tools in TOOLS.items():
+    written = (
+        ONE if tools.between else BOTH
+    )  # where calls stand in messages, the reasoning's format has what is between
+    CASES.setdefault(name, (write(name, written), written))
 OTHERS = [
     ("mistral", f"[TOOL_CALLS]get_weather{ARGUMENTS}[TOOL_CALLS]now{{}}", BOTH),
     ("mistral", f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}", ONE),

@@ -36,6 +36,16 @@ SPECIAL = (
         "<tool_call|>",
     ),
     *('<|"|>', "]<]minimax[>[", "<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|START_ACTION|>", "<|END_ACTION|>"),
+    *(
+        "<|START_RESPONSE|>",
+        "<|END_RESPONSE|>",
+        "<|eom|>",
+        "<|eot|>",
+        "<|message_model|>",
+        "<|content_text|>",
+        "<|end_message|>",
+    ),
+    *("<|content_invoke_tool_json|>",),
 )
 """What is special in some tokenizer or other; the grammars of all formats are tested with and without."""
 EOS = 256
@@ -325,7 +335,13 @@ def write(name: str, calls: Calls, special: dict[str, int] | None = None) -> str
         case "dots":
             return f"<dots_function_call>\n{_invokes(calls)}\n</dots_function_call>"
         case "muse" | "muse_glimmer" | "musespark1x":
-            return f"<atem:function_calls>\n{_invokes(calls, 'atem:')}\n</atem:function_calls>"
+            return "<|eom|><|start|>assistant ".join(
+                f"to={call[0]}<|message|><atem:function_calls>\n{_invokes([call], 'atem:')}\n</atem:function_calls>"
+                for call in calls
+            )
+        case "inkling":
+            objects = [_json({"name": name, "args": arguments}) for name, arguments in calls]
+            return "<|message_model|>".join(f"<|content_invoke_tool_json|>{each}<|end_message|>" for each in objects)
         case "deepseek_v32":
             return _dsml(calls, "function_calls")
         case "deepseek_v4":

@@ -195,6 +195,34 @@ class Several:
             yield from reader.expect((self.begin,))
 
 
+@dataclasses.dataclass(frozen=True)
+class Addressed:
+    """A call in a message of its own, whose header names the function: `get_weather<|message|><calls>…`.
+
+    Attributes:
+        after: stands behind the name.
+        opening: stands before the call.
+    """
+
+    after: str
+    opening: str
+    body: Body
+
+    def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
+        while True:
+            name = re.match(r"[\w.-]*", reader.text)
+            rest = reader.text[name.end() if name else 0 :]
+            if reader.ended or rest.startswith(self.after) or not self.after.startswith(rest):
+                break
+            yield
+        if not rest.startswith(self.after):
+            raise Malformed
+        reader.take(len(reader.text) - len(rest))
+        yield from reader.expect((self.after,))
+        yield from reader.expect((self.opening,))
+        yield from self.body.read(reader, out, tools)
+
+
 def decoded(string: str) -> str:
     """What a JSON string says.
 

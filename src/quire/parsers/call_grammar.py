@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.parsers.bodies import Body, Header, JsonObject, JsonOr, Several
+from quire.parsers.bodies import Addressed, Body, Header, JsonObject, JsonOr, Several
 from quire.parsers.braces import Braces
 from quire.parsers.elements import Elements
 from quire.parsers.formats import ToolFormat
@@ -32,7 +32,7 @@ def calls_only(tools: ToolFormat, functions: Sequence[Function], special: Mappin
         Inexpressible: the format has no words for one of the functions.
     """
     lark = Lark(special)
-    return lark.write("space " + _section(lark, tools, functions, only_one, opened=False) + " space")
+    return lark.write(f"space {_lead(lark, tools)} {_section(lark, tools, functions, only_one, opened=False)} space")
 
 
 def text_and_calls(tools: ToolFormat, functions: Sequence[Function], special: Mapping[str, int], only_one: bool) -> str:
@@ -47,7 +47,7 @@ def text_and_calls(tools: ToolFormat, functions: Sequence[Function], special: Ma
     lark = Lark(special)
     if not tools.bare:
         marked = " | ".join(_marked(lark, tools, functions, only_one))
-        return lark.write(f"({marked}){'?' if only_one else '*'} {lark.anything()}")
+        return lark.write(f"({marked}){'?' if only_one else '*'} {_free(lark, tools)}")
     calls = lark.rule(_section(lark, tools, functions, only_one, opened=False))
     text = (r"[^\[ \t\r\n]" if isinstance(tools.body, Pythonic) else r"[^{\[ \t\r\n]") + r"(.|\n)*"
     ways = [f"{calls} space", f"({lark.pattern(text, _objects_of_calls(tools))})?"]
@@ -60,6 +60,13 @@ def text_and_calls(tools: ToolFormat, functions: Sequence[Function], special: Ma
     return lark.write(f"space ({' | '.join(ways)})")
 
 
+def _addressed(lark: Lark, tools: ToolFormat, body: Addressed, function: Function) -> str:
+    """Text up to a message to a function, and the call."""
+    marker = f"{tools.begin[0]}{function.name}{body.after}{body.opening}"
+    text = lark.up_to_any((marker,), never=(body.opening,))
+    return f"{_framed(lark, tools)} {text} space {_call(lark, body.body, function)} space {lark.text(tools.end[0])}"
+
+
 def _objects_of_calls(tools: ToolFormat) -> str:
     """What in free text would be read as a call, as a regular expression: an object with a call's key. Empty: nothing."""
     if not tools.direct or not isinstance(tools.body, JsonObject):
@@ -68,16 +75,42 @@ def _objects_of_calls(tools: ToolFormat) -> str:
     return rf'\{{[^{{}}]*"({keys})"'
 
 
+def _lead(lark: Lark, tools: ToolFormat) -> str:
+    """What may stand before the first call."""
+    return " ".join(f"({lark.text(part)} space)?" for part in tools.between)
+
+
+def _free(lark: Lark, tools: ToolFormat) -> str:
+    """Any text, in any frames that carry nothing."""
+    return f"{_framed(lark, tools)} {lark.anything(_never(tools))}"
+
+
+def _framed(lark: Lark, tools: ToolFormat) -> str:
+    """Texts, each with a special token behind it that only frames it."""
+    frames = [lark.text(frame) for frame in (*tools.dropped, *tools.frames) if lark.has_special(frame)]
+    return f"({lark.anything(_never(tools))} ({' | '.join(frames)}))*" if frames else ""
+
+
+def _never(tools: ToolFormat) -> tuple[str, ...]:
+    """What free text does not contain, beside markers."""
+    return (tools.body.opening,) if isinstance(tools.body, Addressed) else ()
+
+
 def _marked(lark: Lark, tools: ToolFormat, functions: Sequence[Function], only_one: bool) -> list[str]:
     """Text up to each kind of marker that begins calls, and the calls."""
     without = dataclasses.replace(tools, section=())
+    if isinstance(tools.body, Addressed):  # messages to others begin with the same marker
+        return [_addressed(lark, tools, tools.body, function) for function in functions]
     markers = [marker for marker in tools.begin if marker not in tools.direct]
-    ways = [f"{lark.up_to_any(markers)} {_section(lark, without, functions, only_one, opened=True)}"]
+    framed = _framed(lark, tools)
+    ways = [f"{framed} {lark.up_to_any(markers)} {_section(lark, without, functions, only_one, opened=True)}"]
     for marker in tools.direct:
         one = " | ".join(lark.rule(_call(lark, tools.body, function, marker)) for function in functions)
-        ways.append(f"{lark.up_to_any((marker,))} {lark.rule(one)}")
+        ways.append(f"{framed} {lark.up_to_any((marker,))} {lark.rule(one)}")
     if tools.section:
-        ways.append(f"{lark.up_to_any(tools.section[:1])} {_section(lark, tools, functions, only_one, opened=True)}")
+        ways.append(
+            f"{framed} {lark.up_to_any(tools.section[:1])} {_section(lark, tools, functions, only_one, opened=True)}"
+        )
     return ways
 
 
@@ -94,7 +127,7 @@ def calls_or_json(
         Inexpressible: as of `calls_only`.
     """
     lark = Lark(special)
-    calls = lark.rule(_section(lark, tools, functions, only_one, opened=False))
+    calls = lark.rule(f"{_lead(lark, tools)} {_section(lark, tools, functions, only_one, opened=False)}")
     return lark.write(f"space ({calls} | {lark.rule(lark.json(schema, False))}) space")
 
 
@@ -136,13 +169,14 @@ def _section(lark: Lark, tools: ToolFormat, functions: Sequence[Function], only_
     several = _several(body, one, only_one)
     if several is not None:
         return f"{'' if opened else begin} space {several} space {end}"
-    inner = f"space {one} space {end}"
+    inner = f"{'' if isinstance(body, Addressed) else 'space'} {one} space {end}"
     if tools.section:
         calls = f"{begin} {inner}" if only_one else f"({begin} {inner} space)+"
         return f"{'' if opened else lark.text(tools.section[0])} space {calls} space {lark.text(tools.section[1])}"
     if only_one or opened:
         return inner if opened else f"{begin} {inner}"
-    return f"{begin} {inner} (space {lark.text(tools.separator)} space {begin} {inner})*"
+    separator = lark.text("".join((tools.separator, *tools.between)))
+    return f"{begin} {inner} (space {separator} space {begin} {inner})*"
 
 
 def _several(body: Body, one: str, only_one: bool) -> str | None:
@@ -171,6 +205,9 @@ def _call(lark: Lark, body: Body, function: Function, written: str = "") -> str:
             if not re.fullmatch(body.pattern, body.usual.replace("{name}", function.name).replace("#", "0")):
                 raise Inexpressible
             return _header(lark, body, function)
+        case Addressed():
+            opening = lark.text(f"{function.name}{body.after}{body.opening}")
+            return f"{opening} space {_call(lark, body.body, function)}"
         case Several():
             return f"{lark.text(body.begin)} {_call(lark, body.body, function)}"
         case Tags():

@@ -37,6 +37,8 @@ _REASONING_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<think>",), "qwen3"),
 )
 _TOOL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<atem:function_calls>",), "muse_glimmer"),
+    (("<|content_invoke_tool_json|>",), "inkling"),
     (("]<]minimax[>[",), "minimax_m3"),
     (("<｜DSML｜function_calls>",), "deepseek_v32"),
     (("<｜DSML｜tool_calls>",), "deepseek_v4"),
@@ -124,6 +126,8 @@ def choose_formats(reasoning: str, tools: str, template: str | None, strict_leve
         return AnswerFormats("openai_gptoss", "openai", is_harmony=True, strict_level=strict_level)
     reasoning = _named(reasoning, REASONING, "reasoning_parser") or _shown(_REASONING_MARKS, template)
     tools = _named(tools, TOOLS, "tool_call_parser") or _shown(_TOOL_MARKS, template)
+    if reasoning == NONE and tools in TOOLS and TOOLS[tools].between:
+        reasoning = tools  # its messages carry reasoning, content and calls
     found = REASONING.get(reasoning)
     found = None if found is None else found.with_suffix(template)
     calls = TOOLS.get(tools)

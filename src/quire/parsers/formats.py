@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import Any, Literal, cast
 
-from quire.parsers.bodies import Body, Header, JsonObject, JsonOr, Several
+from quire.parsers.bodies import Addressed, Body, Header, JsonObject, JsonOr, Several
 from quire.parsers.braces import Braces
 from quire.parsers.elements import Elements
 from quire.parsers.pythonic import Pythonic
@@ -28,10 +28,13 @@ class ToolFormat:
         section: markers around all calls, which carry nothing.
         bare: a call may also begin without a marker, where the answer's content begins; calls that are asked for do.
         separator: between calls that share one pair of markers.
+        between: parts of what usually stands between two calls, of which the last ones may stand before the first call. They
+            belong to the messages that calls stand in, and so to the reasoning format of the same name.
         inner: markers that the body looks for, as far as they may be special tokens.
         has_end: usually, one of `end` stands after a call, if there are any.
         direct: those of `begin` that the body reads itself: a call may begin with them although another marker is usual.
         dropped: more markers that carry nothing.
+        frames: markers around text, which the reasoning format of the same name reads.
         keeps_space: white space before the first call belongs to the content; else to the format.
         only_offered: only functions that the request offers are called; other names are content.
         ids: how the template wants the calls' ids: `numbered` is `functions.get_weather:0`, counted through the conversation;
@@ -45,10 +48,12 @@ class ToolFormat:
     section: tuple[str, ...] = ()
     bare: bool = False
     separator: str = ""
+    between: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     has_end: bool = True
     direct: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
     keeps_space: bool = False
     only_offered: bool = False
     ids: Literal["any", "numbered", "short"] = "any"
@@ -95,6 +100,7 @@ _COHERE = ToolFormat(
     JsonObject(names=("tool_name",), arguments=("parameters",), ids=("tool_call_id",), is_list=True),
     ("<|START_ACTION|>",),
     ("<|END_ACTION|>",),
+    frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )
 
 
@@ -119,6 +125,31 @@ def _dsml(section: str, space: str = "", other_sections: tuple[str, ...] = ()) -
         dropped=tuple(f"{mark[0]}{each}>" for each in other_sections),
     )
 
+
+_MUSE = ToolFormat(
+    Addressed(
+        "<|message|>",
+        "<atem:function_calls>",
+        Several(
+            "<atem:invoke ",
+            Tags(
+                ("", ">"),
+                ("<atem:parameter ", ">"),
+                ("", "</atem:parameter>"),
+                "</atem:invoke>",
+                name_header=TagHeader('name="{name}"'),
+                key_header=TagHeader('name="{name}"'),
+                guesses=True,
+            ),
+        ),
+    ),
+    ("to=",),
+    ("</atem:function_calls>",),
+    between=("<|eom|>", "<|start|>assistant "),
+    inner=("<|message|>",),
+    frames=("<|message|>", "<|eom|>", "<|eot|>", "<|start|>"),
+    only_offered=True,
+)
 
 TOOLS: dict[str, ToolFormat] = {
     "hermes": _HERMES,
@@ -217,6 +248,16 @@ TOOLS: dict[str, ToolFormat] = {
     ),
     "pythonic": ToolFormat(Pythonic(), bare=True),
     "llama4_pythonic": ToolFormat(Pythonic(), ("<|python_start|>",), ("<|python_end|>",), bare=True),
+    "inkling": ToolFormat(
+        JsonObject(arguments=("args", "arguments", "parameters")),
+        ("<|content_invoke_tool_json|>",),
+        ("<|end_message|>", "<|content_model_end_sampling|>"),
+        between=("<|message_model|>",),
+        frames=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+    ),
+    "muse": _MUSE,
+    "muse_glimmer": _MUSE,
+    "musespark1x": _MUSE,
     "longcat": dataclasses.replace(_HERMES, begin=("<longcat_tool_call>",), end=("</longcat_tool_call>",)),
     "apertus": ToolFormat(
         JsonObject(names=(), is_list=True), ("<|tools_prefix|>",), ("<|tools_suffix|>",), keeps_space=True

@@ -59,19 +59,25 @@ class Lark:
         if pattern is None and not special and not others and not bare:
             return self.up_to_any([marker])
         absent = [*others, *(() if special else (marker,))]
-        without = "".join(f" & ~/{_ANY}{_slashes(escaped(other))}{_ANY}/" for other in absent)
+        without = _without(absent)
         without += rf" & ~/[ \t\r\n]{_ANY}/ & ~/{_ANY}[ \t\r\n]/" if bare else ""
         return f"{self._terminal(_slashes(pattern or _ANY), without, _quoted(plain))} {self.text(special)}"
 
-    def up_to_any(self, markers: Iterable[str], before: str = _ANY) -> str:
-        """Text up to and with the first of some markers. `before`: what stands before it, as a regular expression."""
+    def up_to_any(self, markers: Iterable[str], before: str = _ANY, never: Iterable[str] = ()) -> str:
+        """Text up to and with the first of some markers.
+
+        Args:
+            before: what stands before it, as a regular expression.
+            never: what does not stand there.
+        """
+        text = f"(/{before}/{_without(never)})" if never else f"/{before}/"
         ways: list[str] = []
         for marker in dict.fromkeys(markers):
             plain, special = self._split(marker)
             if special:
-                ways.append(f"{self._terminal(before, after=_quoted(plain))} {self.text(special)}")
+                ways.append(f"{self._terminal(before, _without(never), _quoted(plain))} {self.text(special)}")
             else:
-                ways.append(self._defined("r", f"[lazy]: /{before}/ {_quoted(marker)}"))
+                ways.append(self._defined("r", f"[lazy]: {text} {_quoted(marker)}"))
         return f"({' | '.join(ways)})"
 
     def _split(self, marker: str) -> tuple[str, str]:
@@ -80,9 +86,13 @@ class Lark:
         at = len(marker) if match is None else match.start()
         return marker[:at], marker[at:]
 
-    def anything(self) -> str:
-        """Any text up to the end."""
-        return self._terminal(_ANY)
+    def anything(self, never: Iterable[str] = ()) -> str:
+        """Any text up to the end, or up to a special token. `never`: what it does not contain."""
+        return self._terminal(_ANY, _without(never))
+
+    def has_special(self, text: str) -> bool:
+        """Whether there is a special token in a text."""
+        return self._special.search(text) is not None
 
     def pattern(self, pattern: str, never: str = "") -> str:
         """Text that a regular expression matches, without a part that another one matches (if there is one)."""
@@ -99,6 +109,11 @@ class Lark:
         """The whole grammar. `space` is a few characters of white space, or none."""
         head = ["%llguidance {}", "start: " + start, "space: SPACE?", r"SPACE: /[ \t\r\n]{1,8}/"]
         return "\n".join([*head, *(name + definition for (_, definition), name in self._rules.items())])
+
+
+def _without(parts: Iterable[str]) -> str:
+    """That a text contains none of some parts."""
+    return "".join(f" & ~/{_ANY}{_slashes(escaped(part))}{_ANY}/" for part in parts)
 
 
 def escaped(text: str) -> str:

@@ -99,6 +99,11 @@ class Tools:
         """Whether a name can be that of a call."""
         return not self.is_strict or not self._functions or function in self._functions
 
+    def meant(self, name: str) -> str:
+        """The name of the function that a name means: models double a name that their template takes for a namespace."""
+        head, _, tail = name.partition(".")
+        return head if head == tail and name not in self._functions and head in self._functions else name
+
     def function(self, name: str) -> Function | None:
         """The function of that name."""
         return self._functions.get(name)

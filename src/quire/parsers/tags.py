@@ -93,7 +93,7 @@ class Tags:
             yield from reader.expect((before,))
         ends = (self.end,) if self.end else ()
         header, found = yield from reader.header((*((after,) if after else (self.key[0],)), *ends))
-        function, _ = self.name_header.read(header)
+        function = tools.meant(self.name_header.read(header)[0])
         named = r"\S+" if self.name_header.has_attributes else r"[^\s<>]+"
         if not re.fullmatch(named, function) or not tools.may_call(function):
             raise Malformed
