@@ -143,6 +143,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             faces[name] = _face(name, thinking, calling)
         for name, (thinking, calling) in COMBINED.items():
             faces[name] = _face(name, thinking, calling)
+            faces[name].looks_for_calls = True
             faces.setdefault(f"{name}ReasoningAdapter", _face(f"{name}ReasoningAdapter", thinking, ()))
             faces.setdefault(f"{name}ToolAdapter", _face(f"{name}ToolAdapter", (), calling))
         registries = [Registry({key: faces[of] for key, of in registry.items()}) for registry in (tools, reasoning)]

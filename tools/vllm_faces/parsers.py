@@ -56,7 +56,12 @@ class _Ids:
         return self._vocab.get(token)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [] if self._encode is None else list(self._encode(text, add_special_tokens=add_special_tokens))
+        if self._encode is None:
+            return []
+        try:
+            return list(self._encode(text, add_special_tokens=add_special_tokens))
+        except TypeError:  # a tokenizer of the case's own, which adds none
+            return list(self._encode(text))
 
 
 class Face:
@@ -64,6 +69,7 @@ class Face:
 
     Attributes:
         reasoning_names, tools_names: its names; the first one that Quire has is used.
+        looks_for_calls: `parse` looks for calls although it is not told to.
     """
 
     reasoning_names: tuple[str, ...] = ()
@@ -71,6 +77,7 @@ class Face:
     reasoning_parser_cls: Any = None
     tool_parser_cls: Any = None
     supports_required_and_named = True
+    looks_for_calls = False
     tool_strict_level: Any = None
 
     def __init__(self, tokenizer: Any = None, tools: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -276,7 +283,9 @@ class Face:
     ) -> tuple[str | None, str | None, list[FunctionCall] | None]:
         """A whole answer's reasoning, content and calls."""
         del model_output_token_ids
-        answer = self._whole(model_output, request, with_tools=enable_auto_tools and _may_call(request))
+        answer = self._whole(
+            model_output, request, with_tools=(enable_auto_tools or self.looks_for_calls) and _may_call(request)
+        )
         calls = [FunctionCall(name=call.name, arguments=call.arguments) for call in answer.calls]
         for index, call in enumerate(calls):
             call.id = self._call_id(call.name, index, request, call.id or "")
