@@ -59,9 +59,14 @@ class ThinkingBetween(Face):
     def __init__(self, tokenizer: Any = None, *args: Any, **kwargs: Any) -> None:
         del args
         super().__init__(tokenizer, None, **kwargs)
-        self.formats = type(self.formats)(
-            "markers", reasoning=Reasoning((self.start_token,), (self.end_token,), implied=True)
-        )
+        self.formats = type(self.formats)("markers", reasoning=self.markers(tokenizer))
+
+    @classmethod
+    def markers(cls, tokenizer: Any) -> Reasoning:
+        """The format that a subclass's two properties give."""
+        blank = object.__new__(cls)
+        blank.__dict__["model_tokenizer"] = tokenizer
+        return Reasoning((blank.start_token,), (blank.end_token,), implied=True)
 
     @classmethod
     def _may_be_nothing(cls) -> bool:
@@ -145,7 +150,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             faces[name] = _face(name, thinking, calling)
             faces[name].looks_for_calls = True
             faces.setdefault(f"{name}ReasoningAdapter", _face(f"{name}ReasoningAdapter", thinking, ()))
-            faces.setdefault(f"{name}ToolAdapter", _face(f"{name}ToolAdapter", (), calling))
+            adapter = faces.setdefault(f"{name}ToolAdapter", _face(f"{name}ToolAdapter", (), calling))
+            adapter.looks_for_calls = True
         registries = [Registry({key: faces[of] for key, of in registry.items()}) for registry in (tools, reasoning)]
         self._names: dict[str, Any] = {
             **faces,

@@ -1,6 +1,10 @@
 """vLLM's parser classes over Quire's parsers: the same constructors and methods, as far as they are about an answer's text."""
 
+import dataclasses
+import json
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tools.vllm_faces.outcomes import Absent, NotBlackBox, Watch
@@ -15,9 +19,10 @@ from tools.vllm_faces.protocol import (
 
 from quire.entrypoints.openai.answers import reasoning_count
 from quire.parsers.call_ids import count_calls, new_call_id
-from quire.parsers.choice import AnswerFormats, choose_formats, reasoning_of_request
+from quire.parsers.choice import AnswerFormats, apply_response_template, choose_formats, reasoning_of_request
 from quire.parsers.pieces import Answer, Piece
 from quire.parsers.reasoning import Reasoning
+from quire.parsers.response_template import NAMES as RESPONSE_TEMPLATE
 from quire.parsers.stream import AnswerParser
 from quire.parsers.thinking import PROMPT_END
 
@@ -86,12 +91,22 @@ class Face:
         if names == ("none", "none") and not self._may_be_nothing():
             raise NotBlackBox(type(self).__name__)
         self.formats = _formats(*names)
+        if self.reasoning_parser_cls is not None and hasattr(self.reasoning_parser_cls, "markers"):
+            reasoning = self.reasoning_parser_cls.markers(tokenizer)
+            self.formats = dataclasses.replace(self.formats, reasoning=reasoning)
+        if {self.formats.reasoning_name, self.formats.tools_name} & set(RESPONSE_TEMPLATE):
+            self.formats = _with_template(self.formats, tokenizer)
         self.model_tokenizer, self.tools = tokenizer, tools
         self._variables: dict[str, Any] = dict(kwargs.get("chat_template_kwargs") or {})
         if kwargs.get("reasoning_effort"):
             self._variables.setdefault("reasoning_effort", kwargs["reasoning_effort"])
         self._stream: AnswerParser | None = None
         self._prompt: list[int] | None = None
+
+    def _may_call(self, request: Any) -> bool:
+        """Whether calls are looked for; without tools and a choice, some classes look for any."""
+        looks = self.looks_for_calls or getattr(self.tool_parser_cls, "looks_for_calls", False)
+        return getattr(request, "tool_choice", None) != "none" or (looks and not getattr(request, "tools", None))
 
     @classmethod
     def _may_be_nothing(cls) -> bool:
@@ -125,7 +140,13 @@ class Face:
             offered=_offered(getattr(request, "tools", None), self.tools),
             in_reasoning=inside,
             tokenizer=self.model_tokenizer,
+            response_template=formats.response_template,
+            prompt=self._prompt_text() if formats.response_template is not None else "",
+            has_tools=with_tools,
         )
+
+    def _prompt_text(self) -> str:
+        return self.model_tokenizer.decode(self._prompt) if self._prompt else ""
 
     def _reasoning(self, request: Any = None) -> tuple[Reasoning | None, bool | None]:
         """As the server has it, if there is a prompt; else as the format and the template's variables have it."""
@@ -284,12 +305,13 @@ class Face:
         """A whole answer's reasoning, content and calls."""
         del model_output_token_ids
         answer = self._whole(
-            model_output, request, with_tools=(enable_auto_tools or self.looks_for_calls) and _may_call(request)
+            model_output, request, with_tools=(enable_auto_tools or self.looks_for_calls) and self._may_call(request)
         )
         calls = [FunctionCall(name=call.name, arguments=call.arguments) for call in answer.calls]
         for index, call in enumerate(calls):
             call.id = self._call_id(call.name, index, request, call.id or "")
-        return answer.reasoning or None, answer.content or None, calls or None
+        has_parser = self.formats.tools is not None or self.formats.is_harmony
+        return answer.reasoning or None, answer.content or None, calls or (None if has_parser else [])
 
     def parse_delta(
         self,
@@ -304,7 +326,7 @@ class Face:
         del delta_token_ids
         if prompt_token_ids:
             self.set_prompt_token_ids(prompt_token_ids)
-        return self._more(delta_text, request, is_first=False, finished=finished, with_tools=_may_call(request))
+        return self._more(delta_text, request, is_first=False, finished=finished, with_tools=self._may_call(request))
 
 
 class Delegating(Face):
@@ -318,10 +340,6 @@ class Delegating(Face):
 def _begins(previous: str, current: str, delta: str) -> bool:
     """Whether an answer begins here; cases that leave the earlier text out have one answer."""
     return not previous and bool(current) and current == delta
-
-
-def _may_call(request: Any) -> bool:
-    return getattr(request, "tool_choice", None) != "none"
 
 
 def _wanted(piece: Piece, request: Any) -> bool:
@@ -350,6 +368,18 @@ def _is_known(name: str, kind: str) -> bool:
 
 def _formats(reasoning: str, tools: str) -> AnswerFormats:
     return choose_formats(reasoning, tools, None)
+
+
+def _with_template(formats: AnswerFormats, tokenizer: Any) -> AnswerFormats:
+    """The formats with the response template that a tokenizer has."""
+    template = getattr(tokenizer, "response_template", None) or getattr(tokenizer, "init_kwargs", {}).get(
+        "response_template"
+    )
+    if not isinstance(template, dict):
+        raise NotBlackBox("a response template")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "tokenizer_config.json").write_text(json.dumps({"response_template": template}), encoding="utf-8")
+        return apply_response_template(formats, folder)
 
 
 def _reasoning_markers(formats: AnswerFormats) -> dict[str, tuple[str, ...]]:

@@ -143,7 +143,7 @@ class AnswerParser:
             if found is None and (found := (yield from reader.until(markers, self._emit, "content"))) is None:
                 return
             marker, found = found, None
-            if tools is not None and tools.keeps_space and marker in (*begin, *tools.section[:1]):
+            if tools is not None and tools.keeps_space and marker in (*begin, *tools.section[:1], *tools.dropped):
                 out.keep_space()
             if tools is not None and marker in begin:
                 yield from self._calls(tools, marker)
