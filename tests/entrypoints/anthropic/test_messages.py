@@ -124,14 +124,14 @@ PIECES = [
 
 
 def test_a_block_ends_where_another_kind_begins():
-    thinking, so, first, second, last = whole_blocks(PIECES, lambda name, index: f"{name}{index}")
+    thinking, so, first, second, last = whole_blocks(PIECES, lambda name, index, _: f"{name}{index}")
     assert isinstance(thinking, ThinkingBlock) and thinking.thinking == "I think" and len(thinking.signature) == 64
     assert (so, last) == (TextBlock("so"), TextBlock("and \n\u20ac"))
     assert (first, second) == (ToolUseBlock("f0", "f", {"a": 1}), ToolUseBlock("g1", "g", {}))
 
 
 def test_the_stream_of_the_blocks_adds_up_to_them():
-    def call_id(name, index):
+    def call_id(name, index, _):
         return f"{name}{index}"
 
     writer = BlockWriter(call_id)
@@ -164,7 +164,7 @@ def _as_dict(block):
 
 
 def test_arguments_that_were_cut_off_are_kept_as_they_are():
-    (block,) = whole_blocks([Piece("call", "f"), Piece("arguments", '{"a": "b')], lambda name, index: "id")
+    (block,) = whole_blocks([Piece("call", "f"), Piece("arguments", '{"a": "b')], lambda name, index, _: "id")
     assert isinstance(block, ToolUseBlock) and block.input == {"INVALID_JSON": '{"a": "b'}
 
 

@@ -39,7 +39,7 @@ def answers(draw):
 
 def writer():
     response = ResponseObject(id="r", created_at=0, model="m", reasoning=ReasoningConfig(), text=TextConfig())
-    return response, EventWriter(response, lambda name, index: f"call_{name}_{index}")
+    return response, EventWriter(response, lambda name, index, _: f"call_{name}_{index}")
 
 
 def parsed(stream):
