@@ -133,6 +133,8 @@ class CacheConfig:
         swap_space: GiB of host memory for swapped pages.
         cache_dtype: `auto` (the model's) or a torch dtype name.
         num_gpu_blocks: the pages that there are, once the engine has started.
+        kv_cache_size_tokens, kv_cache_max_concurrency: known from then on, too: how many requests of `max_model_len` tokens fit
+            into the cache at once, and their tokens together.
     """
 
     block_size: int = 16
@@ -148,6 +150,8 @@ class CacheConfig:
     cpu_offload_gb: float = 0.0
     enable_kv_events: bool = False
     num_gpu_blocks: int | None = None
+    kv_cache_size_tokens: int | None = None
+    kv_cache_max_concurrency: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,12 +176,20 @@ class EngineConfig:
     instance_id: str = ""
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
-    def settled(self, num_blocks: int, block_size: int, max_model_len: int) -> Self:
-        """With what is known when the core has started: the cache's pages, and the length that fits in them."""
+    def settled(self, num_blocks: int, block_size: int, max_model_len: int, max_concurrency: float) -> Self:
+        """With what is known when the core has started: the cache's pages, the length that fits in them, and how many requests
+        of that length fit at once."""
+        cache = dataclasses.replace(
+            self.cache,
+            num_gpu_blocks=num_blocks,
+            block_size=block_size,
+            kv_cache_size_tokens=int(max_concurrency * max_model_len),
+            kv_cache_max_concurrency=max_concurrency,
+        )
         return dataclasses.replace(
             self,
             model=dataclasses.replace(self.model, max_model_len=max_model_len),
-            cache=dataclasses.replace(self.cache, num_gpu_blocks=num_blocks, block_size=block_size),
+            cache=cache,
             scheduler=dataclasses.replace(self.scheduler, max_model_len=max_model_len),
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
-from quire.core.kv_planner import largest_model_len, plan_kv_cache
+from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
 from quire.core.scheduler import Scheduler
@@ -134,11 +134,13 @@ class EngineCore:
         if config.model.fits_max_model_len:
             length = largest_model_len(pages.groups, pages.num_blocks, config.scheduler.max_open_tokens, length)
             logger.info("max_model_len is %d (the model allows %d)", length, config.model.max_model_len)
-        return config.settled(pages.num_blocks, pages.block_size, length)
+        needed = blocks_for_one_request(pages.groups, length, config.scheduler.max_open_tokens) - 1
+        return config.settled(pages.num_blocks, pages.block_size, length, (pages.num_blocks - 1) / max(1, needed))
 
     def ready(self) -> Ready:
         """What frontends want to know of a core that serves."""
-        return Ready(self.kv_cache.num_blocks, self.kv_cache.block_size, self.config.model.max_model_len)
+        concurrency = self.config.cache.kv_cache_max_concurrency or 0.0
+        return Ready(self.kv_cache.num_blocks, self.kv_cache.block_size, self.config.model.max_model_len, concurrency)
 
     def _make_scheduler(self) -> Scheduler:
         given = self.config.scheduler.scheduler_cls

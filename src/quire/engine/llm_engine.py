@@ -367,7 +367,7 @@ def profile_files(results: list[dict[str, str | None]]) -> list[str]:
 
 def settle(config: EngineConfig, ready: Ready) -> EngineConfig:
     """The configuration with what the core found at its start."""
-    return config.settled(ready.num_blocks, ready.block_size, ready.max_model_len)
+    return config.settled(ready.num_blocks, ready.block_size, ready.max_model_len, ready.max_concurrency)
 
 
 def check_profile_prefix(prefix: str | None) -> str:

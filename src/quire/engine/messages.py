@@ -75,11 +75,13 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     Attributes:
         num_blocks, block_size: the KV cache's pages, and the tokens of one.
         max_model_len: tokens that a request may have, which the core chooses where the user left it open.
+        max_concurrency: how many requests of that length fit into the cache at once.
     """
 
     num_blocks: int = 0
     block_size: int = 0
     max_model_len: int = 0
+    max_concurrency: float = 0.0
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True):

@@ -256,6 +256,16 @@ def test_metrics_count_what_was_done(demo):
     assert demo.metric("num_requests_running") == 0
 
 
+def test_metrics_tell_how_many_requests_of_full_length_the_cache_holds(demo):
+    line = next(
+        line for line in demo.client.get("/metrics").text.splitlines() if line.startswith("quire:cache_config_info{")
+    )
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+    requests = (int(labels["num_gpu_blocks"]) - 1) / 64  # without the null page; a request has 1,023 computed tokens
+    assert float(labels["kv_cache_max_concurrency"]) == requests
+    assert labels["kv_cache_size_tokens"] == str(int(requests * 1024))
+
+
 def test_sigterm_finishes_a_running_stream_and_exits_with_0():
     server = DemoServer("--api-key", "secret", "--disable-uvicorn-access-log")
     assert server.client.get("/v1/models").status_code == 401

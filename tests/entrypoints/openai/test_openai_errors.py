@@ -282,6 +282,69 @@ async def test_misspelled_fields_are_told_in_a_header_and_logged_once_each(serve
     assert len(told) == 4 and any("did you mean 'temperature'" in line for line in told)
 
 
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+HELLO = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"stream": True, "stream_options": {"includ_usage": True}},
+            "'stream_options.includ_usage' (did you mean 'include_usage'?)",
+        ),
+        ({"response_format": {"type": "text", "shcema": {}}}, "'response_format.shcema' was ignored"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strickt": True}}},
+            "'response_format.json_schema.strickt' (did you mean 'strict'?)",
+        ),
+        ({"messages": [HELLO, HELLO | {"nane": "Bob"}]}, "'messages[1].nane' (did you mean 'name'?)"),
+        (
+            {"messages": [HELLO | {"content": [{"type": "text", "text": "hi", "cache_contrl": {}}]}]},
+            "'messages[0].content[0].cache_contrl' (did you mean 'cache_control'?)",
+        ),
+        (
+            {"tools": [WEATHER | {"function": {"name": "weather", "parameter": {}}}]},
+            "'tools[0].function.parameter' (did you mean 'parameters'?)",
+        ),
+    ],
+    ids=str,
+)
+async def test_unknown_fields_within_fields_are_told_by_their_path(server, fields, told):
+    async with server() as s:
+        answer = await s.chat(**fields)
+        assert answer.status_code == 200 and told in answer.headers["quire-warnings"]
+    async with server(settings=ServerSettings(strict=True)) as s:
+        error = error_of(await s.chat(**fields), 400)
+        assert error["code"] == "unknown_field" and told.removesuffix(" was ignored") in error["message"]
+
+
+async def test_fields_that_only_a_chat_template_knows_are_no_mistake(server):
+    async with server(settings=ServerSettings(strict=True)) as s:
+        answer = await s.chat(messages=[HELLO | {"mood": "good"}], tools=[WEATHER | {"origin": "here"}])
+        assert answer.status_code == 200 and "quire-warnings" not in answer.headers
+
+
+async def test_of_many_unknown_fields_within_a_field_some_are_told(server):
+    async with server() as s:
+        answer = await s.chat(stream=True, stream_options={f"unknown{index}": 1 for index in range(5000)})
+        assert len(answer.headers["quire-warnings"].split("; ")) == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": [{"rol": "user", "content": "hi"}]}, "(this object has 'rol')"),
+        ({"messages": [{"role": "user", "contnet": "hi"}]}, "(this object has 'contnet')"),
+        ({"response_format": {"tpye": "text"}}, "this field is required; the request has 'response_format.tpye'."),
+    ],
+    ids=str,
+)
+async def test_a_missing_field_within_a_field_names_the_one_that_was_sent_in_its_place(server, fields, message):
+    async with server() as s:
+        assert message in error_of(await s.chat(**fields), 400)["message"]
+
+
 async def test_a_word_that_is_not_one_of_a_fields_tells_those_that_are(server):
     async with server() as s:
         error = error_of(await s.complete(truncation_side="middle"), 400)

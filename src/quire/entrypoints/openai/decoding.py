@@ -4,7 +4,6 @@ Knows size, depth, encoding and types. Knows nothing of what the fields mean.
 """
 
 import asyncio
-import difflib
 import functools
 import re
 from collections.abc import Set
@@ -15,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.config.limits import MAX_JSON_DEPTH
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
+from quire.entrypoints.openai.nested_fields import NESTED, Unknown, find_unknown, nearest
 from quire.json_text import TooDeepError, check_depth
 from quire.logger import init_logger
 
@@ -29,6 +29,7 @@ MAX_LOGGED_FIELDS = 256
 logger = init_logger(__name__)
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
+_INDEX = re.compile(r"\[\d+\]")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 
 
@@ -77,13 +78,19 @@ class BodyDecoder:
         _check_depth(body)
         fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
         known = _known_fields(kind)
-        unknown = fields.keys() - known
+        others = sorted(fields.keys() - known)[:MAX_TOLD_FIELDS]
+        unknown = [Unknown(name[:60], nearest(name, known)) for name in others]
         try:
             decoded: BodyT = _decode(body, kind)
         except HTTPError as error:
-            raise _with_misspelling(error, unknown) from None
+            raise _with_misspelling(error, fields, unknown) from None
+        for name in fields.keys() & NESTED.keys() & known:
+            value = getattr(decoded, name)
+            if isinstance(value, msgspec.Struct):  # which has lost what it does not know
+                value = _decode(bytes(fields[name]), Any)
+            unknown += find_unknown(value, NESTED[name], name)
         if unknown:
-            told = self._check_unknown(unknown, known)
+            told = self._check_unknown(unknown[:MAX_TOLD_FIELDS])
             if warnings is not None:
                 warnings += told
         return decoded
@@ -94,34 +101,33 @@ class BodyDecoder:
         _check_depth(body)
         return _decode(body, dict[str, msgspec.Raw]).keys()
 
-    def _check_unknown(self, unknown: Set[str], known: Set[str]) -> list[str]:
+    def _check_unknown(self, unknown: list[Unknown]) -> list[str]:
         """What to tell of unknown fields; each is logged once. Raises HTTPError: they are refused."""
-        shown = {name: f"{name[:60]!r}{_meant(name, known)}" for name in sorted(unknown)[:MAX_TOLD_FIELDS]}
+        shown = {
+            each.path: f"{each.path!r}" + (f" (did you mean {each.meant!r}?)" if each.meant else "") for each in unknown
+        }
         if self._strict:
-            names = ", ".join(shown.values())
-            raise bad_request(f"Unknown field(s): {names}.", param=min(unknown)[:200], code="unknown_field")
-        for name, text in shown.items():
-            if name not in self._logged and len(self._logged) < MAX_LOGGED_FIELDS:
-                self._logged.add(name)
+            raise bad_request(f"Unknown field(s): {', '.join(shown.values())}.", unknown[0].path, "unknown_field")
+        for path, text in shown.items():
+            anywhere = _INDEX.sub("[]", path)
+            if anywhere not in self._logged and len(self._logged) < MAX_LOGGED_FIELDS:
+                self._logged.add(anywhere)
                 logger.warning("Ignoring the unknown request field %s.", text)
         return [f"the unknown field {text} was ignored" for text in shown.values()]
 
 
-def _meant(name: str, known: Set[str]) -> str:
-    """Which field may have been meant."""
-    near = difflib.get_close_matches(name[:60], known, n=1, cutoff=0.75)
-    return f" (did you mean {near[0]!r}?)" if near else ""
-
-
-def _with_misspelling(error: HTTPError, unknown: Set[str]) -> HTTPError:
+def _with_misspelling(error: HTTPError, fields: dict[str, msgspec.Raw], unknown: list[Unknown]) -> HTTPError:
     """A missing field's error that names the unknown field which may be it."""
     param = error.detail.param
     if error.code != "missing_field" or param is None:
         return error
-    near = difflib.get_close_matches(param, [name[:60] for name in unknown], n=1, cutoff=0.75)
-    if not near:
+    top, _, name = param.rpartition(".")
+    if top in NESTED:
+        unknown = find_unknown(_decode(bytes(fields[top]), Any), NESTED[top], top)
+    near = next((each.path for each in unknown if each.meant == name), None)
+    if near is None:
         return error
-    return bad_field(param, f"this field is required; the request has {near[0]!r}.", "missing_field")
+    return bad_field(param, f"this field is required; the request has {near!r}.", "missing_field")
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from quire.config import limits
 from quire.entrypoints.openai.admission import encode_text
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
+from quire.entrypoints.openai.nested_fields import instead_of
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError
 from quire.json_text import TooDeepError, parse_json
@@ -42,9 +43,8 @@ def normalize_messages(
 def _normalize(message: dict[str, Any], path: str, keep_parts: bool) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise bad_field(
-            f"{path}.role", "expected a string: 'system', 'user', 'assistant', 'tool', or what the template knows."
-        )
+        allowed = "'system', 'user', 'assistant', 'tool', or what the template knows"
+        raise bad_field(f"{path}.role", f"expected a string: {allowed}{instead_of('role', message)}.")
     plain = {key: value for key, value in message.items() if value is not None or key == "content"}
     plain["content"] = _content(message, role, path, keep_parts)
     if "reasoning" in plain:  # the name that templates know
@@ -66,7 +66,7 @@ def _content(message: dict[str, Any], role: str, path: str, keep_parts: bool) ->
         return content
     if content is None:
         if role == "user":
-            raise bad_field(field, "this field is required.")
+            raise bad_field(field, f"this field is required{instead_of('content', message)}.")
         return None if message.get("tool_calls") else ""
     if isinstance(content, list):
         parts = [part for part in content if not _is_empty(part)]
