@@ -204,6 +204,21 @@ def figures_of(tmp_path, *words: str) -> dict:
     return json.loads(report.read_text())
 
 
+@pytest.mark.parametrize("flag", ["--save-result", "--save-detailed", "--append-result"])
+def test_a_folder_that_cannot_take_results_is_told_before_any_server_is_asked(tmp_path, flag, capsys):
+    (tmp_path / "file").write_text("in the way")
+    folder = str(tmp_path / "file" / "results")
+    assert bench("--base-url", "http://127.0.0.1:1", flag, "--result-dir", folder) == 2
+    error = capsys.readouterr().err
+    assert "result_dir" in error and folder in error and "127.0.0.1" not in error
+
+
+def test_a_folder_for_results_is_made_where_it_is_missing(url, tmp_path):
+    folder = tmp_path / "new" / "results"
+    assert bench("--base-url", url, "--save-result", "--result-dir", str(folder)) == 0
+    assert len(list(folder.glob("*.json"))) == 1
+
+
 def test_a_real_server_counts_as_the_client_asked(demo_url, tmp_path):
     figures = figures_of(tmp_path, "--base-url", demo_url, "--input-len", "40")
     assert (figures["completed"], figures["failed"], figures["first_error"]) == (8, 0, None)
