@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     QUIRE_CONFIGURE_LOGGING: bool
@@ -205,6 +205,4 @@ def unknown_variables() -> list[tuple[str, str | None]]:
     unknown = sorted(name for name in os.environ if name.startswith("QUIRE_") and name not in VARIABLES)
     if not unknown:
         return []
-    import difflib
-
-    return [(name, next(iter(difflib.get_close_matches(name, VARIABLES, n=1)), None)) for name in unknown]
+    return [(name, nearest(name, VARIABLES)) for name in unknown]

@@ -3,6 +3,7 @@
 Knows nothing of HTTP: `status` is only a hint that a server may use.
 """
 
+from collections.abc import Iterable
 from typing import Self
 
 
@@ -75,3 +76,16 @@ class EngineDeadError(EngineError):
     """The engine core has ended and does not answer any more."""
 
     status = 503
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word that is most like this one, if one is like it."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word[:200], known, 1, cutoff)), None)
+
+
+def did_you_mean(word: str, known: Iterable[str], form: str = " ({})", otherwise: str = "", cutoff: float = 0.6) -> str:
+    """The part of a message that names the known word which may have been meant; `form` says how it is joined to the rest."""
+    near = nearest(word, known, cutoff)
+    return otherwise if near is None else form.format(f"did you mean {near!r}?")

@@ -4,7 +4,6 @@ parameter, the value and what is allowed.
 The common case (right type, in range) costs one type test and one comparison: parameters are made for every request.
 """
 
-import difflib
 import math
 import operator
 import re
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from quire.errors import RequestError
+from quire.errors import RequestError, did_you_mean
 from quire.guards import is_sequence
 
 _SHOWN_CHARS = 100
@@ -47,8 +46,7 @@ class ParamsMeta(msgspec.StructMeta):
 
 def _hint(name: str, known: tuple[str, ...]) -> str:
     instead = next((text for start, text in _GIVEN_UP.items() if name.startswith(start)), None)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; {instead}" if instead else f"; did you mean {near[0]!r}?" if near else ""
+    return f"; {instead}" if instead else did_you_mean(name, known, "; {}")
 
 
 def refuse(name: str, value: object, allowed: str) -> NoReturn:

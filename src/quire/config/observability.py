@@ -1,12 +1,11 @@
 """What is measured, logged, traced and profiled; and the settings of structured outputs."""
 
 import dataclasses
-import difflib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, did_you_mean
 from quire.extras import install_command
 
 _PREFIX = "torch_profiler_"
@@ -86,8 +85,7 @@ def resolve_profiler(given: dict[str, Any] | None) -> ProfilerConfig | None:
         if key in _IGNORED or (name not in fields and value in (None, 0, False, "")):
             continue
         if name not in fields:
-            near = difflib.get_close_matches(name, list(fields), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(fields)}"
+            hint = did_you_mean(name, fields, "; {}", f"; known: {', '.join(fields)}")
             raise ConfigError(f"profiler_config has {key!r}, which is not known{hint}", setting="profiler_config")
         values[name] = value
     if values.get("profiler") == "cuda":

@@ -4,13 +4,12 @@ Knows values. Knows nothing of the model or the device; what depends on those is
 """
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from quire.config.resolve import DTYPE_NAMES
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 from quire.guards import is_mapping, is_sequence
 
 T = TypeVar("T")
@@ -42,8 +41,7 @@ class Check:
         """Refuse another value. Raises ConfigError: it is not allowed; the message names setting, value and what is."""
         if self.passes(value):
             return
-        near = difflib.get_close_matches(str(value), self.words, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(str(value), self.words)
         raise ConfigError(f"{name}={value!r} is not valid: it must be {self.allowed}{hint}", setting=name)
 
 

@@ -4,13 +4,12 @@ Knows YAML and the parser's flags. What the values may be is checked like those 
 """
 
 import argparse
-import difflib
 import json
 import typing
 from typing import Any
 
 from quire.config import limits
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 from quire.guards import is_dict, is_sequence
 
 FLAG = "--config"
@@ -48,8 +47,7 @@ def apply_file(parser: argparse.ArgumentParser, flags: dict[str, argparse.Action
         name = f"--{key.replace('_', '-')}"
         action = flags.get(name)
         if action is None or name in ("--help", FLAG):
-            near = difflib.get_close_matches(f"--{key}", flags, n=1)
-            hint = f"; did you mean {near[0].lstrip('-')!r}?" if near else ""
+            hint = did_you_mean(key, [flag.lstrip("-") for flag in flags], "; {}")
             raise ConfigError(f"{path}: {key!r} is not an option{hint}", setting=key)
         if value is None:
             continue  # `key:` alone says nothing
@@ -122,7 +120,6 @@ def _one(action: argparse.Action, key: str, value: Any, path: str) -> Any:
         raise ConfigError(f"{path}: {key}: {error}", setting=key) from error
     if action.choices is not None and converted not in action.choices:
         allowed = list(map(str, action.choices))
-        near = difflib.get_close_matches(str(value), allowed, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(str(value), allowed, "; {}")
         raise ConfigError(f"{path}: {key}={value!r} is not one of {', '.join(allowed)}{hint}", setting=key)
     return converted

@@ -4,13 +4,12 @@ Knows a parser's groups and texts. Knows nothing of what the flags mean.
 """
 
 import argparse
-import difflib
 import re
 import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, nearest
 
 SMALL = 30
 """A command with at most this many flags shows all of them."""
@@ -52,8 +51,8 @@ def help_text(parser: argparse.ArgumentParser, topic: str = "") -> str:
         if elsewhere := [f"--{name}" for name in elsewhere if word in name]:
             told = f"of vLLM's flags, not available yet in Quire: {', '.join(elsewhere)}"
             raise ConfigError.of("help", f"nothing here speaks of {topic!r}; {told}")
-        near = difflib.get_close_matches(f"--{word}", [name for each in options for name in each.option_strings], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the groups are {', '.join(filter(None, groups))}"
+        near = nearest(f"--{word}", [name for each in options for name in each.option_strings])
+        hint = f"did you mean {near}?" if near else f"the groups are {', '.join(filter(None, groups))}"
         raise ConfigError.of("help", f"nothing here speaks of {topic!r}; {hint}")
     return _page(parser, found, with_description=False)
 

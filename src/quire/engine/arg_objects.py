@@ -5,12 +5,11 @@ Knows names and values. Builds nothing.
 """
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 from quire.guards import is_mapping
 from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
 
@@ -68,8 +67,7 @@ def check_keys(setting: str, given: Mapping[str, Any], known: Iterable[str]) -> 
     """Raise a ConfigError for a key that an object does not have."""
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(key, list(known), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            hint = did_you_mean(key, known, "{}", f"known: {', '.join(sorted(known))}")
             raise ConfigError(f"{setting} has {key!r}, which is not known; {hint}", setting=setting)
 
 

@@ -5,7 +5,6 @@ Knows argparse. The settings stand in `arg_utils`.
 
 import argparse
 import dataclasses
-import difflib
 import json
 import re
 import types
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 
 from quire.engine import arg_file, arg_help
 from quire.engine.arg_unavailable import ALIASES, NO_EFFECT, SEVERAL, SHORT_FOREIGN, UNAVAILABLE, check_unavailable
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean, nearest
 from quire.guards import is_sequence
 
 GROUPS = {
@@ -170,15 +169,15 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def _hint(self, message: str) -> str:
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        if choice and (near := difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), n=1)):
-            return f" (did you mean {near[0]!r}?)"
+        if choice and (hint := did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))):
+            return hint
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown is None:
             return f" (see `{self.prog} --help`)"
         flag = unknown[1].split("=")[0].split(".")[0]
         names = [name for action in arg_help.visible_options(self) for name in action.option_strings]
-        near = difflib.get_close_matches(flag, names, n=1)
-        return f" (did you mean {near[0]}?)" if near else f" (see `{self.prog} --help`)"
+        near = nearest(flag, names)
+        return f" (did you mean {near}?)" if near else f" (see `{self.prog} --help`)"
 
 
 class AbsentFlag(argparse.Action):

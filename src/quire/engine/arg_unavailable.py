@@ -6,12 +6,11 @@ silently ignored. What has no meaning here, whatever its value, is taken, and a 
 """
 
 import dataclasses
-import difflib
 import functools
 from typing import Any, TypeVar
 
 from quire.engine.arg_objects import KERNEL_KEYS, as_plain, check_keys
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 from quire.guards import is_dict
 from quire.logger import init_logger
 
@@ -203,8 +202,7 @@ def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, t
         take(name, value)
         return
     if name not in table:
-        near = difflib.get_close_matches(name, [*known, *ALIASES, *UNAVAILABLE], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, [*known, *ALIASES, *UNAVAILABLE], "; {}")
         raise ConfigError(f"{name!r} is not an engine setting{hint}", setting=name)
     if not _is_among(value, table[name]):
         instead = f"leave it out (accepted: {', '.join(map(repr, table[name]))})"

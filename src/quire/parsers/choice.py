@@ -4,11 +4,10 @@ Knows names, and marks in templates.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 from quire.parsers.formats import HARMONY, TOOLS, ToolFormat
 from quire.parsers.harmony import MARKERS
 from quire.parsers.reasoning import REASONING, Reasoning
@@ -181,9 +180,7 @@ def _named(name: str, known: Collection[str], setting: str) -> str | None:
         return None
     if name != NONE and name not in known:
         allowed = sorted((AUTO, NONE, *HARMONY, *RESPONSE_TEMPLATE, *known))
-        near = difflib.get_close_matches(name, allowed, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        message = f"{setting}={name!r} is not known{hint}; allowed: {', '.join(allowed)}"
+        message = f"{setting}={name!r} is not known{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
         raise ConfigError(message, setting=setting)
     return name
 

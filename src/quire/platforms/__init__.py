@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 from typing import TYPE_CHECKING
 
 from quire import envs
-from quire.errors import ConfigError
+from quire.errors import ConfigError, did_you_mean
 from quire.logger import init_logger
 
 if TYPE_CHECKING:
@@ -92,8 +91,7 @@ def _ask(name: str, *, must_work: bool = False) -> str | None:
 
 
 def _unknown(wanted: str, setting: str, known: list[str]) -> ConfigError:
-    near = difflib.get_close_matches(wanted, known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
     return ConfigError(
-        f"{setting}={wanted!r} is not a platform{hint}; allowed: auto, {', '.join(known)}", setting=setting
+        f"{setting}={wanted!r} is not a platform{did_you_mean(wanted, known)}; allowed: auto, {', '.join(known)}",
+        setting=setting,
     )

@@ -167,7 +167,7 @@ def test_settings_are_sent_and_taken_back(commands: Any, capsys: Any) -> None:
     run.run("/set")
     assert "temperature  0.2" in capsys.readouterr().err
     run.run("/set temprature 1")
-    assert "(temperature?)" in capsys.readouterr().err
+    assert "(did you mean 'temperature'?)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

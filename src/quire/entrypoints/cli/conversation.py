@@ -3,13 +3,12 @@
 Knows chat completions' bodies.
 """
 
-import difflib
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.entrypoints.cli.terminal import LineReader, StreamedAnswer, columns, tell
-from quire.errors import EngineError, QuireError, RequestError
+from quire.errors import EngineError, QuireError, RequestError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from quire.entrypoints.cli.http_client import OpenAIClient
@@ -146,8 +145,8 @@ class Commands:
             return False
         command = COMMANDS.get(word)
         if command is None:
-            near = difflib.get_close_matches(word, COMMANDS, n=1)
-            tell(f"{word} is not a command; " + (f"did you mean {near[0]}?" if near else "/help lists them"))
+            near = nearest(word, COMMANDS)
+            tell(f"{word} is not a command; " + (f"did you mean {near}?" if near else "/help lists them"))
             return True
         try:
             command.run(self, rest.strip())
@@ -187,8 +186,7 @@ class Commands:
         except ValueError:
             value = text.strip()
         if name not in (known := _known_fields()):
-            near = difflib.get_close_matches(name, known, n=1)
-            tell(f"{name} is not a field that Quire knows; sent all the same" + (f" ({near[0]}?)" if near else ""))
+            tell(f"{name} is not a field that Quire knows; sent all the same" + did_you_mean(name, known))
         settings[name] = value
 
     def unset(self, rest: str) -> None:

@@ -71,10 +71,9 @@ def help_text() -> str:
 
 
 def _unknown(word: str) -> int:
-    import difflib
+    from quire.errors import did_you_mean
 
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
+    hint = did_you_mean(word, COMMANDS, "{}", f"the commands are {', '.join(COMMANDS)}")
     kind = "option" if word.startswith("-") else "command"
     print(f"quire: error: {word!r} is not a {kind}; {hint}", file=sys.stderr)
     return exit_codes.WRONG_ARGUMENT

@@ -1,6 +1,5 @@
 """The ASGI application: routes, what stands before them, and errors in the protocol's shape."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,7 @@ from quire.entrypoints.openai.openapi import build_openapi
 from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.routes import WORK, build_routes
 from quire.entrypoints.openai.state import ServerState
-from quire.errors import QuireError
+from quire.errors import QuireError, did_you_mean
 from quire.logger import init_logger
 
 logger = init_logger(__name__)
@@ -141,8 +140,7 @@ async def _protocol_error(request: Request, error: Exception) -> Response:
 def _near_route(request: Request) -> str:
     """Which route may have been meant."""
     paths = [route.path for route in request.app.router.routes if isinstance(route, Route) and "{" not in route.path]
-    near = difflib.get_close_matches(route_path(request.scope)[:200].rstrip("/"), paths, n=1, cutoff=0.7)
-    return f"; did you mean {near[0]!r}?" if near else "."
+    return did_you_mean(route_path(request.scope)[:200].rstrip("/"), paths, "; {}", ".", cutoff=0.7)
 
 
 def _allowed(error: HTTPException) -> str:

@@ -5,16 +5,18 @@ Knows size, depth, encoding and types. Knows nothing of what the fields mean.
 
 import asyncio
 import functools
+import itertools
 import re
-from collections.abc import Set
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Set
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from quire.config.limits import MAX_JSON_DEPTH
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
-from quire.entrypoints.openai.nested_fields import NESTED, Unknown, find_unknown, nearest
+from quire.errors import nearest
+from quire.guards import is_dict, is_sequence
 from quire.json_text import TooDeepError, check_depth
 from quire.logger import init_logger
 
@@ -31,6 +33,8 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 _INDEX = re.compile(r"\[\d+\]")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
+_MOST_LOOKED_AT = 64
+"""Names of one request that are compared with the known ones (about 0.1 ms each, once)."""
 
 
 async def read_body(request: Request, limit: int = MAX_BODY_BYTES) -> bytes:
@@ -60,6 +64,27 @@ def _too_large(limit: int) -> HTTPError:
     return HTTPError(413, message, code="body_too_large", headers={"connection": "close"})
 
 
+class Names(NamedTuple):
+    """The names that an object may have.
+
+    Attributes:
+        known: the names.
+        within: those whose values have names that are known, too. A list's items are looked at like one object.
+        may_have_others: other names mean something, too, unless they are nearly a known one that the object lacks.
+    """
+
+    known: frozenset[str]
+    within: "dict[str, Names]"
+    may_have_others: bool
+
+
+class Unknown(NamedTuple):
+    """A field that nothing reads: its path, and the name that was probably meant."""
+
+    path: str
+    meant: str | None
+
+
 class BodyDecoder:
     """Turns bodies into structs; remembers which unknown fields it has already logged.
 
@@ -79,7 +104,7 @@ class BodyDecoder:
         fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
         known = _known_fields(kind)
         others = sorted(fields.keys() - known)[:MAX_TOLD_FIELDS]
-        unknown = [Unknown(name[:60], nearest(name, known)) for name in others]
+        unknown = [Unknown(name[:60], _nearest(name[:60], known)) for name in others]
         try:
             decoded: BodyT = _decode(body, kind)
         except HTTPError as error:
@@ -193,3 +218,83 @@ def _allowed_words(kind: Any, field: str) -> str:
     options = [hint, *get_args(hint)]
     words = [str(word) for option in options if get_origin(option) is Literal for word in get_args(option)]
     return f"; allowed: {', '.join(words)}" if words else ""
+
+
+# Names of fields within fields. What a chat template reads may have fields of its own, so there only a misspelling of a known
+# name counts as unknown.
+
+
+def _closed(names: str = "", **within: Names) -> Names:
+    return Names(frozenset((*names.split(), *within)), within, may_have_others=False)
+
+
+def _open(names: str = "", **within: Names) -> Names:
+    return Names(frozenset((*names.split(), *within)), within, may_have_others=True)
+
+
+_CALL = _open("id type index", function=_open("name arguments"))
+_PART = _open(
+    "type text thinking refusal signature source image_url input_audio video_url file audio_url annotations logprobs "
+    "cache_control citations id name input tool_use_id content is_error title context data"
+)
+_MESSAGE = _open(
+    "role name tool_call_id reasoning reasoning_content thinking refusal audio function_call annotations tools documents "
+    "id type status call_id arguments output summary encrypted_content action phase",
+    content=_PART,
+    tool_calls=_CALL,
+)
+_FUNCTION = _open("name description parameters strict")
+_TOOL = _open("type name description parameters strict input_schema cache_control", function=_FUNCTION)
+_SCHEMA_FORMAT = _closed("name description schema strict")
+
+NESTED: dict[str, Names] = {
+    "messages": _MESSAGE,
+    "input": _MESSAGE,
+    "system": _PART,
+    "tools": _TOOL,
+    "tool_choice": _closed(
+        "type name mode tools allowed_tools disable_parallel_tool_use custom server_label", function=_closed("name")
+    ),
+    "stream_options": _closed("include_usage continuous_usage_stats include_obfuscation"),
+    "response_format": _closed("type structures triggers format", json_schema=_SCHEMA_FORMAT),
+    "text": _closed("verbosity", format=_closed("type name description schema strict")),
+    "reasoning": _closed("effort summary generate_summary"),
+    "thinking": _closed("type budget_tokens display"),
+    "output_config": _closed("effort", format=_closed("type name schema")),
+}
+"""By the field of the request. Others are checked where they are read (`structured_outputs`, `repetition_detection`), or
+may have any names."""
+
+
+@functools.lru_cache(1024)
+def _nearest(name: str, known: frozenset[str]) -> str | None:
+    return nearest(name, known, cutoff=0.75)
+
+
+def instead_of(name: str, holder: dict[str, Any]) -> str:
+    """The end of a sentence that says that `name` is missing: what the object has in its place."""
+    near = nearest(name, [key[:60] for key in itertools.islice(holder, _MOST_LOOKED_AT)])
+    return f" (this object has {near!r})" if near not in (None, name) else ""
+
+
+def find_unknown(value: Any, names: Names, path: str) -> list[Unknown]:
+    """The fields within `value` that nothing reads; of very many, some."""
+    found: list[Unknown] = []
+    for at, name, holder, expected in itertools.islice(_others(value, names, path), _MOST_LOOKED_AT):
+        meant = _nearest(name[:60], expected.known)
+        meant = None if meant in holder else meant
+        if meant is not None or not expected.may_have_others:
+            found.append(Unknown(f"{at}.{name[:60]}", meant))
+    return found
+
+
+def _others(value: Any, names: Names, path: str) -> Iterator[tuple[str, str, dict[str, Any], Names]]:
+    """Each name that is not known: where it stands, itself, the object that has it, and the names that are."""
+    if is_dict(value):
+        for name in sorted(value.keys() - names.known):
+            yield path, name, value, names
+        for name in value.keys() & names.within.keys():
+            yield from _others(value[name], names.within[name], f"{path}.{name}")
+    elif is_sequence(value) and value and (is_dict(value[0]) or is_sequence(value[0])):
+        for index, item in enumerate(value):
+            yield from _others(item, names, f"{path}[{index}]")

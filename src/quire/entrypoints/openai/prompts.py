@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.entrypoints.openai.admission import encode_text
+from quire.entrypoints.openai.decoding import instead_of
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
-from quire.entrypoints.openai.nested_fields import instead_of
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError
 from quire.json_text import TooDeepError, parse_json

@@ -6,7 +6,6 @@ the end of the context.
 
 import copy
 import dataclasses
-import difflib
 import time
 from typing import Any
 
@@ -35,7 +34,7 @@ from quire.entrypoints.openai.token_protocol import (
     TokenIdLogprob,
     TokenIdLogprobs,
 )
-from quire.errors import RequestError
+from quire.errors import RequestError, did_you_mean
 from quire.guards import is_dict
 from quire.logprobs import LogprobsOnePosition
 from quire.outputs import CompletionOutput, RequestOutput
@@ -90,8 +89,7 @@ def read_params(given: dict[str, Any], room: int) -> SamplingParams:
     values = {name: value for name, value in given.items() if name in _KNOWN and value is not None}
     for name, value in given.items():
         if name not in _KNOWN and name not in _INTERNAL and value not in (None, False, 0, "", [], {}):
-            near = difflib.get_close_matches(name[:60], _KNOWN, n=1, cutoff=0.75)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
+            hint = did_you_mean(name[:60], _KNOWN, "; {}", ".", cutoff=0.75)
             raise bad_field(f"sampling_params.{name[:60]}", f"this parameter is unknown{hint}")
     values.setdefault("max_tokens", room)
     try:
