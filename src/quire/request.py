@@ -4,7 +4,9 @@ All are msgspec structs, so that they travel in-process as objects and between p
 """
 
 import enum
-from typing import Any
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -12,6 +14,22 @@ import numpy.typing as npt
 
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    TokenIds = array[int]
+else:
+    TokenIds = array  # it cannot be indexed before Python 3.12
+"""A prompt's token ids as int32. They are converted once, where a request is made: hashing, the wire between processes and the
+device's inputs take the bytes as they are."""
+
+TOKEN_BYTES = array("i").itemsize
+
+
+def token_array(token_ids: Sequence[int]) -> TokenIds:
+    """Token ids as an array; one that is an array already stays the same object.
+    Raises TypeError: they are not whole numbers.
+    Raises OverflowError: one of them does not fit in 32 bits."""
+    return token_ids if isinstance(token_ids, array) else array("i", token_ids)
 
 
 class FinishReason(enum.IntEnum):
@@ -31,7 +49,7 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     """One sequence to generate. A user's request with n > 1 becomes n of these with the same `group_id`.
 
     Attributes:
-        prompt_token_ids: the prompt.
+        prompt_token_ids: the prompt; a list becomes an array. Never changed: siblings, frontend and core share it.
         resumed_token_ids: tokens that were emitted before a restart; they count as output, not as prompt.
         seed: always concrete; the sampler's tokens depend on (seed, position) alone.
         group_id: siblings (n > 1) share it: the scheduler lets them share the prompt's pages.
@@ -42,7 +60,7 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     """
 
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: TokenIds
     sampling_params: SamplingParams | None = None
     pooling_params: PoolingParams | None = None
     seed: int = 0
@@ -53,6 +71,9 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     group_id: str | None = None
     resumed_token_ids: list[int] = []
     extras: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        self.prompt_token_ids = token_array(self.prompt_token_ids)
 
 
 class Pooled(msgspec.Struct, array_like=True, omit_defaults=True):

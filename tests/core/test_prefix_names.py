@@ -64,7 +64,7 @@ def test_every_name_is_the_hasher_s_own(seed):
         manager.attach(request, manager.find_prefix(request))
         assert manager.grow(request, len(tokens)) is not None
         manager.publish(request, draw.randrange(len(tokens) + 1))
-        request.token_ids += [draw.randrange(3) for _ in range(draw.randrange(20))]
+        request.token_ids.extend([draw.randrange(3) for _ in range(draw.randrange(20))])
         assert manager.grow(request, len(request.token_ids)) is not None
         manager.publish(request, len(request.token_ids))
         assert request.hashes == fresh_names(request)
@@ -101,4 +101,4 @@ def test_a_request_s_tokens_grow_in_a_list_of_their_own():
         handed_over = step.new_requests[0].token_ids if step.new_requests else handed_over
         executor.execute(step)
         scheduler.update(step, executor.collect())
-    assert prompt == handed_over == list(range(10))
+    assert handed_over is not None and prompt == handed_over.tolist() == list(range(10))

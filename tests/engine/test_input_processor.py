@@ -1,10 +1,12 @@
 """What may be queued and what is refused, with the field at fault named."""
 
+from array import array
+
 import numpy as np
 import pytest
 from tests.engine.builders import make_config, process
 
-from quire.engine.input_processor import InputProcessor, child_seed
+from quire.engine.input_processor import InputProcessor, TokenizedPrompt, child_seed
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
@@ -31,7 +33,7 @@ def refused(config, prompt, params, **options) -> RequestError:
 )
 def test_token_ids_are_taken_in_every_form(prompt):
     processed = process(make_config(), prompt, SamplingParams())
-    assert processed.engine_requests[0].prompt_token_ids == [5, 6, 7]
+    assert list(processed.engine_requests[0].prompt_token_ids) == processed.prompt.token_ids == [5, 6, 7]
     assert all(type(token_id) is int for token_id in processed.prompt.token_ids)
 
 
@@ -39,7 +41,7 @@ def test_the_user_s_list_and_params_stay_the_user_s(model_folder):
     prompt, params = [5, 6, 7], SamplingParams(max_tokens=None)
     processed = process(make_config(model_folder), prompt, params)
     prompt.append(8)
-    assert processed.engine_requests[0].prompt_token_ids == [5, 6, 7]
+    assert list(processed.engine_requests[0].prompt_token_ids) == processed.prompt.token_ids == [5, 6, 7]
     assert params.max_tokens is None and params.eos_token_ids == []
     assert processed.params.max_tokens == 256 - 3
 
@@ -213,3 +215,23 @@ def test_prompt_logprobs_do_not_read_the_prefix_cache():
 def test_wrong_kinds_of_parameters_and_ids_are_refused():
     assert refused(make_config(), [5], {"temperature": 0}).param == "sampling_params"
     assert refused(make_config(), [5], SamplingParams(), request_id="").param == "request_id"
+
+
+def test_a_prompt_is_converted_once_for_all_its_siblings():
+    config = make_config()
+    processor = InputProcessor(config, TokenizerSource(config.model))
+    converted = array("i", [5, 6, 7])
+    prompt = TokenizedPrompt([5, 6, 7], array=converted)
+    requests = processor.process("r", prompt, SamplingParams(n=3)).engine_requests
+    assert all(request.prompt_token_ids is converted for request in requests)
+    (shorter,) = processor.process("s", prompt, SamplingParams(truncate_prompt_tokens=2)).engine_requests
+    assert shorter.prompt_token_ids.tolist() == [6, 7] and converted.tolist() == [5, 6, 7]
+
+
+def test_token_ids_that_the_model_does_not_have_are_refused_wherever_they_come_from():
+    config = make_config()
+    processor = InputProcessor(config, TokenizerSource(config.model))
+    for token_id in (-1, config.model.vocab_size):
+        with pytest.raises(RequestError, match=f"token id {token_id}, but the vocabulary has") as caught:
+            processor.process("r", TokenizedPrompt([5, token_id]), SamplingParams())
+        assert caught.value.param == "prompt"

@@ -119,3 +119,14 @@ def test_what_cannot_leave_the_process_is_a_config_error_with_its_name():
     with pytest.raises(ConfigError) as caught:
         config_to_plain(make_config(executor=Local))
     assert caught.value.setting == "distributed_executor_backend"
+
+
+def test_a_prompt_s_token_ids_travel_as_their_bytes():
+    codec = messages.frontend_to_core()
+    prompt = [100_000 + number for number in range(1000)]
+    data = codec.encode(messages.AddRequests([EngineRequest("r", prompt)]))
+    assert len(data) < 4 * len(prompt) + 100
+    got = codec.decode(data)
+    assert isinstance(got, messages.AddRequests) and got.requests[0].prompt_token_ids.tolist() == prompt
+    with pytest.raises(msgspec.ValidationError):
+        codec.decode(data.replace(b"\xc5\x0f\xa0", b"\xc5\x0f\x9f"))  # bytes that are no whole number of tokens

@@ -21,6 +21,7 @@ from quire.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream, no_text
 from quire.logprobs import Logprob
 from quire.outputs import CompletionOutput, RequestOutput
@@ -125,6 +126,11 @@ class FakeStream(OutputStream):
         self._task.cancel()
 
 
+def _shown(prompt: TokenizedPrompt) -> dict[str, Any]:
+    """A prompt as a dict, with its text where that is known."""
+    return {"prompt_token_ids": prompt.token_ids} | ({} if prompt.text is None else {"prompt": prompt.text})
+
+
 class FakeAsyncLLM:
     """`AsyncLLM`'s face, without an engine."""
 
@@ -157,9 +163,9 @@ class FakeAsyncLLM:
         self.aborted.append(request_id)
 
     async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self, prompt: TokenizedPrompt, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
-        self.started.append((request_id, prompt, sampling_params))
+        self.started.append((request_id, _shown(prompt), sampling_params))
         self.news.set()
         finished = False
         try:
@@ -169,7 +175,7 @@ class FakeAsyncLLM:
                 if self.gate is not None:
                     await self.gate.acquire()
                 last = number + 1 == sampling_params.max_tokens
-                output = self._output(prompt["prompt_token_ids"], sampling_params, request_id, number, last)
+                output = self._output(prompt.token_ids, sampling_params, request_id, number, last)
                 if last or sampling_params.output_kind is RequestOutputKind.DELTA:
                     finished = last
                     self.yielded += 1
@@ -180,13 +186,13 @@ class FakeAsyncLLM:
                 self.news.set()
 
     async def open_stream(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
+        self, prompt: TokenizedPrompt, sampling_params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> FakeStream:
         return FakeStream(self.generate(prompt, sampling_params, request_id, priority=priority))
 
-    async def beam_search(self, prompt: Any, params: Any, request_id: str) -> AsyncIterator[RequestOutput]:
+    async def beam_search(self, prompt: TokenizedPrompt, params: Any, request_id: str) -> AsyncIterator[RequestOutput]:
         sampling = SamplingParams(n=params.beam_width, max_tokens=params.max_tokens)
-        yield self._output(prompt["prompt_token_ids"], sampling, request_id, params.max_tokens - 1, True)
+        yield self._output(prompt.token_ids, sampling, request_id, params.max_tokens - 1, True)
 
     def _output(
         self, prompt: list[int], params: SamplingParams, request_id: str, number: int, last: bool

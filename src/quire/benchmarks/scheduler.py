@@ -20,7 +20,7 @@ from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.core.scheduler import Scheduler
-from quire.request import EngineRequest
+from quire.request import EngineRequest, token_array
 from quire.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
@@ -104,7 +104,9 @@ def _build(running: int, context: int, steps: int) -> Scheduler:
 
 def _request(index: int, prompt: list[int], steps: int) -> EngineRequest:
     params = SamplingParams(max_tokens=steps + 96, eos_token_ids=[EOS])
-    return EngineRequest(request_id=f"request-{index}", prompt_token_ids=prompt, sampling_params=params, seed=index)
+    return EngineRequest(
+        request_id=f"request-{index}", prompt_token_ids=token_array(prompt), sampling_params=params, seed=index
+    )
 
 
 def _step(scheduler: Scheduler, pending: list[SchedulerOutput], depth: int) -> tuple[float, float, int]:

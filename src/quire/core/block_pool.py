@@ -88,6 +88,8 @@ class BlockPool:
 
     def count_free(self, blocks: list[int]) -> int:
         """How many of these pages nobody holds; null pages do not count."""
+        if len(blocks) >= _LONG_RUN:
+            return int(np.count_nonzero(self._references_P[blocks] == 0)) - blocks.count(NULL_BLOCK)
         references = self._references
         return sum([references[block] == 0 for block in blocks]) - blocks.count(NULL_BLOCK)
 

@@ -8,6 +8,8 @@ its pages up like everybody else, so that a leader that fails, ends or gives way
 Knows page names and tokens; nothing of rows or budgets.
 """
 
+from collections.abc import Sequence
+
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.request_state import Request
 
@@ -17,8 +19,8 @@ with one prompt token as with this many, because it reads the same weights: an H
 time that it takes to read them (989 TFLOP/s at two operations a weight, 4.8 TB/s at two bytes)."""
 
 
-def count_equal_pages(one: list[int], other: list[int], block_size: int, start: int, end: int) -> int:
-    """Up to which page two lists of tokens agree, at most `end`, if they do up to page `start`."""
+def count_equal_pages(one: Sequence[int], other: Sequence[int], block_size: int, start: int, end: int) -> int:
+    """Up to which page two sequences of tokens agree, at most `end`, if they do up to page `start`."""
     while start < end:
         middle = (start + end + 1) // 2
         tokens = slice(start * block_size, middle * block_size)

@@ -4,7 +4,7 @@ prefix cache and why.
 Computed when somebody asks, from the notes in `timelines.py`. Changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -317,8 +317,8 @@ def _nearest(timeline: Timeline, others: list[Timeline]) -> tuple[Timeline | Non
     return best, longest
 
 
-def count_common(one: list[int], other: list[int], limit: int) -> int:
-    """In how many leading tokens two lists agree, at most `limit`. Costs about as much as they have in common."""
+def count_common(one: Sequence[int], other: Sequence[int], limit: int) -> int:
+    """In how many leading tokens two sequences agree, at most `limit`. Costs about as much as they have in common."""
     end = min(len(one), len(other), limit)
     start, size = 0, 16
     agree: Callable[[int, int], bool] = lambda first, last: one[first:last] == other[first:last]  # noqa: E731

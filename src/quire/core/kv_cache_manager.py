@@ -216,7 +216,7 @@ class KVCacheManager:
             parent = request.hashes[index - 1] if index else self._root(request)
             start = index * self.block_size
             token_ids = request.token_ids[start : start + self.block_size]
-            events.block_stored((request.hashes[index], group), parent, token_ids)
+            events.block_stored((request.hashes[index], group), parent, token_ids.tolist())
 
     def _find_full(self, request: Request, limit: int) -> PrefixHit:
         """The hit where all groups keep everything. Pages are named a few more at a time, up to a miss: the names of those

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.pooling_params import PoolingParams
-from quire.request import Pooled
+from quire.request import Pooled, TokenIds, token_array
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -25,7 +25,8 @@ class NewRequestData(msgspec.Struct, array_like=True, omit_defaults=True):
 
     Attributes:
         row: the row that it owns until the row appears in `SchedulerOutput.finished_rows`.
-        token_ids: every token known so far: the prompt, then tokens emitted before a preemption or a restart.
+        token_ids: every token known so far: the prompt, then tokens emitted before a preemption or a restart. A list becomes an
+            array.
         num_prompt_tokens: how many of `token_ids` are the prompt's.
         num_computed_tokens: how many of `token_ids` already have keys and values in `block_ids` (prefix hits, swap-in).
         block_ids: one list of page ids a KV group, in order of position; 0 is the null page.
@@ -34,13 +35,16 @@ class NewRequestData(msgspec.Struct, array_like=True, omit_defaults=True):
 
     request_id: str
     row: int
-    token_ids: list[int]
+    token_ids: TokenIds
     num_prompt_tokens: int
     num_computed_tokens: int
     block_ids: list[list[int]]
     sampling_params: SamplingParams | None = None
     pooling_params: PoolingParams | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.token_ids = token_array(self.token_ids)
 
 
 class SchedulerOutput(msgspec.Struct):

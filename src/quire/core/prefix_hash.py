@@ -7,18 +7,15 @@ can craft a prompt that collides with another's. Knows nothing of pages or reque
 
 import hashlib
 import hmac
-from array import array
 from collections.abc import Callable, Sequence
 
 from quire.errors import ConfigError
+from quire.request import TOKEN_BYTES, token_array
 
 BlockHash = bytes
 
 DIGEST_SIZE = 16
 """Bytes a name. 128 bits under a secret key: no collision within any cache that fits in memory."""
-
-
-TOKEN_BYTES = array("i").itemsize
 
 SPAN = 16
 """Pages that are looked up by one hash: their names are kept under it, so that a prompt that was seen before costs a
@@ -78,7 +75,7 @@ class PrefixHasher:
     def link(self, parent: BlockHash, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> BlockHash:
         """The name of the page after `parent`. `extra_keys` hold for this page (media that overlaps it) and, through the
         chain, for all after it."""
-        message = parent + array("i", token_ids).tobytes()
+        message = parent + token_array(token_ids).tobytes()
         if extra_keys:
             message += self.root(*extra_keys)
         return self._hash(message)
@@ -101,7 +98,7 @@ class PrefixHasher:
         if first >= last:
             return
         stride = size * TOKEN_BYTES
-        data = array("i", token_ids[first * size : last * size]).tobytes()
+        data = token_array(token_ids[first * size : last * size]).tobytes()
         if extra_keys is not None:
             parent = hashes[-1] if hashes else root
             for page in range(first, last):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quire.core.output import TokenLogprobs
 from quire.core.repetition import RepetitionWatch
-from quire.request import EngineRequest
+from quire.request import EngineRequest, TokenIds, token_array
 
 if TYPE_CHECKING:
     from quire.core.timelines import Timeline
@@ -98,7 +98,9 @@ class Request:
         self.arrival = arrival
         self.rank: tuple[float, ...] = (arrival,)
         resumed = source.resumed_token_ids
-        self.token_ids: list[int] = source.prompt_token_ids + resumed if resumed else source.prompt_token_ids
+        self.token_ids: TokenIds = (
+            source.prompt_token_ids + token_array(resumed) if resumed else source.prompt_token_ids
+        )
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.max_total = compute_max_total(source, max_model_len)
         # A row with a form draws an end before `min_tokens` only where its form is complete: then it ends.

@@ -151,7 +151,7 @@ class RunningBatch:
         for row, known, tail in zip(rows.tolist(), self.known[rows].tolist(), self.tail[rows].tolist(), strict=True):
             token_ids = self.request(row).token_ids
             if known > len(token_ids):
-                token_ids += tail[len(token_ids) % self._block_size :]
+                token_ids.extend(tail[len(token_ids) % self._block_size :])
 
     def num_drawing(self, row: int) -> int:
         """Tokens of the row that steps in flight will sample."""
@@ -161,7 +161,7 @@ class RunningBatch:
         """Append tokens that need no draw, more than the row's steps in flight sample. They are computed like a prompt's."""
         row = request.row
         self.flush(request)
-        request.token_ids += token_ids
+        request.token_ids.extend(token_ids)
         self.num_unwanted[row] += self.num_drawing(row)
         self.known[row] += len(token_ids)
         self.length[row] = self.known[row]

@@ -371,7 +371,7 @@ class Scheduler:
         self._followers.advance(request, request.num_computed_tokens)
         self._batch.add(request)
         self._diff.new_requests.append(build_new_request(request))
-        request.token_ids = list(request.token_ids)  # This one will grow.
+        request.token_ids = request.token_ids[:]  # This one will grow.
         self._timelines.scheduled(request, hit.num_tokens, self.kv.pool.num_free)
 
     def _launch(self, rows: IntArray, counts: IntArray) -> SchedulerOutput:

@@ -184,8 +184,7 @@ class AsyncLLM(AsyncControl):
         Raises RequestError: it cannot be served; nothing was queued.
         Raises EngineDeadError: the core has died."""
         arrival_time, tokenization = self._begin(options)
-        if not isinstance(prompt, TokenizedPrompt):
-            prompt = await self._tokenize(prompt, tokenization.add_special_tokens is not False)
+        prompt = await self._tokenize(prompt, tokenization.add_special_tokens is not False)
         (prompt,) = tokenization.cut([_with_text(prompt, options)], self.config.model.max_model_len)
         constraint: StructuredOutputsParams | None = getattr(sampling_params, "structured_outputs", None)
         if constraint is not None and not self.input_processor.knows_grammar(constraint):
@@ -251,13 +250,15 @@ class AsyncLLM(AsyncControl):
             record.refusal, record.num_unfinished = error, 0
             self._notify([record])
 
-    async def _tokenize(self, prompt: PromptType, special: bool) -> TokenizedPrompt:
+    async def _tokenize(self, prompt: PromptType | TokenizedPrompt, special: bool) -> TokenizedPrompt:
+        if isinstance(prompt, TokenizedPrompt):
+            return prompt
         if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
             return await asyncio.to_thread(self.input_processor.tokenize, prompt, special)
         return self.input_processor.tokenize(prompt, special)
 
     async def beam_search(
-        self, prompt: PromptType, params: BeamSearchParams, request_id: str, *, priority: int = 0
+        self, prompt: PromptType | TokenizedPrompt, params: BeamSearchParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
         """One final output with `beam_width` sequences, best first.
         Raises RequestError: it cannot be served.

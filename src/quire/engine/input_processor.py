@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
+import numpy as np
 
 from quire.config import EngineConfig, limits
 from quire.engine.tokenizer_source import TokenizerSource
@@ -21,7 +22,7 @@ from quire.inputs import PromptType
 from quire.parsers.choice import AUTO, NONE, apply_response_template, apply_strings, choose_formats
 from quire.parsers.thinking import check_budget, find_prompt_thinking
 from quire.pooling_params import PoolingParams
-from quire.request import EngineRequest
+from quire.request import EngineRequest, TokenIds, token_array
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 from quire.structured_output.grammars import Grammars, shared_grammars
 from quire.structured_output.vocabulary import Vocabulary, read_vocabulary
@@ -51,12 +52,21 @@ def check_truncation(keep: int, limit: int) -> None:
 
 @dataclasses.dataclass(slots=True)
 class TokenizedPrompt:
-    """A prompt as token ids, with its text where that is known; of a pair of texts also each token's segment (0 or 1)."""
+    """A prompt as token ids, with its text where that is known; of a pair of texts also each token's segment (0 or 1).
+
+    Attributes:
+        array: the token ids once more, where they were converted already.
+    """
 
     token_ids: list[int]
     text: str | None = None
     cache_salt: str | None = None
     token_type_ids: list[int] | None = None
+    array: TokenIds | None = None
+
+    def with_ids(self, token_ids: list[int]) -> "TokenizedPrompt":
+        """The same with other token ids: a part of these, usually."""
+        return self if token_ids is self.token_ids else dataclasses.replace(self, token_ids=token_ids, array=None)
 
 
 @dataclasses.dataclass(slots=True)
@@ -69,6 +79,18 @@ class ProcessedRequest:
     engine_requests: list[EngineRequest]
     arrival_time: float
     tokenizer: Tokenizer | None
+
+
+def check_in_vocabulary(token_ids: TokenIds, vocab_size: int, param: str) -> None:
+    """Raise a RequestError for a token id that the model does not have."""
+    ids_N = np.frombuffer(token_ids, np.uint32)  # a negative one is a huge one
+    if len(ids_N) and ids_N.max() >= vocab_size:
+        raise _out_of_vocabulary(token_ids[int((ids_N >= vocab_size).argmax())], vocab_size, param)
+
+
+def _out_of_vocabulary(token_id: int, vocab_size: int, param: str) -> RequestError:
+    message = f"{param} has token id {token_id}, but the vocabulary has {vocab_size} (0 to {vocab_size - 1})"
+    return RequestError(message, param=param)
 
 
 def child_seed(seed: int, index: int) -> int:
@@ -200,12 +222,9 @@ class InputProcessor:
                 token_ids = [operator.index(token_id) for token_id in token_ids]
         except TypeError:
             raise RequestError(f"{param} must be text or a list of token ids (whole numbers)", param=param) from None
-        if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocab_size):
-            bad = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
-            raise RequestError(
-                f"{param} has token id {bad}, but the vocabulary has {self._vocab_size} (0 to {self._vocab_size - 1})",
-                param=param,
-            )
+        bad = next((token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size), None)
+        if bad is not None:
+            raise _out_of_vocabulary(bad, self._vocab_size, param)
         return token_ids
 
     @staticmethod
@@ -243,7 +262,10 @@ class InputProcessor:
         core_id = self.next_core_id(request_id)
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         tokenizer = self._source.get()
-        token_ids = self._fit_prompt(prompt.token_ids, params)
+        prompt = prompt.with_ids(self._fit_prompt(prompt.token_ids, params))
+        token_ids = prompt.token_ids
+        array = token_array(token_ids) if prompt.array is None else prompt.array
+        check_in_vocabulary(array, self._vocab_size, "prompt")
         params = self._complete_params(params, len(token_ids), tokenizer, is_beam)
         if params.thinking_token_budget is not None:
             self._limit_thinking(params, token_ids, tokenizer)
@@ -251,7 +273,7 @@ class InputProcessor:
         engine_requests = [
             EngineRequest(
                 request_id=core_id if params.n == 1 else f"{core_id}.{index}",
-                prompt_token_ids=token_ids,
+                prompt_token_ids=array,
                 sampling_params=params,
                 seed=child_seed(seed, index),
                 arrival_time=arrival_time,
@@ -262,8 +284,7 @@ class InputProcessor:
             )
             for index in range(params.n)
         ]
-        kept = prompt if token_ids is prompt.token_ids else dataclasses.replace(prompt, token_ids=token_ids)
-        return ProcessedRequest(request_id, kept, params, engine_requests, arrival_time, tokenizer)
+        return ProcessedRequest(request_id, prompt, params, engine_requests, arrival_time, tokenizer)
 
     def next_core_id(self, request_id: str) -> str:
         """A request's id in the core. Those never come again, even if the user's do: late news of an aborted request finds

@@ -5,6 +5,7 @@ how one is made.
 """
 
 import enum
+from array import array
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from quire.errors import CapacityError, EngineError, QuireError, RequestError
-from quire.request import EngineCoreOutputs, EngineRequest, Refusal
+from quire.request import TOKEN_BYTES, EngineCoreOutputs, EngineRequest, Refusal, TokenIds
 
 MessageT = TypeVar("MessageT")
 
@@ -128,7 +129,10 @@ CoreMessage = Ready | Outputs | UtilityResult | Dead
 
 
 def _encode_other(value: Any) -> Any:
-    """What msgpack does not know: numpy arrays and scalars become lists and numbers; functions cannot travel."""
+    """What msgpack does not know: token ids become their bytes, numpy arrays and scalars lists and numbers; functions cannot
+    travel."""
+    if isinstance(value, array):
+        return cast("TokenIds", value).tobytes()
     if isinstance(value, np.ndarray | np.generic):
         return cast("Any", value).tolist()
     if callable(value):
@@ -140,7 +144,9 @@ def _encode_other(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
 
 
-def _decode_other(expected: type, value: Any) -> Any:
+def _decode_other(expected: Any, value: Any) -> Any:
+    if expected == TokenIds and isinstance(value, bytes) and len(value) % TOKEN_BYTES == 0:
+        return array("i", value)
     raise ValueError(f"a {expected} cannot come from another process, but {value!r} did")
 
 

@@ -4,7 +4,6 @@ Queues nothing: a request that is refused here leaves no trace. Knows nothing of
 """
 
 import copy
-import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -20,7 +19,7 @@ from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError, TooLongError
 from quire.inputs import PromptType
 from quire.pooling_params import PoolingParams
-from quire.request import EngineRequest
+from quire.request import EngineRequest, token_array
 from quire.tokenizers.interface import Tokenizer
 
 
@@ -144,15 +143,14 @@ class PoolingProcessor:
             raise RequestError(message, param="token_type_ids")
         request = EngineRequest(
             request_id=core_id,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=token_array(token_ids),
             pooling_params=completed,
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=prompt.cache_salt,
             tenant=tenant,
         )
-        kept = prompt if token_ids is prompt.token_ids else dataclasses.replace(prompt, token_ids=token_ids)
-        return ProcessedRequest(request_id, kept, completed, [request], arrival_time, None)
+        return ProcessedRequest(request_id, prompt.with_ids(token_ids), completed, [request], arrival_time, None)
 
     def _fit(self, token_ids: list[int], params: PoolingParams) -> list[int]:
         """The prompt, shortened if that was asked for; special tokens around it stay."""

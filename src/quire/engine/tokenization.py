@@ -4,7 +4,6 @@ Knows token ids. Knows no tokenizer.
 """
 
 import copy
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
@@ -53,7 +52,7 @@ class Tokenization(NamedTuple):
         check_truncation(keep, max_model_len)
         count = max(1, max_model_len - 1) if keep == -1 else keep
         part = slice(count) if self.truncation_side == "right" else slice(-count, None)
-        return [dataclasses.replace(prompt, token_ids=prompt.token_ids[part]) for prompt in prompts]
+        return [prompt.with_ids(prompt.token_ids[part]) for prompt in prompts]
 
     def of_pooling(self, params: PoolingParams) -> PoolingParams:
         """A pooling request's parameters with the truncation that was asked for here."""

@@ -3,13 +3,15 @@
 Typed msgpack both ways, arrays as their own bytes; nothing is ever unpickled. Knows no pipes and no memory.
 """
 
-from typing import Any
+from array import array
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
-from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.errors import ConfigError, EngineError, QuireError, RequestError
+from quire.request import TokenIds
 from quire.sampling_params import SamplingParams
 
 _ARRAY_TYPES = (np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_))
@@ -101,6 +103,8 @@ FromWorker = Result | Answer | Prepared
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype in _ARRAY_TYPES:
         return msgspec.msgpack.Ext(_ARRAY_TYPES.index(value.dtype) + 1, value.tobytes())
+    if isinstance(value, array):
+        return msgspec.msgpack.Ext(1, cast("TokenIds", value).tobytes())
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
@@ -112,10 +116,10 @@ def _decode_array(code: int, data: memoryview) -> Any:
     return np.frombuffer(data, dtype=_ARRAY_TYPES[code - 1])
 
 
-def _accept_array(expected: type, value: Any) -> Any:
+def _accept_array(expected: Any, value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         raise ValueError(f"an array should have come, but {value!r} did")
-    return value
+    return array("i", cast("IntArray", value).tobytes()) if expected == TokenIds else value
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)

@@ -10,6 +10,7 @@ Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in a
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +99,12 @@ class DeviceSampler:
         self._has_grammar_R = np.zeros(max_rows, dtype=np.bool_)
 
     def add_row(
-        self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        seed: int,
     ) -> None:
         """A request takes a row. `output_token_ids`: what it has emitted already (after a preemption or a restart)."""
         self.table.add(row, params, prompt_token_ids, output_token_ids, seed)

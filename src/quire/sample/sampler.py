@@ -9,7 +9,7 @@ Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in a
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +84,12 @@ class Sampler:
         self._is_form_alone = False
 
     def add_row(
-        self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        seed: int,
     ) -> None:
         """A request takes a row. `output_token_ids`: what it has emitted already (after a preemption or a restart)."""
         self._rows.add(row, params, prompt_token_ids, output_token_ids, seed)

@@ -7,6 +7,7 @@ Legend: R rows.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,15 @@ class RowObjects:
             self.seen.append(token)
 
 
+def _has_penalties(params: SamplingParams) -> bool:
+    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
+
+
+def _needs_objects(params: SamplingParams) -> bool:
+    """Whether a request has features that do not fit into an array."""
+    return RowConstraints.are_needed(params) or _has_penalties(params) or bool(params.logits_processors)
+
+
 class SamplingRows:
     """Sampling state of all rows."""
 
@@ -83,7 +93,12 @@ class SamplingRows:
         self.objects: dict[int, RowObjects] = {}
 
     def add(
-        self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        seed: int,
     ) -> None:
         """A request takes the row. Nothing that a custom processor does here can raise: it fails the row later."""
         is_random = params.temperature >= GREEDY_BELOW
@@ -103,14 +118,17 @@ class SamplingRows:
             self.named[row] = np.array(params.logprob_token_ids, dtype=np.int32)
             self.num_logprobs_R[row] = len(self.named[row])
         self.num_prompt_logprobs_R[row] = self._at_most_vocabulary(params.prompt_logprobs or 0)
-        objects = RowObjects(list(prompt_token_ids), list(output_token_ids))
-        features |= self._add_objects(row, params, objects)
-        if features & (EDITS | FAILED):
-            self.objects[row] = objects
+        self.may_jump_R[row] = False
+        if self._engine_processors or _needs_objects(params):  # a long prompt is made a list only for them
+            objects = RowObjects(list(prompt_token_ids), list(output_token_ids))
+            features |= self._add_objects(row, params, objects)
+            if features & (EDITS | FAILED):
+                self.objects[row] = objects
+            # A request with logprobs, penalties or code of its own gets every token sampled.
+            has_jumps = self.grammars is not None and self.grammars.jumps
+            is_free = has_jumps and not features & ~(RANDOM | FILTER | CONSTRAINTS)
+            self.may_jump_R[row] = is_free and objects.constraints is not None and objects.constraints.may_jump
         self.features_R[row] = features
-        # Whoever asks for logprobs, penalties or code of his own gets every token drawn.
-        is_free = self.grammars is not None and self.grammars.jumps and not features & ~(RANDOM | FILTER | CONSTRAINTS)
-        self.may_jump_R[row] = is_free and objects.constraints is not None and objects.constraints.may_jump
 
     def is_named(self, rows_N: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows name the tokens that they want logprobs of."""
@@ -140,7 +158,7 @@ class SamplingRows:
                 grammar = self.grammars.start(params)
             objects.constraints = RowConstraints(params, num_prompt, output, self.vocab_size, grammar)
             features |= CONSTRAINTS
-        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
+        if _has_penalties(params):
             objects.seen = SeenTokens(params, objects.prompt_token_ids, output)
             features |= PENALTIES
         try:

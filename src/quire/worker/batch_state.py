@@ -21,7 +21,8 @@ class BatchState:
     Attributes:
         token_ids_RL: int32; `num_tokens` of each row are known. Memory is touched only where tokens are written.
         num_tokens_R, num_computed_R, num_prompt_R: int32.
-        block_tables: int32 [R, P] tensors, one a KV group, that attention reads; `tables_RP` are their numpy views.
+        tables_GRP: int32, the page tables of each KV group; `tables_RP` are its parts.
+        block_tables: the same memory as int32 [R, P] tensors, one a KV group, that attention reads.
     """
 
     def __init__(self, max_rows: int, max_model_len: int, block_size: int, num_groups: int) -> None:
@@ -32,13 +33,13 @@ class BatchState:
         self.num_tokens_R: IntArray = np.zeros(max_rows, dtype=np.int32)
         self.num_computed_R: IntArray = np.zeros(max_rows, dtype=np.int32)
         self.num_prompt_R: IntArray = np.zeros(max_rows, dtype=np.int32)
-        self.tables_RP: list[IntArray] = [
-            np.zeros((max_rows, self.row_pages), dtype=np.int32) for _ in range(num_groups)
-        ]
+        self.tables_GRP: IntArray = np.zeros((num_groups, max_rows, self.row_pages), dtype=np.int32)
+        self.tables_RP: list[IntArray] = list(self.tables_GRP)
         self.block_tables = [torch.from_numpy(table) for table in self.tables_RP]
         self._num_pages = [[0] * max_rows for _ in range(num_groups)]
-        self.table_updates: list[tuple[int, int, int, list[int]]] | None = None
-        """(group, row, first column, pages) since the last upload, where a device keeps a copy of the tables; else None."""
+        self.table_updates: list[tuple[int, int]] | None = None
+        """(first place in `tables_GRP`, pages) that were added since the last upload, where a device keeps a copy of the tables;
+        else None."""
 
     def add_row(self, request: NewRequestData) -> None:
         """Take in a request with all its known tokens and pages."""
@@ -64,7 +65,7 @@ class BatchState:
         self.tables_RP[group][row, start:end] = pages
         self._num_pages[group][row] = end
         if self.table_updates is not None:
-            self.table_updates.append((group, row, start, pages))
+            self.table_updates.append(((group * self.max_rows + row) * self.row_pages + start, len(pages)))
 
     def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
         """Tokens that nobody has to draw stand from this position on."""

@@ -106,14 +106,10 @@ class DeviceInputs:
         if not changes:
             return _NOTHING, _NOTHING
         self._state.table_updates = []
-        rows, columns = self._state.max_rows, self._state.row_pages
-        index: list[int] = []
-        pages: list[int] = []
-        for group, row, start, new_pages in changes:
-            first = (group * rows + row) * columns + start
-            index.extend(range(first, first + len(new_pages)))
-            pages.extend(new_pages)
-        return np.array(index, dtype=np.int32), np.array(pages, dtype=np.int32)
+        first_N, count_N = np.array(changes, dtype=np.int32).T
+        end_N = np.cumsum(count_N, dtype=np.int32)
+        index = np.repeat(first_N - end_N + count_N, count_N) + np.arange(end_N[-1], dtype=np.int32)
+        return index, self._state.tables_GRP.take(index)
 
     def _send_updates(self, index: IntArray, pages: IntArray) -> None:
         packet = self._views[self._next]

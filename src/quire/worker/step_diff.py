@@ -3,6 +3,7 @@
 Knows rows, pages and who keeps state of a row. Knows nothing of how a step is computed.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from quire.core.output import NewRequestData, SchedulerOutput
@@ -16,7 +17,12 @@ class RowSampler(Protocol):
     """A sampler, as far as rows come and go."""
 
     def add_row(
-        self, row: int, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int], seed: int
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        seed: int,
     ) -> None: ...
 
     def remove_row(self, row: int) -> None: ...

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.config import limits
+from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai import sampling
 from quire.entrypoints.openai.answers import AnswerReader, PieceReader, answer_reader
@@ -24,7 +25,7 @@ from quire.entrypoints.openai.generation import (
     wants_usage,
 )
 from quire.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs_json
-from quire.entrypoints.openai.prompts import Prompt, chat_prompt, normalize_messages
+from quire.entrypoints.openai.prompts import chat_prompt, normalize_messages
 from quire.entrypoints.openai.protocol import (
     BatchChatRequest,
     ChatChoice,
@@ -49,7 +50,7 @@ class ChatJob:
     """A checked request, ready to run."""
 
     request: ChatCompletionRequest
-    prompt: Prompt
+    prompt: TokenizedPrompt
     params: SamplingParams | BeamSearchParams
     public_id: str
     model: str

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from quire.config import limits
+from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import MergedStream, OutputStream
 from quire.entrypoints.openai import sampling
 from quire.entrypoints.openai.errors import bad_field
@@ -23,7 +24,7 @@ from quire.entrypoints.openai.generation import (
     wants_usage,
 )
 from quire.entrypoints.openai.logprobs import CompletionTokens, prompt_logprobs_json
-from quire.entrypoints.openai.prompts import Prompt, completion_prompts, require_tokenizer
+from quire.entrypoints.openai.prompts import completion_prompts, require_tokenizer
 from quire.entrypoints.openai.protocol import (
     CompletionChoice,
     CompletionLogprobs,
@@ -48,7 +49,7 @@ class CompletionJob:
     """
 
     request: CompletionRequest
-    prompts: list[Prompt]
+    prompts: list[TokenizedPrompt]
     params: list[SamplingParams | BeamSearchParams]
     choices: int
     prompt_only: bool
@@ -88,7 +89,7 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     return CompletionJob(request, prompts, params, choices, prompt_only, f"cmpl-{public_id}", model, int(time.time()))
 
 
-def _check_prompt_logprobs(request: CompletionRequest, prompts: list[Prompt], vocab_size: int) -> None:
+def _check_prompt_logprobs(request: CompletionRequest, prompts: list[TokenizedPrompt], vocab_size: int) -> None:
     """Refuse an answer that would hold too many entries; each prompt by itself may be small."""
     field = "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs"
     wanted = request.prompt_logprobs
@@ -103,7 +104,7 @@ def _check_prompt_logprobs(request: CompletionRequest, prompts: list[Prompt], vo
         raise bad_field(field, f"{what}; {allowed}: ask for fewer, or send fewer prompts in a request.")
 
 
-def _limit_thinking(state: ServerState, params: SamplingParams, prompt: Prompt) -> None:
+def _limit_thinking(state: ServerState, params: SamplingParams, prompt: TokenizedPrompt) -> None:
     """Tell an answer with a budget for its thoughts where it thinks, by what the prompt shows."""
     tokenizer = require_tokenizer(state.engine.get_tokenizer(), "thinking_token_budget")
     params.thinking = find_prompt_thinking(state.formats, prompt.token_ids, tokenizer)
@@ -190,7 +191,7 @@ def _best(outputs: list[CompletionOutput], keep: int) -> list[CompletionOutput]:
 
 def _choice(
     job: CompletionJob,
-    prompt: Prompt,
+    prompt: TokenizedPrompt,
     output: RequestOutput,
     choice: CompletionOutput,
     index: int,
@@ -222,7 +223,7 @@ class _Shown:
 class _ChoiceWriter:
     """One answer's text and logprobs, whole or part by part, with the prompt before the first part where it is echoed."""
 
-    def __init__(self, job: CompletionJob, prompt: Prompt, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, job: CompletionJob, prompt: TokenizedPrompt, tokenizer: Tokenizer | None) -> None:
         self._job = job
         self._prompt = prompt
         self._tokens: CompletionTokens | None = None

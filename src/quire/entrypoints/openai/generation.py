@@ -5,13 +5,12 @@ import dataclasses
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
+from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.answers import ReasoningCount
 from quire.entrypoints.openai.errors import error_of_finished
-from quire.entrypoints.openai.prompts import Prompt
 from quire.entrypoints.openai.protocol import GenerationFields, Timing, Usage, build_usage
 from quire.entrypoints.openai.state import ServerState
-from quire.inputs import TokensPrompt
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
@@ -25,36 +24,31 @@ class QueuedFields(Protocol):
     priority: int | None
 
 
-def engine_prompt(prompt: Prompt, cache_salt: str | None) -> TokensPrompt:
-    tokens = TokensPrompt(prompt_token_ids=prompt.token_ids)
-    if prompt.text is not None:
-        tokens["prompt"] = prompt.text
-    if cache_salt is not None:
-        tokens["cache_salt"] = cache_salt
-    return tokens
+def salted(prompt: TokenizedPrompt, cache_salt: str | None) -> TokenizedPrompt:
+    return prompt if cache_salt is None else dataclasses.replace(prompt, cache_salt=cache_salt)
 
 
 def start_generation(
     state: ServerState,
     request: QueuedFields,
-    prompt: Prompt,
+    prompt: TokenizedPrompt,
     params: SamplingParams | BeamSearchParams,
     public_id: str,
 ) -> AsyncIterator[RequestOutput]:
     """The engine's outputs for one prompt."""
     request_id = state.engine_request_id(public_id)
-    tokens = engine_prompt(prompt, request.cache_salt)
+    prompt = salted(prompt, request.cache_salt)
     if isinstance(params, BeamSearchParams):
-        return state.engine.beam_search(tokens, params, request_id)
-    return state.engine.generate(tokens, params, request_id, priority=request.priority or 0)
+        return state.engine.beam_search(prompt, params, request_id)
+    return state.engine.generate(prompt, params, request_id, priority=request.priority or 0)
 
 
 async def open_generation(
-    state: ServerState, request: QueuedFields, prompt: Prompt, params: SamplingParams, request_id: str
+    state: ServerState, request: QueuedFields, prompt: TokenizedPrompt, params: SamplingParams, request_id: str
 ) -> OutputStream:
     """The running request, by the engine's id of it, for a reader that wants to be called."""
-    tokens = engine_prompt(prompt, request.cache_salt)
-    return await state.engine.open_stream(tokens, params, request_id, priority=request.priority or 0)
+    prompt = salted(prompt, request.cache_salt)
+    return await state.engine.open_stream(prompt, params, request_id, priority=request.priority or 0)
 
 
 async def all_of(runs: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:

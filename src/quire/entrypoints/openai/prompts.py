@@ -5,18 +5,19 @@ Knows the tokenizer's three verbs (encode, decode, apply a chat template). Knows
 """
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
+from quire.engine.input_processor import TokenizedPrompt, check_in_vocabulary
 from quire.entrypoints.openai.admission import encode_text
 from quire.entrypoints.openai.decoding import instead_of
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
 from quire.json_text import TooDeepError, parse_json
 from quire.logger import init_logger
+from quire.request import TokenIds, token_array
 from quire.tokenizers.interface import Tokenizer, check_template_variables
 
 if TYPE_CHECKING:
@@ -137,14 +138,6 @@ Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
 
 
-@dataclasses.dataclass(slots=True)
-class Prompt:
-    """A prompt as token ids, and its text where that is known."""
-
-    token_ids: list[int]
-    text: str | None = None
-
-
 async def run_sized(size: int, function: Callable[Parameters, ResultT], *args: Any, **kwargs: Any) -> ResultT:
     """Call `function` here when its input is short, in a thread when it is long."""
     if size <= INLINE_CHARACTERS:
@@ -165,7 +158,7 @@ def listed(given: str | Sequence[PromptItem] | None, field: str, what: str) -> l
         return [given]
     if not given:
         raise bad_field(field, "the list is empty.")
-    items = [given] if set(map(type, given)) == {int} else list(given)
+    items = [given] if isinstance(given[0], int) else list(given)
     if len(items) > limits.MAX_PROMPTS:
         raise bad_field(field, f"{len(items)} {what}; at most {limits.MAX_PROMPTS} in one request.")
     return items
@@ -173,7 +166,7 @@ def listed(given: str | Sequence[PromptItem] | None, field: str, what: str) -> l
 
 async def completion_prompts(
     request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int, room: int
-) -> list[Prompt]:
+) -> list[TokenizedPrompt]:
     """The prompts of a completion request: a text, texts, token ids, or lists of token ids. `room`: how many tokens of each
     `truncate_prompt_tokens=-1` keeps."""
     if request.prompt is None:
@@ -184,35 +177,41 @@ async def completion_prompts(
 
 async def _completion_prompt(
     item: str | int | list[int], request: CompletionRequest, tokenizer: Tokenizer | None, vocab_size: int, room: int
-) -> Prompt:
+) -> TokenizedPrompt:
     if isinstance(item, int):
         raise bad_field("prompt", "a list mixes token ids with texts or lists.")
     if isinstance(item, str):
         special = request.add_special_tokens is not False
-        prompt = Prompt(await encode_text(require_tokenizer(tokenizer, "prompt"), item, special), item)
+        prompt = TokenizedPrompt(await encode_text(require_tokenizer(tokenizer, "prompt"), item, special), item)
         if not prompt.token_ids:
             raise bad_field("prompt", "the text is empty, and has no tokens.")
     else:
-        check_token_ids(item, vocab_size, "prompt")
+        array = check_token_ids(item, vocab_size, "prompt")
         text = tokenizer.decode(item) if request.echo and tokenizer is not None else None
-        prompt = Prompt(item, text)
+        prompt = TokenizedPrompt(item, text, array=array)
     keep = room if request.truncate_prompt_tokens == -1 else request.truncate_prompt_tokens
     return _truncated(prompt, keep, request.truncation_side, tokenizer, bool(request.echo))
 
 
-def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> None:
-    """Token ids of the model's vocabulary, at least one."""
+def check_token_ids(token_ids: list[int], vocab_size: int, field: str) -> TokenIds:
+    """Token ids of the model's vocabulary, at least one, as an array. Raises HTTPError: 400."""
     if not token_ids:
         raise bad_field(field, "the list of token ids is empty.")
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+    try:
+        array = token_array(token_ids)
+        check_in_vocabulary(array, vocab_size, field)
+    except TypeError:
+        raise bad_field(field, "a list mixes token ids with texts or lists.") from None
+    except (OverflowError, RequestError):
         wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
         shown = str(wrong) if abs(wrong) < 1 << 64 else "a huge number"
-        raise bad_field(field, f"token id {shown} is out of vocabulary (0 to {vocab_size - 1}).")
+        raise bad_field(field, f"token id {shown} is out of vocabulary (0 to {vocab_size - 1}).") from None
+    return array
 
 
 def _truncated(
-    prompt: Prompt, keep: int | None, side: str | None, tokenizer: Tokenizer | None, need_text: bool
-) -> Prompt:
+    prompt: TokenizedPrompt, keep: int | None, side: str | None, tokenizer: Tokenizer | None, need_text: bool
+) -> TokenizedPrompt:
     if keep is None:
         return prompt
     if keep < 1:
@@ -220,7 +219,7 @@ def _truncated(
     if len(prompt.token_ids) <= keep:
         return prompt
     kept = prompt.token_ids[:keep] if side == "right" else prompt.token_ids[-keep:]
-    return Prompt(kept, tokenizer.decode(kept) if need_text and tokenizer is not None else None)
+    return TokenizedPrompt(kept, tokenizer.decode(kept) if need_text and tokenizer is not None else None)
 
 
 async def chat_prompt(
@@ -229,7 +228,7 @@ async def chat_prompt(
     reserve: int | None,
     max_model_len: int,
     settings: "ServerSettings | None" = None,
-) -> Prompt:
+) -> TokenizedPrompt:
     """The prompt that the chat template makes of a request's messages.
 
     Args:
@@ -301,7 +300,7 @@ async def render_chat(
     *,
     tools: list[dict[str, Any]] | None = None,
     documents: list[dict[str, Any]] | None = None,
-) -> Prompt:
+) -> TokenizedPrompt:
     """Render the messages through the chat template and tokenize the result."""
     continue_final_message = bool(request.continue_final_message)
     if continue_final_message and add_generation_prompt:
@@ -330,8 +329,8 @@ async def render_chat(
 
     rendered = await run_sized(size, render)
     if writes_tokens:
-        return Prompt(rendered)
-    return Prompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
+        return TokenizedPrompt(rendered)
+    return TokenizedPrompt(await encode_text(tokenizer, rendered, bool(request.add_special_tokens)), rendered)
 
 
 def _size(content: str | list[dict[str, str]] | None) -> int:

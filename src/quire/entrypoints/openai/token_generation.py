@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream
 from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.generation import (
@@ -21,7 +22,7 @@ from quire.entrypoints.openai.generation import (
     start_generation,
 )
 from quire.entrypoints.openai.logprobs import chat_logprobs, finite, prompt_logprobs_json
-from quire.entrypoints.openai.prompts import Prompt, check_token_ids
+from quire.entrypoints.openai.prompts import check_token_ids
 from quire.entrypoints.openai.protocol import ChatLogprobs
 from quire.entrypoints.openai.sampling import resolve_max_tokens
 from quire.entrypoints.openai.state import ServerState
@@ -51,7 +52,7 @@ class TokenJob:
     """A checked request, ready to run."""
 
     request: GenerateRequest
-    prompt: Prompt
+    prompt: TokenizedPrompt
     params: SamplingParams
     public_id: str
     model: str
@@ -68,7 +69,7 @@ async def prepare_tokens(state: ServerState, request: GenerateRequest, public_id
         raise bad_field("output_mode", "'derender' is not supported yet; use tokens or text.", "not_supported")
     if request.stream_options is not None and not request.stream:
         raise bad_field("stream_options", "only allowed when stream is true.")
-    check_token_ids(request.token_ids, config.vocab_size, "token_ids")
+    array = check_token_ids(request.token_ids, config.vocab_size, "token_ids")
     room = resolve_max_tokens(
         None, len(request.token_ids), config.max_model_len, config.default_sampling.get("max_tokens"), "", "token_ids"
     )
@@ -76,7 +77,8 @@ async def prepare_tokens(state: ServerState, request: GenerateRequest, public_id
     params.output_kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     if request.output_mode == "text" and (state.engine.get_tokenizer() is None or not params.detokenize):
         raise bad_field("output_mode", "'text' needs a tokenizer on the server, and sampling_params.detokenize.")
-    return TokenJob(request, Prompt(request.token_ids), params, f"generate-tokens-{public_id}", model, int(time.time()))
+    prompt = TokenizedPrompt(request.token_ids, array=array)
+    return TokenJob(request, prompt, params, f"generate-tokens-{public_id}", model, int(time.time()))
 
 
 def read_params(given: dict[str, Any], room: int) -> SamplingParams:
