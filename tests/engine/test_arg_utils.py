@@ -118,6 +118,10 @@ def test_a_length_that_is_left_open_is_at_most_the_models(model: str, asked: obj
 def test_objects_of_settings_are_taken_like_dicts(model: str) -> None:
     asked = StructuredOutputsConfig(disable_any_whitespace=True)
     assert resolve(model, structured_outputs_config=asked).structured_outputs == asked
+    asked = StructuredOutputsConfig(reasoning_parser="qwen3")
+    assert resolve(model, structured_outputs_config=asked).reasoning.reasoning_parser == "qwen3"
+    both = resolve(model, structured_outputs_config=asked, reasoning_config={"reasoning_parser": "deepseek_r1"})
+    assert both.reasoning.reasoning_parser == "deepseek_r1"
     profiler = ProfilerConfig(dir="/tmp/traces", max_iterations=3)
     assert resolve(model, profiler_config=profiler).observability.profiler == profiler
     theirs = ProfilerConfig(profiler="torch", torch_profiler_dir="/tmp/traces", torch_profiler_with_stack=False)

@@ -143,6 +143,8 @@ class StructuredOutputsConfig:
         enable_in_reasoning: the form holds while a model thinks, too.
         disable_jump_forward: tokens that a form leaves no choice about are drawn one a step, too; None: where a device works
             beside the host.
+        reasoning_parser: name of the format of a model's reasoning, where neither `--reasoning-parser` nor `--reasoning-config`
+            names one.
     """
 
     backend: str = "auto"
@@ -150,6 +152,7 @@ class StructuredOutputsConfig:
     disable_additional_properties: bool = False
     enable_in_reasoning: bool = False
     disable_jump_forward: bool | None = None
+    reasoning_parser: str = ""
 
 
 def read_structured_outputs_config(
@@ -162,17 +165,14 @@ def read_structured_outputs_config(
     if old_backend is not None:
         setting = "guided_decoding_backend" if "backend" not in values else setting
         values.setdefault("backend", old_backend)
-    if values.get("reasoning_parser") in ("", None):
-        values.pop("reasoning_parser", None)
     known = {field.name: field.default for field in dataclasses.fields(StructuredOutputsConfig)}
     if unknown := sorted(set(values) - set(known)):
         raise ConfigError(
-            f"structured_outputs_config has {', '.join(map(repr, unknown))}; allowed: {', '.join(known)} "
-            f"(--reasoning-parser is a setting of its own)",
+            f"structured_outputs_config has {', '.join(map(repr, unknown))}; allowed: {', '.join(known)}",
             setting=setting,
         )
     for name, value in values.items():
-        if name != "backend" and not isinstance(value, bool):
+        if name not in ("backend", "reasoning_parser") and not isinstance(value, bool):
             raise ConfigError(f"structured_outputs_config.{name}={value!r} must be true or false", setting=setting)
     config = StructuredOutputsConfig(**values)
     if config.backend not in BACKENDS:

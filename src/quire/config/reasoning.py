@@ -23,10 +23,13 @@ class ReasoningConfig:
     reasoning_end_str: str = ""
 
 
-def read_reasoning_config(given: Mapping[str, Any] | None) -> ReasoningConfig:
-    """The settings of a JSON object.
+def read_reasoning_config(
+    given: Mapping[str, Any] | None, structured_outputs: Mapping[str, Any] | None = None
+) -> ReasoningConfig:
+    """The settings of a JSON object; the one of structured outputs may name the format, too.
     Raises ConfigError: an unknown key, or a value that is no text."""
-    setting, values = "reasoning_config", dict(given or {})
+    parser = (structured_outputs or {}).get("reasoning_parser")
+    setting, values = "reasoning_config", {"reasoning_parser": parser or ""} | dict(given or {})
     known = [field.name for field in dataclasses.fields(ReasoningConfig)]
     if unknown := sorted(set(values) - set(known)):
         message = f"{setting} has {', '.join(map(repr, unknown))}; allowed: {', '.join(known)}"

@@ -234,7 +234,7 @@ class EngineArgs:
             structured_outputs=read_structured_outputs_config(
                 self.structured_outputs_config, self.guided_decoding_backend
             ),
-            reasoning=read_reasoning_config(self.reasoning_config),
+            reasoning=read_reasoning_config(self.reasoning_config, self.structured_outputs_config),
             instance_id=instance_id,
             provenance=provenance,
         )

@@ -266,6 +266,27 @@ def test_metrics_tell_how_many_requests_of_full_length_the_cache_holds(demo):
     assert labels["kv_cache_size_tokens"] == str(int(requests * 1024))
 
 
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ("TEXT", r"TEXT named_metrics\.kv_cache_usage_perc=[\d.e-]+, named_metrics\.num_requests_waiting=\d+"),
+        ("json", r'JSON \{"named_metrics":\{"kv_cache_usage_perc":[\d.e-]+,"num_requests_waiting":\d+\}\}'),
+    ],
+)
+def test_a_load_balancer_is_told_of_the_load_where_it_asks(demo, wanted, told):
+    body = {"prompt": "one two", "max_tokens": 2}
+    for path in ("/v1/completions", "/health"):
+        method = demo.client.post if path != "/health" else demo.client.get
+        answer = method(
+            path, headers={"endpoint-load-metrics-format": wanted}, **({"json": body} if path != "/health" else {})
+        )
+        assert re.fullmatch(told, answer.headers["endpoint-load-metrics"])
+    odd = demo.client.get("/health", headers={"endpoint-load-metrics-format": "XML"})
+    assert (
+        "endpoint-load-metrics" not in odd.headers and "endpoint-load-metrics" not in demo.client.get("/health").headers
+    )
+
+
 def test_sigterm_finishes_a_running_stream_and_exits_with_0():
     server = DemoServer("--api-key", "secret", "--disable-uvicorn-access-log")
     assert server.client.get("/v1/models").status_code == 401

@@ -128,6 +128,19 @@ def test_the_clients_own_stream_puts_the_same_response_together(client):
     assert call.name == "calculate" and "12" in call.parsed_arguments["expression"]
 
 
+def test_what_the_model_read_and_wrote_is_shown_where_that_is_asked_for(client):
+    extra = {"enable_response_messages": True, "temperature": 0}
+    response = client.responses.create(model="quire-demo", input="What is 17 + 25?", extra_body=extra)
+    [read], [wrote] = response.input_messages, response.output_messages
+    assert read["type"] == wrote["type"] == "raw_message_tokens"
+    assert "What is 17 + 25?" in read["message"] and len(read["tokens"]) == response.usage.input_tokens
+    assert "17 + 25 = 42" in wrote["message"] and len(wrote["tokens"]) == response.usage.output_tokens
+    with client.responses.stream(model="quire-demo", input="What is 17 + 25?", extra_body=extra) as stream:
+        streamed = stream.get_final_response()
+    assert (streamed.input_messages, streamed.output_messages) == ([read], [wrote])
+    assert "input_messages" not in client.responses.create(model="quire-demo", input="Hi").model_dump()
+
+
 def test_a_conversation_goes_on_from_the_previous_response(client):
     history = [
         {"role": "user", "content": QUESTION},

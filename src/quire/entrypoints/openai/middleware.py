@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Container, Iterable
 from typing import Any, cast
 
+import msgspec
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -103,6 +104,7 @@ class RequestContext:
                 started, status = True, message["status"]
                 message.setdefault("headers", [])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] += self._load_report(scope)
                 if warnings := kept.get("warnings"):
                     message["headers"].append((b"quire-warnings", _header_text("; ".join(warnings))))
             elif not message.get("more_body", False):
@@ -130,6 +132,20 @@ class RequestContext:
             if token is not None:
                 TRACE_HEADERS.reset(token)
             self._state.http.record(route_path(scope), scope["method"], status, time.perf_counter() - began)
+
+    def _load_report(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The header that tells a load balancer how busy the engine is, as ORCA has it, where the request asks for it."""
+        wanted = (_header(scope, b"endpoint-load-metrics-format") or b"").lower()
+        engine = self._state.engine_or_none
+        if wanted not in (b"text", b"json") or engine is None:
+            return []
+        figures = {
+            "kv_cache_usage_perc": engine.metrics.kv_cache_usage,
+            "num_requests_waiting": engine.metrics.num_waiting,
+        }
+        told = ", ".join(f"named_metrics.{name}={value}" for name, value in figures.items()).encode()
+        told = msgspec.json.encode({"named_metrics": figures}) if wanted == b"json" else told
+        return [(b"endpoint-load-metrics", wanted.upper() + b" " + told)]
 
     @staticmethod
     def _request_id(scope: Scope) -> str:

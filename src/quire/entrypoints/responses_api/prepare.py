@@ -391,6 +391,13 @@ async def _truncate(state: ServerState, chat: ChatCompletionRequest, asked: int 
     chat.messages = messages[:num_fixed] + messages[starts[low - 1] :]
 
 
+def _raw(
+    request: protocol.ResponsesRequest, text: str, tokens: list[int]
+) -> list[protocol.RawMessage] | protocol.Optional:
+    """What the model reads or writes, where the request wants to see it."""
+    return [protocol.RawMessage(text, tokens)] if request.enable_response_messages else protocol.UNSET
+
+
 def _response(request: protocol.ResponsesRequest, chat: ChatJob) -> protocol.ResponseObject:
     """A response before there is any output; what the request left out is told as it was chosen."""
     given = request.reasoning or protocol.ReasoningConfig()
@@ -420,4 +427,6 @@ def _response(request: protocol.ResponsesRequest, chat: ChatJob) -> protocol.Res
         top_p=chat.params.top_p,
         truncation=request.truncation or "disabled",
         user=request.user,
+        input_messages=_raw(request, chat.prompt.text or "", chat.prompt.token_ids),
+        output_messages=_raw(request, "", []),
     )

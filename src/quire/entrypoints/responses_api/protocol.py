@@ -61,6 +61,13 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     status: str = "in_progress"
 
 
+class RawMessage(msgspec.Struct, tag_field="type", tag="raw_message_tokens"):
+    """What the model read or wrote, as text and as token ids."""
+
+    message: str
+    tokens: list[int]
+
+
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 
 
@@ -148,6 +155,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True):
     repetition_detection: dict[str, Any] | None = None
     stream_interval: int | None = None
     return_timing: bool | None = None
+    enable_response_messages: bool | None = None
     # Read so that they can be refused by name.
     kv_transfer_params: Any = None
     mm_processor_kwargs: Any = None
@@ -229,6 +237,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     usage: ResponseUsage | None = None
     user: str | None = None
     metrics: Timing | Optional = UNSET
+    input_messages: list[RawMessage] | Optional = UNSET
+    output_messages: list[RawMessage] | Optional = UNSET
 
 
 class InputTokensResponse(msgspec.Struct):

@@ -38,7 +38,7 @@ class ResponseStream:
         self._state = state
         self._job = job
         self._opened = False
-        self.takes_text = not job.chat.request.logprobs
+        self.takes_text = not job.chat.request.logprobs and job.response.output_messages is UNSET
 
     async def open(self) -> OutputStream:
         return await open_chat(self._state, self._job.chat, self._job.request_id)
@@ -49,6 +49,9 @@ class ResponseStream:
         parts = [(part, job.count.add_choice(part)) for part in choice.by_token()]
         check_output(output, job.request_id)
         job.count.add_times(output)
+        for message in job.response.output_messages or ():
+            message.message += choice.text
+            message.tokens += choice.token_ids
         events: list[bytes] = []
         if not self._opened:
             self._opened = True
