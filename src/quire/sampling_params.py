@@ -454,11 +454,6 @@ class SamplingParams(
         self.eos_token_ids = ids
 
     @property
-    def num_alternatives(self) -> int | None:
-        """Logprobs a position beside the token's own (-1: the whole vocabulary); None where none is wanted."""
-        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
-
-    @property
     def sampling_type(self) -> SamplingType:
         """Greedy, random, or random with the user's seed."""
         if self.temperature < GREEDY_BELOW:

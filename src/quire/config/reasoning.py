@@ -28,8 +28,8 @@ def read_reasoning_config(
 ) -> ReasoningConfig:
     """The settings of a JSON object; the one of structured outputs may name the format, too.
     Raises ConfigError: an unknown key, or a value that is no text."""
-    parser = (structured_outputs or {}).get("reasoning_parser")
-    setting, values = "reasoning_config", {"reasoning_parser": parser or ""} | dict(given or {})
+    named = {"reasoning_parser": (structured_outputs or {}).get("reasoning_parser") or ""}
+    setting, values = "reasoning_config", named | dict(given or {})
     known = [field.name for field in dataclasses.fields(ReasoningConfig)]
     if unknown := sorted(set(values) - set(known)):
         message = f"{setting} has {', '.join(map(repr, unknown))}; allowed: {', '.join(known)}"

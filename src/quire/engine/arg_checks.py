@@ -41,8 +41,8 @@ class Check:
         """Refuse another value. Raises ConfigError: it is not allowed; the message names setting, value and what is."""
         if self.passes(value):
             return
-        hint = did_you_mean(str(value), self.words)
-        raise ConfigError(f"{name}={value!r} is not valid: it must be {self.allowed}{hint}", setting=name)
+        allowed = self.allowed + did_you_mean(str(value), self.words)
+        raise ConfigError(f"{name}={value!r} is not valid: it must be {allowed}", setting=name)
 
 
 def setting(default: T, check: Check, text: str) -> T:

@@ -120,6 +120,6 @@ def _one(action: argparse.Action, key: str, value: Any, path: str) -> Any:
         raise ConfigError(f"{path}: {key}: {error}", setting=key) from error
     if action.choices is not None and converted not in action.choices:
         allowed = list(map(str, action.choices))
-        hint = did_you_mean(str(value), allowed, "; {}")
-        raise ConfigError(f"{path}: {key}={value!r} is not one of {', '.join(allowed)}{hint}", setting=key)
+        told = ", ".join(allowed) + did_you_mean(str(value), allowed, "; {}")
+        raise ConfigError(f"{path}: {key}={value!r} is not one of {told}", setting=key)
     return converted

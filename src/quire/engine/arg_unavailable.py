@@ -202,8 +202,8 @@ def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, t
         take(name, value)
         return
     if name not in table:
-        hint = did_you_mean(name, [*known, *ALIASES, *UNAVAILABLE], "; {}")
-        raise ConfigError(f"{name!r} is not an engine setting{hint}", setting=name)
+        others = [*known, *ALIASES, *UNAVAILABLE]
+        raise ConfigError(f"{name!r} is not an engine setting{did_you_mean(name, others, '; {}')}", setting=name)
     if not _is_among(value, table[name]):
         instead = f"leave it out (accepted: {', '.join(map(repr, table[name]))})"
         raise ConfigError(f"{name}={value!r} is not available yet in Quire; {instead}", setting=name)

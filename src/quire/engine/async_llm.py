@@ -430,6 +430,7 @@ class AsyncLLM(AsyncControl):
 
     @property
     def is_running(self) -> bool:
+        """Whether the engine has not died."""
         return self._dead is None and not self._is_shut_down
 
     @property
@@ -439,6 +440,7 @@ class AsyncLLM(AsyncControl):
 
     @property
     def errored(self) -> bool:
+        """Whether the engine has died."""
         return self._dead is not None
 
     @property

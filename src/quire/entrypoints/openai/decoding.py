@@ -78,11 +78,7 @@ class Names(NamedTuple):
     may_have_others: bool
 
 
-class Unknown(NamedTuple):
-    """A field that nothing reads: its path, and the name that was probably meant."""
-
-    path: str
-    meant: str | None
+Unknown = tuple[str, str | None]  # a field that nothing reads: its path, and the name that was probably meant
 
 
 class BodyDecoder:
@@ -104,7 +100,7 @@ class BodyDecoder:
         fields: dict[str, msgspec.Raw] = _decode(body, dict[str, msgspec.Raw])
         known = _known_fields(kind)
         others = sorted(fields.keys() - known)[:MAX_TOLD_FIELDS]
-        unknown = [Unknown(name[:60], _nearest(name[:60], known)) for name in others]
+        unknown: list[Unknown] = [(name[:60], _nearest(name[:60], known)) for name in others]
         try:
             decoded: BodyT = _decode(body, kind)
         except HTTPError as error:
@@ -128,11 +124,9 @@ class BodyDecoder:
 
     def _check_unknown(self, unknown: list[Unknown]) -> list[str]:
         """What to tell of unknown fields; each is logged once. Raises HTTPError: they are refused."""
-        shown = {
-            each.path: f"{each.path!r}" + (f" (did you mean {each.meant!r}?)" if each.meant else "") for each in unknown
-        }
+        shown = {path: f"{path!r}" + (f" (did you mean {meant!r}?)" if meant else "") for path, meant in unknown}
         if self._strict:
-            raise bad_request(f"Unknown field(s): {', '.join(shown.values())}.", unknown[0].path, "unknown_field")
+            raise bad_request(f"Unknown field(s): {', '.join(shown.values())}.", unknown[0][0], "unknown_field")
         for path, text in shown.items():
             anywhere = _INDEX.sub("[]", path)
             if anywhere not in self._logged and len(self._logged) < MAX_LOGGED_FIELDS:
@@ -149,7 +143,7 @@ def _with_misspelling(error: HTTPError, fields: dict[str, msgspec.Raw], unknown:
     top, _, name = param.rpartition(".")
     if top in NESTED:
         unknown = find_unknown(_decode(bytes(fields[top]), Any), NESTED[top], top)
-    near = next((each.path for each in unknown if each.meant == name), None)
+    near = next((path for path, meant in unknown if meant == name), None)
     if near is None:
         return error
     return bad_field(param, f"this field is required; the request has {near!r}.", "missing_field")
@@ -224,39 +218,36 @@ def _allowed_words(kind: Any, field: str) -> str:
 # name counts as unknown.
 
 
-def _closed(names: str = "", **within: Names) -> Names:
-    return Names(frozenset((*names.split(), *within)), within, may_have_others=False)
+def _names(names: str = "", may_have_others: bool = True, **within: Names) -> Names:
+    return Names(frozenset((*names.split(), *within)), within, may_have_others)
 
 
-def _open(names: str = "", **within: Names) -> Names:
-    return Names(frozenset((*names.split(), *within)), within, may_have_others=True)
-
-
-_CALL = _open("id type index", function=_open("name arguments"))
-_PART = _open(
+_closed = functools.partial(_names, may_have_others=False)
+_PART = _names(
     "type text thinking refusal signature source image_url input_audio video_url file audio_url annotations logprobs "
     "cache_control citations id name input tool_use_id content is_error title context data"
 )
-_MESSAGE = _open(
+_MESSAGE = _names(
     "role name tool_call_id reasoning reasoning_content thinking refusal audio function_call annotations tools documents "
     "id type status call_id arguments output summary encrypted_content action phase",
     content=_PART,
-    tool_calls=_CALL,
+    tool_calls=_names("id type index", function=_names("name arguments")),
 )
-_FUNCTION = _open("name description parameters strict")
-_TOOL = _open("type name description parameters strict input_schema cache_control", function=_FUNCTION)
-_SCHEMA_FORMAT = _closed("name description schema strict")
-
 NESTED: dict[str, Names] = {
     "messages": _MESSAGE,
     "input": _MESSAGE,
     "system": _PART,
-    "tools": _TOOL,
+    "tools": _names(
+        "type name description parameters strict input_schema cache_control",
+        function=_names("name description parameters strict"),
+    ),
     "tool_choice": _closed(
         "type name mode tools allowed_tools disable_parallel_tool_use custom server_label", function=_closed("name")
     ),
     "stream_options": _closed("include_usage continuous_usage_stats include_obfuscation"),
-    "response_format": _closed("type structures triggers format", json_schema=_SCHEMA_FORMAT),
+    "response_format": _closed(
+        "type structures triggers format", json_schema=_closed("name description schema strict")
+    ),
     "text": _closed("verbosity", format=_closed("type name description schema strict")),
     "reasoning": _closed("effort summary generate_summary"),
     "thinking": _closed("type budget_tokens display"),
@@ -284,7 +275,7 @@ def find_unknown(value: Any, names: Names, path: str) -> list[Unknown]:
         meant = _nearest(name[:60], expected.known)
         meant = None if meant in holder else meant
         if meant is not None or not expected.may_have_others:
-            found.append(Unknown(f"{at}.{name[:60]}", meant))
+            found.append((f"{at}.{name[:60]}", meant))
     return found
 
 

@@ -143,9 +143,10 @@ class RequestContext:
             "kv_cache_usage_perc": engine.metrics.kv_cache_usage,
             "num_requests_waiting": engine.metrics.num_waiting,
         }
-        told = ", ".join(f"named_metrics.{name}={value}" for name, value in figures.items()).encode()
-        told = msgspec.json.encode({"named_metrics": figures}) if wanted == b"json" else told
-        return [(b"endpoint-load-metrics", wanted.upper() + b" " + told)]
+        if wanted == b"json":
+            return [(b"endpoint-load-metrics", b"JSON " + msgspec.json.encode({"named_metrics": figures}))]
+        text = ", ".join(f"named_metrics.{name}={value}" for name, value in figures.items())
+        return [(b"endpoint-load-metrics", b"TEXT " + text.encode())]
 
     @staticmethod
     def _request_id(scope: Scope) -> str:

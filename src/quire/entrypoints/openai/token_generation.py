@@ -91,8 +91,8 @@ def read_params(given: dict[str, Any], room: int) -> SamplingParams:
     values = {name: value for name, value in given.items() if name in _KNOWN and value is not None}
     for name, value in given.items():
         if name not in _KNOWN and name not in _INTERNAL and value not in (None, False, 0, "", [], {}):
-            hint = did_you_mean(name[:60], _KNOWN, "; {}", ".", cutoff=0.75)
-            raise bad_field(f"sampling_params.{name[:60]}", f"this parameter is unknown{hint}")
+            unknown = "this parameter is unknown" + did_you_mean(name[:60], _KNOWN, "; {}", ".", cutoff=0.75)
+            raise bad_field(f"sampling_params.{name[:60]}", unknown)
     values.setdefault("max_tokens", room)
     try:
         if is_dict(values.get("logit_bias")):
