@@ -2,8 +2,10 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import hypothesis
+import pytest
 
 if not os.path.exists("/dev/nvidiactl"):  # before anything imports Triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -16,3 +18,13 @@ def pytest_configure() -> None:
     slow = hypothesis.HealthCheck.too_slow  # a machine under load is no failure
     hypothesis.settings.register_profile("quire", deadline=None, suppress_health_check=[slow])
     hypothesis.settings.load_profile("quire")
+
+
+@pytest.fixture
+def kept_selection() -> Iterator[None]:
+    """Which kernels are chosen is the process's state: after the test it is what it was before."""
+    from quire.kernels import registry
+
+    before = registry.choices()
+    yield
+    registry.use(before)

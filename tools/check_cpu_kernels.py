@@ -24,7 +24,7 @@ from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels import cpu, ops, packed
 from quire.kernels.cpu import arguments, recording
 from quire.kernels.cpu.library import library
-from quire.kernels.packed import PackedWeight
+from quire.kernels.types import PackedWeight
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GEMV_SHAPES = [(1024, 512), (3072, 512), (512, 1536), (32000, 512), (4096, 1024), (1024, 3072), (4096, 4096)]

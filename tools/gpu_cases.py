@@ -13,9 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from quire.kernels import ops
-from quire.kernels.experts import ExpertScratch, Routing
-from quire.kernels.fp8 import Fp8Scratch
+from quire.kernels.types import ExpertScratch, Fp8Scratch, LinearWeight, Routing
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}
 """Of ||ours - reference|| / ||reference||, by the type of the numbers."""
@@ -122,11 +120,11 @@ def columns(rng: Shapes, t: int, *widths: int, dtype: torch.dtype, scale: float 
     return wide[:, before : before + sum(widths)].split(widths, dim=1)
 
 
-def weight_of(n: int, k: int, dtype: torch.dtype, biased: bool) -> ops.LinearWeight:
+def weight_of(n: int, k: int, dtype: torch.dtype, biased: bool) -> LinearWeight:
     """A matrix."""
     weight = normal(n, k, dtype=dtype, scale=k**-0.5)
     bias = normal(n) if biased else None
-    return ops.LinearWeight(n, k, dtype, weight, None if bias is None else bias.to(dtype), bias)
+    return LinearWeight(n, k, dtype, weight, None if bias is None else bias.to(dtype), bias)
 
 
 def moved(value: Any, device: str, dtype: torch.dtype | None) -> Any:
@@ -144,7 +142,7 @@ def moved(value: Any, device: str, dtype: torch.dtype | None) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Routing):
         parts = {field.name: moved(getattr(value, field.name), device, dtype) for field in dataclasses.fields(value)}
         clone = dataclasses.replace(value, **parts)
-        if isinstance(clone, ops.LinearWeight) and dtype is not None:
+        if isinstance(clone, LinearWeight) and dtype is not None:
             clone.dtype = torch.float32
         return clone
     return value

@@ -9,9 +9,9 @@ import torch
 from tools.gpu_cases import TOLERANCES, Case, Shapes, draw, empty, normal
 from tools.gpu_cases_rows import norm_of
 
-from quire.kernels.fp8 import FP8, FP8_MAX, Fp8Scratch, Fp8Weight
-from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.kernels.fp8 import FP8_MAX
 from quire.kernels.triton import packed, packed_vector
+from quire.kernels.types import FP8, Fp8Scratch, Fp8Weight, Int8Weight, PackedWeight
 from quire.quantization.codes import E2M1
 
 NF4 = torch.tensor([-1.0, -0.69619, -0.52507, -0.39492, -0.28444, -0.18477, -0.09105, 0.0, 0.07958, 0.16093, 0.24611,

@@ -6,10 +6,9 @@ import torch
 from tools.gpu_cases import Case, Shapes, draw, empty, normal
 from tools.gpu_cases_codes import codes_of
 
-from quire.kernels.experts import ClampedSwiglu, ExpertScratch, ExpertWeights, Routing
-from quire.kernels.ops import LinearWeight
 from quire.kernels.packed import dequantize
 from quire.kernels.triton.packed_experts import pack_expert_codes
+from quire.kernels.types import ClampedSwiglu, ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 
 def _scratch(t: int, e: int, k: int, d: int, i: int, dtype: torch.dtype) -> ExpertScratch:

@@ -12,7 +12,7 @@ from tests.kernels.triton.decode_batches import make_batch, reference
 from tools.gpu_cases import TOLERANCES, Case, Shapes, columns, draw, empty, moved, normal
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels import ops
+from quire.kernels.types import Rope
 
 FP8 = torch.float8_e4m3fn
 
@@ -88,7 +88,7 @@ def _(rng: Shapes, dtype: torch.dtype) -> Case:
 def _(rng: Shapes, dtype: torch.dtype) -> Case:
     step, params = _latents(rng, dtype)
     t, rank, e = step.metadata.num_tokens, params.latent, params.head_dim - params.latent
-    rope = ops.Rope(normal(1024, e), e, rng.chance(0.5))
+    rope = Rope(normal(1024, e), e, rng.chance(0.5))
     step.kv_cache[0].zero_()
     q, latent = normal(t, params.num_heads, e, dtype=dtype), normal(t, rank + e, dtype=dtype)
     arguments = [q, latent, normal(rank), 1e-6, rope, step.kv_cache, step.metadata, empty(*q.shape, dtype=dtype)]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from tools.gpu_cases import Case, Shapes, columns, draw, empty, normal, weight_of
 
-from quire.kernels.latent import HeadWeight
 from quire.kernels.recurrent import GATES
+from quire.kernels.types import HeadWeight
 
 
 @draw("linear")

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from tests.attention.dense_attention import Step, draw_step
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 
-import quire.kernels.reference  # noqa: F401
+import quire.kernels.ops  # noqa: F401
 from quire.attention.interface import AttentionParams
 from quire.attention.triton import TritonBackend
 from quire.kernels import cpu, registry

@@ -29,13 +29,11 @@ NARROW = f"{__name__}:Narrow"
 
 
 @pytest.fixture(autouse=True)
-def _reference_kernels(monkeypatch):
+def _reference_kernels(monkeypatch, kept_selection):
     import sys
 
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or type(sys)(__name__))
     monkeypatch.setattr(sys.modules[__name__], "Narrow", Narrow, raising=False)
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
     ops.select("any")
 
 

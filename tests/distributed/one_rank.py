@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+from tests.oracles.operations import COMPOSED
 
 from quire.distributed.communicator import Communicator
 from quire.distributed.gloo import GlooGroup
-from quire.kernels import ops
+from quire.kernels import ops, registry
 from quire.platforms.cpu import CpuPlatform
 
 PROMPT = [(17 * i * i + 5 * i + 3) % 300 + 3 for i in range(41)]
@@ -30,10 +31,11 @@ def select_kernels(kernels: str) -> None:
         return
     ops.select("any")
     if kernels == "fused":
-        for op in ops.COMPOSED:
-            ops._choices[op] = dataclasses.replace(
-                ops._choices[op], chosen=dataclasses.replace(ops._choices[op].chosen, platform="cuda")
-            )
+        choices = ops.choices()
+        for op in COMPOSED:
+            own = dataclasses.replace(choices[op].chosen, platform="cuda")
+            choices[op] = dataclasses.replace(choices[op], chosen=own)
+        registry.use(choices)
 
 
 def compute(

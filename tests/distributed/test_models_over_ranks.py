@@ -13,7 +13,6 @@ from tests.models.test_parity import SHAPES
 from tests.models.test_parity_dense import SHAPES as DENSE
 
 from quire.benchmarks.tiny_models import make_tiny_model
-from quire.kernels import ops
 
 TOLERANCE = 1e-4
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,10 +86,8 @@ def check(
 
 
 @pytest.fixture(autouse=True)
-def restored_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def restored_choice(kept_selection: None) -> None:
     """Which kernels are chosen is the process's state: other rooms' tests get back what they had."""
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
 
 
 def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:

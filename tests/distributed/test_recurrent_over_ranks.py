@@ -40,9 +40,8 @@ FOUR_RANKS = ("FalconH1ForCausalLM", {"mamba_n_heads": 8, "mamba_d_head": "auto"
 
 
 @pytest.fixture(autouse=True)
-def restored_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
+def restored_choice(kept_selection: None) -> None:
+    """Which kernels are chosen is the process's state: other rooms' tests get back what they had."""
 
 
 def test_two_ranks_compute_what_one_computes(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.oracles.operations import ASYNCHRONOUS, COMPOSED, PLAIN, QUANTIZED
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels import cpu, ops, packed, registry
+from quire.kernels import cpu, ops, registry
 from quire.kernels.cpu import recording
 from quire.kernels.cpu.operations import ACTIVATIONS
+from quire.kernels.types import Rope
 
 cpu.register()
 ops.select("cpu")
@@ -64,7 +66,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, **tolerances: flo
 
 def test_every_operation_has_a_native_kernel_that_is_chosen():
     for op, choice in ops.choices().items():
-        if op not in ops.COMPOSED + ops.PLAIN + ops.ASYNCHRONOUS + packed.OPERATIONS and not op.startswith("fp8_"):
+        if op not in COMPOSED + PLAIN + ASYNCHRONOUS + QUANTIZED and not op.startswith("fp8_"):
             assert choice.chosen.platform == "cpu", op
 
 
@@ -281,9 +283,9 @@ def make_batch(lengths: list[tuple[int, int]], block_size: int, spare: int = 0) 
     return Batch(metadata, tokens, sum(pages_needed) + 1)
 
 
-def make_rope(rotary_dim: int, interleaved: bool) -> ops.Rope:
+def make_rope(rotary_dim: int, interleaved: bool) -> Rope:
     angles = torch.rand(512, rotary_dim // 2) * 6.28
-    return ops.Rope(torch.cat((angles.cos(), angles.sin()), dim=-1), rotary_dim, interleaved)
+    return Rope(torch.cat((angles.cos(), angles.sin()), dim=-1), rotary_dim, interleaved)
 
 
 @drawn

@@ -4,17 +4,14 @@ import pytest
 import torch
 
 from quire.kernels import ops
-from quire.kernels.heads import clip, head_norm, scale_rows
-from quire.kernels.xielu import set_alpha, xielu
+from quire.kernels.norm import clip, head_norm, scale_rows, set_alpha, xielu
 from quire.platforms.cpu import CpuPlatform
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 
 
 @pytest.fixture(params=["reference", "native", "triton"], autouse=True)
-def kernels(request, monkeypatch):
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
+def kernels(request, kept_selection):
     if request.param == "reference":
         ops.select("any")
     else:

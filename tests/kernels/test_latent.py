@@ -10,12 +10,11 @@ from tests.attention.dense_attention import draw_step
 from tests.attention.test_modes import drawn
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 
-import quire.kernels.reference  # noqa: F401
+import quire.kernels.ops  # noqa: F401
 from quire.attention.interface import AttentionParams
 from quire.kernels import cpu, registry, triton
-from quire.kernels.latent import HeadWeight
-from quire.kernels.ops import Rope
 from quire.kernels.triton.launch import interpreted
+from quire.kernels.types import HeadWeight, Rope
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="tensors are on the host")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.attention.interface import AttentionMetadata
 from quire.kernels import cpu, ops, registry
 from quire.kernels.cpu import recording
-from quire.kernels.recurrent import DeltaWeights, LruWeights, SsdWeights
+from quire.kernels.types import DeltaWeights, LruWeights, SsdWeights
 
 cpu.register()
 ops.select("cpu")

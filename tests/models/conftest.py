@@ -22,10 +22,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def restored_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def restored_choice(kept_selection: None) -> None:
     """Which kernels are chosen is the process's state: other rooms' tests get back what they had."""
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
 
 
 @pytest.fixture(params=["reference", "native"])

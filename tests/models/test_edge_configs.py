@@ -15,7 +15,7 @@ from quire import LLM
 from quire.benchmarks.tiny_models import make_tiny_model, tiny_values
 from quire.config import HFConfig
 from quire.errors import ConfigError
-from quire.kernels.xielu import XIELU
+from quire.kernels.norm import XIELU
 from quire.layers.activation import KERNEL_KINDS
 from quire.models.registry import ModelRegistry
 from quire.models.spec import MoE

@@ -136,7 +136,7 @@ def test_a_step_with_mixtures_is_recorded_where_kernels_are_native(kernels, tiny
 def test_models_with_mixtures_are_not_fused_without_kernels_for_them(tiny, restored_choice, monkeypatch):
     ops.select("any")
     native = dataclasses.replace(ops.choices()["norm_linear"].chosen, platform="cuda")
-    monkeypatch.setitem(ops._choices, "norm_linear", registry.Choice(native, []))
+    monkeypatch.setitem(registry._choices, "norm_linear", registry.Choice(native, []))
     assert build(spec_of(tiny("Qwen3ForCausalLM")))._is_fused
     assert not build(spec_of(tiny(QWEN3)))._is_fused
 

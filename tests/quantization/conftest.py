@@ -23,10 +23,8 @@ class Float8Cpu(CpuPlatform):
 
 
 @pytest.fixture(autouse=True)
-def restored_choice(monkeypatch):
+def restored_choice(kept_selection):
     """Which kernels are chosen is the process's state: other rooms' tests get back what they had."""
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
 
 
 @pytest.fixture

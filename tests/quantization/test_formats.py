@@ -19,7 +19,7 @@ from quire.config import HFConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops, packed
-from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.kernels.types import Int8Weight, PackedWeight
 from quire.layers.assembly import Assembler
 from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan

@@ -7,15 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.oracles.model_driver import ModelDriver, Sequence
+from tests.oracles.operations import fp8 as reference
 
 from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import HFConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops
-from quire.kernels.fp8 import FP8, FP8_MAX, Fp8Weight
-from quire.kernels.reference import fp8 as reference
-from quire.kernels.reference.fp8 import dequantize
+from quire.kernels.fp8 import FP8_MAX, dequantize
+from quire.kernels.types import FP8, Fp8Weight
 from quire.layers.assembly import Assembler
 from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan

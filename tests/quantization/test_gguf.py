@@ -21,7 +21,7 @@ from quire.config.gguf.tokenizer import SPLITS
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops
-from quire.kernels.packed import PackedWeight
+from quire.kernels.types import PackedWeight
 from quire.layers.assembly import Assembler
 from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan

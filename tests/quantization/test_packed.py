@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from quire.kernels import ops, packed
-from quire.kernels.packed import Int8Weight, PackedWeight, dequantize, pack_nibbles, unpack_nibbles
+from quire.kernels.packed import dequantize, pack_nibbles, unpack_nibbles
+from quire.kernels.types import Int8Weight, PackedWeight
 
 N, K, T = 5, 16, 3
 

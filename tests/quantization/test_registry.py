@@ -8,7 +8,8 @@ import torch
 
 from quire.config import HFConfig
 from quire.errors import ConfigError
-from quire.kernels.packed import PackedWeight, dequantize
+from quire.kernels.packed import dequantize
+from quire.kernels.types import PackedWeight
 from quire.layers.linear import ROWS, Axis, Stored, UnquantizedLinear
 from quire.quantization import registry
 from quire.quantization.registry import Format, linear_method, register_linear_method

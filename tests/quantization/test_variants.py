@@ -14,7 +14,7 @@ from tests.oracles.quantized_variants import VARIANTS, VARIANTS_FLOAT8, VARIANTS
 from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.kernels import ops, triton
-from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.kernels.types import Int8Weight, PackedWeight
 from quire.model_loader import load_model
 from quire.platforms.cpu import CpuPlatform
 from quire.platforms.interface import Because

@@ -13,7 +13,7 @@ import torch
 from tests.sample.helpers import VOCAB, make_sampler, random_logits
 
 from quire.kernels import ops
-from quire.kernels.step_buffers import SampleColumns
+from quire.kernels.step import SampleColumns
 from quire.sample.device_sampler import DeviceSampler
 from quire.sample.logits_processor import LogitsProcessor
 from quire.sample.sampler import SamplerOutput

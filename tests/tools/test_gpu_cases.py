@@ -9,9 +9,10 @@ from tests.oracles.interpreter import repair_interpreter
 from tools.gpu_cases import Case, draws, error_of, moved
 from tools.gpu_check_kernels import all_names, check_draw, check_kernels, select_kernels
 
-from quire.kernels import ops
+from quire.kernels import ops, registry
 from quire.kernels.triton import packed_vector
 from quire.kernels.triton.launch import interpreted
+from quire.kernels.types import LinearWeight
 
 DEVICE = "cpu" if interpreted() else "cuda"
 SLACK = 2.0 if interpreted() else 1.0
@@ -19,11 +20,9 @@ SLACK = 2.0 if interpreted() else 1.0
 
 
 @pytest.fixture(autouse=True)
-def platform(monkeypatch):
+def platform(kept_selection):
     """The CUDA platform's kernels, for one test."""
     repair_interpreter()
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
     select_kernels(DEVICE)
 
 
@@ -61,7 +60,7 @@ def test_a_kernel_that_errs_or_raises_is_told_with_the_case(monkeypatch):
         raise RuntimeError("no such thing")
 
     for function, why in ((clip, "case 0 off by "), (fail, "case 0: RuntimeError: no such thing")):
-        broken = next(entry for entry in ops.registry.implementations("clip") if entry.platform == "cuda")
+        broken = next(entry for entry in registry.implementations("clip") if entry.platform == "cuda")
         monkeypatch.setitem(vars(broken), "function", function)
         (line,) = check_draw("clip", DEVICE, range(2), is_small=True)
         assert not line.passed and line.detail.startswith(why)
@@ -79,7 +78,7 @@ def test_what_is_written_between_rows_or_not_written_is_an_error():
 
 
 def test_a_reference_gets_float32_and_kernels_get_what_was_drawn():
-    weight = ops.LinearWeight(2, 4, torch.bfloat16, torch.randn(2, 4).bfloat16())
+    weight = LinearWeight(2, 4, torch.bfloat16, torch.randn(2, 4).bfloat16())
     assert (
         moved(weight, "cpu", torch.bfloat16).data.dtype is moved(weight, "cpu", torch.bfloat16).dtype is torch.float32
     )

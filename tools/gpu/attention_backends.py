@@ -35,13 +35,15 @@ from typing import Any
 
 import torch
 import triton
+from tests.oracles.operations import attention as plain
 
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams, AttentionRequest
 from quire.attention.measured import DECODE, PROMPT
 from quire.attention.selector import load_backend
-from quire.kernels.ops import Rope
-from quire.kernels.reference.attention import paged_attention as reference
 from quire.kernels.triton.launch import interpreted
+from quire.kernels.types import Rope
+
+reference = plain.paged_attention
 
 SMALL = interpreted()
 if SMALL:

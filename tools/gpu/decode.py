@@ -21,9 +21,9 @@ COMPILERS = 16
 import torch  # noqa: E402
 
 from quire.attention.interface import AttentionMetadata, AttentionParams  # noqa: E402
-from quire.kernels.ops import Rope  # noqa: E402
 from quire.kernels.triton import decode_attention  # noqa: E402
 from quire.kernels.triton import rope as rope_module  # noqa: E402
+from quire.kernels.types import Rope  # noqa: E402
 
 COLD_BYTES = 300 << 20
 

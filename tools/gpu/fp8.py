@@ -19,15 +19,16 @@ from typing import Any
 from unittest import mock
 
 import torch
+from tests.oracles.operations import fp8 as reference
 
-from quire.kernels.fp8 import FP8, FP8_MAX, Fp8Scratch, Fp8Weight
-from quire.kernels.reference import fp8 as reference
+from quire.kernels.fp8 import FP8_MAX
 from quire.kernels.triton import fp8, fp8_rows, fp8_vector, quantize
 from quire.kernels.triton.fp8_rows import Tile, multiply_rows
 from quire.kernels.triton.fp8_scales import apply_scales
 from quire.kernels.triton.fp8_vector import VectorTile, multiply_vectors
 from quire.kernels.triton.launch import launch_options
 from quire.kernels.triton.quantize import quantize_rows
+from quire.kernels.types import FP8, Fp8Scratch, Fp8Weight
 
 HIDDEN, INTERMEDIATE = 4096, 14336
 SHAPES = {"qkv": (6144, 4096), "out": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}

@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from tests.oracles.operations import experts as reference
 
 from quire.kernels import ops
-from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
-from quire.kernels.ops import LinearWeight
-from quire.kernels.reference import moe as reference
 from quire.kernels.triton import activations, linear, moe, moe_configs, norms  # noqa: F401
 from quire.kernels.triton.moe_configs import FewConfig
 from quire.kernels.triton.moe_few import launch_few_down, launch_few_gate_up
 from quire.kernels.triton.moe_grouped import GroupedConfig, launch_combine, launch_grouped
 from quire.kernels.triton.moe_route import launch_choose, launch_lists
+from quire.kernels.types import ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 HIDDEN, EXPERTS, TOP_K, WIDTH, EPS = 2048, 128, 8, 768, 1e-6
 LAYERS, CAPACITY = 8, 16384

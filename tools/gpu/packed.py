@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.oracles.operations import packed as reference
 
-from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import Int8Weight, PackedWeight
-from quire.kernels.reference import packed as reference
 from quire.kernels.triton import linear as plain
 from quire.kernels.triton import packed as kernels
 from quire.kernels.triton import packed_tiles
 from quire.kernels.triton.launch import interpreted
+from quire.kernels.types import Int8Weight, LinearWeight, PackedWeight
 
 SMALL = interpreted()
 if SMALL:

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import torch
 from packed import DEVICE, RESULTS, SMALL, microseconds, packed_weight
+from tests.oracles.operations import experts as reference
 
-from quire.kernels.experts import ClampedSwiglu, ExpertScratch, ExpertWeights
-from quire.kernels.packed import ExpertCodes, PackedWeight, dequantize
-from quire.kernels.reference import moe as reference
+from quire.kernels.packed import dequantize
 from quire.kernels.triton import moe, moe_configs
 from quire.kernels.triton.packed_experts import PackedConfig, choose, pack_expert_codes
+from quire.kernels.types import ClampedSwiglu, ExpertCodes, ExpertScratch, ExpertWeights, PackedWeight
 
 LAYERS = 1 if SMALL else 3
 TOKENS = (1, 8, 64, 512, 4096)

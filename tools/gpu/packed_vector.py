@@ -18,13 +18,13 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parent))
 from packed import DEVICE, LAYERS, SMALL, microseconds, packed_weight
+from tests.oracles.operations import packed as reference
 
 from quire.kernels import ops, triton
-from quire.kernels.packed import PackedWeight
-from quire.kernels.reference import packed as reference
 from quire.kernels.triton import packed as kernels
 from quire.kernels.triton import packed_vector
 from quire.kernels.triton.packed_vector import VectorConfig
+from quire.kernels.types import PackedWeight
 
 EPS = 1e-5
 BOUND = 2.0**-5 if SMALL else 2.0**-6

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import torch
 import triton
+from tests.oracles.operations import attention as plain
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.reference.attention import paged_attention as reference
 from quire.kernels.triton.prefill_attention import Tiles, choose_tiles, prefill_attention
 from quire.kernels.triton.prefill_attention_hopper import prefill_attention_hopper, unavailable
+
+reference = plain.paged_attention
 
 DEADLINE = 100.0
 CHECK_SECONDS = 40.0

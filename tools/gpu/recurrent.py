@@ -19,13 +19,13 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tests.oracles.float64 import in_float64
+from tests.oracles.operations import recurrent as reference
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.recurrent import DeltaWeights, SsdWeights
-from quire.kernels.reference import recurrent as reference
 from quire.kernels.triton import recurrent_delta, recurrent_scan, recurrent_selective, recurrent_ssd
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.recurrent_chunks import Tiles, choose_tiles
+from quire.kernels.types import DeltaWeights, SsdWeights
 
 SMALL = interpreted()
 if SMALL:

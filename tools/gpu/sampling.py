@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.oracles.operations import norm as elementwise
+from tests.oracles.operations import sampling as reference_filters
+from tests.oracles.operations import sampling as reference_sampling
 
 from quire.kernels import ops
 from quire.kernels import triton as triton_kernels
-from quire.kernels.reference import elementwise
-from quire.kernels.reference import filters as reference_filters
-from quire.kernels.reference import sampling as reference_sampling
-from quire.kernels.step_buffers import SampleColumns
+from quire.kernels.step import SampleColumns
 from quire.kernels.triton import (
     activations,
     filters,
@@ -227,7 +227,7 @@ def check_logprobs() -> None:
     logits = torch.randn(40, VOCABULARY, device=DEVICE) * 2
     index = torch.randint(0, 40, (23,), device=DEVICE, dtype=torch.int32)
     tokens = torch.randint(0, VOCABULARY, (23,), device=DEVICE, dtype=torch.int32)
-    from quire.kernels.reference import logprobs as reference_logprobs
+    from tests.oracles.operations import sampling as reference_logprobs
 
     for count in (0, 1, 20, 64):
         outs = []
@@ -363,7 +363,7 @@ def seen_tables(rows: int, seen: int) -> tuple[torch.Tensor, ...]:
 
 
 def check_penalties() -> None:
-    from quire.kernels.reference import penalties as reference_penalties
+    from tests.oracles.operations import sampling as reference_penalties
 
     rows = 40
     logits = torch.randn(rows, VOCABULARY, device=DEVICE) * 3

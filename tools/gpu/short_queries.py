@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.oracles.operations import attention as plain
 from tools.gpu.prefill import Batch, make_batch
 
-from quire.kernels.reference.attention import paged_attention as reference
 from quire.kernels.triton.decode_attention import short_query_attention
 from quire.kernels.triton.prefill_attention import prefill_attention
+
+reference = plain.paged_attention
 
 HEADS = ((32, 8), (16, 8), (32, 32))
 """Query heads and KV heads, of 128."""

@@ -172,7 +172,7 @@ class AttentionBackend(abc.ABC):
         eps: float = 0.0,
     ) -> None:
         """What comes before `forward`: norm query and key heads (if weights are given), rotate them (`rope`: a
-        `kernels.ops.Rope` or None), and write this step's keys and values into the pages, whose layout is the backend's."""
+        `kernels.types.Rope` or None), and write this step's keys and values into the pages, whose layout is the backend's."""
 
     @abc.abstractmethod
     def forward(

@@ -16,7 +16,7 @@ from quire.attention import measured
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams, AttentionRequest, Supports
 from quire.attention.triton import TritonBackend
 from quire.extras import install_command
-from quire.kernels.ops import Rope
+from quire.kernels.types import Rope
 from quire.logger import init_logger
 
 logger = init_logger(__name__)

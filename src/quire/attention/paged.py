@@ -8,6 +8,7 @@ import torch
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams
 from quire.config.kv_spec import CACHE_LINE, KVCacheSpec, KVKind
 from quire.kernels import ops
+from quire.kernels.types import Rope
 
 
 def zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -43,7 +44,7 @@ class PagedBackend(AttentionBackend):
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         params: AttentionParams,
-        rope: ops.Rope | None,
+        rope: Rope | None,
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,

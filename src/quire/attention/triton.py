@@ -7,7 +7,7 @@ import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest, Supports
 from quire.attention.paged import PagedBackend
-from quire.kernels.ops import Rope
+from quire.kernels.types import Rope
 
 MAX_HEAD_DIM = 256
 MAX_GROUP = 128

@@ -1,172 +1,171 @@
-"""What the operations of mixtures of experts share: how tokens choose, the experts' stacked weights, and room to work in.
+"""Mixtures of experts: how tokens choose experts, and what the chosen ones give.
 
-Knows shapes. Computes nothing but what only some mixtures need.
-Legend: T tokens, E experts, K experts a token (top_k), D hidden, I an expert's intermediate size on this rank.
+Legend: T tokens, E experts, K experts a token (top_k), G groups of experts, D hidden, I an expert's intermediate size
+on this rank.
 """
 
-import dataclasses
-from typing import TYPE_CHECKING, Literal
-
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from quire.kernels.packed import ExpertCodes
+from quire.kernels.linear import linear
+from quire.kernels.norm import ACTIVATIONS, gated, rms
+from quire.kernels.registry import operation, reference
+from quire.kernels.types import ExpertScratch, ExpertWeights, LinearWeight, Routing
 
-
-@dataclasses.dataclass(frozen=True)
-class Routing:
-    """From a token's logits over experts to its experts and their weights.
-
-    Scores are softmax, sigmoid or the root of softplus of the logits, in float32. The `top_k` largest are chosen (of equals the
-    first, also of groups); with a bias (DeepSeek-V3's `e_score_correction_bias`) the largest of score + bias, but weights stay
-    the scores.
-    Softmax with `renormalize` is also the softmax over the chosen logits alone.
-
-    `sparsemixer` (https://arxiv.org/abs/2409.12136, as evaluated) chooses by the logits; a choice's weight is its softmax
-    over the experts that no earlier choice took and whose logit l is close to the choice's own c:
-    c - l <= 2 * jitter * max(|l|, c).
-
-    Attributes:
-        renormalize: a token's weights are divided by their sum.
-        groups, top_groups: experts come in equal groups, and only those of the best groups can be chosen. A group is worth
-            its largest score, or with a bias the sum of its two largest (score + bias).
-        scale: multiplies the weights, last.
-        jitter: of `sparsemixer`.
-        cap: logits become cap * tanh(logits / cap) before they are routed; 0 means they do not.
-    """
-
-    num_experts: int
-    top_k: int
-    scoring: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
-    renormalize: bool = True
-    groups: int = 1
-    top_groups: int = 1
-    scale: float = 1.0
-    jitter: float = 0.0
-    cap: float = 0.0
+SCORINGS = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class ClampedSwiglu:
-    """GptOss' way from gate and up to the activation: with g = min(gate, limit), g * sigmoid(alpha * g) * (offset + up between
-    -limit and limit); the offset is 1 or 0."""
-
-    alpha: float
-    limit: float
-    offset: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class ExpertWeights:
-    """A layer's experts on one rank. Here E are the rank's own.
-
-    Attributes:
-        gate_up_E2ID: rows are the gate's, then up's; [E, I, D] where experts have no gate.
-        down_EDI: the way back.
-        gate_up_bias_E2I, down_bias_ED: float32, or None.
-        clamp: in place of the activation that an operation is told.
-        scales_input: a token's weight multiplies what its expert reads rather than what it gives.
-        first: the router's number of the first expert here; a token's experts on other ranks add nothing.
-        gate_up_codes, down_codes: a matrix in the place of the one above, which has a shape and no values then (`meta`).
-    """
-
-    gate_up_E2ID: torch.Tensor
-    down_EDI: torch.Tensor
-    gate_up_bias_E2I: torch.Tensor | None = None
-    down_bias_ED: torch.Tensor | None = None
-    clamp: ClampedSwiglu | None = None
-    scales_input: bool = False
-    first: int = 0
-    gate_up_codes: "ExpertCodes | None" = None
-    down_codes: "ExpertCodes | None" = None
-
-    @property
-    def count(self) -> int:
-        """E."""
-        return self.down_EDI.shape[0]
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether an expert is down(act(gate(x)) * up(x)) rather than down(act(up(x)))."""
-        return self.gate_up_E2ID.shape[1] != self.intermediate
-
-    @property
-    def intermediate(self) -> int:
-        """I."""
-        return self.down_EDI.shape[2]
-
-
-class ExpertScratch:
-    """Buffers that every mixture of a model uses, one after another: allocated once, for the largest step.
-
-    Attributes:
-        capacity: tokens it is made for.
-        logits_TE: float32.
-        ids_TK: int32; a token's experts.
-        weights_TK: float32; what their outputs are multiplied with.
-        activated_PI: model type; P = T * K pairs of a token and one of its experts, or T where kernels keep pairs elsewhere.
-        out_PD: model type; what each pair's expert gives.
-        lists_ET: int32; each expert's pairs in any order.
-        counts_E: int32; how many those are. Zero between operations: who reads it last clears it.
-    """
-
-    def __init__(
-        self,
-        *,
-        capacity: int,
-        num_experts: int,
-        top_k: int,
-        hidden: int,
-        intermediate: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        has_pairs: bool = True,
-    ) -> None:
-        def buffer(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.capacity = capacity
-        self.logits_TE = buffer(capacity, num_experts, dtype=torch.float32)
-        self.ids_TK = buffer(capacity, top_k, dtype=torch.int32)
-        self.weights_TK = buffer(capacity, top_k, dtype=torch.float32)
-        pairs = capacity * top_k if has_pairs else capacity
-        self.activated_PI = buffer(pairs, intermediate, dtype=dtype)
-        self.out_PD = buffer(pairs, hidden, dtype=dtype)
-        self.lists_ET = buffer(num_experts, capacity if has_pairs else 0, dtype=torch.int32)
-        self.counts_E = buffer(num_experts, dtype=torch.int32)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all buffers."""
-        return sum(value.numel() * value.element_size() for value in vars(self).values() if torch.is_tensor(value))
-
-
-def route_plainly(
-    logits_TE: torch.Tensor,
+@operation
+def moe_route(
+    logits_TE: Tensor,
     routing: Routing,
-    bias_E: torch.Tensor | None,
-    chosen_TK: torch.Tensor | None,
-    ids_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
+    num_tokens: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    bias_E: Tensor | None = None,
+) -> None:
+    """Each token's experts, best first, as int32, and their float32 weights. Of T rows the first num_tokens[0] (int64, on
+    the device) are the step's: the rest may be left as they were."""
+    logits_TE = logits_TE.float()
+    if routing.scoring == "sparsemixer":
+        _sparsemixer(logits_TE, routing, ids_TK, weights_TK)
+        return
+    reference(route_plainly)(logits_TE, routing, bias_E, None, ids_TK, weights_TK)
+
+
+@operation
+def route_plainly(
+    logits_TE: Tensor,
+    routing: Routing,
+    bias_E: Tensor | None,
+    chosen_TK: Tensor | None,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
 ) -> None:
     """As `ops.moe_route`, for what its kernels do not know: scores by the root of softplus, and experts that are chosen
     already."""
-    from quire.kernels import ops
+    scores_TE = SCORINGS[routing.scoring](logits_TE.float())
+    ranked_TE = scores_TE if bias_E is None else scores_TE + bias_E
+    if routing.top_groups < routing.groups:
+        grouped_TGE = ranked_TE.unflatten(-1, (routing.groups, -1))
+        worth_TG = grouped_TGE.topk(1 if bias_E is None else 2, dim=-1).values.sum(-1)
+        closed_TG = torch.ones_like(worth_TG, dtype=torch.bool)
+        best_TG = worth_TG.sort(dim=-1, descending=True, stable=True).indices
+        closed_TG.scatter_(-1, best_TG[:, : routing.top_groups], False)
+        ranked_TE = grouped_TGE.masked_fill(closed_TG[..., None], float("-inf")).flatten(-2)
+    best_TE = ranked_TE.sort(dim=-1, descending=True, stable=True).indices
+    chosen_TK = best_TE[:, : routing.top_k] if chosen_TK is None else chosen_TK
+    weights = scores_TE.gather(-1, chosen_TK)
+    if routing.renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    ids_TK.copy_(chosen_TK)
+    weights_TK.copy_(weights * routing.scale)
 
-    ops.chosen("route_plainly")(logits_TE, routing, bias_E, chosen_TK, ids_TK, weights_TK)
+
+def _sparsemixer(logits_TE: Tensor, routing: Routing, ids_TK: Tensor, weights_TK: Tensor) -> None:
+    left_TE = logits_TE.clone()
+    for k in range(routing.top_k):
+        best_T1, expert_T1 = left_TE.max(-1, keepdim=True)
+        reach_TE = 2 * routing.jitter * torch.maximum(logits_TE.abs(), best_T1)
+        share_TE = left_TE.masked_fill(best_T1 - logits_TE > reach_TE, float("-inf")).softmax(-1)
+        ids_TK[:, k : k + 1] = expert_T1
+        weights_TK[:, k : k + 1] = share_TE.gather(-1, expert_T1) * routing.scale
+        left_TE.scatter_(-1, expert_T1, float("-inf"))
 
 
-def add_chosen_inputs(
-    x_TD: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor, first: int, out_TD: torch.Tensor
-) -> None:
+@operation
+def add_chosen_inputs(x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, first: int, out_TD: Tensor) -> None:
     """out[t] += x[t] times the sum of the token's weights for experts from `first` on."""
-    from quire.kernels import ops
+    weight_T1 = (weights_TK * (ids_TK >= first)).sum(-1, keepdim=True)
+    out_TD.add_((x_TD.float() * weight_T1).to(out_TD.dtype))
 
-    ops.chosen("add_chosen_inputs")(x_TD, ids_TK, weights_TK, first, out_TD)
 
-
-def scale_choices(weights_TK: torch.Tensor, ids_TK: torch.Tensor, scales_E: torch.Tensor) -> None:
+@operation
+def scale_choices(weights_TK: Tensor, ids_TK: Tensor, scales_E: Tensor) -> None:
     """weights[t, k] *= scales[ids[t, k]], in place; the scales are float32."""
-    from quire.kernels import ops
+    weights_TK.mul_(scales_E[ids_TK.long()])
 
-    ops.chosen("scale_choices")(weights_TK, ids_TK, scales_E)
+
+@operation
+def pack_experts(experts: ExpertWeights) -> ExpertWeights:
+    """Prepare experts for `moe_experts`. May drop the original layout: what remains tells shapes and types."""
+    return experts
+
+
+@operation
+def moe_experts(
+    x_TD: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: Tensor,
+    out_TD: Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    """out[t] = sum over k of weights[t, k] * down(act(gate(x[t])) * up(x[t])) of expert ids[t, k]; `kind` as in
+    `activation`, and more as `ExpertWeights` says. Of T rows the first num_tokens[0] are the step's. `out` is not `x`."""
+    out_TD.copy_(_mixture(x_TD, ids_TK, weights_TK, experts, kind))
+
+
+def _mixture(x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, experts: ExpertWeights, kind: str) -> Tensor:
+    dtype = experts.gate_up_E2ID.dtype
+    out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
+    # One expert after another, in the order of their numbers; those that no token chose are not touched.
+    pairs = ids_TK.flatten().sort(stable=True)
+    hit, counts = pairs.values.unique_consecutive(return_counts=True)
+    for number, chosen in zip(hit.tolist(), pairs.indices.split(counts.tolist()), strict=True):
+        expert = number - experts.first
+        if not 0 <= expert < experts.count:
+            continue
+        tokens, slots = chosen // ids_TK.shape[1], chosen % ids_TK.shape[1]
+        weight, x = weights_TK[tokens, slots, None], x_TD[tokens]
+        if experts.scales_input:
+            x = x.float() * weight
+        gate_up = torch.nn.functional.linear(x.to(dtype), experts.gate_up_E2ID[expert]).float()
+        if experts.gate_up_bias_E2I is not None:
+            gate_up = gate_up + experts.gate_up_bias_E2I[expert]
+        activated = _activate(gate_up, experts, kind).to(x_TD.dtype).to(dtype)
+        out = torch.nn.functional.linear(activated, experts.down_EDI[expert]).float()
+        if experts.down_bias_ED is not None:
+            out = out + experts.down_bias_ED[expert]
+        out_TD.index_add_(0, tokens, out if experts.scales_input else out * weight)
+    return out_TD
+
+
+def _activate(gate_up: Tensor, experts: ExpertWeights, kind: str) -> Tensor:
+    if not experts.is_gated:
+        return ACTIVATIONS[kind](gate_up)
+    if experts.clamp is None:
+        return gated(gate_up, kind)
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=experts.clamp.limit)
+    up = up.clamp(-experts.clamp.limit, experts.clamp.limit)
+    return gate * torch.sigmoid(experts.clamp.alpha * gate) * (up + experts.clamp.offset)
+
+
+@operation
+def norm_moe(
+    x_TD: Tensor,
+    norm_D: Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: Tensor,
+    scratch_TD: Tensor,
+    scratch: ExpertScratch,
+    bias_E: Tensor | None = None,
+) -> None:
+    """y = rms_norm(x), routed by y @ router.T, then x += the mixture of y's experts. scratch_TD may be overwritten."""
+    count = x_TD.shape[0]
+    logits_TE, ids_TK, weights_TK = scratch.logits_TE[:count], scratch.ids_TK[:count], scratch.weights_TK[:count]
+    scratch_TD.copy_(rms(x_TD, norm_D, eps))
+    reference(linear)(scratch_TD, router, logits_TE)
+    reference(moe_route)(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+    x_TD.copy_(x_TD.float() + _mixture(scratch_TD, ids_TK, weights_TK, experts, kind))

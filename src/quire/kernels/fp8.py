@@ -7,18 +7,16 @@ Products are summed in float32.
 Legend: T rows (tokens), N outputs, K inputs, D hidden, I intermediate.
 """
 
-import dataclasses
-
 import torch
+from torch import Tensor
 
-from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
+from quire.kernels.norm import gated, rms
+from quire.kernels.registry import operation
+from quire.kernels.types import Fp8Scratch, Fp8Weight
 
-FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 FP8_MIN_SCALE = 1e-12
 """Scales are at least this, so that rows of zeros stay zeros."""
-
 OPERATIONS = (
     "fp8_quantize",
     "fp8_linear",
@@ -29,110 +27,97 @@ OPERATIONS = (
 )
 
 
-@dataclasses.dataclass(kw_only=True)
-class Fp8Weight(LinearWeight):
-    """A float8 weight; `data` is [N, K] in float8, `dtype` the type of the model.
-
-    Attributes:
-        scale: float32 [N].
-        input_scale: float32 [1] that rows of the input are divided by; None: each by its own largest magnitude.
-    """
-
-    scale: torch.Tensor
-    input_scale: torch.Tensor | None = None
-
-
-class Fp8Scratch:
-    """Memory that the operations may overwrite: allocated once, for the largest step.
-
-    Args:
-        max_tokens: rows of the largest step.
-        max_inputs: the widest matrix's K.
-    """
-
-    PARTIALS = 1 << 22
-    """Numbers for sums over parts of K."""
-    COUNTERS = 4096
-
-    def __init__(self, max_tokens: int, max_inputs: int, device: torch.device) -> None:
-        self._scales = torch.ones(2, max_tokens, dtype=torch.float32, device=device)
-        self._quantized = torch.zeros(max_tokens * max_inputs, dtype=FP8, device=device)
-        self.partial = torch.zeros(self.PARTIALS, dtype=torch.float32, device=device)
-        self.counters = torch.zeros(self.COUNTERS, dtype=torch.int32, device=device)
-        """Zero between operations."""
-        self.one = torch.ones((), dtype=torch.float32, device=device)
-
-    @property
-    def num_bytes(self) -> int:
-        """Device memory of all of it."""
-        parts = (self._scales, self._quantized, self.one, self.partial, self.counters)
-        return sum(part.numel() * part.element_size() for part in parts)
-
-    def rows(self, count: int, inputs: int, second: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """(float8 [T, K], float32 [T]) for a quantized input. The second has scales of its own, and the same float8."""
-        return self._quantized[: count * inputs].view(count, inputs), self._scales[int(second), :count]
+def quantize(x_TK: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(x / scale in float8 [T, K], scale [T])."""
+    x = x_TK.float()
+    if input_scale is None:
+        largest = x.abs().amax(-1).clamp(min=FP8_MIN_SCALE * FP8_MAX)
+        # A number beside a tensor would be multiplied with as its reciprocal, which is rounded once more.
+        limit = torch.full_like(largest, FP8_MAX)
+        scale, inverse = largest / limit, limit / largest
+    else:
+        scale = input_scale.float().expand(x.shape[0])
+        inverse = torch.ones_like(scale) / scale
+    # torch turns what is out of range into NaN.
+    return (x * inverse[:, None]).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
 
 
-def fp8_quantize(
-    x_TK: torch.Tensor, out_TK: torch.Tensor, scale_T: torch.Tensor, input_scale: torch.Tensor | None = None
-) -> None:
+def dequantize(weight: Fp8Weight) -> Tensor:
+    """The weight's values, float32 [N, K]."""
+    assert weight.data is not None
+    return weight.data.float() * weight.scale[:, None]
+
+
+def _product(x_TK: Tensor, weight: Fp8Weight) -> Tensor:
+    assert weight.data is not None
+    quantized, scale = quantize(x_TK, weight.input_scale)
+    out = quantized.float() @ weight.data.float().T * scale[:, None] * weight.scale
+    return out if weight.bias is None else out + weight.bias
+
+
+@operation
+def fp8_quantize(x_TK: Tensor, out_TK: Tensor, scale_T: Tensor, input_scale: Tensor | None = None) -> None:
     """out = x / scale in float8, beyond its range the largest; scale = input_scale, or max |x| / 448 of each row."""
-    ops.chosen("fp8_quantize")(x_TK, out_TK, scale_T, input_scale)
+    quantized, scale = quantize(x_TK, input_scale)
+    out_TK.copy_(quantized)
+    scale_T.copy_(scale)
 
 
-def fp8_linear(x_TK: torch.Tensor, weight: Fp8Weight, out_TN: torch.Tensor, scratch: Fp8Scratch) -> None:
+@operation
+def fp8_linear(x_TK: Tensor, weight: Fp8Weight, out_TN: Tensor, scratch: Fp8Scratch) -> None:
     """out = x @ weight.T (+ bias)."""
-    ops.chosen("fp8_linear")(x_TK, weight, out_TN, scratch)
+    out_TN.copy_(_product(x_TK, weight))
 
 
+@operation
 def fp8_norm_linear(
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
+    x_TD: Tensor,
+    norm_D: Tensor,
     eps: float,
     weight: Fp8Weight,
-    out_TN: torch.Tensor,
+    out_TN: Tensor,
     scratch: Fp8Scratch,
 ) -> None:
     """out = rms_norm(x) @ weight.T (+ bias); x stays as it is."""
-    ops.chosen("fp8_norm_linear")(x_TD, norm_D, eps, weight, out_TN, scratch)
+    out_TN.copy_(_product(rms(x_TD, norm_D, eps), weight))
 
 
+@operation
 def fp8_norm_linear_gated(
-    x_TD: torch.Tensor,
-    norm_D: torch.Tensor,
+    x_TD: Tensor,
+    norm_D: Tensor,
     eps: float,
     weight: Fp8Weight,
     kind: str,
-    out_TI: torch.Tensor,
-    wide_T2I: torch.Tensor,
+    out_TI: Tensor,
+    wide_T2I: Tensor,
     scratch: Fp8Scratch,
 ) -> None:
     """y = rms_norm(x) @ weight.T (+ bias), then out = act(y[:, :I]) * y[:, I:]. x stays as it is; `wide` may be
     overwritten. Kinds are those of `ops.gated_activation`."""
-    ops.chosen("fp8_norm_linear_gated")(x_TD, norm_D, eps, weight, kind, out_TI, wide_T2I, scratch)
+    out_TI.copy_(gated(_product(rms(x_TD, norm_D, eps), weight), kind))
 
 
-def fp8_linear_add(
-    x_TK: torch.Tensor, weight: Fp8Weight, residual_TN: torch.Tensor, delta_TN: torch.Tensor, scratch: Fp8Scratch
-) -> None:
+@operation
+def fp8_linear_add(x_TK: Tensor, weight: Fp8Weight, residual_TN: Tensor, delta_TN: Tensor, scratch: Fp8Scratch) -> None:
     """residual += x @ weight.T (+ bias); `delta` may be overwritten."""
-    ops.chosen("fp8_linear_add")(x_TK, weight, residual_TN, delta_TN, scratch)
+    residual_TN.copy_(residual_TN.float() + _product(x_TK, weight))
 
 
+@operation
 def fp8_gated_mlp(
-    residual_TD: torch.Tensor,
-    norm_D: torch.Tensor,
+    residual_TD: Tensor,
+    norm_D: Tensor,
     eps: float,
     gate_up: Fp8Weight,
     kind: str,
     down: Fp8Weight,
-    wide_T2I: torch.Tensor,
-    narrow_TI: torch.Tensor,
-    delta_TD: torch.Tensor,
+    wide_T2I: Tensor,
+    narrow_TI: Tensor,
+    delta_TD: Tensor,
     scratch: Fp8Scratch,
 ) -> None:
     """residual += down(act(gate) * up), with gate and up of rms_norm(residual). `wide`, `narrow`, `delta` may be
     overwritten."""
-    ops.chosen("fp8_gated_mlp")(
-        residual_TD, norm_D, eps, gate_up, kind, down, wide_T2I, narrow_TI, delta_TD, scratch
-    )  # fmt: skip
+    inner = gated(_product(rms(residual_TD, norm_D, eps), gate_up), kind)
+    residual_TD.copy_(residual_TD.float() + _product(inner, down))

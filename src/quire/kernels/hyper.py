@@ -3,27 +3,25 @@
 Legend: T tokens, N streams, D hidden, M weights that a token's streams make: N to read, N to write and perhaps N * N to mix.
 """
 
-from typing import TypeAlias
-
 import torch
+from torch import Tensor
 
-from quire.kernels import ops
-
-StreamWeights: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""What an output is multiplied with for each stream [T, N], and the matrix that mixes streams [T, N from, N to], or None."""
+from quire.kernels.registry import operation
+from quire.kernels.types import StreamWeights
 
 
+@operation
 def read_streams(
-    streams_TND: torch.Tensor,
-    matrix_MC: torch.Tensor,
-    base_M: torch.Tensor,
-    scale_K: torch.Tensor,
+    streams_TND: Tensor,
+    matrix_MC: Tensor,
+    base_M: Tensor,
+    scale_K: Tensor,
     norm_eps: float,
     eps: float,
     magnitude: float,
     write_eps: float,
     sinkhorn: int,
-    out_TD: torch.Tensor,
+    out_TD: Tensor,
 ) -> StreamWeights:
     """With w = scale * (matrix @ streams / rms(streams)) + base, a scale for each kind of weights: out = sum over streams of
     (sigmoid(w) + eps) * stream; outputs are multiplied with magnitude * sigmoid(w) + write_eps; and streams are mixed by
@@ -32,11 +30,29 @@ def read_streams(
     Args:
         matrix_MC: C = N * D. With N rows alone, nothing is to be written.
     """
-    return ops.chosen("read_streams")(
-        streams_TND, matrix_MC, base_M, scale_K, norm_eps, eps, magnitude, write_eps, sinkhorn, out_TD
-    )
+    streams = streams_TND.shape[1]
+    x_TC = streams_TND.flatten(1).float()
+    w_TM = torch.nn.functional.linear(x_TC, matrix_MC) * torch.rsqrt(x_TC.square().mean(-1, keepdim=True) + norm_eps)
+    read_TN = torch.sigmoid(w_TM[:, :streams] * scale_K[0] + base_M[:streams]) + eps
+    out_TD.copy_((read_TN[..., None] * streams_TND.float()).sum(1))
+    if len(base_M) == streams:
+        return read_TN, None
+    second = slice(streams, 2 * streams)
+    write_TN = magnitude * torch.sigmoid(w_TM[:, second] * scale_K[1] + base_M[second]) + write_eps
+    if not sinkhorn:
+        return write_TN, None
+    mix_TNN = (w_TM[:, 2 * streams :] * scale_K[2] + base_M[2 * streams :]).unflatten(1, (streams, streams))
+    mix_TNN = mix_TNN.softmax(-1) + eps
+    mix_TNN = mix_TNN / (mix_TNN.sum(-2, keepdim=True) + eps)
+    for _ in range(sinkhorn - 1):
+        mix_TNN = mix_TNN / (mix_TNN.sum(-1, keepdim=True) + eps)
+        mix_TNN = mix_TNN / (mix_TNN.sum(-2, keepdim=True) + eps)
+    return write_TN, mix_TNN
 
 
-def write_streams(streams_TND: torch.Tensor, weights: StreamWeights, x_TD: torch.Tensor) -> None:
+@operation
+def write_streams(streams_TND: Tensor, weights: StreamWeights, x_TD: Tensor) -> None:
     """streams = their mixture (or they themselves) + weight of each stream * x, in place."""
-    ops.chosen("write_streams")(streams_TND, weights, x_TD)
+    write_TN, mix_TNN = weights
+    kept_TND = streams_TND.float() if mix_TNN is None else mix_TNN.transpose(1, 2) @ streams_TND.float()
+    streams_TND.copy_(kept_TND + write_TN[..., None] * x_TD.float()[:, None])

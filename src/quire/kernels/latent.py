@@ -8,52 +8,42 @@ values) goes through another one after it. So keys and values themselves are nev
 Legend: T tokens, N query heads, K inputs and M outputs of a head's matrix, P pages, S tokens a page.
 """
 
-import dataclasses
-
 import torch
+from torch import Tensor
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels import ops
-from quire.kernels.ops import Rope
+from quire.kernels.attention import kept_slots, rotate, to_cache
+from quire.kernels.norm import rms
+from quire.kernels.registry import operation
+from quire.kernels.types import HeadWeight, Rope
 
 
-@dataclasses.dataclass
-class HeadWeight:
-    """A matrix [M, K] a head, as the chosen `head_linear` wants them.
-
-    Attributes:
-        data: [N, M, K], or None once a kernel has packed it into its own layout and dropped it.
-        packed: the kernel's own layout, or None.
-    """
-
-    heads: int
-    out_features: int
-    in_features: int
-    dtype: torch.dtype
-    data: torch.Tensor | None
-    packed: torch.Tensor | None = None
-
-
-def pack_heads(weight_NMK: torch.Tensor) -> HeadWeight:
+@operation
+def pack_heads(weight_NMK: Tensor) -> HeadWeight:
     """Prepare matrices for `head_linear`."""
-    return ops.chosen("pack_heads")(weight_NMK)
+    heads, outputs, inputs = weight_NMK.shape
+    return HeadWeight(heads, outputs, inputs, weight_NMK.dtype, weight_NMK.contiguous())
 
 
-def head_linear(x_TNK: torch.Tensor, weight: HeadWeight, out_TNM: torch.Tensor) -> None:
+@operation
+def head_linear(x_TNK: Tensor, weight: HeadWeight, out_TNM: Tensor) -> None:
     """out[t, n] = weight[n] @ x[t, n]; accumulates in float32. Rows and heads of x and out may lie apart, a head's values
     not."""
-    ops.chosen("head_linear")(x_TNK, weight, out_TNM)
+    if weight.data is None:
+        raise ValueError("this weight was packed by another kernel")
+    out_TNM.copy_(torch.einsum("tnk,nmk->tnm", x_TNK.float(), weight.data.float()))
 
 
+@operation
 def latent_and_cache(
-    q_TNE: torch.Tensor,
-    latent_TC: torch.Tensor,
-    norm_R: torch.Tensor,
+    q_TNE: Tensor,
+    latent_TC: Tensor,
+    norm_R: Tensor,
     eps: float,
     rope: Rope,
-    kv_cache: torch.Tensor,
+    kv_cache: Tensor,
     metadata: AttentionMetadata,
-    out_TNE: torch.Tensor,
+    out_TNE: Tensor,
     scale: float = 1.0,
 ) -> None:
     """out = the heads' E rotated at their tokens' positions, and each token's latent, RMS-normed, with its own E behind it,
@@ -65,4 +55,10 @@ def latent_and_cache(
         norm_R: float32.
         kv_cache: [2, P, 1, S, R + E], of which the first plane is written.
     """
-    ops.chosen("latent_and_cache")(q_TNE, latent_TC, norm_R, eps, rope, kv_cache, metadata, out_TNE, scale)
+    tokens, rank = latent_TC.shape[0], norm_R.shape[0]
+    cos_sin = rope.cos_sin[metadata.positions[:tokens].long()]
+    out_TNE.copy_(rotate(q_TNE.float(), cos_sin, rope))
+    latent_TR, key_TE = latent_TC.float().split((rank, rope.rotary_dim), dim=1)
+    kept_TC = torch.cat((rms(latent_TR, norm_R, eps), rotate(key_TE[:, None], cos_sin, rope)[:, 0]), dim=1)
+    written, pages, offsets = kept_slots(metadata, tokens)
+    kv_cache[0, pages, 0, offsets] = to_cache(kept_TC[written], scale, kv_cache.dtype)

@@ -7,106 +7,35 @@ Activations are not rounded, except by `int8_linear` and by kernels that say so.
 Legend: T rows (tokens), N outputs, K inputs, G groups of K / G adjacent columns.
 """
 
-import dataclasses
-
 import torch
+from torch import Tensor
 
-from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
+from quire.kernels.norm import gated, rms
+from quire.kernels.registry import operation, reference
+from quire.kernels.types import ExpertCodes, Int8Weight, PackedWeight
 
 INT8_MAX = 127.0
 INT8_MIN_SCALE = 1e-12
 """Scales are at least this, so that rows of zeros stay zeros."""
 
-OPERATIONS = (
-    "pack_codes", "pack_expert_codes", "packed_linear", "packed_linear_add", "packed_norm_linear_gated",
-    "pack_int8", "int8_linear",
-)  # fmt: skip
 
-
-@dataclasses.dataclass(kw_only=True)
-class PackedWeight(LinearWeight):
-    """A weight-only format's weight. `data` holds the codes, `dtype` is the type of the model.
-
-    Codes of 4 bits: uint8 [N, K/2], the low half of a byte is the even column; a code's value is itself (0 to 15), or
-    `table[code]`. Codes of 8 bits: int8 [N, K], or float8 (e4m3) where a device has kernels for that (GPUs); a code's value is
-    itself. A kernel that packs a weight into its own layout may leave None in place of every tensor but the bias.
-
-    Attributes:
-        scale: float32 [N, G].
-        zero: float32 [N, G], in units of a code's value; None: 0 everywhere.
-        table: float32 [16], only with 4 bits.
-        perm: int32 [K]: column k of the codes multiplies x[perm[k]]; None: they are in order.
-        layout: what the kernel that packed it knows of its own layout.
-    """
-
-    scale: torch.Tensor | None
-    zero: torch.Tensor | None = None
-    table: torch.Tensor | None = None
-    perm: torch.Tensor | None = None
-    layout: object = None
-
-    def plain(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(codes, scale).
-
-        Raises:
-            ValueError: a kernel has packed them and dropped these.
-        """
-        if self.data is None or self.scale is None:
-            raise ValueError(
-                "this weight was packed by another kernel: choose `pack_codes` and `packed_linear` together"
-            )
-        return self.data, self.scale
-
-
-@dataclasses.dataclass(kw_only=True)
-class ExpertCodes(PackedWeight):
-    """One of the two matrices of a mixture's experts, of all of them, in the layout of the kernel that packed it. Rows, columns
-    and type are one expert's.
-
-    Attributes:
-        count: experts.
-    """
-
-    count: int
-
-    def shape_only(self) -> torch.Tensor:
-        """[count, rows, columns] without values."""
-        return torch.empty(self.count, self.out_features, self.in_features, dtype=self.dtype, device="meta")
-
-
-@dataclasses.dataclass(kw_only=True)
-class Int8Weight(LinearWeight):
-    """A weight whose products take inputs in int8 too. `data` is int8 [N, K] until a kernel packs it, `dtype` the model's.
-
-    Attributes:
-        scale: float32 [N]; a weight's value is its code times it.
-        input_scale: float32 [1] that rows of the input are divided by; None: each by its largest magnitude / 127.
-        layout: what the kernel that packed it knows of its own layout.
-    """
-
-    scale: torch.Tensor
-    input_scale: torch.Tensor | None = None
-    layout: object = None
-
-
-def code_bits(codes: torch.Tensor) -> int:
+def code_bits(codes: Tensor) -> int:
     """4 or 8, by the type of a weight's codes."""
     return 4 if codes.dtype == torch.uint8 else 8
 
 
-def unpack_nibbles(packed_NB: torch.Tensor) -> torch.Tensor:
+def unpack_nibbles(packed_NB: Tensor) -> Tensor:
     """uint8 [..., B] to uint8 [..., 2B]: the low half of each byte, then the high one."""
     return torch.stack((packed_NB & 15, packed_NB >> 4), dim=-1).flatten(-2)
 
 
-def pack_nibbles(codes_NK: torch.Tensor) -> torch.Tensor:
+def pack_nibbles(codes_NK: Tensor) -> Tensor:
     """Codes of 0 to 15, [..., K], to uint8 [..., K/2]."""
     codes = codes_NK.to(torch.uint8)
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
-def dequantize(weight: PackedWeight) -> torch.Tensor:
+def dequantize(weight: PackedWeight) -> Tensor:
     """The weight's values, float32 [N, K], its columns in the input's order. Needs the plain layout."""
     codes, scale_NG = weight.plain()
     if code_bits(codes) == 4:
@@ -123,11 +52,13 @@ def dequantize(weight: PackedWeight) -> torch.Tensor:
     return ordered_NK
 
 
+@operation
 def pack_codes(weight: PackedWeight) -> PackedWeight:
     """Prepare a weight for `packed_linear`; its plain tensors may be taken over or dropped."""
-    return ops.chosen("pack_codes")(weight)
+    return weight
 
 
+@operation
 def pack_expert_codes(experts: list[PackedWeight], *, is_gated: bool) -> ExpertCodes | None:
     """One weight of all experts', for `moe_experts`; None where there is no kernel for such codes, or they are not alike.
 
@@ -135,33 +66,65 @@ def pack_expert_codes(experts: list[PackedWeight], *, is_gated: bool) -> ExpertC
         experts: is emptied one by one, so that no more than one matrix is in memory twice; left as it is where None is returned.
         is_gated: the upper half of an expert's rows is the gate's.
     """
-    return ops.chosen("pack_expert_codes")(experts, is_gated=is_gated)
+    return None
 
 
-def packed_linear(x_TK: torch.Tensor, weight: PackedWeight, out_TN: torch.Tensor) -> None:
+@operation
+def packed_linear(x_TK: Tensor, weight: PackedWeight, out_TN: Tensor) -> None:
     """out = x @ weight.T (+ bias)."""
-    ops.chosen("packed_linear")(x_TK, weight, out_TN)
+    out = x_TK.float() @ dequantize(weight).T
+    out_TN.copy_(out if weight.bias is None else out + weight.bias)
 
 
-def packed_linear_add(x_TK: torch.Tensor, weight: PackedWeight, residual_TN: torch.Tensor) -> None:
+@operation
+def packed_linear_add(x_TK: Tensor, weight: PackedWeight, residual_TN: Tensor) -> None:
     """residual += x @ weight.T (+ bias)."""
-    ops.chosen("packed_linear_add")(x_TK, weight, residual_TN)
+    out_TN = torch.empty(residual_TN.shape, device=residual_TN.device)
+    reference(packed_linear)(x_TK, weight, out_TN)
+    residual_TN += out_TN
 
 
+@operation
 def packed_norm_linear_gated(
-    x_TD: torch.Tensor, norm_D: torch.Tensor, eps: float, weight: PackedWeight, kind: str, out_TI: torch.Tensor,
-    scratch_TD: torch.Tensor, scratch_T2I: torch.Tensor,
-) -> None:  # fmt: skip
+    x_TD: Tensor,
+    norm_D: Tensor,
+    eps: float,
+    weight: PackedWeight,
+    kind: str,
+    out_TI: Tensor,
+    scratch_TD: Tensor,
+    scratch_T2I: Tensor,
+) -> None:
     """As `ops.norm_linear_gated`, of a packed weight."""
-    ops.chosen("packed_norm_linear_gated")(x_TD, norm_D, eps, weight, kind, out_TI, scratch_TD, scratch_T2I)
+    wide_T2I = torch.empty(scratch_T2I.shape, device=out_TI.device)
+    reference(packed_linear)(rms(x_TD, norm_D, eps), weight, wide_T2I)
+    out_TI.copy_(gated(wide_T2I, kind))
 
 
+def quantize_rows(x_TK: Tensor, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(x / scale rounded to whole numbers of at most 127, in float32 [T, K]; scale [T])."""
+    x = x_TK.float()
+    if input_scale is None:
+        scale = (x.abs().amax(-1) / INT8_MAX).clamp(min=INT8_MIN_SCALE)
+    else:
+        scale = input_scale.float().expand(x.shape[0])
+    return (x / scale[:, None]).round().clamp(-INT8_MAX, INT8_MAX), scale
+
+
+@operation
 def pack_int8(weight: Int8Weight) -> Int8Weight:
     """Prepare a weight for `int8_linear`; its plain tensors may be taken over or dropped."""
-    return ops.chosen("pack_int8")(weight)
+    return weight
 
 
-def int8_linear(x_TK: torch.Tensor, weight: Int8Weight, out_TN: torch.Tensor) -> None:
+@operation
+def int8_linear(x_TK: Tensor, weight: Int8Weight, out_TN: Tensor) -> None:
     """out = (q @ weight.data.T) * input scale * weight scale (+ bias), with q = round(x / input scale), to even at the half,
     kept within -127 and 127. The input scale is the weight's own, or each row's largest magnitude / 127."""
-    ops.chosen("int8_linear")(x_TK, weight, out_TN)
+    if weight.data is None:
+        raise ValueError("this weight was packed by another kernel: choose `pack_int8` and `int8_linear` together")
+    quantized, scale = quantize_rows(x_TK, weight.input_scale)
+    # Sums of products of whole numbers: exact in float64.
+    sums = (quantized.double() @ weight.data.double().T).float()
+    out = sums * scale[:, None] * weight.scale
+    out_TN.copy_(out if weight.bias is None else out + weight.bias)

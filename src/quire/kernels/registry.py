@@ -1,12 +1,18 @@
 """The kernel registry: every operation by name, with its implementations and the choice among them.
 
-An implementation says on which platform it runs, how good it is (priority) and, at selection, whether it can run here.
-The plain PyTorch `reference` is always there. Choice happens once, when a platform is selected; `explain` tells why.
+`@operation` on a plain PyTorch function declares an operation: the function's signature and docstring are the contract, and
+its body is the reference that every other implementation is compared with. Callers import the name that it decorates, which
+calls the implementation that was chosen. A platform's implementation is registered with `@kernel`: it says how good it is
+(priority) and, at selection, whether it can run here. `select` chooses once, before a model is built; `explain` tells why.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Predicate = Callable[[], str | None]
 """Returns None if the implementation can run here, else the reason why not."""
@@ -35,6 +41,69 @@ class Choice:
 
 
 _kernels: dict[str, list[Kernel]] = {}
+_dispatchers: dict[str, Any] = {}
+_choices: dict[str, Choice] = {}
+
+
+def operation(function: Callable[P, R]) -> Callable[P, R]:
+    """Declare an operation by its reference; callers get a function that calls the chosen implementation.
+
+    Until `select` is called that is the reference.
+    """
+    name = function.__name__
+    kernel(name, platform="any")(function)
+    # A partial without arguments forwards a call in C: 20 ns less than a Python function that looks the implementation up.
+    dispatcher = functools.partial(function)
+    _dispatchers[name] = functools.update_wrapper(dispatcher, function)
+    return cast(Callable[P, R], dispatcher)
+
+
+def reference(operation: Callable[P, R]) -> Callable[P, R]:
+    """The plain PyTorch function that declares an operation, whatever was chosen."""
+    return cast(Any, operation).__wrapped__
+
+
+def use(choices: Mapping[str, Choice]) -> None:
+    """Have operations call these implementations, and their references where none is named."""
+    _choices.clear()
+    _choices.update(choices)
+    for name, dispatcher in _dispatchers.items():
+        function = choices[name].chosen.function if name in choices else dispatcher.__wrapped__
+        dispatcher.__setstate__((function, (), {}, vars(dispatcher)))
+
+
+def select(platform: str, *, deterministic: bool = False) -> None:
+    """Choose an implementation for every operation; called once by the platform, before a model is built.
+
+    Args:
+        deterministic: only implementations whose rows do not depend on the batch.
+    """
+    use({op: choose(op, platform, deterministic=deterministic) for op in operations()})
+
+
+def choices() -> dict[str, Choice]:
+    """What was chosen, by operation."""
+    return dict(_choices)
+
+
+def is_native(op: str) -> bool:
+    """Whether an implementation of the platform's own was chosen, rather than the plain PyTorch reference."""
+    choice = _choices.get(op)
+    return choice is not None and choice.chosen.platform != "any"
+
+
+def explain() -> dict[str, Any]:
+    """What was chosen, by operation, as plain values; and why the others were passed over."""
+    return {
+        op: {
+            "chosen": choice.chosen.platform,
+            "function": f"{choice.chosen.function.__module__}.{choice.chosen.function.__qualname__}",
+            "priority": choice.chosen.priority,
+            "owner": choice.chosen.owner,
+            "passed_over": [{"platform": other.platform, "why": why} for other, why in choice.passed_over],
+        }
+        for op, choice in sorted(_choices.items())
+    }
 
 
 def kernel(
@@ -46,7 +115,7 @@ def kernel(
     owner: str = "quire",
     invariant: bool = True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register an implementation of `op`; `platform="any"` is for references.
+    """Register an implementation of `op`, whose signature is the declaration's.
 
     Raises:
         ValueError: the same operation, platform and priority are registered twice.

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import LinearWeight
 from quire.layers.linear import Decoded, LinearMethod
 from quire.layers.modules import Module
 from quire.layers.parallel import ParallelPlan

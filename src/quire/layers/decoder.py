@@ -20,7 +20,7 @@ from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import ConfigError
 from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import LinearWeight
 from quire.layers import weights as weight_table
 from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
 from quire.layers.decoder_layer import DecoderLayer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import LinearWeight
 from quire.layers.assembly import NormWeight, Weight
 from quire.layers.feed_forward import FeedForwardLayer
 from quire.layers.hyper import HyperConnection

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
-from quire.kernels.xielu import XIELU, set_alpha, xielu
+from quire.kernels.norm import XIELU, set_alpha, xielu
+from quire.kernels.types import LinearWeight
 from quire.layers.activation import kernel_activation
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.interface import LayerContext

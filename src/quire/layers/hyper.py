@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from quire.kernels import hyper
-from quire.kernels.hyper import StreamWeights
+from quire.kernels.types import StreamWeights
 from quire.layers.modules import LayerScope, Module, Part
 from quire.models.variants import HyperConnections
 

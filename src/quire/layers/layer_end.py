@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from quire.kernels import ops, recurrent
-from quire.kernels.heads import head_norm
-from quire.kernels.ops import LinearWeight
+from quire.kernels.norm import head_norm
+from quire.kernels.types import LinearWeight
 from quire.layers.activation import kernel_activation
 from quire.layers.linear import LinearMethod
 from quire.layers.modules import LayerScope, Module, Part

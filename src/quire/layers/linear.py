@@ -13,8 +13,7 @@ import torch
 
 from quire.config.hf_config import HFConfig
 from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import ExpertCodes
+from quire.kernels.types import ExpertCodes, LinearWeight
 from quire.platforms.interface import Capabilities
 
 WHOLE = 1 << 62

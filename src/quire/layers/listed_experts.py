@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.kernels import ops
-from quire.kernels.experts import ClampedSwiglu
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import ClampedSwiglu, LinearWeight
 from quire.layers.linear import Products
 
 

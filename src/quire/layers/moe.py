@@ -12,9 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from quire.kernels import experts, ops
-from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
-from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import ExpertCodes
+from quire.kernels.types import ExpertCodes, ExpertScratch, ExpertWeights, LinearWeight, Routing
 from quire.layers.linear import LinearMethod
 from quire.layers.listed_experts import ListedExperts
 

@@ -16,7 +16,7 @@ from quire.layers.moe import Mixture, Room
 from quire.layers.workspace import TokenViews
 
 if TYPE_CHECKING:
-    from quire.kernels.ops import LinearWeight
+    from quire.kernels.types import LinearWeight
     from quire.layers.assembly import NormWeight
 
 

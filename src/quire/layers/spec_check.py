@@ -11,7 +11,7 @@ from typing import Any, cast
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.spec import Attention, DecoderSpec, DeltaNet, Mamba2, RgLru, WeightNames
 
 NAMES = {

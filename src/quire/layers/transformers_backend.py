@@ -23,7 +23,7 @@ from quire.config.hf_config import HFConfig
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.errors import ConfigError
 from quire.extras import install_command
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import LinearWeight
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
 from quire.layers.transformers_check import Given, Heads, check_tree, refusal

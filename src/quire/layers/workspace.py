@@ -8,7 +8,7 @@ or the activation.
 import torch
 
 from quire.kernels import ops
-from quire.kernels.experts import ExpertScratch, Routing
+from quire.kernels.types import ExpertScratch, Routing
 
 MAX_CACHED_VIEWS = 512
 

@@ -19,7 +19,7 @@ import torch
 from quire.config.checkpoint_files import description_files
 from quire.errors import ConfigError
 from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import LinearWeight
 from quire.layers.assembly import NormWeight, Weight
 from quire.layers.decoder import Decoder
 from quire.quantization import join

@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.cohere import cohere
 from quire.models.mixtures import EXPERT_NAMES, with_experts
 from quire.models.patterns import defaults, kinds_of, with_layers

@@ -7,7 +7,7 @@ from typing import Any, cast
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
-from quire.kernels.experts import ClampedSwiglu, Routing
+from quire.kernels.types import ClampedSwiglu, Routing
 from quire.models.mixtures import EXPERT_NAMES
 from quire.models.patterns import defaults, kinds_of
 from quire.models.registry import register

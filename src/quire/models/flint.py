@@ -1,7 +1,7 @@
 """Flint: layers with a window rotate and the rest know no positions; sinks, norms of heads, experts by sigmoid scores."""
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.llama import llama
 from quire.models.mixtures import EXPERT_NAMES, with_experts
 from quire.models.patterns import defaults, full_where_not_sliding

@@ -8,7 +8,7 @@ from typing import Any
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.gemma import SANDWICH_NAMES
 from quire.models.patterns import defaults, kinds_of
 from quire.models.registry import register

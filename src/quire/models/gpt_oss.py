@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import ClampedSwiglu, Routing
+from quire.kernels.types import ClampedSwiglu, Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register

@@ -5,7 +5,7 @@ from typing import cast
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.kernels.experts import ClampedSwiglu
+from quire.kernels.types import ClampedSwiglu
 from quire.models.deepseek import LATENT_NAMES, latent_decoder, with_indexers
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_experts
 from quire.models.patterns import defaults

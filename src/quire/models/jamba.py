@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.mamba import check_silu, ssm_names
 from quire.models.registry import register

@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.mixtures import with_experts
 from quire.models.patterns import kinds_of

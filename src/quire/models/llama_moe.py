@@ -3,7 +3,7 @@
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES, head_dim_of, llama
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
 from quire.models.patterns import defaults, full_where_not_sliding, renamed

@@ -5,7 +5,7 @@ import dataclasses
 from typing import cast
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.deepseek import latent_decoder
 from quire.models.mixtures import EXPERT_NAMES
 from quire.models.patterns import defaults, renamed

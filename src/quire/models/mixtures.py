@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES
 from quire.models.spec import DecoderSpec, GatedMLP, MoE, WeightNames
 

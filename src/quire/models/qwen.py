@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register

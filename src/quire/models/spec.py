@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from quire.kernels.experts import ClampedSwiglu, Routing
+from quire.kernels.types import ClampedSwiglu, Routing
 from quire.models.recurrent import (
     ChannelMix,
     DeltaNet,

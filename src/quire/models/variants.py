@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from quire.kernels.experts import Routing
+from quire.kernels.types import Routing
 from quire.models.rope import Rope
 from quire.models.spec import MLA, Attention, LayerNorm, RMSNorm
 

@@ -10,7 +10,8 @@ import torch
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
-from quire.kernels.packed import PackedWeight, pack_nibbles, unpack_nibbles
+from quire.kernels.packed import pack_nibbles, unpack_nibbles
+from quire.kernels.types import PackedWeight
 from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, refused
 

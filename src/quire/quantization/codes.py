@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 
 from quire.errors import ConfigError
-from quire.kernels.packed import PackedWeight, pack_nibbles
+from quire.kernels.packed import pack_nibbles
+from quire.kernels.types import PackedWeight
 from quire.layers.linear import WHOLE, Axis, Decoded
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

@@ -10,7 +10,7 @@ import torch
 
 from quire.config.hf_config import HFConfig
 from quire.guards import is_sequence
-from quire.kernels.packed import Int8Weight
+from quire.kernels.types import Int8Weight
 from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import fp4, fp8
 from quire.quantization.codes import packed_weight, unpack_words, weight_of_words, words_axis

@@ -6,8 +6,7 @@ Activations are multiplied as they are: what a checkpoint says of their rounding
 import torch
 
 from quire.config.hf_config import HFConfig
-from quire.kernels.fp8 import FP8
-from quire.kernels.packed import PackedWeight
+from quire.kernels.types import FP8, PackedWeight
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
 from quire.quantization.codes import e8m0_scale, unpack_e2m1, unpack_words
 from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within

@@ -11,9 +11,7 @@ import torch
 from quire.config.hf_config import HFConfig
 from quire.guards import is_sequence
 from quire.kernels import fp8
-from quire.kernels.fp8 import FP8, Fp8Weight
-from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import PackedWeight
+from quire.kernels.types import FP8, Fp8Weight, LinearWeight, PackedWeight
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
 from quire.quantization.codes import e8m0_scale, even_groups
 from quire.quantization.scheme import FP8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, matches, refused

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from quire.kernels import ops, packed
-from quire.kernels.fp8 import Fp8Weight
-from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import Int8Weight, PackedWeight, code_bits, unpack_nibbles
+from quire.kernels.packed import code_bits, unpack_nibbles
+from quire.kernels.types import Fp8Weight, Int8Weight, LinearWeight, PackedWeight
 from quire.layers.linear import Decoded
 
 

@@ -12,9 +12,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.kernels import ops, packed
-from quire.kernels.fp8 import FP8, Fp8Scratch, Fp8Weight
-from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import ExpertCodes, Int8Weight, PackedWeight
+from quire.kernels.types import FP8, ExpertCodes, Fp8Scratch, Fp8Weight, Int8Weight, LinearWeight, PackedWeight
 from quire.layers.linear import PLAIN, Decoded, LinearMethod, PlainProducts, Products, Stored, UnquantizedLinear
 from quire.platforms.interface import Capabilities
 from quire.quantization import join

@@ -11,7 +11,7 @@ import torch
 
 from quire.config.hf_config import HFConfig
 from quire.guards import is_dict
-from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.kernels.types import Int8Weight, PackedWeight
 from quire.layers.linear import COLUMNS, ROWS, Axis, Decoded, Stored
 from quire.quantization import fp4, fp8
 from quire.quantization.codes import packed_weight

@@ -8,7 +8,8 @@ import dataclasses
 
 import torch
 
-from quire.kernels.packed import PackedWeight, dequantize
+from quire.kernels.packed import dequantize
+from quire.kernels.types import PackedWeight
 from quire.layers.linear import Decoded
 from quire.quantization.codes import packed_weight
 from quire.quantization.scheme import Form

@@ -5,9 +5,7 @@ from typing import cast
 import torch
 
 from quire.kernels import fp8, ops, packed
-from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
-from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import Int8Weight, PackedWeight
+from quire.kernels.types import Fp8Scratch, Fp8Weight, Int8Weight, LinearWeight, PackedWeight
 from quire.layers.linear import Products
 
 

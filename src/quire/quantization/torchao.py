@@ -9,7 +9,8 @@ import torch
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict, is_sequence
-from quire.kernels.packed import Int8Weight, unpack_nibbles
+from quire.kernels.packed import unpack_nibbles
+from quire.kernels.types import Int8Weight
 from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import fp8
 from quire.quantization.codes import affine_weight, check_groups, even_groups

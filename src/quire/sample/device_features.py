@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from quire.kernels import ops
-from quire.kernels.step_buffers import SampleColumns
+from quire.kernels.step import SampleColumns
 from quire.sample import features
 from quire.sample.device_sampler import DeviceSampler
 from quire.sample.device_tables import can_pin

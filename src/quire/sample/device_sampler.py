@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from quire.kernels import ops
-from quire.kernels.step_buffers import SampleColumns
+from quire.kernels.step import SampleColumns
 from quire.sample import sampling_rows as features
 from quire.sample.constraints import NOTHING_LEFT, RowConstraints, force_token
 from quire.sample.custom_processors import run_engine_processors, run_row_processors

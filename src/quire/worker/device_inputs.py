@@ -2,7 +2,7 @@
 
 Two steps may be on their way: each packet has its own host memory until the device has read it. Knows nothing of models.
 
-Legend: see `kernels/step_buffers.py`.
+Legend: see `kernels/step.py`.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 
 from quire.attention.interface import SHORT_TOKENS, AttentionMetadata
 from quire.core.output import IntArray, SchedulerOutput
-from quire.kernels import ops, step_buffers
-from quire.kernels.step_buffers import HEADER, SAMPLE_FIELDS
+from quire.kernels import ops
+from quire.kernels.step import HEADER, SAMPLE_FIELDS, allocate
 from quire.layers.interface import StepInputs
 from quire.platforms.interface import DeviceRuntime
 from quire.sample.sampling_rows import SamplingRows
@@ -46,9 +46,7 @@ class DeviceInputs:
         self.groups = len(state.tables_RP)
         self._block_size = block_size
         self._runtime = runtime
-        self.buffers = step_buffers.allocate(
-            max_tokens, state.max_rows, self.groups, state.row_pages, MAX_UPDATES, runtime.device()
-        )
+        self.buffers = allocate(max_tokens, state.max_rows, self.groups, state.row_pages, MAX_UPDATES, runtime.device())
         words = self.buffers.packet.shape[0]
         self._packets = [runtime.pinned(torch.zeros(words, dtype=torch.int32)) for _ in range(NUM_PACKETS)]
         self._views = [packet.numpy() for packet in self._packets]

@@ -21,7 +21,7 @@ from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput, Toke
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import EngineError
 from quire.kernels import ops
-from quire.kernels.step_buffers import HEADER
+from quire.kernels.step import HEADER
 from quire.layers.interface import CausalLM
 from quire.logger import init_logger
 from quire.model_loader import load_model

@@ -8,11 +8,11 @@ import itertools
 
 import pytest
 import torch
+from tests.oracles.operations import packed as reference
 
 from quire.kernels import cpu, ops, packed, registry
 from quire.kernels.cpu import recording
-from quire.kernels.packed import Int8Weight, PackedWeight
-from quire.kernels.reference import packed as reference
+from quire.kernels.types import Int8Weight, PackedWeight
 
 cpu.register()
 ops.select("cpu")

@@ -10,13 +10,13 @@ import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels import registry
-from quire.kernels.ops import Rope
+from quire.kernels.types import Rope
 
 MAX_POSITIONS = 512
 
 
 def reference(op: str):
-    importlib.import_module("quire.kernels.reference")
+    importlib.import_module("quire.kernels.ops")
 
     return next(k.function for k in registry.implementations(op) if k.platform == "any")
 

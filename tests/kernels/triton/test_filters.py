@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.oracles.operations import sampling as reference
 
-from quire.kernels.reference import filters as reference
 from quire.kernels.triton import filters, filters_window
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251

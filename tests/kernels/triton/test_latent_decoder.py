@@ -53,11 +53,9 @@ def test_it_compiles_for_hopper_and_fits_a_multiprocessor() -> None:
 @pytest.mark.parametrize(
     ("architecture", "is_fused"), [("DeepseekV3ForCausalLM", True), ("MiniCPM3ForCausalLM", False)]
 )
-def test_a_decoder_gives_transformers_logprobs(architecture, is_fused, tmp_path, monkeypatch):
+def test_a_decoder_gives_transformers_logprobs(architecture, is_fused, tmp_path, monkeypatch, kept_selection):
     if torch.cuda.is_available():  # noqa: TID251
         pytest.skip("the driver's tensors live on the CPU, where only Triton's interpreter can run")
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
     triton.register()
     ops.select("cuda")
     path = make_tiny_model(architecture, tmp_path, tokenizer=False, num_hidden_layers=1, first_k_dense_replace=1)

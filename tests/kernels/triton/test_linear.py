@@ -5,12 +5,13 @@ import itertools
 
 import pytest
 import torch
+from tests.oracles.operations import linear as reference
+from tests.oracles.operations import norm as elementwise
 
 from quire.kernels import ops, registry
-from quire.kernels.reference import elementwise
-from quire.kernels.reference import linear as reference
 from quire.kernels.triton import activations, linear, linear_configs, linear_embedding, norms  # noqa: F401
 from quire.kernels.triton.linear_configs import DotConfig, GemvConfig
+from quire.kernels.types import LinearWeight
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
@@ -38,7 +39,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape).to(DEVICE, dtype)
 
 
-def matrix(rows: int, columns: int, dtype: torch.dtype, has_bias: bool = False) -> ops.LinearWeight:
+def matrix(rows: int, columns: int, dtype: torch.dtype, has_bias: bool = False) -> LinearWeight:
     return linear.pack_linear(randn(rows, columns, dtype=dtype) / columns**0.5, randn(rows) if has_bias else None)
 
 

@@ -8,13 +8,13 @@ import itertools
 
 import pytest
 import torch
+from tests.oracles.operations import experts as reference
 
 from quire.kernels import ops, triton
-from quire.kernels.experts import ClampedSwiglu, ExpertScratch, ExpertWeights, Routing
-from quire.kernels.reference import moe as reference
 from quire.kernels.triton import moe, moe_configs, moe_grouped
 from quire.kernels.triton.moe_configs import ManyConfig
 from quire.kernels.triton.moe_grouped import GroupedConfig
+from quire.kernels.types import ClampedSwiglu, ExpertScratch, ExpertWeights, Routing
 
 EPS = 1e-6
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
@@ -22,10 +22,8 @@ ops.select("cuda")
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch):
+def kernels(kept_selection):
     """What a mixture asks of other operations is Triton's too."""
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
     triton.register()
     ops.select("cuda")
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.oracles.operations import norm as reference
 
-from quire.kernels.reference import elementwise as reference
 from quire.kernels.triton import norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251

@@ -9,11 +9,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.oracles.operations import packed as reference
+
 from quire.kernels import packed
-from quire.kernels.packed import Int8Weight, PackedWeight
-from quire.kernels.reference import packed as reference
 from quire.kernels.triton import packed as module
 from quire.kernels.triton.launch import interpreted
+from quire.kernels.types import Int8Weight, PackedWeight
 
 DEVICE = "cpu" if interpreted() else "cuda"
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

@@ -10,7 +10,7 @@ from tests.oracles.quantized_models import FLOAT8, ROUNDING, WEIGHT_ONLY, store
 
 from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
-from quire.kernels import ops, triton
+from quire.kernels import ops, registry, triton
 from quire.model_loader import load_model
 from quire.platforms.cpu import CpuPlatform
 from quire.platforms.interface import Because
@@ -34,11 +34,9 @@ class Interpreted(CpuPlatform):
 
 
 @pytest.fixture(autouse=True)
-def platform(monkeypatch):
+def platform(kept_selection):
     if torch.cuda.is_available():  # noqa: TID251
         pytest.skip("the driver's tensors live on the CPU, where only Triton's interpreter can run")
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
     platform = Interpreted()
     platform.select_kernels()
     return platform
@@ -151,8 +149,10 @@ def test_experts_whose_codes_do_not_fit_become_plain_and_say_why(platform, mixtu
     assert len(why) == 1 and reason in why[0]
 
 
-def test_experts_that_turn_out_not_to_fit_become_plain_one_by_one(platform, mixture, tmp_path, caplog, monkeypatch):
-    monkeypatch.setitem(ops._chosen, "pack_expert_codes", lambda experts, is_gated: None)
+def test_experts_that_turn_out_not_to_fit_become_plain_one_by_one(platform, mixture, tmp_path, caplog):
+    choices = ops.choices()
+    unfit = dataclasses.replace(choices["pack_expert_codes"].chosen, function=lambda experts, is_gated: None)
+    registry.use({**choices, "pack_expert_codes": registry.Choice(unfit, [])})
     store(mixture, tmp_path, WEIGHT_ONLY["gptq 4 bits"])
     with caplog.at_level("WARNING", logger="quire"):
         loaded = load(platform, tmp_path)

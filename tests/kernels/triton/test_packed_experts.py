@@ -11,13 +11,12 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.triton.test_packed_tiles import DEVICE, make
+from tests.oracles.operations import experts as reference
 
 from quire.kernels import packed
-from quire.kernels.experts import ClampedSwiglu, ExpertScratch, ExpertWeights
-from quire.kernels.packed import ExpertCodes
-from quire.kernels.reference import moe as reference
 from quire.kernels.triton import moe, moe_configs, packed_experts
 from quire.kernels.triton.packed_experts import PackedConfig
+from quire.kernels.types import ClampedSwiglu, ExpertCodes, ExpertScratch, ExpertWeights
 
 E, K = 4, 2
 SMALL = PackedConfig(16, 2, splits=True)

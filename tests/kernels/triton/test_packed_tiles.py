@@ -5,13 +5,14 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.oracles.operations import packed as reference
+
 from quire.kernels import packed
-from quire.kernels.packed import PackedWeight
-from quire.kernels.reference import packed as reference
 from quire.kernels.triton import packed as module
 from quire.kernels.triton import packed_tiles
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.packed_codes import Tiles, _table_assembly, layout_of
+from quire.kernels.types import PackedWeight
 
 DEVICE = "cpu" if interpreted() else "cuda"
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

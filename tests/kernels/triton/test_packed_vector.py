@@ -10,10 +10,10 @@ pytest.importorskip("triton")
 from tests.kernels.triton.test_packed_expert_decoder import load, platform  # noqa: F401 (a fixture)
 from tests.kernels.triton.test_packed_tiles import DEVICE, make, permuted
 from tests.oracles.model_driver import ModelDriver, Sequence
+from tests.oracles.operations import packed as reference
 
 from quire.benchmarks.tiny_models import make_tiny_model
 from quire.kernels import ops
-from quire.kernels.reference import packed as reference
 from quire.kernels.triton import packed as module
 from quire.kernels.triton import packed_vector
 from quire.kernels.triton.packed_vector import VectorConfig, launch_vector
@@ -123,7 +123,7 @@ def test_the_gated_operation_is_the_references(rows):
     expected_TI, out_TI = torch.empty(rows, 64, device=DEVICE), torch.empty(rows, 64, device=DEVICE)
     given = norm_K, EPS, weight, "silu"
     reference.packed_norm_linear_gated(x_TK, *given, expected_TI, scratch_TK, wide_TN)
-    ops.chosen("packed_norm_linear_gated")(x_TK, norm_K, EPS, prepared, "silu", out_TI, scratch_TK, wide_TN)
+    ops.packed_norm_linear_gated(x_TK, norm_K, EPS, prepared, "silu", out_TI, scratch_TK, wide_TN)
     assert error_of(out_TI, expected_TI) < 2.0**-6
 
 

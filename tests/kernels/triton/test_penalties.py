@@ -1,8 +1,8 @@
 """Triton's penalties, edits and allowed tokens against their references, to the bit."""
 
 import torch
+from tests.oracles.operations import sampling as reference
 
-from quire.kernels.reference import penalties as reference
 from quire.kernels.triton import penalties
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251

@@ -8,10 +8,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.oracles.operations import attention as plain
+
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.reference.attention import paged_attention as reference
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.prefill_attention import Tiles, choose_tiles, prefill_attention
+
+reference = plain.paged_attention
 
 DEVICE = torch.device("cpu" if interpreted() else "cuda")
 SMALL = Tiles(rows=16, keys=32, num_warps=4, num_stages=2)

@@ -19,10 +19,10 @@ from torch import Tensor
 from triton import jit
 
 from quire.kernels import registry, triton
-from quire.kernels.recurrent import DeltaWeights, SsdWeights
 from quire.kernels.triton import recurrent_delta, recurrent_scan, recurrent_selective, recurrent_ssd
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.recurrent_chunks import FROM, Tiles
+from quire.kernels.types import DeltaWeights, SsdWeights
 
 DEVICE = "cpu" if interpreted() else "cuda"
 triton.register()

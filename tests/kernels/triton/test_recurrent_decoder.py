@@ -20,11 +20,9 @@ ARCHITECTURES = {
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch):
+def kernels(kept_selection):
     if torch.cuda.is_available():  # noqa: TID251
         pytest.skip("the driver's tensors live on the CPU, where only Triton's interpreter can run")
-    monkeypatch.setattr(ops, "_chosen", dict(ops._chosen))
-    monkeypatch.setattr(ops, "_choices", dict(ops._choices))
     triton.register()
     ops.select("cuda")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.oracles.operations import sampling as reference
 
-from quire.kernels.reference import sampling as reference
 from quire.kernels.triton import sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251

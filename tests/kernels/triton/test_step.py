@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from quire.kernels import step_buffers
-from quire.kernels.reference import step as reference
-from quire.kernels.step_buffers import HEADER, StepBuffers
+from tests.oracles.operations import step as reference
+
+from quire.kernels import step as packets
+from quire.kernels.step import HEADER, StepBuffers
 from quire.kernels.triton import step as kernels
 
 MAX_TOKENS, MAX_ROWS, ROW_PAGES = 600, 40, 9
@@ -34,7 +35,7 @@ def make_packet(rng: np.random.Generator, tokens: int, requests: int, samples: i
 
 
 def poisoned(packet: np.ndarray, groups: int) -> StepBuffers:
-    buffers = step_buffers.allocate(MAX_TOKENS, MAX_ROWS, groups, ROW_PAGES, 200, torch.device("cpu"))
+    buffers = packets.allocate(MAX_TOKENS, MAX_ROWS, groups, ROW_PAGES, 200, torch.device("cpu"))
     for name, tensor in [*vars(buffers).items(), *vars(buffers.columns).items()]:
         if isinstance(tensor, torch.Tensor) and name not in ("packet", "tables_GRP", "last_token_R"):
             tensor.fill_(77)

@@ -9,8 +9,7 @@ from quire.attention.interface import AttentionMetadata
 from quire.kernels.cpu.arguments import structure
 from quire.kernels.cpu.binding import cpu_kernel, pack_panels, run
 from quire.kernels.cpu.library import DTYPES
-from quire.kernels.latent import HeadWeight
-from quire.kernels.ops import Rope
+from quire.kernels.types import HeadWeight, Rope
 
 _HeadLinear = structure(
     "_HeadLinear", pointers="x packed out", longs="heads n k x_row x_head out_row out_head", ints="dtype"

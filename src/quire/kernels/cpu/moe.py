@@ -12,7 +12,7 @@ from quire.kernels.cpu.arguments import structure
 from quire.kernels.cpu.binding import address, cpu_kernel, float_address, pack_panels, rows_address, run
 from quire.kernels.cpu.library import DTYPES
 from quire.kernels.cpu.operations import ACTIVATIONS
-from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
+from quire.kernels.types import ExpertScratch, ExpertWeights, Routing
 
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
 

@@ -10,7 +10,7 @@ from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels.cpu import arguments as native
 from quire.kernels.cpu.binding import address, cpu_kernel, float_address, pack_panels, rows_address, run
 from quire.kernels.cpu.library import DTYPES
-from quire.kernels.ops import LinearWeight, Rope
+from quire.kernels.types import LinearWeight, Rope
 
 ACTIVATIONS = {
     "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "quick_gelu": 5, "gelu_10": 6, "relu6": 7, "leaky_relu": 8,
@@ -177,6 +177,8 @@ def rope_and_cache(
     q_norm_H: torch.Tensor | None = None,
     k_norm_H: torch.Tensor | None = None,
     eps: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> None:
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head_dim is {head_dim}; the CPU kernels take at most {MAX_HEAD_DIM}")

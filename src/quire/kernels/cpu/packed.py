@@ -17,7 +17,8 @@ import torch
 from quire.kernels.cpu.arguments import structure
 from quire.kernels.cpu.binding import PANEL, cpu_kernel, float_address, run
 from quire.kernels.cpu.library import library
-from quire.kernels.packed import Int8Weight, PackedWeight, code_bits
+from quire.kernels.packed import code_bits
+from quire.kernels.types import Int8Weight, PackedWeight
 
 NIBBLES, ONE_DIGIT, TWO_DIGITS, BYTES = range(4)
 """How codes become numbers: `PackedKind` in `csrc/packed.h`."""

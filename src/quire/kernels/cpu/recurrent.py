@@ -12,7 +12,8 @@ import torch
 from quire.attention.interface import AttentionMetadata
 from quire.kernels.cpu.arguments import structure
 from quire.kernels.cpu.binding import cpu_kernel, float_address, run
-from quire.kernels.recurrent import GATES, DeltaWeights, LruWeights, SsdWeights
+from quire.kernels.recurrent import GATES
+from quire.kernels.types import DeltaWeights, LruWeights, SsdWeights
 
 _Batch = structure(
     "_Batch", pointers="query_start seq_lens table_rows block_table shape", longs="block_size block_table_stride"

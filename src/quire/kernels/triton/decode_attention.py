@@ -25,7 +25,6 @@ import triton
 import triton.language as tl
 
 from quire.attention.interface import LONG_CONTEXT, AttentionMetadata, AttentionParams
-from quire.kernels.ops import Rope
 from quire.kernels.triton.decode_tiles import (
     FP8_TO_FP16,
     LOG2E,
@@ -43,6 +42,7 @@ from quire.kernels.triton.launch import (
     num_processors,
 )
 from quire.kernels.triton.rope import load_cos_sin, norm_and_rotate, rotary_partner, to_cache_type
+from quire.kernels.types import Rope
 
 MIN_CONTEXT = tl.constexpr(LONG_CONTEXT)
 

@@ -13,13 +13,14 @@ import functools
 import torch
 
 from quire.kernels import ops
-from quire.kernels.fp8 import OPERATIONS, Fp8Scratch, Fp8Weight
+from quire.kernels.fp8 import OPERATIONS
 from quire.kernels.registry import kernel
 from quire.kernels.triton.fp8_rows import Tile, block_of, multiply_rows
 from quire.kernels.triton.fp8_scales import apply_scales
 from quire.kernels.triton.fp8_vector import multiply_vectors
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.triton.quantize import MAX_BLOCK, quantize_rows
+from quire.kernels.types import Fp8Scratch, Fp8Weight
 
 VECTOR_ROWS = 1
 """Up to this many rows go through the ordinary units."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from quire.kernels.fp8 import Fp8Scratch, Fp8Weight
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import (
     cdiv,
@@ -23,6 +22,7 @@ from quire.kernels.triton.launch import (
     tl,
 )
 from quire.kernels.triton.quantize import kind_number
+from quire.kernels.types import Fp8Scratch, Fp8Weight
 
 
 class Tile(NamedTuple):

@@ -8,8 +8,8 @@ Legend: T rows, N outputs.
 import torch
 import triton
 
-from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, tl
+from quire.kernels.types import Fp8Weight
 
 BLOCK = 1024
 

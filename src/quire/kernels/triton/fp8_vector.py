@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.triton.activations import activate
 from quire.kernels.triton.launch import (
     cdiv,
@@ -25,6 +24,7 @@ from quire.kernels.triton.launch import (
 )
 from quire.kernels.triton.linear_prefetch import LANES, may_prefetch, prefetch_rows
 from quire.kernels.triton.quantize import kind_number
+from quire.kernels.types import Fp8Weight
 
 MAX_ROWS = 4
 

@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.latent import HeadWeight
-from quire.kernels.ops import Rope
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2
 from quire.kernels.triton.rope import load_cos_sin, rotary_partner, to_cache_type
+from quire.kernels.types import HeadWeight, Rope
 
 HEADS_PER_PROGRAM = 16
 

@@ -7,13 +7,13 @@ kernels named `invariant_…` multiply every row in one way, whatever the number
 import torch
 
 from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
 from quire.kernels.registry import kernel
 from quire.kernels.triton import linear_configs
 from quire.kernels.triton.activations import KINDS
 from quire.kernels.triton.linear_configs import Config, DotConfig, GemvConfig
 from quire.kernels.triton.linear_dot import launch_dot, split_workspace
 from quire.kernels.triton.linear_gemv import launch_gemv
+from quire.kernels.types import LinearWeight
 
 
 def _matrix(weight: LinearWeight) -> torch.Tensor:

@@ -3,7 +3,6 @@
 import torch
 import triton
 
-from quire.kernels.ops import LinearWeight
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import (
     cdiv,
@@ -12,6 +11,7 @@ from quire.kernels.triton.launch import (
     launch_options,
     tl,
 )
+from quire.kernels.types import LinearWeight
 
 BLOCK = 1024
 

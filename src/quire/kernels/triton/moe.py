@@ -11,9 +11,6 @@ import torch
 import triton
 
 from quire.kernels import ops
-from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
-from quire.kernels.ops import LinearWeight
-from quire.kernels.packed import ExpertCodes
 from quire.kernels.registry import kernel
 from quire.kernels.triton import moe_configs
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
@@ -22,6 +19,7 @@ from quire.kernels.triton.moe_few import fits, launch_few_down, launch_few_gate_
 from quire.kernels.triton.moe_grouped import GroupedConfig, launch_combine, launch_grouped
 from quire.kernels.triton.moe_route import launch_choose, launch_lists
 from quire.kernels.triton.packed_experts import PackedConfig, launch_packed_experts
+from quire.kernels.types import ExpertCodes, ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 
 def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int, scratch: ExpertScratch) -> Config:

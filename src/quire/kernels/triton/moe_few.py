@@ -9,10 +9,10 @@ Legend: T tokens, E experts, K experts a token, D hidden, I intermediate; G grou
 import torch
 import triton
 
-from quire.kernels.experts import ExpertScratch, ExpertWeights, Routing
 from quire.kernels.triton.activations import KINDS, activate
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
 from quire.kernels.triton.moe_route import choose, rank_keys, take_best
+from quire.kernels.types import ExpertScratch, ExpertWeights, Routing
 
 
 @triton.jit

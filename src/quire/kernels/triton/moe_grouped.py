@@ -13,7 +13,6 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.experts import ClampedSwiglu, ExpertScratch
 from quire.kernels.triton.activations import KINDS, activate
 from quire.kernels.triton.launch import (
     cdiv,
@@ -24,6 +23,7 @@ from quire.kernels.triton.launch import (
     next_power_of_2,
     tl,
 )
+from quire.kernels.types import ClampedSwiglu, ExpertScratch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,8 @@ Legend: T tokens, E experts, K experts a token; a pair is token * K + k.
 import torch
 import triton
 
-from quire.kernels.experts import ExpertScratch, Routing
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.types import ExpertScratch, Routing
 
 
 @triton.jit

@@ -10,10 +10,8 @@ import dataclasses
 
 import torch
 
-from quire.kernels import ops
-from quire.kernels.packed import Int8Weight, PackedWeight
-from quire.kernels.reference import packed as reference
-from quire.kernels.registry import kernel
+from quire.kernels import ops, packed
+from quire.kernels.registry import kernel, reference
 from quire.kernels.triton import packed_vector
 from quire.kernels.triton.launch import next_power_of_2
 from quire.kernels.triton.linear_dot import split_workspace
@@ -22,6 +20,7 @@ from quire.kernels.triton.packed_dot import block_k_of, launch_packed_dot
 from quire.kernels.triton.packed_gemv import MAX_ROWS, launch_packed_gemv
 from quire.kernels.triton.packed_int8 import launch_int8
 from quire.kernels.triton.packed_tiles import launch_bands, launch_tiles, reserve_band
+from quire.kernels.types import Int8Weight, PackedWeight
 
 MAX_BLOCK_T, INVARIANT_BLOCK_T = 128, 64
 BAND_ROWS = 512
@@ -79,7 +78,7 @@ def _multiply(
         _multiply(x_TK, weight, product_TN, is_invariant)
         out_TN += product_TN
     elif not _fits(weight):
-        reference.packed_linear(x_TK, weight, out_TN)
+        reference(packed.packed_linear)(x_TK, weight, out_TN)
     elif is_invariant:
         launch_packed_dot(x_TK, weight, out_TN, block_t=INVARIANT_BLOCK_T, may_split=False)
     elif rows <= MAX_ROWS:

@@ -14,8 +14,9 @@ import dataclasses
 import torch
 import triton
 
-from quire.kernels.packed import PackedWeight, code_bits, unpack_nibbles
+from quire.kernels.packed import code_bits, unpack_nibbles
 from quire.kernels.triton.launch import cdiv, interpreted, tl
+from quire.kernels.types import PackedWeight
 
 BLOCK_ROWS = 128
 WHOLE_4, FLOAT_4, WHOLE_8, FLOAT_8, TABLE_4 = range(5)

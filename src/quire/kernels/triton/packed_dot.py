@@ -9,9 +9,10 @@ Legend: T rows of x, N outputs, K inputs, S groups of a tile's columns.
 import torch
 import triton
 
-from quire.kernels.packed import PackedWeight, code_bits
+from quire.kernels.packed import code_bits
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, num_processors, tl
 from quire.kernels.triton.linear_dot import COUNTERS, split_workspace
+from quire.kernels.types import PackedWeight
 
 MAX_SPLIT = 8
 

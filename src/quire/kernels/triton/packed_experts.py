@@ -14,8 +14,6 @@ from typing import cast
 import torch
 import triton
 
-from quire.kernels.experts import ClampedSwiglu, ExpertScratch
-from quire.kernels.packed import ExpertCodes, PackedWeight
 from quire.kernels.registry import kernel
 from quire.kernels.triton.activations import KINDS
 from quire.kernels.triton.launch import (
@@ -39,6 +37,7 @@ from quire.kernels.triton.packed_codes import (
     with_whole_tiles,
 )
 from quire.kernels.triton.packed_tiles import MAX_SPLIT, PROGRAMS, STAGES, add_tiles, sum_parts
+from quire.kernels.types import ClampedSwiglu, ExpertCodes, ExpertScratch, PackedWeight
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ Legend: T rows of x (a power of two at least their number), N outputs, K inputs,
 import torch
 import triton
 
-from quire.kernels.packed import PackedWeight, code_bits
+from quire.kernels.packed import code_bits
 from quire.kernels.triton.launch import (
     cdiv,
     gdc_launch_dependents,
@@ -22,6 +22,7 @@ from quire.kernels.triton.launch import (
     num_processors,
     tl,
 )
+from quire.kernels.types import PackedWeight
 
 MAX_ROWS = 4
 _MAGIC_BITS = tl.constexpr(0x4B000000)

@@ -6,8 +6,9 @@ Legend: T rows of x, N outputs, K inputs.
 import torch
 import triton
 
-from quire.kernels.packed import INT8_MAX, INT8_MIN_SCALE, Int8Weight
+from quire.kernels.packed import INT8_MAX, INT8_MIN_SCALE
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.types import Int8Weight
 
 _MAX = tl.constexpr(INT8_MAX)
 _MIN_SCALE = tl.constexpr(INT8_MIN_SCALE)

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 import triton
 
-from quire.kernels.packed import PackedWeight
 from quire.kernels.triton.launch import (
     cdiv,
     gdc_launch_dependents,
@@ -26,6 +25,7 @@ from quire.kernels.triton.launch import (
 )
 from quire.kernels.triton.linear_dot import COUNTERS, split_workspace
 from quire.kernels.triton.packed_codes import BLOCK_ROWS, Tiles, decode, may_assemble, scale_of
+from quire.kernels.types import PackedWeight
 
 MIN_BLOCK_T, MAX_BLOCK_T, INVARIANT_BLOCK_T = 8, 64, 32
 MAX_SPLIT = 16

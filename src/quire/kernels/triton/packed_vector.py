@@ -18,10 +18,10 @@ from typing import cast
 import torch
 import triton
 
-from quire.kernels.packed import PackedWeight
 from quire.kernels.triton.activations import KINDS, activate
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, interpreted, launch_options, tl
 from quire.kernels.triton.packed_codes import BLOCK_ROWS, WHOLE_4, Tiles, may_assemble, scale_of, zero_bits
+from quire.kernels.types import PackedWeight
 
 COLUMNS = 128
 MAX_COLUMNS = 4096

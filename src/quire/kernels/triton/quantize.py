@@ -1,6 +1,6 @@
 """Rows of activations to float8 (e4m3) with a scale each, in one pass: as they are, RMS-normed, or gated.
 
-One program a row, which holds the whole row in registers. The arithmetic is that of `kernels/reference/fp8.py` to the bit
+One program a row, which holds the whole row in registers. The arithmetic is that of `kernels/fp8.py` to the bit
 where the row comes as it is.
 
 Legend: T rows, K values of a quantized row.
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import triton
 
-from quire.kernels.fp8 import FP8_MAX, FP8_MIN_SCALE, Fp8Weight
+from quire.kernels.fp8 import FP8_MAX, FP8_MIN_SCALE
 from quire.kernels.triton.activations import KINDS, activate
 from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.types import Fp8Weight
 
 MAX_BLOCK = 32768
 """Values of a row that one program can hold."""

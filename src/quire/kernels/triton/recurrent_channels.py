@@ -5,11 +5,11 @@ import torch
 import triton
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.recurrent import LruWeights
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, tl
 from quire.kernels.triton.recurrent import apply_gate
 from quire.kernels.triton.recurrent_scan import find_tokens, load_state, store_state
+from quire.kernels.types import LruWeights
 
 CHANNELS = 128
 """Channels of a program; one for each thread."""

@@ -19,7 +19,6 @@ import torch
 import triton
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.recurrent import DeltaWeights
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
 from quire.kernels.triton.prefill_attention import find_request
@@ -35,6 +34,7 @@ from quire.kernels.triton.recurrent_chunks import (
 )
 from quire.kernels.triton.recurrent_scan import find_tokens, load_state, softplus, store_state
 from quire.kernels.triton.recurrent_scan import gated_delta_rule as scan_by_token
+from quire.kernels.types import DeltaWeights
 
 HOPPER, OTHERS = Tiles(64, 32, num_warps=4), Tiles(32, 32, num_warps=8)
 """What needs few more registers than there are, as compiled for compute capabilities 9.0 and 8.0."""

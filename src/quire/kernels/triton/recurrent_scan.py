@@ -9,9 +9,9 @@ import torch
 import triton
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.recurrent import DeltaWeights, SsdWeights
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.types import DeltaWeights, SsdWeights
 
 TILE = 4096
 """Numbers of a program's state: 32 a thread."""

@@ -14,7 +14,6 @@ import torch
 import triton
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.recurrent import SsdWeights
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
 from quire.kernels.triton.recurrent_chunks import (
@@ -29,6 +28,7 @@ from quire.kernels.triton.recurrent_chunks import (
 )
 from quire.kernels.triton.recurrent_scan import find_tokens, load_state, softplus, store_state
 from quire.kernels.triton.recurrent_scan import ssd_scan as scan_by_token
+from quire.kernels.types import SsdWeights
 
 HOPPER, OTHERS = Tiles(64, 64, num_warps=4), Tiles(32, 32, num_warps=8)
 """What needs few more registers than there are, as compiled for compute capabilities 9.0 and 8.0."""

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.ops import Rope
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import (
     cdiv,
@@ -19,6 +18,7 @@ from quire.kernels.triton.launch import (
     launch_options,
     next_power_of_2,
 )
+from quire.kernels.types import Rope
 
 VALUES_PER_PROGRAM = 4096
 """Of one token's heads: all 32 of 128 values in one program are faster than parts of them, for few tokens and for many."""

@@ -1,4 +1,4 @@
-"""The largest logit of each row, and the Gumbel-max draw: equal to the bit to `kernels/reference/sampling.py`.
+"""The largest logit of each row, and the Gumbel-max draw: equal to the bit to `kernels/sampling.py`.
 
 The exact noise of a value costs about a hundred instructions, more than reading it. So a first pass goes over the row in
 tiles and keeps the largest *approximate* score of each, from fast logarithms whose error is bounded; a second one
@@ -11,7 +11,7 @@ Legend: S rows, V vocabulary, N tiles a row.
 import torch
 import triton
 
-from quire.kernels.reference import sampling as definition
+from quire.kernels import sampling as definition
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import (
     cdiv,

@@ -1,12 +1,12 @@
 """Around a step: its packet unpacked into the buffers that the model reads, its tokens kept for the next one.
 
-Legend: see `kernels/step_buffers.py`.
+Legend: see `kernels/step.py`.
 """
 
 import triton
 
 from quire.kernels.registry import kernel
-from quire.kernels.step_buffers import HEADER, StepBuffers
+from quire.kernels.step import HEADER, StepBuffers
 from quire.kernels.triton.launch import cdiv, gdc_launch_dependents, gdc_wait, launch_options, tl
 
 BLOCK = 256

@@ -15,7 +15,8 @@ import torch
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import ops, recurrent
-from quire.kernels.heads import clip, head_norm, scale_rows
+from quire.kernels.norm import clip, head_norm, scale_rows
+from quire.kernels.types import Rope as RopeTable
 from quire.layers.assembly import NormWeight
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.interface import LayerContext, MixerLayer, NarrowViews
@@ -26,7 +27,8 @@ from quire.models.rope import Rope
 from quire.models.spec import Attention, LayerNorm, Norm, RMSNorm, Temperature
 
 if TYPE_CHECKING:
-    from quire.layers.assembly import Weight
+    from quire.kernels.types import Rope as RopeTable
+from quire.layers.assembly import Weight
 
 SCALES = ("k_scale", "v_scale")
 """Of keys and of values in pages of float8, where the checkpoint has them."""
@@ -305,11 +307,11 @@ def with_cache_scale(params: AttentionParams, name: str, scale: torch.Tensor, co
     return dataclasses.replace(params, **{name: value}) if value > 0 else params
 
 
-def rotary_table(rope: Rope, context: LayerContext) -> ops.Rope:
+def rotary_table(rope: Rope, context: LayerContext) -> RopeTable:
     """The table of a rotation, made once for all layers that have it."""
     if rope not in context.tables:
         cos_sin = rope.table(context.max_positions).to(context.device)
-        context.tables[rope] = ops.Rope(cos_sin, cos_sin.shape[1], rope.interleaved)
+        context.tables[rope] = RopeTable(cos_sin, cos_sin.shape[1], rope.interleaved)
     return context.tables[rope]
 
 

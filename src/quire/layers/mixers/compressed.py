@@ -16,10 +16,8 @@ from quire.attention.interface import AttentionMetadata
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.errors import ConfigError
 from quire.kernels import compressed, latent, ops
-from quire.kernels.compressed import Compressor
-from quire.kernels.heads import head_norm
-from quire.kernels.latent import HeadWeight
-from quire.kernels.ops import LinearWeight
+from quire.kernels.norm import head_norm
+from quire.kernels.types import Compressor, HeadWeight, LinearWeight
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.attention import rotary_table
 from quire.layers.mixers.interface import LayerContext, MixerLayer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.kernels import recurrent
-from quire.kernels.recurrent import DeltaWeights
+from quire.kernels.types import DeltaWeights
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.interface import LayerContext
 from quire.layers.mixers.state import Read, StateLayer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from quire.attention.interface import AttentionRequest
-from quire.kernels.heads import head_norm
+from quire.kernels.norm import head_norm
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.attention import AttentionLayer, rotary_table
 from quire.layers.mixers.interface import LayerContext

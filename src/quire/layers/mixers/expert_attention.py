@@ -14,7 +14,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.kernels import ops
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import LinearWeight
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.attention import AttentionLayer
 from quire.layers.mixers.interface import LayerContext

@@ -16,7 +16,7 @@ import torch
 from quire.attention.interface import AttentionBackend, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec
 from quire.distributed.communicator import Communicator
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import LinearWeight
 from quire.layers.interface import StepInputs
 from quire.layers.linear import LinearMethod
 from quire.layers.parallel import ParallelPlan

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from quire.kernels import recurrent
-from quire.kernels.recurrent import SsdWeights
+from quire.kernels.types import SsdWeights
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.interface import LayerContext
 from quire.layers.mixers.state import Read, StateLayer

@@ -16,9 +16,8 @@ import torch
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.config.kv_spec import KVCacheSpec, KVKind
 from quire.kernels import latent, ops, recurrent
-from quire.kernels.heads import scale_rows
-from quire.kernels.latent import HeadWeight
-from quire.kernels.ops import LinearWeight
+from quire.kernels.norm import scale_rows
+from quire.kernels.types import HeadWeight, LinearWeight
 from quire.layers.assembly import NormWeight
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.attention import SCALES, growth_table, rotary_table, with_cache_scale

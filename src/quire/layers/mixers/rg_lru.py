@@ -13,8 +13,7 @@ import torch
 from torch.nn.functional import softplus
 
 from quire.kernels import latent, ops, recurrent
-from quire.kernels.latent import HeadWeight
-from quire.kernels.recurrent import LruWeights
+from quire.kernels.types import HeadWeight, LruWeights
 from quire.layers.activation import kernel_activation
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.interface import LayerContext

@@ -13,7 +13,7 @@ import torch
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.config.kv_spec import KVCacheSpec
-from quire.kernels.ops import LinearWeight
+from quire.kernels.types import LinearWeight
 from quire.layers.interface import StepInputs
 from quire.layers.mixers.attention import AttentionLayer
 from quire.layers.mixers.interface import LayerContext, MixerLayer

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quire.kernels.reference import elementwise
+from quire.kernels.norm import ACTIVATIONS
 from quire.layers.activation import KERNEL_KINDS
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
-    **{name: elementwise.ACTIVATIONS[kind] for name, kind in KERNEL_KINDS.items() if kind in elementwise.ACTIVATIONS},
+    **{name: ACTIVATIONS[kind] for name, kind in KERNEL_KINDS.items() if kind in ACTIVATIONS},
 }
 """By the names of config.json and of sentence-transformers' Dense modules, in small letters."""
 

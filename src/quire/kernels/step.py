@@ -18,6 +18,9 @@ num_updates), then, one after the other and each as long as the step's own count
 import dataclasses
 
 import torch
+from torch import Tensor
+
+from quire.kernels.registry import operation
 
 HEADER = 8
 REQUEST_FIELDS = 3
@@ -38,13 +41,13 @@ class SampleColumns:
         top_p_S, min_p_S: float32; 1 and 0 mean off.
     """
 
-    rows_S: torch.Tensor
-    positions_S: torch.Tensor
-    inverse_temperature_S: torch.Tensor
-    seed_S: torch.Tensor
-    top_k_S: torch.Tensor
-    top_p_S: torch.Tensor
-    min_p_S: torch.Tensor
+    rows_S: Tensor
+    positions_S: Tensor
+    inverse_temperature_S: Tensor
+    seed_S: Tensor
+    top_k_S: Tensor
+    top_p_S: Tensor
+    min_p_S: Tensor
 
 
 @dataclasses.dataclass
@@ -62,20 +65,20 @@ class StepBuffers:
         last_token_R: int32 [max_rows + 1]; what each row sampled last (the extra entry takes what nobody wants).
     """
 
-    packet: torch.Tensor
-    input_ids_T: torch.Tensor
-    positions_T: torch.Tensor
-    slots_GT: torch.Tensor
-    query_start_B: torch.Tensor
-    seq_lens_B: torch.Tensor
-    rows_B: torch.Tensor
-    shape: torch.Tensor
-    logits_index_S: torch.Tensor
-    sample_start_S: torch.Tensor
-    sample_shape: torch.Tensor
+    packet: Tensor
+    input_ids_T: Tensor
+    positions_T: Tensor
+    slots_GT: Tensor
+    query_start_B: Tensor
+    seq_lens_B: Tensor
+    rows_B: Tensor
+    shape: Tensor
+    logits_index_S: Tensor
+    sample_start_S: Tensor
+    sample_shape: Tensor
     columns: SampleColumns
-    tables_GRP: torch.Tensor
-    last_token_R: torch.Tensor
+    tables_GRP: Tensor
+    last_token_R: Tensor
 
 
 def allocate(
@@ -83,7 +86,7 @@ def allocate(
 ) -> StepBuffers:
     """Buffers for the largest step."""
 
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     words = HEADER + (REQUEST_FIELDS + SAMPLE_FIELDS) * max_rows + (TOKEN_FIELDS + groups) * max_tokens + 2 * updates
@@ -112,3 +115,54 @@ def allocate(
         tables_GRP=empty(groups, max_rows, row_pages),
         last_token_R=empty(max_rows + 1),
     )
+
+
+@operation
+def unpack_step(buffers: StepBuffers, max_tokens: int, max_requests: int) -> None:
+    """Expand `buffers.packet` (see the module's docstring) into the other buffers; entries behind the step's own counts,
+    up to the two bounds, become harmless. Page tables are updated; ids of tokens that only the device knows are filled in."""
+    packet = buffers.packet
+    tokens, requests, logits, max_query_len, max_seq_len, updates = packet[:6].tolist()
+    groups = buffers.slots_GT.shape[0]
+    at = HEADER
+
+    def take(count: int) -> Tensor:
+        nonlocal at
+        at += count
+        return packet[at - count : at]
+
+    def put(target: Tensor, values: Tensor, bound: int, pad: float) -> None:
+        target[: len(values)] = values
+        target[len(values) : bound] = pad
+
+    put(buffers.rows_B, take(requests), max_requests, 0)
+    put(buffers.seq_lens_B, take(requests), max_requests, 0)
+    buffers.query_start_B[0] = 0
+    put(buffers.query_start_B[1:], take(requests), max_requests, tokens)
+    columns = buffers.columns
+    put(buffers.logits_index_S, take(logits), max_requests, 0)
+    put(columns.rows_S, take(logits), max_requests, buffers.last_token_R.shape[0] - 1)
+    buffers.sample_start_S[: max_requests + 1] = torch.arange(max_requests + 1).clamp(max=logits)
+    buffers.sample_shape[:] = torch.tensor([logits, logits, min(logits, 1), max_seq_len])
+    put(columns.positions_S, take(logits), max_requests, 0)
+    put(columns.inverse_temperature_S, take(logits).view(torch.float32), max_requests, torch.inf)
+    low, high = take(logits).long() & 0xFFFFFFFF, take(logits).long()
+    put(columns.seed_S, low | (high << 32), max_requests, 0)
+    put(columns.top_k_S, take(logits), max_requests, 0)
+    put(columns.top_p_S, take(logits).view(torch.float32), max_requests, 1)
+    put(columns.min_p_S, take(logits).view(torch.float32), max_requests, 0)
+    ids = take(tokens).long()
+    last = buffers.last_token_R[(-1 - ids).clamp(min=0)]
+    put(buffers.input_ids_T, torch.where(ids < 0, last, ids.int()), max_tokens, 0)
+    put(buffers.positions_T, take(tokens), max_tokens, 0)
+    for group in range(groups):
+        put(buffers.slots_GT[group], take(tokens).long(), max_tokens, -1)
+    index = take(updates).long()
+    buffers.tables_GRP.view(-1)[index] = take(updates)
+    buffers.shape[:] = torch.tensor([tokens, requests, max_query_len, max_seq_len])
+
+
+@operation
+def keep_tokens(token_ids_S: Tensor, rows_S: Tensor, last_token_R: Tensor) -> None:
+    """last_token[rows[s]] = token_ids[s]: the next step's unpacking reads them there."""
+    last_token_R[rows_S.long()] = token_ids_S

@@ -1,11 +1,15 @@
-"""Reference norms, activations, gathers."""
+"""Norms, activations and other operations on single rows.
+
+Legend: T tokens, D hidden, I intermediate, G norms side by side in a row, H values of one norm, C columns, L positions,
+S rows that are asked for, V vocabulary.
+"""
 
 import math
 
 import torch
 from torch import Tensor
 
-from quire.kernels.registry import kernel
+from quire.kernels.registry import operation
 
 ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
@@ -27,6 +31,18 @@ ACTIVATIONS = {
 }
 
 
+def rms(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """The RMS norm of rows, in float32."""
+    x = x_TD.float()
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight_D.float()
+
+
+def gated(y_T2I: Tensor, kind: str) -> Tensor:
+    """act(y[:, :I]) * y[:, I:]."""
+    gate, up = y_T2I.chunk(2, dim=-1)
+    return ACTIVATIONS[kind](gate) * up
+
+
 def _with_residual(x: Tensor, residual: Tensor | None) -> Tensor:
     if residual is None:
         return x.float()
@@ -34,13 +50,19 @@ def _with_residual(x: Tensor, residual: Tensor | None) -> Tensor:
     return residual.float()
 
 
-@kernel("rms_norm", platform="any")
-def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor, residual_TD: Tensor | None = None) -> None:
-    x = _with_residual(x_TD, residual_TD)
-    out_TD.copy_(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight_D.float())
+@operation
+def rms_norm(
+    x_TD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    out_TD: Tensor,
+    residual_TD: Tensor | None = None,
+) -> None:
+    """With a residual: residual += x first (in place), and the sum is normed. weight is float32. `out` may be `x`."""
+    out_TD.copy_(rms(_with_residual(x_TD, residual_TD), weight_D, eps))
 
 
-@kernel("layer_norm", platform="any")
+@operation
 def layer_norm(
     x_TD: Tensor,
     weight_D: Tensor,
@@ -49,13 +71,16 @@ def layer_norm(
     out_TD: Tensor,
     residual_TD: Tensor | None = None,
 ) -> None:
+    """As `rms_norm`, with mean and bias."""
     x = _with_residual(x_TD, residual_TD)
     bias = None if bias_D is None else bias_D.float()
     out_TD.copy_(torch.nn.functional.layer_norm(x, x.shape[-1:], weight_D.float(), bias, eps))
 
 
-@kernel("head_norm", platform="any")
+@operation
 def head_norm(x_TGH: Tensor, weight_GH: Tensor, bias_GH: Tensor | None, eps: float, subtract_mean: bool) -> None:
+    """Norm each H values of the rows of x [T, G * H] in place; rows may lie apart. RMS norm, or layer norm where the mean is
+    subtracted. Weight and bias are float32."""
     groups, size = weight_GH.shape
     x = x_TGH.float().reshape(-1, groups, size)
     if subtract_mean:
@@ -64,52 +89,72 @@ def head_norm(x_TGH: Tensor, weight_GH: Tensor, bias_GH: Tensor | None, eps: flo
     x_TGH.copy_((normed if bias_GH is None else normed + bias_GH).view(x_TGH.shape))
 
 
-@kernel("add", platform="any")
+@operation
 def add(x_TD: Tensor, out_TD: Tensor, scale: float = 1.0) -> None:
+    """out += x * scale."""
     out_TD.add_(x_TD, alpha=scale)
 
 
-@kernel("gated_activation", platform="any")
+@operation
 def gated_activation(x_T2I: Tensor, kind: str, out_TI: Tensor) -> None:
-    gate, up = x_T2I.float().chunk(2, dim=-1)
-    out_TI.copy_(ACTIVATIONS[kind](gate) * up)
+    """out = act(x[:, :I]) * x[:, I:]; kind is a name in `ACTIVATIONS`."""
+    out_TI.copy_(gated(x_T2I.float(), kind))
 
 
-@kernel("activation", platform="any")
+@operation
 def activation(x_TI: Tensor, kind: str) -> None:
+    """x = act(x), in place; kinds as above."""
     x_TI.copy_(ACTIVATIONS[kind](x_TI.float()))
 
 
-@kernel("xielu", platform="any")
+XIELU = "xielu"
+"""An activation with two learned numbers (Huang and Schlag 2024), each above 0 by a softplus: a * x^2 + x / 2 above zero, and
+(b + 1/2) * (exp(x) - 1 - x) + x / 2 below."""
+BETA = 0.5
+
+
+def set_alpha(alphas_2: Tensor, is_positive: bool, stored_1: Tensor) -> None:
+    """Put one of the two numbers, as a checkpoint has it before its softplus, in its place."""
+    alpha_1 = torch.nn.functional.softplus(stored_1.float())
+    alphas_2[0 if is_positive else 1] = alpha_1[0] + (0.0 if is_positive else BETA)
+
+
+@operation
 def xielu(x_TI: Tensor, alphas_2: Tensor) -> None:
+    """x = xIELU(x), in place; alphas: float32 a, then b + 1/2."""
     x, (positive, negative) = x_TI.float(), alphas_2
     below = x.clamp(max=0.0)
     x_TI.copy_(positive * x.clamp(min=0.0).square() + negative * (torch.expm1(below) - below) + 0.5 * x)
 
 
-@kernel("clip", platform="any")
+@operation
 def clip(x_TC: Tensor, limit: float) -> None:
+    """Keep the values of rows, which may lie apart, within plus and minus the limit; in place."""
     x_TC.clamp_(-limit, limit)
 
 
-@kernel("scale_rows", platform="any")
+@operation
 def scale_rows(x_TC: Tensor, table_L: Tensor, index_T: Tensor) -> None:
+    """x[t] *= table[index[t]], in place; rows may lie apart. The table is float32, the index int32."""
     x_TC.mul_(table_L[index_T.long(), None])
 
 
-@kernel("gather_rows", platform="any")
+@operation
 def gather_rows(x_TD: Tensor, index_S: Tensor, out_SD: Tensor) -> None:
+    """out[s] = x[index[s]]; index is int32."""
     out_SD.copy_(x_TD[index_S.long()])
 
 
-@kernel("scale_and_cap", platform="any")
+@operation
 def scale_and_cap(x_TV: Tensor, scale: float, soft_cap: float) -> None:
+    """x = x * scale, then soft_cap * tanh(x / soft_cap) if soft_cap > 0; in place (logits)."""
     if scale != 1.0:
         x_TV.mul_(scale)
     if soft_cap > 0:
         x_TV.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
-@kernel("argmax", platform="any")
-def argmax(logits_SV: Tensor, out_S: Tensor) -> None:
-    out_S.copy_(logits_SV.argmax(-1))
+@operation
+def sigmoid_gate(x_TI: Tensor, gate_TG: Tensor) -> None:
+    """x *= sigmoid(gate), in place: one gate a row, or one a value. The gate's rows may lie apart."""
+    x_TI.copy_(x_TI.float() * gate_TG.float().sigmoid())

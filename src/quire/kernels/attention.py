@@ -1,19 +1,18 @@
-"""Reference attention over pages: one request and one head group at a time, in float32."""
+"""Attention over pages of keys and values, and what comes before it.
+
+Legend: T tokens, N query heads, K KV heads, H head size, C columns of a row of q, k and v, P pages, S tokens a page.
+"""
 
 import torch
 from torch import Tensor
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.ops import Rope
-from quire.kernels.registry import kernel
+from quire.kernels.norm import rms
+from quire.kernels.registry import operation
+from quire.kernels.types import Rope
 
 
-def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
-
-
-def rotate(x_TNH: torch.Tensor, cos_sin_TR: torch.Tensor, rope: Rope) -> torch.Tensor:
+def rotate(x_TNH: Tensor, cos_sin_TR: Tensor, rope: Rope) -> Tensor:
     """Rotary embedding of the first `rotary_dim` values of each head (Su et al., RoFormer)."""
     cos, sin = (part[:, None, :] for part in cos_sin_TR.chunk(2, dim=-1))
     head, rest = x_TNH[..., : rope.rotary_dim], x_TNH[..., rope.rotary_dim :]
@@ -26,12 +25,19 @@ def rotate(x_TNH: torch.Tensor, cos_sin_TR: torch.Tensor, rope: Rope) -> torch.T
     return torch.cat((turned, rest), dim=-1)
 
 
-def to_cache(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+def to_cache(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     """Values as pages have them: in float8 divided by the scale, and the nearest to what it cannot hold."""
     return (x / scale).clamp(-448.0, 448.0).to(dtype) if dtype == torch.float8_e4m3fn else x.to(dtype)
 
 
-@kernel("rope_and_cache", platform="any")
+def kept_slots(metadata: AttentionMetadata, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which of the step's tokens are written to pages [T], and the page and the place in it of each of those."""
+    slots = metadata.slot_mapping[:tokens]
+    kept = slots >= 0
+    return kept, slots[kept] // metadata.block_size, slots[kept] % metadata.block_size
+
+
+@operation
 def rope_and_cache(
     qkv_TC: Tensor,
     kv_cache: Tensor,
@@ -46,25 +52,27 @@ def rope_and_cache(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
+    """What comes between the qkv projection and attention, for each token: RMS-norm of every query and key head (if
+    weights are given), rotary embedding at its position (if any), keys and values written to its slot of the cache.
+    Queries change in place; C = (N + 2K) * H. The cache is [2, P, K, S, H] in its own dtype; in float8 it holds keys and values
+    divided by their scales, which kernels without float8 are not given. Slots below 0 are skipped."""
     tokens = qkv_TC.shape[0]
     heads = qkv_TC.view(tokens, num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.float().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm_H is not None and k_norm_H is not None:
-        q, k = _rms(q, q_norm_H, eps), _rms(k, k_norm_H, eps)
+        q, k = rms(q, q_norm_H, eps), rms(k, k_norm_H, eps)
     if rope is not None:
         cos_sin = rope.cos_sin[metadata.positions[:tokens].long()]
         q, k = rotate(q, cos_sin, rope), rotate(k, cos_sin, rope)
     heads[:, :num_heads].copy_(q)
     if not num_kv_heads:
         return
-    slots = metadata.slot_mapping[:tokens]
-    kept = slots >= 0
-    pages, offsets = slots[kept] // metadata.block_size, slots[kept] % metadata.block_size
+    kept, pages, offsets = kept_slots(metadata, tokens)
     kv_cache[0, pages, :, offsets] = to_cache(k[kept], k_scale, kv_cache.dtype)
     kv_cache[1, pages, :, offsets] = to_cache(v[kept], v_scale, kv_cache.dtype)
 
 
-def _hidden(q_position: torch.Tensor, k_position: torch.Tensor, params: AttentionParams) -> torch.Tensor:
+def _hidden(q_position: Tensor, k_position: Tensor, params: AttentionParams) -> Tensor:
     """Which keys a query does not see."""
     distance = q_position - k_position
     if params.causal:
@@ -78,10 +86,16 @@ def _hidden(q_position: torch.Tensor, k_position: torch.Tensor, params: Attentio
     return hidden
 
 
-@kernel("paged_attention", platform="any")
+@operation
 def paged_attention(
-    qkv_TC: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, params: AttentionParams, out_TNH: Tensor
+    qkv_TC: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    params: AttentionParams,
+    out_TNH: Tensor,
 ) -> None:
+    """Attention of the queries in the first N * H columns of `qkv` [T, ..] over pages, prefill and decode in one call. The
+    cache is [2, P, K, S, H], whose planes and pages may have any stride: of 0 between planes, keys are values."""
     n, kv_heads, h = params.num_heads, params.num_kv_heads, params.head_dim
     size, is_scaled = metadata.block_size, kv_cache.dtype == torch.float8_e4m3fn
     k_scale, v_scale = (params.k_scale, params.v_scale) if is_scaled else (1.0, 1.0)
