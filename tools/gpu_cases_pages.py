@@ -1,6 +1,6 @@
 """Drawn cases of operations over pages: attention, keys and values or latents that are written, scans with states.
 
-Legend: P pages; others as in `kernels/ops.py` and `kernels/recurrent.py`.
+Legend: P pages; others as in `kernels/attention.py` and `kernels/recurrent.py`.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Every native CPU kernel against its plain PyTorch reference, on drawn shapes; recording, threads and batch invariance.
 
-Legend as in `kernels/ops.py`: T tokens, D hidden, I intermediate, N query heads, K KV heads, H head size, V vocabulary, P pages.
+Legend: T tokens, D hidden, I intermediate, N query heads, K KV heads, H head size, V vocabulary, P pages.
 """
 
 import dataclasses
@@ -20,7 +20,6 @@ from quire.kernels.cpu.operations import ACTIVATIONS
 from quire.kernels.types import Rope
 
 cpu.register()
-ops.select("cpu")
 pytestmark = pytest.mark.skipif(not cpu.library_status()[0], reason=f"no library: {cpu.library_status()[2]}")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -55,7 +54,8 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
 
 
 @pytest.fixture(autouse=True)
-def restore_threads():
+def restore_threads(kept_selection):
+    ops.select("cpu")  # other tests choose others
     yield
     cpu.set_num_threads(2)
 

@@ -18,7 +18,6 @@ from quire.kernels.types import ClampedSwiglu, ExpertScratch, ExpertWeights, Rou
 
 EPS = 1e-6
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
-ops.select("cuda")
 
 
 @pytest.fixture(autouse=True)

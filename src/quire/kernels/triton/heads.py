@@ -1,6 +1,6 @@
 """What some models do to queries, keys and values before attention, and xIELU: rows that may lie apart, in place.
 
-Arithmetic is float32; a row's bits depend on the row alone. Legend as in `kernels/heads.py`.
+Arithmetic is float32; a row's bits depend on the row alone. Legend as in `kernels/norm.py`.
 """
 
 import torch
