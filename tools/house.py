@@ -90,10 +90,13 @@ def is_kernel(function: FunctionNode) -> bool:
     return any(isinstance(mark, ast.Attribute) and mark.attr == "jit" for mark in marks)
 
 
-def parameters_of(function: FunctionNode) -> list[ast.arg]:
-    """Parameters that should have a type: not `self` and `cls`."""
-    given = function.args
-    found = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+def typed_parameters(functions: Iterable[FunctionNode]) -> list[ast.arg]:
+    """Parameters that should have a type: not `self` and `cls`, and none of what Triton compiles."""
+    found: list[ast.arg | None] = []
+    for function in functions:
+        given = function.args
+        if not is_kernel(function):
+            found += [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
     return [one for one in found if one is not None and one.arg not in ("self", "cls")]
 
 
@@ -250,13 +253,11 @@ def find_definition(modules: dict[str, Module], place: str, name: str) -> tuple[
 # --- figures ---
 
 
-def measure(modules: dict[str, Module], tools: Path, floors: dict[str, int]) -> dict[str, float]:
-    """The figures that have limits; smaller is better in all of them. Shares are in percent."""
+def measure(modules: dict[str, Module], tools: Path, floors: dict[str, int]) -> dict[str, int]:
+    """The figures that have limits; smaller is better in all of them. Counts, not shares: a share grows when good code is
+    deleted."""
     functions = [function for module in modules.values() for function in functions_of(module)]
     long = [function for function in functions if count_lines(function) > LONG_FUNCTION]
-    parameters = [one for function in functions if not is_kernel(function) for one in parameters_of(function)]
-    untyped = [one for one in parameters if one.annotation is None]
-    exported = list(exported_names(modules))
     circles = import_circles(modules)
     return {
         "statements": sum(count_statements(module.tree) for module in modules.values()),
@@ -265,29 +266,29 @@ def measure(modules: dict[str, Module], tools: Path, floors: dict[str, int]) -> 
         "modules_in_circles": sum(map(len, circles)),
         "longest_file": max(len(module.text.splitlines()) for module in modules.values()),
         "longest_function": max(map(count_lines, functions)),
-        "functions_over_40_lines": round(100 * len(long) / len(functions), 2),
-        "untyped_parameters": round(100 * len(untyped) / len(parameters), 2),
-        "undocumented_exports": round(100 * sum(not has for _, has in exported) / max(1, len(exported)), 2),
+        "functions_over_40_lines": len(long),
+        "untyped_parameters": sum(one.annotation is None for one in typed_parameters(functions)),
+        "undocumented_exports": sum(not has for _, has in exported_names(modules)),
         "format_skips": sum(count_format_skips(module.text) for module in modules.values()),
         "repeated_file_names": len(repeated_names(modules, floors)),
         "tools_lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tools.rglob("*.py")),
     }
 
 
-def worse_figures(figures: dict[str, float], limits: dict[str, float]) -> list[str]:
+def worse_figures(figures: dict[str, int], limits: dict[str, int]) -> list[str]:
     """A sentence for each figure above its limit."""
     return [
-        f"{name} is {figure:g} and may be {limits[name]:g} at most: lower it, or raise its limit in {LIMITS.name} and say why"
+        f"{name} is {figure} and may be {limits[name]} at most: lower it, or raise its limit in {LIMITS.name} and say why"
         for name, figure in figures.items()
         if figure > limits[name]
     ]
 
 
-def read_limits(path: Path = LIMITS) -> dict[str, float]:
+def read_limits(path: Path = LIMITS) -> dict[str, int]:
     return json.loads(path.read_text(encoding="utf-8"))["limits"]
 
 
-def lower_limits(figures: dict[str, float], path: Path = LIMITS) -> None:
+def lower_limits(figures: dict[str, int], path: Path = LIMITS) -> None:
     """Write the figures as limits where they are smaller."""
     kept = json.loads(path.read_text(encoding="utf-8"))
     for name, figure in figures.items():
@@ -308,7 +309,16 @@ def print_details(modules: dict[str, Module], floors: dict[str, int], count: int
         rooms[".".join(name.split(".")[:2]) if name.count(".") > 1 or module.is_package else "files of the root"] += (
             count_statements(module.tree)
         )
+    nodes = [node for one in modules.values() for node in functions_of(one)]
+    shares = {
+        "functions over 40 lines": [count_lines(node) > LONG_FUNCTION for node in nodes],
+        "parameters with a type (Triton's kernels apart)": [
+            one.annotation is not None for one in typed_parameters(nodes)
+        ],
+        "exported names with a docstring": [has for _, has in exported_names(modules)],
+    }
     tables = {
+        "shares": [f"{100 * sum(hits) / max(1, len(hits)):6.2f} %  {name}" for name, hits in shares.items()],
         "statements by room": [f"{size:6d}  {room}" for size, room in sorted(((n, r) for r, n in rooms.items()))[::-1]],
         "circles of imports": ["  " + " ".join(circle) for circle in import_circles(modules)],
         "longest files (lines)": [f"{size:6d}  {name}" for size, name in files[:count]],
@@ -339,7 +349,7 @@ def main(given: list[str] | None = None) -> int:
     limits = read_limits()
     print(f"{'figure':<26}{'now':>10}{'limit':>10}")
     for name, figure in figures.items():
-        print(f"{name:<26}{figure:>10g}{limits[name]:>10g}{'  above its limit' if figure > limits[name] else ''}")
+        print(f"{name:<26}{figure:>10}{limits[name]:>10}{'  above its limit' if figure > limits[name] else ''}")
     print_details(modules, floors, args.longest)
     return bool(worse_figures(figures, limits))
 

@@ -79,12 +79,8 @@ def is_same_default(ours: Any, theirs: Any) -> bool:
     return ours == theirs or (not ours and not theirs and isinstance(ours, bool) == isinstance(theirs, bool))
 
 
-def compare_default(ours: Any, theirs: Any, field: str = "") -> Verdict:
+def compare_default(ours: Any, theirs: Any) -> Verdict:
     """Of a setting that is there."""
-    from quire.engine.arg_unavailable import NOT_YET_AT_OTHER_VALUES
-
-    if field in NOT_YET_AT_OTHER_VALUES:
-        return Verdict(DIFFERENT, f"only `{json.dumps(ours)}` so far")
     if is_same_default(ours, theirs):
         return Verdict(SAME)
     return Verdict(DIFFERENT, f"default `{json.dumps(ours)}`, not `{json.dumps(theirs)}`")
@@ -111,7 +107,7 @@ def check_flags(table: dict[str, Any]) -> Verdicts:
         if name in visible:
             ours = None if visible[name].default == argparse.SUPPRESS else visible[name].default
             known = defaults and visible[name].dest != argparse.SUPPRESS
-            yield name, compare_default(ours, names[name], visible[name].dest) if known else Verdict(SAME)
+            yield name, compare_default(ours, names[name]) if known else Verdict(SAME)
         elif isinstance(hidden, AbsentFlag) and hidden.name in NO_EFFECT:
             yield name, Verdict(DIFFERENT, f"taken, no effect: {NO_EFFECT[hidden.name]}")
         elif isinstance(hidden, AbsentFlag):
@@ -130,7 +126,7 @@ def check_settings(table: dict[str, Any]) -> Verdicts:
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     for name, default in table["names"].items():
         if name in known:
-            yield name, compare_default(getattr(defaults, name), default, name)
+            yield name, compare_default(getattr(defaults, name), default)
         elif name in NO_EFFECT:
             yield name, Verdict(DIFFERENT, f"taken, no effect: {NO_EFFECT[name]}")
         elif name in UNAVAILABLE:

@@ -6,7 +6,7 @@ All are msgspec structs, so that they travel in-process as objects and between p
 import enum
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -70,7 +70,6 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
     tenant: str = ""
     group_id: str | None = None
     resumed_token_ids: list[int] = []
-    extras: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         self.prompt_token_ids = token_array(self.prompt_token_ids)

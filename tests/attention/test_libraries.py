@@ -17,7 +17,7 @@ from tests.oracles.interpreter import repair_interpreter
 from tests.worker.test_device_runner import make_engine
 from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_prompts, run
 
-from quire.attention import flashinfer, library, measured
+from quire.attention import flashinfer, library
 from quire.attention.flash import FlashBackend
 from quire.attention.flashinfer import FlashInferBackend
 from quire.attention.interface import AttentionParams, AttentionRequest
@@ -215,34 +215,11 @@ def test_a_library_that_is_not_installed_names_the_extra(name):
     assert selection.backend.name == "triton" and "is not installed" in selection.reasons[name]
 
 
-def test_a_library_that_was_not_measured_waits_to_be_named(libraries):
+def test_a_library_is_used_when_it_is_named_and_not_before(libraries):
     selection = select_backend([REQUEST], CANDIDATES)
     assert selection.backend.name == "triton"
-    assert selection.reasons["flash"] == (
-        "could serve, but was not measured to be faster (heads of 64, compute capability 9.0): "
-        "--attention-backend flash to use it"
-    )
+    assert selection.reasons["flash"] == "could serve: --attention-backend flash to use it"
     assert select_backend([REQUEST], CANDIDATES, forced="flash").backend is FlashBackend
-
-
-def test_a_library_that_was_measured_to_be_faster_takes_the_steps_that_it_is_faster_in(libraries, monkeypatch):
-    entries = (
-        measured.Faster("flash", "prompt", 16, (9, 0), "a.json"),
-        measured.Faster("flash", "prompt", 32, (9, 0), "a.json"),
-        measured.Faster("flash", "decode", 16, (9, 0), "a.json"),
-        measured.Faster("flash", "decode", 32, (10, 0), "a.json"),
-    )
-    monkeypatch.setattr(measured, "FASTER", entries)
-    requests = [dataclasses.replace(REQUEST, head_dim=size) for size in (16, 32)]
-    selection = select_backend(requests, CANDIDATES)
-    assert selection.reasons["flash"] == "chosen: measured to be faster in prompt steps"
-    assert selection.reasons["triton"] == "could serve, but flash comes first"
-    backend = selection.backend()
-    check_step(backend, make_batch([40, 33], [1, 1]))
-    assert libraries["flash"].calls == []
-    check_step(backend, make_batch([40, 33], [1, 3]))
-    assert libraries["flash"].calls == [(2, 3)]
-    assert select_backend([*requests, REQUEST], CANDIDATES).backend.name == "triton"
 
 
 def test_a_flash_attention_of_other_arguments_is_refused(libraries, monkeypatch):

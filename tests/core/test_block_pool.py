@@ -8,7 +8,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from quire.core import block_pool
 from quire.core.block_pool import BlockPool, HostPool
-from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventLog
 from quire.errors import ConfigError, EngineError
 
 
@@ -96,19 +95,6 @@ def test_clearing_forgets_content_and_keeps_owners() -> None:
     pool.publish(blocks[0], key(1))
     assert pool.clear_cache() == 1 and pool.find_cached(key(1)) is None
     assert pool.reference_count(blocks[0]) == 1
-
-
-def test_events_tell_stored_removed_and_cleared() -> None:
-    events = KVEventLog()
-    pool = BlockPool(2, events)
-    block = pool.allocate(1)
-    pool.publish(block[0], key(1))
-    events.block_stored(key(1), b"root", [1, 2])
-    pool.free(block)
-    pool.allocate(1)
-    assert events.drain() == [BlockStored(b"\x01", b"root", [1, 2], 0), BlockRemoved(b"\x01", 0)]
-    events.all_cleared()
-    assert events.drain() == [AllBlocksCleared()] and events.drain() == []
 
 
 def test_host_pages_have_one_owner() -> None:

@@ -28,22 +28,18 @@ def make_manager() -> KVCacheManager:
     return KVCacheManager(make_kv_config(), PrefixHasher(KEY, SIZE))
 
 
-def make_request(tokens: list[int], salt: str | None = None, **extras) -> Request:
-    source = EngineRequest("r", tokens, SamplingParams(max_tokens=64), cache_salt=salt, extras=extras)
+def make_request(tokens: list[int], salt: str | None = None) -> Request:
+    source = EngineRequest("r", tokens, SamplingParams(max_tokens=64), cache_salt=salt)
     return Request(source, 0, 4096)
 
 
 def fresh_names(request: Request) -> list[bytes]:
-    """Page by page."""
-    hasher, names = PrefixHasher(KEY, SIZE), []
+    """Page by page, with a hasher that has seen nothing."""
+    names: list[bytes] = []
     salt = request.source.cache_salt
-    root = hasher.root("" if salt is None else "salt:" + salt, str(request.source.extras.get("lora", "")))
-    media = request.source.extras.get("media", ())
-    ids = request.token_ids
-    for start in range(0, len(ids) - SIZE + 1, SIZE):
-        end = start + SIZE
-        extra = [name for at, size, name in media if at < end and at + size > start]
-        names.append(hasher.link(names[-1] if names else root, ids[start:end], extra))
+    root = PrefixHasher(KEY, SIZE).root("" if salt is None else "salt:" + salt)
+    for end in range(SIZE, len(request.token_ids) + 1, SIZE):
+        PrefixHasher(KEY, SIZE).extend(names, root, request.token_ids[:end])
     return names
 
 
@@ -56,10 +52,7 @@ def test_every_name_is_the_hasher_s_own(seed):
         tokens = draw.choice(beginnings)[: draw.randrange(201)] + [
             draw.randrange(3) for _ in range(draw.randrange(1, 30))
         ]
-        extras = {"media": [(draw.randrange(20), 5, "picture")]} if draw.random() < 0.2 else {}
-        if draw.random() < 0.2:
-            extras["lora"] = "adapter"
-        request = make_request(tokens, draw.choice([None, None, "one", "two"]), **extras)
+        request = make_request(tokens, draw.choice([None, None, "one", "two"]))
         manager.find_prefix(request)
         manager.attach(request, manager.find_prefix(request))
         assert manager.grow(request, len(tokens)) is not None

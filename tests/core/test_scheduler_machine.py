@@ -45,7 +45,6 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
         preemption_mode="swap" if swaps else "recompute",
         policy=draw(st.sampled_from(["fcfs", "priority", "fair"])),
         prefix_caching=draw(st.booleans()),
-        kv_events=draw(st.booleans()),
         depth=draw(st.sampled_from([1, 2])),
         faults=Faults(
             seed=draw(st.integers(0, 99)),
@@ -59,7 +58,6 @@ def harnesses(draw: st.DrawFn) -> SchedulerHarness:
         min_common_tokens=draw(st.sampled_from([1, 10, 64])),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 5])),
         max_num_partial_prefills=draw(st.sampled_from([0, 0, 1])),
-        num_lookahead_slots=draw(st.sampled_from([0, 0, 3])),
         max_step_ms=draw(st.sampled_from([0.0, 0.0, 1.2])),
         preparer=preparer,
     )

@@ -31,7 +31,6 @@ class Soak:
             preemption_mode="swap",
             policy="fair",
             depth=2,
-            kv_events=True,
             max_num_seqs=48,
             max_num_batched_tokens=256,
             max_model_len=48,
@@ -64,7 +63,6 @@ class Soak:
         """Add `count` requests as there is room, and run until all have ended."""
         harness, target = self.harness, self.added + count
         while self.added < target or harness.scheduler.has_work():
-            harness.scheduler.drain_kv_events()
             while self.added < target and len(harness.scheduler._requests) < self.at_once:
                 self._add()
             harness.step()

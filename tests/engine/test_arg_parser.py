@@ -15,7 +15,7 @@ from quire.engine.arg_unavailable import NO_EFFECT, UNAVAILABLE
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.errors import ConfigError
 
-FIELDS = [field for field in dataclasses.fields(AsyncEngineArgs) if field.name != "placement_group"]
+FIELDS = dataclasses.fields(AsyncEngineArgs)
 
 
 def parser() -> ArgumentParser:

@@ -234,9 +234,11 @@ def test_served_names_may_be_one_or_several(model: str) -> None:
     assert resolve(model, served_model_name=["a", "b"]).model.served_model_name == ("a", "b")
 
 
-def test_kv_events_are_turned_on_by_their_config(model: str) -> None:
-    assert resolve(model, kv_events_config={"enable_kv_cache_events": True}).cache.enable_kv_events
-    assert not resolve(model).cache.enable_kv_events
+def test_kv_events_are_refused_by_name_and_taken_when_they_are_off(model: str) -> None:
+    resolve(model, kv_events_config={"enable_kv_cache_events": False})
+    with pytest.raises(ConfigError, match=r"kv_events_config=.* is not available yet") as error:
+        resolve(model, kv_events_config={"enable_kv_cache_events": True})
+    assert error.value.setting == "kv_events_config"
 
 
 def test_checkpoint_code_is_never_run_and_the_log_says_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,7 +334,6 @@ def test_no_name_is_both_there_and_not_there() -> None:
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert not fields & (set(arg_unavailable.UNAVAILABLE) | set(arg_unavailable.ALIASES))
     assert set(arg_unavailable.ALIASES.values()) <= fields
-    assert set(arg_unavailable.NOT_YET_AT_OTHER_VALUES) <= fields
 
 
 def test_other_spellings_set_the_same_field() -> None:

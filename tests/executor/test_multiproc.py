@@ -221,7 +221,6 @@ def test_messages_survive_the_way() -> None:
         total_num_tokens=3,
         new_requests=[new],
         new_blocks=[(1, 0, [9])],
-        block_copies=[(1, 2)],
         extras={"a": [1]},
     )
     got = wire.decode_to_worker(wire.encode(wire.Step(plan)))

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from quire.errors import ConfigError
 from quire.model_loader import safetensors_reader
-from quire.model_loader.safetensors_reader import INDEX_NAME, SafetensorsReader, estimate_weight_bytes
+from quire.model_loader.safetensors_reader import INDEX_NAME, SafetensorsReader
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(4, dtype=torch.bfloat16), "c": torch.ones(5, 1)}
 
@@ -155,9 +155,3 @@ def test_a_folder_without_weights_says_what_it_holds(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"has no \*\.safetensors \(it holds config\.json\)"):
         SafetensorsReader(tmp_path)
-
-
-def test_bytes_are_known_from_headers_alone(tmp_path):
-    write_shards(tmp_path, SHARDED)
-    assert estimate_weight_bytes(tmp_path) == 6 * 4 + 4 * 2 + 5 * 4
-    assert estimate_weight_bytes(tmp_path, dtype_bytes=2) == 15 * 2

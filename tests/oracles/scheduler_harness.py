@@ -49,7 +49,6 @@ class SchedulerHarness:
         num_blocks: int = 64,
         num_host_blocks: int = 0,
         prefix_caching: bool = True,
-        kv_events: bool = False,
         depth: int = 1,
         faults: Faults | None = None,
         policy: Literal["fcfs", "priority", "fair"] = "fcfs",
@@ -74,7 +73,7 @@ class SchedulerHarness:
             async_scheduling=depth > 1,
             **settings,  # type: ignore[arg-type]
         )
-        cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, enable_kv_events=kv_events)
+        cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.scheduler = Scheduler(config, cache, self.kv_config, hash_key=b"test", min_common_tokens=min_common_tokens)
         self.preparer = preparer
         if preparer is not None:

@@ -109,7 +109,7 @@ def test_the_same_tokens_under_another_prefix_are_another_content() -> None:
     assert tokens_of(runner, wrong) != runner.model.oracle(PROMPT, PARAMS, 3, 1)
 
 
-def test_copies_and_swaps_move_content() -> None:
+def test_swaps_move_content() -> None:
     runner = executor()
     first = tokens_of(runner, step(0, {0: 6}, new_requests=[new(0, [[1, 2]])]))
     moved = step(
@@ -118,8 +118,7 @@ def test_copies_and_swaps_move_content() -> None:
         finished_rows=[0],
         swap_outs=[(1, 0), (2, 3)],
         swap_ins=[(0, 8), (3, 7)],
-        block_copies=[(7, 9)],
-        new_requests=[new(1, [[8, 9]], computed=6, tokens=PROMPT + first)],
+        new_requests=[new(1, [[8, 7]], computed=6, tokens=PROMPT + first)],
     )
     assert first + tokens_of(runner, moved) == runner.model.oracle(PROMPT, PARAMS, 3, 2)
 

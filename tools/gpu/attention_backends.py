@@ -1,9 +1,9 @@
-"""Attention of other libraries beside ours on a GPU: correct on drawn shapes, then times, for `attention/measured.py`.
+"""Attention of other libraries beside ours on a GPU: correct on drawn shapes, then times.
 
     PYTHONPATH=src python3 tools/gpu/attention_backends.py [--seconds 300] [--checks plain] [--layers 32/8] [--shapes prompt]
 
 Prints a table and writes $OUT/attention-backends.json: checks, microseconds a call by backend and shape, and for each head size
-and kind of step the backends that were faster than `triton` in all of its shapes (`faster`, ready for `attention/measured.py`).
+and kind of step the backends that were faster than `triton` in all of its shapes (`faster`).
 A library that is not installed, or does not serve a shape, is named with the reason, and the rest goes on. Times are those of
 `attend`: norms aside, what a layer does from the projection on, ours with all of it in one kernel where all requests decode.
 Without a GPU (TRITON_INTERPRET=1) a few small steps are checked, and nothing is timed.
@@ -38,12 +38,14 @@ import triton
 from tests.oracles.operations import attention as plain
 
 from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams, AttentionRequest
-from quire.attention.measured import DECODE, PROMPT
 from quire.attention.selector import load_backend
 from quire.kernels.triton.launch import interpreted
 from quire.kernels.types import Rope
 
 reference = plain.paged_attention
+
+DECODE, PROMPT = "decode", "prompt"
+"""A step in which every request computes one token; any other."""
 
 SMALL = interpreted()
 if SMALL:
@@ -183,8 +185,8 @@ def why_not(backend: AttentionBackend, layer: Layer, step: Step | None = None) -
     answer = backend.supports(layer.request())
     if not answer.yes:
         return answer.why
-    serves = getattr(backend, "serves", None)
-    if step is not None and serves is not None and kind_of(step.requests) not in serves:
+    serves_decode = getattr(backend, "serves_decode", None)
+    if step is not None and serves_decode is not None and (kind_of(step.requests) == DECODE) != serves_decode:
         return "leaves such steps to triton"
     return None
 

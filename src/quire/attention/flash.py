@@ -11,7 +11,6 @@ import inspect
 
 import torch
 
-from quire.attention import measured
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.attention.library import LibraryBackend
 from quire.errors import ConfigError
@@ -19,20 +18,10 @@ from quire.extras import install_command
 
 MODULE, FUNCTION = "flash_attn.cute.interface", "_flash_attn_fwd"
 ARGUMENTS = (
-    *(
-        "q",
-        "k",
-        "v",
-        "cu_seqlens_q",
-        "seqused_k",
-        "max_seqlen_q",
-        "max_seqlen_k",
-        "page_table",
-        "softmax_scale",
-        "causal",
-    ),
-    *("softcap", "window_size_left", "window_size_right", "learnable_sink", "num_splits", "out"),
+    "q k v cu_seqlens_q seqused_k max_seqlen_q max_seqlen_k page_table softmax_scale causal softcap window_size_left "
+    "window_size_right learnable_sink num_splits out"
 )
+"""Names of the function's arguments that we give."""
 
 
 class FlashBackend(LibraryBackend):
@@ -42,7 +31,7 @@ class FlashBackend(LibraryBackend):
     name = "flash"
     package = "flash-attn-4"
     extra = "flash"
-    serves = frozenset((measured.PROMPT,))
+    serves_decode = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +91,7 @@ def load():
     """
     try:
         function = getattr(importlib.import_module(MODULE), FUNCTION)
-        missing = [name for name in ARGUMENTS if name not in inspect.signature(function).parameters]
+        missing = [name for name in ARGUMENTS.split() if name not in inspect.signature(function).parameters]
     except (ImportError, AttributeError, OSError) as error:
         raise ConfigError(
             f"attention_backend='flash': {FUNCTION} of {MODULE} cannot be imported ({type(error).__name__}: {error}); "

@@ -13,7 +13,6 @@ import importlib
 
 import torch
 
-from quire.attention import measured
 from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest
 from quire.attention.library import LibraryBackend
 from quire.errors import ConfigError
@@ -36,7 +35,7 @@ class FlashInferBackend(LibraryBackend):
     name = "flashinfer"
     package = "flashinfer-python"
     extra = "flashinfer"
-    serves = frozenset((measured.DECODE,))
+    serves_decode = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,7 +6,6 @@ R rows.
 
 import abc
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -131,19 +130,20 @@ class AttentionParams:
 
 
 class AttentionBackend(abc.ABC):
-    """Computes attention of new tokens over pages. Owns the cache's layout."""
+    """Computes attention of new tokens over pages. Owns the cache's layout.
+
+    Attributes:
+        name: what users call it.
+        only_when_named: it is not chosen unless a user names it.
+    """
 
     name: str
+    only_when_named: bool = False
 
     @classmethod
     @abc.abstractmethod
     def supports(cls, request: AttentionRequest) -> Supports:
         """Whether this backend can serve such a layer, and why not."""
-
-    @classmethod
-    def unasked(cls, requests: Sequence[AttentionRequest]) -> "tuple[type[AttentionBackend] | None, str]":
-        """For layers that it can serve, where nobody named a backend: itself (or a form of it), or None; and why."""
-        return cls, cls.supports(requests[0]).why if requests else "no layer needs attention"
 
     @abc.abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> torch.Tensor:

@@ -2,18 +2,16 @@
 hand these over as they lie, with a page table by request.
 
 Knows which steps a library serves; the others go to our own kernels, and so do those that it refuses when it sees them. Knows no
-library.
+library. A library is used when a user names it.
 Legend: T tokens, B requests, N query heads, K KV heads, H head size, S tokens a page, P pages.
 """
 
 import abc
 import importlib.metadata
-from collections.abc import Sequence
 
 import torch
 
-from quire.attention import measured
-from quire.attention.interface import AttentionBackend, AttentionMetadata, AttentionParams, AttentionRequest, Supports
+from quire.attention.interface import AttentionMetadata, AttentionParams, AttentionRequest, Supports
 from quire.attention.triton import TritonBackend
 from quire.extras import install_command
 from quire.kernels.types import Rope
@@ -37,12 +35,14 @@ class LibraryBackend(TritonBackend):
 
     Attributes:
         package: the distribution that has it. `extra`: of ours that installs it.
-        serves: kinds of steps that the library computes.
+        serves_decode: the library computes the steps in which every request computes one token; otherwise the other steps
+            (prompts, alone or beside decoding).
     """
 
     package: str
     extra: str
-    serves: frozenset[str] = measured.STEPS
+    serves_decode: bool
+    only_when_named = True
 
     def __init__(self) -> None:
         self._tables: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -91,21 +91,8 @@ class LibraryBackend(TritonBackend):
         why = f"{why}: our own kernels only" if why else cls.why_not(request, capability())
         return Supports(why is None, why or f"{cls.package} {version}")
 
-    @classmethod
-    def unasked(cls, requests: Sequence[AttentionRequest]) -> tuple[type[AttentionBackend] | None, str]:
-        sizes, found = {request.head_dim for request in requests}, capability()
-        steps = measured.faster_steps(cls.name, sizes, found) & cls.serves
-        if not steps:
-            heads = ", ".join(map(str, sorted(sizes)))
-            return None, (
-                f"could serve, but was not measured to be faster (heads of {heads}, compute capability {found[0]}.{found[1]}): "
-                f"--attention-backend {cls.name} to use it"
-            )
-        narrow = type(cls.__name__, (cls,), {"serves": steps})
-        return narrow, f"measured to be faster in {' and '.join(sorted(steps))} steps"
-
     def _is_served(self, metadata: AttentionMetadata) -> bool:
-        return (measured.DECODE if metadata.max_query_len == 1 else measured.PROMPT) in self.serves
+        return (metadata.max_query_len == 1) == self.serves_decode
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         from quire.kernels.triton.page_tables import gather_tables

@@ -59,9 +59,11 @@ def select_backend(
             reasons[backend.name] = f"could serve, but {chosen.name} comes first"
         elif forced is not None:
             chosen, reasons[backend.name] = backend, "chosen: named by attention_backend"
+        elif backend.only_when_named:
+            reasons[backend.name] = f"could serve: --attention-backend {backend.name} to use it"
         else:
-            chosen, why = backend.unasked(requests)
-            reasons[backend.name] = why if chosen is None else f"chosen: {why}"
+            why = backend.supports(requests[0]).why if requests else "no layer needs attention"
+            chosen, reasons[backend.name] = backend, f"chosen: {why}"
     if chosen is None:
         answers = "; ".join(f"{name}: {why}" for name, why in reasons.items())
         raise ConfigError(f"no attention backend can serve this model ({answers})", setting="attention_backend")

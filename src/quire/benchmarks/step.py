@@ -46,7 +46,6 @@ class _StepClock:
 
 
 def run_command(args: argparse.Namespace) -> dict[str, Any]:
-    from quire.benchmarks.step import ReadBandwidth
     from quire.engine.arg_resolve import UsageContext
     from quire.engine.arg_utils import EngineArgs
     from quire.engine.llm_engine import LLMEngine

@@ -66,9 +66,6 @@ class ParallelConfig:
     distributed_executor_backend: str | type[Any] | None = None
     worker_cls: str = "auto"
     disable_custom_all_reduce: bool = False
-    max_parallel_loading_workers: int | None = None
-    ray_workers_use_nsight: bool = False
-    placement_group: Any = None
     rank: int = 0
     rendezvous: str = ""
 
@@ -102,7 +99,6 @@ class SchedulerConfig:
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     enable_chunked_prefill: bool = True
     preemption_mode: Literal["recompute", "swap"] = "recompute"
-    num_lookahead_slots: int = 0
     delay_factor: float = 0.0
     async_scheduling: bool = False
     scheduler_cls: str | type[Any] | None = None
@@ -116,8 +112,8 @@ class SchedulerConfig:
 
     @property
     def max_open_tokens(self) -> int:
-        """Tokens for which a request may hold pages beyond what is collected: of one step or two, and the slots ahead."""
-        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1) + self.num_lookahead_slots
+        """Tokens for which a request may hold pages beyond what is collected: of one step or two."""
+        return self.max_num_batched_tokens * (2 if self.async_scheduling else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +143,6 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: str = "blake2b"
     sliding_window: int | None = None
-    cpu_offload_gb: float = 0.0
-    enable_kv_events: bool = False
     num_gpu_blocks: int | None = None
     kv_cache_size_tokens: int | None = None
     kv_cache_max_concurrency: float | None = None

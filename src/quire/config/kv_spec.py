@@ -19,7 +19,6 @@ class KVKind(enum.StrEnum):
     CHUNKED_LOCAL = "chunked_local"
     MLA = "mla"
     RECURRENT = "recurrent"
-    CROSS = "cross"
 
 
 class KVCacheSpec(msgspec.Struct, frozen=True):

@@ -45,10 +45,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     tokenizer_mode: str = "auto"
-    trust_remote_code: bool = False
     seed: int = 0
     revision: str | None = None
-    code_revision: str | None = None
     tokenizer_revision: str | None = None
     quantization: str | None = None
     model_impl: Literal["auto", "quire", "vllm", "transformers"] = "auto"
@@ -62,7 +60,6 @@ class ModelConfig:
     generation_config: str = "auto"
     runner: str = "auto"
     convert: str = "auto"
-    allowed_local_media_path: str = ""
     logits_processors: tuple[Any, ...] = ()
     chat_template: str | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"

@@ -10,7 +10,7 @@ first; cached ones are put at its back, so that the least recently freed cached 
 
 from array import array
 from collections.abc import Iterable
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
@@ -29,33 +29,23 @@ BlockKey = tuple[bytes, int]
 """What names a page's content: the hash of its prefix, and the KV group that it was computed for."""
 
 
-class EvictionListener(Protocol):
-    """Told when a cached page loses its content."""
-
-    def block_removed(self, key: BlockKey) -> None:
-        """`key` can no longer be found."""
-        ...
-
-
 class BlockPool:
     """Reference-counted pages with least-recently-freed reuse of cached ones.
 
     Args:
         num_blocks: pages in the pool; page 0 is never handed out (padding writes go there).
-        listener: told of evictions; by default nobody.
 
     Raises:
         ConfigError: fewer than two pages.
     """
 
-    def __init__(self, num_blocks: int, listener: EvictionListener | None = None) -> None:
+    def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
             raise ConfigError(
                 f"num_blocks is {num_blocks}; at least 2 are needed, because page 0 is never handed out",
                 setting="num_gpu_blocks_override",
             )
         self.num_blocks = num_blocks
-        self._listener = listener
         self._references = array("i", bytes(4 * num_blocks))
         self._next = array("i", [*range(1, num_blocks), _END])
         self._previous = array("i", [num_blocks - 1, *range(num_blocks - 1)])
@@ -258,8 +248,6 @@ class BlockPool:
     def _forget(self, block: int) -> None:
         key = self._key_of.pop(block)
         del self._block_of[key[1]][key[0]]
-        if self._listener is not None:
-            self._listener.block_removed(key)
 
     def _unlink(self, block: int) -> None:
         before, following = self._previous[block], self._next[block]

@@ -274,10 +274,10 @@ def explain_prefix(
     if limit == 0:
         return because("shorter than a page", f"a page has {block_size} tokens, and the last token is always computed")
     before = [other for other in others if other.number is not None and other.number < timeline.number]
-    nearest, common = _nearest(timeline, [other for other in before if other.root == timeline.root])
+    nearest, common = _nearest(timeline, [other for other in before if other.salt == timeline.salt])
     if nearest is not None and min(common, len(nearest.token_ids) - 1, limit) // block_size * block_size > hit:
         return because(*_why_gone(timeline, nearest, reset_at), nearest, common)
-    stranger, shared = _nearest(timeline, [other for other in before if other.root != timeline.root])
+    stranger, shared = _nearest(timeline, [other for other in before if other.salt != timeline.salt])
     if stranger is not None and min(shared, limit) // block_size * block_size > hit:
         return because(
             "cache salt differs",

@@ -4,11 +4,9 @@ Knows requests' tables and the block pool. Knows nothing of rows, budgets or ste
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 from quire.config.kv_spec import KVCacheConfig
 from quire.core.block_pool import NULL_BLOCK, BlockPool, HostPool
-from quire.core.kv_events import KVEventLog
 from quire.core.kv_groups import GroupRules, group_rules
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request
@@ -31,18 +29,14 @@ class KVCacheManager:
     Args:
         config: groups and numbers of pages.
         hasher: names prefixes; None turns the prefix cache off.
-        events: where publications and evictions are recorded; None records nothing.
     """
 
-    def __init__(
-        self, config: KVCacheConfig, hasher: PrefixHasher | None = None, events: KVEventLog | None = None
-    ) -> None:
+    def __init__(self, config: KVCacheConfig, hasher: PrefixHasher | None = None) -> None:
         self.block_size = config.block_size
-        self.pool = BlockPool(config.num_blocks, events)
+        self.pool = BlockPool(config.num_blocks)
         self.host_pool = HostPool(config.num_host_blocks)
         self._hasher = hasher
-        self._plain_root = b"" if hasher is None else hasher.root("", "")
-        self._events = events
+        self._plain_root = b"" if hasher is None else hasher.root("")
         self._rules: list[GroupRules] = [group_rules(group) for group in config.groups]
         self._local_groups = [index for index, rules in enumerate(self._rules) if rules.is_local]
         self.num_queries = 0
@@ -187,9 +181,7 @@ class KVCacheManager:
         first = request.num_published
         names = request.hashes[first:count]
         for group, table in enumerate(request.block_ids):
-            published = self.pool.publish_run(table[first:count], names, group)
-            if self._events is not None:
-                self._record(request, group, [first + index for index in published], self._events)
+            self.pool.publish_run(table[first:count], names, group)
         request.num_published = count
 
     def name_pages(self, request: Request) -> None:
@@ -207,16 +199,6 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> None:
         """Forget all published content. Pages in use stay with their owners."""
         self.pool.clear_cache()
-        if self._events is not None:
-            self._events.all_cleared()
-
-    def _record(self, request: Request, group: int, indices: list[int], events: KVEventLog) -> None:
-        """Tell of pages that can be found from now on."""
-        for index in indices:
-            parent = request.hashes[index - 1] if index else self._root(request)
-            start = index * self.block_size
-            token_ids = request.token_ids[start : start + self.block_size]
-            events.block_stored((request.hashes[index], group), parent, token_ids.tolist())
 
     def _find_full(self, request: Request, limit: int) -> PrefixHit:
         """The hit where all groups keep everything. Pages are named a few more at a time, up to a miss: the names of those
@@ -247,24 +229,11 @@ class KVCacheManager:
         """Make sure that the first `count` pages have names."""
         assert self._hasher is not None
         if len(request.hashes) < count:
-            media: Sequence[tuple[int, int, str]] = request.source.extras.get("media", ())
-            self._hasher.extend(
-                request.hashes,
-                self._root(request),
-                request.token_ids,
-                (lambda start, end: [name for at, size, name in media if at < end and at + size > start])
-                if media
-                else None,
-                count,
-            )
+            self._hasher.extend(request.hashes, self._root(request), request.token_ids, count)
 
     def _root(self, request: Request) -> bytes:
         assert self._hasher is not None
         if request.root_hash is None:
             salt = request.source.cache_salt
-            lora = str(request.source.extras.get("lora", ""))
-            if salt is None and not lora:
-                request.root_hash = self._plain_root
-            else:
-                request.root_hash = self._hasher.root("" if salt is None else "salt:" + salt, lora)
+            request.root_hash = self._plain_root if salt is None else self._hasher.root("salt:" + salt)
         return request.root_hash

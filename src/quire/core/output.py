@@ -16,7 +16,6 @@ from quire.request import Pooled, TokenIds, token_array
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
-FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -60,7 +59,6 @@ class SchedulerOutput(msgspec.Struct):
             worker reads it from the row.
         new_blocks: (row, KV group, page ids to append to its table).
         finished_rows: rows to forget (finished, aborted or preempted) before anything else happens.
-        block_copies: (from page, to page) within the device, all groups.
         swap_outs, swap_ins: (device page, host page) and (host page, device page).
         known_tokens: (row, position, token ids): tokens of the row that nobody has to draw; they stand from this position on.
             Draws of them in steps in flight are not wanted.
@@ -75,7 +73,6 @@ class SchedulerOutput(msgspec.Struct):
     new_requests: list[NewRequestData] = []
     new_blocks: list[tuple[int, int, list[int]]] = []
     finished_rows: list[int] = []
-    block_copies: list[tuple[int, int]] = []
     swap_outs: list[tuple[int, int]] = []
     swap_ins: list[tuple[int, int]] = []
     known_tokens: list[tuple[int, int, list[int]]] = []

@@ -1,8 +1,8 @@
 """The names of prefixes: a keyed hash chain with one link a page.
 
-A page's name is a hash of its parent's name, its own token ids, and extra keys that change what the same tokens mean
-(cache salt, LoRA adapter, media). The key is a secret of the process unless the caller says otherwise, so that nobody
-can craft a prompt that collides with another's. Knows nothing of pages or requests.
+A page's name is a hash of its parent's name and its own token ids; the first page's parent is named after the request's
+cache salt. The key is a secret of the process unless the caller gives one, so that a user cannot write a prompt that
+collides with another's. Knows nothing of pages or requests.
 """
 
 import hashlib
@@ -66,48 +66,25 @@ class PrefixHasher:
         self._names_of_span: dict[BlockHash, list[BlockHash]] = {}
         self._hash = _ALGORITHMS[algorithm](key)
 
-    def root(self, *extra_keys: str) -> BlockHash:
-        """The parent of a request's first page: equal only for equal extra keys (salt, LoRA name), in order."""
-        parts = [part.encode("utf-8", "surrogatepass") for part in extra_keys]
-        message = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-        return self._hash(b"root" + message)
-
-    def link(self, parent: BlockHash, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> BlockHash:
-        """The name of the page after `parent`. `extra_keys` hold for this page (media that overlaps it) and, through the
-        chain, for all after it."""
-        message = parent + token_array(token_ids).tobytes()
-        if extra_keys:
-            message += self.root(*extra_keys)
-        return self._hash(message)
+    def root(self, salt: str) -> BlockHash:
+        """The parent of a request's first page: equal only for equal salts."""
+        return self._hash(b"root" + salt.encode("utf-8", "surrogatepass"))
 
     def extend(
         self,
         hashes: list[BlockHash],
         root: BlockHash,
         token_ids: Sequence[int],
-        extra_keys: Callable[[int, int], Sequence[str]] | None = None,
         num_pages: int | None = None,
     ) -> None:
         """Append to `hashes` the names that it does not have yet: of `num_pages` pages in all, or of every full page of
-        `token_ids`.
-
-        `extra_keys(start, end)` tells what else the tokens of that range mean.
-        """
+        `token_ids`."""
         size, first = self.block_size, len(hashes)
         last = len(token_ids) // size if num_pages is None else min(num_pages, len(token_ids) // size)
         if first >= last:
             return
         stride = size * TOKEN_BYTES
         data = token_array(token_ids[first * size : last * size]).tobytes()
-        if extra_keys is not None:
-            parent = hashes[-1] if hashes else root
-            for page in range(first, last):
-                message = parent + data[(page - first) * stride : (page - first + 1) * stride]
-                if extra := extra_keys(page * size, (page + 1) * size):
-                    message += self.root(*extra)
-                parent = self._hash(message)
-                hashes.append(parent)
-            return
         page = first
         while page < last:
             end = min(page - page % SPAN + SPAN, last)

@@ -146,5 +146,4 @@ def _have_equal_prompts(one: Request, other: Request) -> bool:
         one.num_prompt_tokens == other.num_prompt_tokens
         and one.source.prompt_token_ids == other.source.prompt_token_ids
         and one.source.cache_salt == other.source.cache_salt
-        and one.source.extras == other.source.extras
     )

@@ -22,7 +22,6 @@ from quire.core.cost_model import CostModel
 from quire.core.followers import MIN_COMMON_TOKENS, Followers
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
-from quire.core.kv_events import KVEvent, KVEventLog
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
@@ -47,7 +46,7 @@ class Scheduler:
 
     Args:
         config: budgets, policy, preemption.
-        cache_config: prefix caching and its events.
+        cache_config: prefix caching.
         kv_config: pages and groups, as planned by `kv_planner`.
         max_model_len: tokens a request may have in all; by default the configuration's.
         hash_key: the prefix cache's secret; by default drawn anew, so that hashes differ by process.
@@ -75,12 +74,11 @@ class Scheduler:
         self._max_model_len = max_model_len or config.max_model_len
         check_settings(config, self._max_model_len, kv_config.num_host_blocks)
         self.cost_model = cost_model or CostModel()
-        self._events = KVEventLog() if cache_config.enable_kv_events else None
         hasher = None
         if cache_config.enable_prefix_caching:
             key = secrets.token_bytes(32) if hash_key is None else hash_key
             hasher = PrefixHasher(key, kv_config.block_size, cache_config.prefix_caching_hash_algo)
-        self.kv = KVCacheManager(kv_config, hasher, self._events)
+        self.kv = KVCacheManager(kv_config, hasher)
         self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
         self._pages = PendingPages(self.kv, self._batch)
         self._queue = build_request_queue(config.policy)
@@ -125,10 +123,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether there is anything to schedule or to collect."""
         return bool(self._requests or self._flights or self._leaving)
-
-    def drain_kv_events(self) -> list[KVEvent]:
-        """Prefix cache events since the last call; empty unless they are enabled."""
-        return self._events.drain() if self._events is not None else []
 
     def stats(self) -> SchedulerStats:
         """Gauges of this moment, and counters since the scheduler was made."""
@@ -221,8 +215,6 @@ class Scheduler:
         """Pages for every row's tokens, taken from lower-ranked requests if need be; rows that got none are left out."""
         batch = self._batch
         ends = batch.computed[rows] + counts
-        if self._config.num_lookahead_slots:
-            ends = np.maximum(np.minimum(ends + self._config.num_lookahead_slots, batch.limit[rows]), ends)
         short = (ends > batch.capacity[rows]).nonzero()[0]
         if len(short) > 1 and self._grow_by_one(rows[short], ends[short]):
             return rows, counts

@@ -56,7 +56,7 @@ class Timeline:
         "reads_cache",
         "reason",
         "request_id",
-        "root",
+        "salt",
         "scheduled",
         "stall",
         "token_ids",
@@ -70,7 +70,7 @@ class Timeline:
         self.num_tokens = self.num_prompt_tokens
         self.token_ids = request.token_ids
         self.reads_cache = request.reads_cache
-        self.root: tuple[str | None, str] = (request.source.cache_salt, str(request.source.extras.get("lora", "")))
+        self.salt = request.source.cache_salt
         self.scheduled: float | None = None
         self.first_token: float | None = None
         self.prompt_done: float | None = None

@@ -141,5 +141,4 @@ DTYPE = Check(
     f"one of auto, {', '.join(DTYPE_NAMES)}",
     lambda value: str(value).removeprefix("torch.") in ("auto", *DTYPE_NAMES),  # torch's own object has such a name
 )
-ANYTHING = Check("anything", lambda value: True)
 """Whoever uses it checks it."""

@@ -261,8 +261,8 @@ def add_engine_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     for field in dataclasses.fields(cls):
         if field.name in GROUPS:
             group = parser.add_argument_group(GROUPS[field.name])
-        if field.name in taken or field.name == "placement_group":
-            continue  # the caller has its own (a positional model, for example), or no text could say it
+        if field.name in taken:
+            continue  # the caller has its own (a positional model, for example)
         default = field.default_factory() if callable(field.default_factory) else field.default
         group.add_argument(*_flag_names(field.name), **_flag_options(field, hints[field.name], default))
         if field.name == "enforce_eager":

@@ -232,7 +232,6 @@ class Resolver:
             why = f"{DEFAULT_BLOCK_SIZE}, in steps of {align.value}: {align.why}; longer where layers keep states (see model)"
             self.provenance["cache.block_size"] = why
         window = model.hf_config.get("sliding_window")
-        events = args.kv_events_config or {}
         return section(
             CacheConfig,
             args,
@@ -243,8 +242,6 @@ class Resolver:
             prefix_caching_hash_algo=SAME_HASHES.get(args.prefix_caching_hash_algo, args.prefix_caching_hash_algo),
             enable_prefix_caching=args.enable_prefix_caching is not False and _is_causal(model),
             sliding_window=window if isinstance(window, int) and not args.disable_sliding_window else None,
-            cpu_offload_gb=float(args.cpu_offload_gb),
-            enable_kv_events=bool(events.get("enable_kv_cache_events", False)),
         )
 
     def parallel(self) -> ParallelConfig:

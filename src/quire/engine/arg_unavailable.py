@@ -42,17 +42,21 @@ _SHARED: dict[str, str] = {
         compilation_config compile_sizes cudagraph_capture_sizes max_cudagraph_capture_size max_seq_len_to_capture
     """,
     "no model reads media yet: requests with media are refused": """
-        allowed_media_domains disable_chunked_mm_input interleave_mm_strings language_model_only limit_mm_per_prompt
-        media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
-        mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_tp_mode mm_hasher_algorithm
-        mm_ipc_gpu_memory_gb mm_processor_cache_gb mm_processor_cache_type mm_processor_device mm_processor_kwargs
-        mm_shm_cache_max_object_size_mb mm_tensor_ipc skip_mm_profiling video_pruning_method video_pruning_rate
+        allowed_local_media_path allowed_media_domains disable_chunked_mm_input interleave_mm_strings language_model_only
+        limit_mm_per_prompt media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend mm_encoder_attn_dtype
+        mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_tp_mode
+        mm_hasher_algorithm mm_ipc_gpu_memory_gb mm_processor_cache_gb mm_processor_cache_type mm_processor_device
+        mm_processor_kwargs mm_shm_cache_max_object_size_mb mm_tensor_ipc skip_mm_profiling video_pruning_method
+        video_pruning_rate
     """,
     "weights are read in one streaming pass": """
         pt_load_map_location safetensors_load_strategy safetensors_prefetch_block_size
         safetensors_prefetch_num_threads use_tqdm_on_load
     """,
-    "an engine can always be put to sleep": "enable_cumem_allocator sleep_mode_backend sleep_mode_offload_cudagraph",
+    "an engine can always be put to sleep": """
+        enable_cumem_allocator enable_sleep_mode sleep_mode_backend sleep_mode_offload_cudagraph
+    """,
+    "code of a checkpoint is never run": "code_revision trust_remote_code",
     "nothing is compiled while requests run": "jit_monitor_mode jit_monitor_verbose",
 }
 """A reason to the settings that it is for."""
@@ -112,7 +116,7 @@ _EMPTY = """
     kv_cache_dtype_skip_layers worker_extension_cls collect_detailed_traces hf_config_path
     fully_sharded_loras max_cpu_loras kv_offloading_size data_parallel_rank data_parallel_address
     data_parallel_rpc_port data_parallel_size_local max_num_active_seqs max_num_scheduled_tokens mamba_block_size
-    prefix_match_unit watermark_config diffusion_config
+    prefix_match_unit watermark_config diffusion_config max_parallel_loading_workers placement_group
 """
 _SWITCHED_OFF = """
     allow_deprecated_quantization data_parallel_multi_port_external_lb
@@ -123,7 +127,7 @@ _SWITCHED_OFF = """
     enable_lora enable_prompt_embeds enable_return_routed_experts return_sampling_mask enable_eplb enable_dbo
     enable_fault_tolerance enable_elastic_ep numa_bind kv_sharing_fast_prefill use_fp64_gumbel enable_trace_replay
     enable_layerwise_nvtx_tracing kv_cache_metrics cudagraph_metrics data_parallel_hybrid_lb data_parallel_external_lb
-    enable_batch_sharded_sampling long_prefill_token_threshold_adaptive mm_encoder_only use_replayssm
+    enable_batch_sharded_sampling long_prefill_token_threshold_adaptive mm_encoder_only use_replayssm ray_workers_use_nsight
 """
 
 UNAVAILABLE: dict[str, tuple[Any, ...]] = {
@@ -141,17 +145,10 @@ UNAVAILABLE: dict[str, tuple[Any, ...]] = {
     "offload_group_size": (0,), "offload_num_in_group": (1,), "offload_prefetch_step": (1,), "offload_params": NOTHING,
     "optimization_level": (None, 1, 2, 3), "performance_mode": ("balanced", None), "shutdown_timeout": (0, None),
     "watermark": (0.0, 0), "scheduler_reserve_full_isl": (True, None), "prefill_schedule_interval": (1,),
+    "cpu_offload_gb": (0, 0.0), "num_lookahead_slots": (0,), "kv_events_config": (*NOTHING, {"enable_kv_cache_events": False}),
     "async_engine": OFF, "disable_async_output_proc": OFF, "use_v2_block_manager": (True, False, None),
 }  # fmt: skip
 """Setting to the values that mean "off" or "as ever"."""
-
-NOT_YET_AT_OTHER_VALUES: dict[str, tuple[Any, ...]] = {
-    "cpu_offload_gb": (0,),
-    "ray_workers_use_nsight": (False,),
-    "max_parallel_loading_workers": (None,),
-    "num_lookahead_slots": (0,),
-}
-"""Fields of `EngineArgs` whose other values wait for the room that they belong to."""
 
 
 def refuse_unknown(cls: type[T]) -> type[T]:
@@ -195,7 +192,7 @@ def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, t
     Raises:
         ConfigError: another value, or a name that nobody knows.
 
-    One that has no meaning here (`arg_no_effect`) is accepted whatever its value.
+    One that has no meaning here (`NO_EFFECT`) is accepted whatever its value.
     """
     value = as_plain(value)
     if name in NO_EFFECT and name not in table:
@@ -207,12 +204,3 @@ def check_unavailable(name: str, value: Any, known: set[str], table: dict[str, t
     if not _is_among(value, table[name]):
         instead = f"leave it out (accepted: {', '.join(map(repr, table[name]))})"
         raise ConfigError(f"{name}={value!r} is not available yet in Quire; {instead}", setting=name)
-
-
-def check_not_yet(args: Any) -> None:
-    """Refuse values of real fields that nothing would act on. Raises ConfigError: such a value."""
-    for name, allowed in NOT_YET_AT_OTHER_VALUES.items():
-        value = getattr(args, name)
-        if not _is_among(value, allowed):
-            message = f"{name}={value!r} is not available yet in Quire; allowed: {', '.join(map(repr, allowed))}"
-            raise ConfigError(message, setting=name)

@@ -17,7 +17,6 @@ from quire.config.observability import read_structured_outputs_config, resolve_p
 from quire.config.reasoning import read_reasoning_config
 from quire.engine import arg_checks, arg_parser
 from quire.engine.arg_checks import (
-    ANYTHING,
     DTYPE,
     FLAG,
     PROCESSORS,
@@ -34,7 +33,7 @@ from quire.engine.arg_checks import (
 )
 from quire.engine.arg_objects import apply_logging, attention_backend, normalise
 from quire.engine.arg_resolve import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, Resolver, UsageContext, section
-from quire.engine.arg_unavailable import check_not_yet, refuse_unknown
+from quire.engine.arg_unavailable import refuse_unknown
 from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.platforms import current_platform
 
@@ -58,7 +57,6 @@ class EngineArgs:
     tokenizer_mode: str = setting("auto", one_of("auto", "hf", "slow", "mistral"),
         "auto, hf, slow or mistral (mistral-common)")
     skip_tokenizer_init: bool = setting(False, FLAG, "token ids in, token ids out")
-    trust_remote_code: bool = setting(False, FLAG, "accepted for compatibility; code of a checkpoint is never run")
     dtype: str = setting("auto", DTYPE, "auto, float32, float16 or bfloat16")
     seed: int = setting(0, whole(0, 2**63 - 1), "seed of random weights and of requests without one")
     max_model_len: int | str | None = setting(None, whole_or("auto", -1, 1, limits.MAX_MODEL_LEN),
@@ -66,7 +64,6 @@ class EngineArgs:
     served_model_name: str | list[str] | None = setting(None, strings("a name, or a list of names"),
         "names under which the server knows the model")
     revision: str | None = setting(None, TEXT, "branch, tag or commit at the hub")
-    code_revision: str | None = setting(None, TEXT, "accepted for compatibility: code of a checkpoint is never run")
     tokenizer_revision: str | None = setting(None, TEXT, "branch, tag or commit of the tokenizer at the hub")
     hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = setting({}, mapping(function=True),
         "JSON object of values that replace those of config.json")
@@ -102,8 +99,6 @@ class EngineArgs:
     reasoning_config: dict[str, Any] | None = setting(None, mapping(),
         'JSON object: reasoning_parser, reasoning_start_str, reasoning_end_str (written where a thinking budget is spent)')
     guided_decoding_backend: str | None = setting(None, TEXT, "older spelling of structured_outputs_config.backend")
-    allowed_local_media_path: str = setting("", TEXT, "folder whose files requests may name")
-    enable_sleep_mode: bool = setting(False, FLAG, "accepted for compatibility: an engine can always be put to sleep")
 
     load_format: str = setting("auto", one_of("auto", "hf", "safetensors", "pt", "mistral", "gguf", "bitsandbytes",
         "sharded_state", "dummy", *SAME_FORMATS, *OTHER_FORMATS),
@@ -124,9 +119,6 @@ class EngineArgs:
     enable_prefix_caching: bool | None = setting(None, FLAG, "keep pages of finished prompts for reuse (on)")
     prefix_caching_hash_algo: str = setting("blake2b", one_of("blake2b", "sha256", *SAME_HASHES),
         "blake2b or sha256; vLLM's sha256_cbor means sha256, xxhash and xxhash_cbor the faster one, blake2b")
-    cpu_offload_gb: float = setting(0.0, number(0.0), "GiB of weights to keep in host memory; only 0 so far")
-    kv_events_config: dict[str, Any] | None = setting(None, mapping(),
-        'JSON object, {"enable_kv_cache_events": true} turns events on')
 
     pipeline_parallel_size: int = setting(1, whole(1), "ranks that share the layers, one after another")
     tensor_parallel_size: int = setting(1, whole(1), "ranks that share every layer")
@@ -136,17 +128,12 @@ class EngineArgs:
         "uni, mp, ray, external_launcher or a class path")
     worker_cls: str = setting("auto", class_path("auto"), "class path of the worker")
     disable_custom_all_reduce: bool = setting(False, FLAG, "use the collectives of the communication library alone")
-    max_parallel_loading_workers: int | None = setting(None, whole(1),
-        "ranks that read weights at a time; not to be set yet")
-    ray_workers_use_nsight: bool = setting(False, FLAG, "profile Ray's workers; not available yet")
-    placement_group: Any = setting(None, ANYTHING, "")
 
     max_num_batched_tokens: int | None = setting(None, whole(1, 2**31 - 1), "tokens a step, for example 8k")
     max_num_seqs: int | None = setting(None, whole(1, 2**20), "requests that run at once")
     scheduling_policy: str = setting("fcfs", one_of("fcfs", "priority", "fair"), "fcfs, priority or fair")
     enable_chunked_prefill: bool | None = setting(None, FLAG, "split long prompts over steps (on)")
     preemption_mode: str | None = setting(None, one_of("recompute", "swap"), "recompute or swap, when pages run out")
-    num_lookahead_slots: int = setting(0, whole(0), "slots for drafted tokens; only 0 so far")
     delay_factor: float = setting(0.0, number(0.0), "wait this share of the last prefill's time before the next")
     async_scheduling: bool | None = setting(None, FLAG, "plan a step before the last one's tokens are known")
     scheduler_cls: str | type[Any] | None = setting(None, class_path(), "class path of the scheduler")
@@ -205,9 +192,6 @@ class EngineArgs:
         arg_checks.check(self)
         if self.logging_config:
             apply_logging(self.logging_config)
-        check_not_yet(self)
-        if self.trust_remote_code:
-            logger.warning_once("trust_remote_code has no effect: code of a checkpoint is never run")
         instance_id = uuid.uuid4().hex[:8]
         trace_this_thread_if_asked(instance_id)
         platform = current_platform(self.device)

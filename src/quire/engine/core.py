@@ -285,8 +285,6 @@ class EngineCore:
         for output in outputs.outputs:
             if output.finish_reason is not None:
                 self._unfinished.discard(output.request_id)
-        if self.config.cache.enable_kv_events:
-            self._scheduler.drain_kv_events()
         return outputs
 
     def _gauges(self) -> SchedulerStats:

@@ -17,6 +17,8 @@ from quire.executor.interface import Executor
 from quire.logger import init_logger
 from quire.request import EngineCoreOutputs, EngineRequest
 
+logger = init_logger(__name__)
+
 
 class CoreClient(abc.ABC):
     """A core, as a synchronous frontend sees it. `ready`: what the core said when it began to serve."""
@@ -143,8 +145,6 @@ class ProcessClient(CoreClient):
         if self._dead is not None:
             raise self._dead
 
-
-logger = init_logger(__name__)
 
 OnMessage = Callable[[CoreMessage], None]
 

@@ -28,6 +28,8 @@ from quire.tokenizers.detokenizer import Detokenizer, detokenize, make_detokeniz
 from quire.tokenizers.interface import Tokenizer
 from quire.tokenizers.token_texts import CONTEXT_TOKENS, texts_at
 
+logger = init_logger(__name__)
+
 
 class StopStrings:
     """The stop strings of one request.
@@ -70,7 +72,6 @@ class StopStrings:
         return 0
 
 
-logger = init_logger(__name__)
 SamplePositions = FlatLogprobs | list[LogprobsOnePosition]
 PromptPositions = FlatLogprobs | list[LogprobsOnePosition | None]
 

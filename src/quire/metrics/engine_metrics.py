@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from quire.logger import init_logger
 from quire.request import SchedulerStats
 
+logger = init_logger(__name__)
+
 
 class Histogram:
     """Counts of observations at or below each bound.
@@ -199,9 +201,6 @@ class EngineMetrics:
             self.decode_time.observe(request.decode_time)
             if request.num_generation_tokens > 1:
                 self.time_per_output_token.observe(request.decode_time / (request.num_generation_tokens - 1))
-
-
-logger = init_logger(__name__)
 
 
 class StatsLogger:

@@ -196,7 +196,7 @@ def build_model(
         block_size=config.cache.block_size,
         max_tokens=max_tokens,
         max_logits=max_logits,
-        max_positions=config.model.max_model_len + config.scheduler.num_lookahead_slots,
+        max_positions=config.model.max_model_len,
         device=device,
         backend=selection.backend(),
         linear_method=linear_method(config.model.quantization, config.model.hf_config, capabilities),

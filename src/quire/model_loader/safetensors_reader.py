@@ -128,14 +128,6 @@ class SafetensorsReader:
             yield file, span
 
 
-def estimate_weight_bytes(path: str | Path, dtype_bytes: int | None = None) -> int:
-    """Bytes of a checkpoint's weights from headers alone; as stored, or with `dtype_bytes` a value."""
-    infos = SafetensorsReader(path).infos.values()
-    if dtype_bytes is None:
-        return sum(info.num_bytes for info in infos)
-    return sum(math.prod(info.shape) * dtype_bytes for info in infos)
-
-
 def _read_index(path: Path, ignore_patterns: Sequence[str]) -> dict[str, str]:
     """Tensor to file; empty without an index."""
     index = path / INDEX_NAME

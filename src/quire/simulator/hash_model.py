@@ -316,9 +316,6 @@ class HashExecutor(Executor):
         for host_page, device_page in step.swap_ins:
             self._first[device_page] = self._host_first[host_page]
             self._second[device_page] = self._host_second[host_page]
-        for source, target in step.block_copies:
-            self._first[target] = self._first[source]
-            self._second[target] = self._second[source]
         for row, position, token_ids in step.known_tokens:
             self._row(step, row).token_ids[position:] = token_ids
 

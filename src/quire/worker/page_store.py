@@ -56,10 +56,6 @@ class PageStore:
             return tensor
         return tensor.view(2, tensor.shape[1], spec.num_kv_heads, -1, spec.head_dim)
 
-    def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """(from, to) within the device."""
-        self._move(self.tensors, self.tensors, pairs)
-
     def swap_out(self, pairs: list[tuple[int, int]]) -> None:
         """(device page, host page)."""
         self._move(self.tensors, self.host_tensors, pairs)

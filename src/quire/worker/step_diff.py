@@ -51,8 +51,6 @@ def apply_diff(
         state.append_pages(row, group, new_pages)
     if plan.swap_ins:
         pages.swap_in(plan.swap_ins)
-    if plan.block_copies:
-        pages.copy(plan.block_copies)
     for row, position, token_ids in plan.known_tokens:
         state.put_tokens(row, position, token_ids)
         sampler.put_tokens(row, position, token_ids)

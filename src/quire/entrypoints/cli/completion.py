@@ -7,11 +7,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from quire.entrypoints.cli.completion import Completion, Flag
-
+from typing import NamedTuple
 
 PLAIN = re.compile(r"[\w.+:/-]+")
 FILES = ("FILE", "PATH", "DIR")
@@ -38,14 +34,10 @@ class Completion(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from quire.entrypoints.cli.completion import SCRIPTS
-
     parser.add_argument("shell", choices=tuple(SCRIPTS), metavar="SHELL", help="bash, zsh or fish")
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.entrypoints.cli.completion import SCRIPTS
-
     sys.stdout.write(SCRIPTS[args.shell](collect()))
     return 0
 

@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.engine.arg_utils import EngineArgs, UsageContext
-    from quire.entrypoints.cli.explain import explain_server
     from quire.entrypoints.cli.serve import take_model
     from quire.platforms import current_platform
 

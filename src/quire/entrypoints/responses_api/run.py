@@ -27,6 +27,8 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece
 from quire.tokenizers.interface import Tokenizer
 
+logger = init_logger(__name__)
+
 _encode = msgspec.json.Encoder().encode
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
@@ -189,9 +191,6 @@ async def find(state: ServerState, response_id: str) -> Record:
 def not_found(response_id: str) -> HTTPError:
     message = f"Response with id {response_id[:100]!r} not found; responses are kept for 30 days at most."
     return HTTPError(404, message, param="response_id", code="response_not_found")
-
-
-logger = init_logger(__name__)
 
 
 class BackgroundRun:
