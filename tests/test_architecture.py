@@ -176,6 +176,10 @@ def test_help_loads_neither_torch_nor_a_server() -> None:
     }
 
 
+def test_the_server_loads_neither_fastapi_nor_pydantic() -> None:
+    assert {"fastapi", "pydantic"} & modules_after("import quire.entrypoints.openai.app") == set()
+
+
 def test_the_floors_without_tensors_load_no_torch() -> None:
     """Importing them directly, as the frontend process does, pulls in no torch by any path."""
     statement = "import quire.engine.arg_utils, quire.outputs, quire.request, quire.sampling_params, quire.core.output"

@@ -10,6 +10,8 @@ import pytest
 from tests.console.test_console_routes import client
 
 from quire.entrypoints.openai.openapi import build_openapi
+from quire.entrypoints.openai.operations import OPERATIONS
+from quire.entrypoints.openai.routes import WORK
 
 FOLDER = Path(__file__).parents[2] / "src" / "quire" / "assets" / "docs"
 
@@ -44,7 +46,7 @@ def test_the_script_reads_the_fields_of_every_route(tmp_path):
     node = shutil.which("node")
     if node is None:
         pytest.skip("no Node.js is installed")
-    (tmp_path / "spec.json").write_text(json.dumps(build_openapi()))
+    (tmp_path / "spec.json").write_text(json.dumps(build_openapi([*WORK, *OPERATIONS])))
     (tmp_path / "docs.mjs").write_text((FOLDER / "docs.js").read_text("utf-8"))
     (tmp_path / "run.mjs").write_text(
         """

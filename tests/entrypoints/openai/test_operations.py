@@ -99,8 +99,8 @@ async def test_an_invocation_of_nothing_known_is_a_400(content, server):
 async def test_every_route_is_in_the_openapi_page_and_no_other(server):
     async with server() as s:
         described = (await s.client.get("/openapi.json")).json()["paths"]
-    posted = {(path, "post") for path in WORK}
-    others = {(path.replace(":path", ""), method.lower()) for path, methods, _ in OPERATIONS for method in methods}
+    posted = {(endpoint.path, "post") for endpoint in WORK}
+    others = {(each.path.replace(":path", ""), method.lower()) for each in OPERATIONS for method in each.methods}
     assert posted | others == {(path, method) for path, operations in described.items() for method in operations}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 PACKAGES = (
     "torch", "numpy", "msgspec", "pyzmq", "safetensors", "tokenizers", "transformers", "huggingface-hub",
     "sentencepiece", "mistral-common", "xgrammar", "llguidance", "prometheus-client", "opentelemetry-sdk", "openai",
-    "fastapi", "uvicorn", "uvloop", "httptools", "triton", "ray", "flash-attn", "flashinfer-python",
+    "starlette", "uvicorn", "uvloop", "httptools", "triton", "ray", "flash-attn", "flashinfer-python",
 )  # fmt: skip
 SECRETS = ("QUIRE_API_KEY",)
 

@@ -359,7 +359,7 @@ class LineAnswerer:
 
         self._app = app
         self._state = state
-        self._closed = {path for path, _, _ in OPERATIONS}
+        self._closed = {endpoint.path for endpoint in OPERATIONS}
         self._seen: set[str] = set()
         self._running = 0
 

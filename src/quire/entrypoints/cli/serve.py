@@ -16,7 +16,7 @@ from quire.errors import ConfigError
 from quire.logger import init_logger, use_log_config, use_log_format, use_log_level
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
     from quire.config import EngineConfig, ModelConfig
     from quire.entrypoints.openai.listen import ListenOptions
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     return ServerProcess(app, state, listener, options, build_engine, announce).run()
 
 
-def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[FastAPI, ServerState]":
+def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[ASGIApp, ServerState]":
     """The application that the flags ask for, and its state."""
     from quire.entrypoints.openai.app import build_app
     from quire.entrypoints.openai.middleware import named_middleware

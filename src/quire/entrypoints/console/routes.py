@@ -43,7 +43,7 @@ def build_console_routes() -> tuple[Route, ...]:
 
 @functools.cache
 def build_docs_routes() -> tuple[Route, ...]:
-    """The page of the server's routes, under both names that users of FastAPI know."""
+    """The page of the server's routes, under both names that users know."""
     return _build_routes("docs", ("/docs", "/redoc"))
 
 

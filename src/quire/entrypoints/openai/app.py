@@ -1,17 +1,18 @@
 """The ASGI application: routes, what stands before them, and errors in the protocol's shape."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from fastapi import FastAPI
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire import envs
 from quire.entrypoints.anthropic.protocol import error_body
 from quire.entrypoints.console.routes import build_console_routes, build_docs_routes
 from quire.entrypoints.openai.errors import HTTPError
@@ -24,8 +25,9 @@ from quire.entrypoints.openai.middleware import (
     route_path,
 )
 from quire.entrypoints.openai.openapi import build_openapi
-from quire.entrypoints.openai.operations import OPERATIONS
-from quire.entrypoints.openai.routes import WORK, build_routes
+from quire.entrypoints.openai.operations import DEV_ROUTES, OPERATIONS
+from quire.entrypoints.openai.route_tools import Endpoint, Handler, build_routes, json_response
+from quire.entrypoints.openai.routes import WORK
 from quire.entrypoints.openai.state import ServerState
 from quire.errors import QuireError, did_you_mean
 from quire.logger import init_logger
@@ -45,10 +47,14 @@ def build_app(
     extra_middleware: Sequence[Middleware] = (),
     docs: bool = True,
     console: bool = True,
-) -> FastAPI:
+) -> "Application":
     """An application around `state`; the engine may be set later."""
+    state.http.watch([endpoint.path for endpoint in (*WORK, *OPERATIONS)])
     pages = (*(build_console_routes() if console else ()), *(build_docs_routes() if docs else ()))
-    middleware = [Middleware(RequestContext, state=state, work_paths=WORK), *extra_middleware]
+    middleware = [
+        Middleware(RequestContext, state=state, work_paths={endpoint.path for endpoint in WORK}),
+        *extra_middleware,
+    ]
     if extra_middleware:
         middleware.append(Middleware(BehindOthers, settings=state.settings))
     if allowed_origins:
@@ -65,53 +71,59 @@ def build_app(
         paths = frozenset(route.path for route in pages)
         open_paths = paths if state.settings.api_key_for == "all" else paths | PROBED_PATHS
         middleware.append(Middleware(Authentication, keys=tuple(api_keys), open_paths=open_paths))
-    app = _App(
-        title="Quire",
-        middleware=middleware,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/openapi.json" if docs else None,
-        exception_handlers={HTTPException: _protocol_error, HTTPError: _raised_error, QuireError: _raised_error},
-    )
-    app.root_path = root_path
-    app.state.server = state
-    state.http.watch([*WORK, *(path for path, _, _ in OPERATIONS)])
-    app.router.routes.extend([*build_routes(), *pages])
-    app.router.redirect_slashes = False
-    document = build_openapi()
-
-    def openapi() -> dict[str, Any]:
-        return document
-
-    app.openapi = openapi
-    app.prepare_work(middleware)
-    return app
+    endpoints = [*WORK, *OPERATIONS, *(DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ())]
+    routes = [*build_routes(endpoints), *pages]
+    if docs:
+        routes.append(Route("/openapi.json", _document(endpoints), methods=["GET"]))
+    return Application(state, routes, middleware, root_path)
 
 
-class _App(FastAPI):
-    """Requests for work go straight to their handlers: FastAPI's own layers and routing cost more than all that is ours, and
-    what they are for (validation, error pages, telemetry) is done elsewhere here."""
+class Application:
+    """ASGI: the middleware, and behind it the routes.
 
-    def prepare_work(self, middleware: Sequence[Middleware]) -> None:
-        """Have what stands before every route stand before these too."""
-        self._work: ASGIApp = _work
+    Requests for work are found by their path and go straight to their handlers: Starlette's own layers and routing would cost
+    each of them more than all that is ours. What these raise is answered by `RequestContext`.
+
+    Attributes:
+        routes: all of them.
+        state: `state.server` is the server's; routes and middleware find it as `request.app.state.server`.
+    """
+
+    def __init__(
+        self, state: ServerState, routes: Sequence[Route], middleware: Sequence[Middleware], root_path: str
+    ) -> None:
+        self.routes = routes
+        self.state = State({"server": state})
+        handlers = {HTTPException: _protocol_error, HTTPError: _raised_error, QuireError: _raised_error}
+        self._others = ExceptionMiddleware(Router(routes, redirect_slashes=False), handlers)
+        self._work = {endpoint.path: endpoint.handler for endpoint in WORK}
+        self._root_path = root_path
+        self._app: ASGIApp = self._route
         for layer in reversed(middleware):
-            self._work = layer.cls(self._work, *layer.args, **layer.kwargs)
+            self._app = layer.cls(self._app, *layer.args, **layer.kwargs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.root_path:
-            scope["root_path"] = self.root_path
-        if scope["type"] == "http" and scope["method"] == "POST" and route_path(scope) in WORK:
-            scope["app"] = self
-            await self._work(scope, receive, send)
+        scope["app"] = self
+        if self._root_path:
+            scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and (work := self._work.get(route_path(scope))):
+            response = await work(Request(scope, receive, send))
+            await response(scope, receive, send)
         else:
-            await super().__call__(scope, receive, send)
+            await self._others(scope, receive, send)
 
 
-async def _work(scope: Scope, receive: Receive, send: Send) -> None:
-    """One request for work. What it raises is answered by `RequestContext`."""
-    response = await WORK[route_path(scope)](Request(scope, receive, send))
-    await response(scope, receive, send)
+def _document(endpoints: Sequence[Endpoint]) -> Handler:
+    document = build_openapi(endpoints)
+
+    async def handler(request: Request) -> Response:
+        root_path = request.scope.get("root_path", "")
+        return json_response(document | ({"servers": [{"url": root_path}]} if root_path else {}))
+
+    return handler
 
 
 def _answer(request: Request, error: HTTPError) -> Response:
@@ -139,7 +151,7 @@ async def _protocol_error(request: Request, error: Exception) -> Response:
 
 def _near_route(request: Request) -> str:
     """Which route may have been meant."""
-    paths = [route.path for route in request.app.router.routes if isinstance(route, Route) and "{" not in route.path]
+    paths = [route.path for route in request.app.routes if isinstance(route, Route) and "{" not in route.path]
     return did_you_mean(route_path(request.scope)[:200].rstrip("/"), paths, "; {}", ".", cutoff=0.7)
 
 

@@ -17,7 +17,15 @@ from quire.entrypoints.anthropic.protocol import ModelInfo, ModelPage
 from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request, not_ready
 from quire.entrypoints.openai.prompts import require_tokenizer
 from quire.entrypoints.openai.protocol import ModelCard, ModelList
-from quire.entrypoints.openai.route_tools import Handler, flag_of, json_response, read_bytes, read_request, state_of
+from quire.entrypoints.openai.route_tools import (
+    Endpoint,
+    Handler,
+    flag_of,
+    json_response,
+    read_bytes,
+    read_request,
+    state_of,
+)
 from quire.entrypoints.openai.siblings import OWN, merge_metrics
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.responses_api.handlers import KEPT
@@ -47,12 +55,6 @@ async def console_request(request: Request) -> Response:
         message = f"No request {wanted[:200]!r} is remembered: timelines of the last few hundred requests are kept."
         raise HTTPError(404, message, param="id", code="request_not_found")
     return json_response(found)
-
-
-CONSOLE_DATA: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("/console/state", ("GET",), console_state),
-    ("/console/requests/{id:path}", ("GET",), console_request),
-)
 
 
 def _model_cards(state: ServerState) -> list[ModelCard]:
@@ -111,11 +113,6 @@ async def ready(request: Request) -> Response:
     """`GET /ready`: 200 while new requests are welcome."""
     state_of(request).accept_work()
     return Response(status_code=200)
-
-
-async def ping(request: Request) -> Response:
-    """`GET` or `POST /ping`: `/health` under the name that hosting services use."""
-    return await health(request)
 
 
 async def version(request: Request) -> Response:
@@ -221,24 +218,40 @@ def _absent(message: str) -> Handler:
 
 _ADAPTERS = "LoRA adapters are not supported yet."
 
-OPERATIONS: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("/v1/models", ("GET",), list_models),
-    ("/v1/models/{model:path}", ("GET",), get_model),
+_GET = ("GET",)
+OPERATIONS = (
+    Endpoint("/v1/models", list_models, "The served models.", _GET, answer=ModelList),
+    Endpoint("/v1/models/{model:path}", get_model, "One served model.", _GET, answer=ModelCard),
     *KEPT,
-    ("/health", ("GET",), health),
-    ("/live", ("GET",), live),
-    ("/ready", ("GET",), ready),
-    ("/ping", ("GET", "POST"), ping),
-    ("/version", ("GET",), version),
-    ("/load", ("GET",), load),
-    ("/metrics", ("GET",), metrics),
-    ("/tokenizer_info", ("GET",), tokenizer_info),
-    ("/reset_prefix_cache", ("POST",), reset_prefix_cache),
-    ("/start_profile", ("POST",), start_profile),
-    ("/stop_profile", ("POST",), stop_profile),
-    ("/v1/load_lora_adapter", ("POST",), _absent(_ADAPTERS)),
-    ("/v1/unload_lora_adapter", ("POST",), _absent(_ADAPTERS)),
-    *CONSOLE_DATA,
+    Endpoint("/health", health, "200 while the engine lives and makes progress; needs no key.", _GET),
+    Endpoint("/live", live, "200 unless the engine has died, also while it starts; needs no key.", _GET),
+    Endpoint("/ready", ready, "200 while new requests are welcome.", _GET),
+    Endpoint("/ping", health, "The same as /health, under another name.", ("GET", "POST")),
+    Endpoint("/version", version, "The server's version.", _GET),
+    Endpoint("/load", load, "Requests in flight.", _GET),
+    Endpoint("/metrics", metrics, "Prometheus metrics.", _GET),
+    Endpoint("/tokenizer_info", tokenizer_info, "What the tokenizer is, and its chat template.", _GET),
+    Endpoint("/reset_prefix_cache", reset_prefix_cache, "Forget every cached prefix."),
+    Endpoint(
+        "/start_profile",
+        start_profile,
+        "Profile the workers' steps from now on, as --profiler-config says; 400 without it.",
+    ),
+    Endpoint("/stop_profile", stop_profile, "End the profile; tells the files that were written."),
+    Endpoint("/v1/load_lora_adapter", _absent(_ADAPTERS), "Refused: adapters are not supported yet."),
+    Endpoint("/v1/unload_lora_adapter", _absent(_ADAPTERS), "Refused: adapters are not supported yet."),
+    Endpoint(
+        "/console/state",
+        console_state,
+        "What the engine does now: figures, the last steps, live and finished requests.",
+        _GET,
+    ),
+    Endpoint(
+        "/console/requests/{id:path}",
+        console_request,
+        "What happened to a request, by the id of its answer or its X-Request-Id.",
+        _GET,
+    ),
 )
 
 
@@ -336,17 +349,17 @@ async def _fact(name: str, value: Awaitable[Any]) -> dict[str, Any]:
     return {name: await value}
 
 
-DEV_ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("/sleep", ("POST",), sleep),
-    ("/wake_up", ("POST",), wake_up),
-    ("/is_sleeping", ("GET",), _asks(lambda engine: _fact("is_sleeping", engine.is_sleeping()))),
-    ("/pause", ("POST",), pause),
-    ("/resume", ("POST",), _asks(_resume)),
-    ("/is_paused", ("GET",), _asks(lambda engine: _fact("is_paused", engine.is_paused()))),
-    ("/abort_requests", ("POST",), abort_requests),
+DEV_ROUTES = (
+    Endpoint("/sleep", sleep),
+    Endpoint("/wake_up", wake_up),
+    Endpoint("/is_sleeping", _asks(lambda engine: _fact("is_sleeping", engine.is_sleeping())), methods=_GET),
+    Endpoint("/pause", pause),
+    Endpoint("/resume", _asks(_resume)),
+    Endpoint("/is_paused", _asks(lambda engine: _fact("is_paused", engine.is_paused())), methods=_GET),
+    Endpoint("/abort_requests", abort_requests),
     # the KV cache's memory is given back until `/wake_up?tags=kv_cache`; what runs stands still
-    ("/release_kv_cache_memory", ("POST",), _asks(lambda engine: engine.release_kv_cache_memory())),
-    ("/get_world_size", ("GET",), _asks(_world_size)),
-    ("/server_info", ("GET",), _asks(lambda engine: engine.explain())),
-    ("/collective_rpc", ("POST",), collective_rpc),
+    Endpoint("/release_kv_cache_memory", _asks(lambda engine: engine.release_kv_cache_memory())),
+    Endpoint("/get_world_size", _asks(_world_size), methods=_GET),
+    Endpoint("/server_info", _asks(lambda engine: engine.explain()), methods=_GET),
+    Endpoint("/collective_rpc", collective_rpc),
 )

@@ -1,11 +1,13 @@
-"""What every route does: finds the server's state, reads a typed body, answers in JSON."""
+"""What every route has and does: its line in a table, the server's state, a typed body, an answer in JSON."""
 
-from collections.abc import Awaitable, Callable
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from quire.entrypoints.anthropic.protocol import CountTokensRequest
 from quire.entrypoints.openai.decoding import read_body
@@ -25,6 +27,47 @@ RequestWithId = (
     | GenerateRequest
 )
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """A line of a table of routes.
+
+    Attributes:
+        about: what it does, for the OpenAPI document; routes without a line are not in it.
+        body: what a request for work holds, one of several; an operator's request has none.
+        answer: what an answer in JSON holds, where that has a type.
+        example: a body that works.
+        query: the parameters of the query, and their types.
+    """
+
+    path: str
+    handler: Handler
+    about: str = ""
+    methods: tuple[str, ...] = ("POST",)
+    body: tuple[type[msgspec.Struct], ...] = ()
+    answer: type[msgspec.Struct] | None = None
+    example: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    query: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+
+
+def build_routes(endpoints: Iterable[Endpoint]) -> list[Route]:
+    """A route for each path, so that the `Allow` of a 405 names all its methods."""
+    by_path: dict[str, dict[str, Handler]] = {}
+    for endpoint in endpoints:
+        by_path.setdefault(endpoint.path, {}).update(dict.fromkeys(endpoint.methods, endpoint.handler))
+    return [Route(path, _by_method(handlers), methods=list(handlers)) for path, handlers in by_path.items()]
+
+
+def _by_method(handlers: dict[str, Handler]) -> Handler:
+    """The handler of a request's method; Starlette lets no other method through, but HEAD where there is GET."""
+
+    async def handler(request: Request) -> Response:
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+    return handler
+
+
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _encode = msgspec.json.Encoder().encode
 

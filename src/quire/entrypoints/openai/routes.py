@@ -1,4 +1,4 @@
-"""The routes of work: each reads its body, calls one function, and encodes what it gives.
+"""The routes of work, in one table: each reads its body, calls one function, and encodes what it gives.
 
 Knows paths; those of operators are in `operations.py`. What the answers mean is in `chat.py`, `completions.py`,
 `pooled.py` and `prompts.py`.
@@ -9,18 +9,20 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from quire import envs
 from quire.config import PoolingConfig
 from quire.entrypoints.anthropic.messages import MessageStream, answer_message, count_tokens, prepare_message
-from quire.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from quire.entrypoints.anthropic.protocol import (
+    CountTokensRequest,
+    CountTokensResponse,
+    MessageResponse,
+    MessagesRequest,
+)
 from quire.entrypoints.openai import pooling_protocol
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, answer_chat_batch, prepare_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
 from quire.entrypoints.openai.errors import bad_request
 from quire.entrypoints.openai.generative_scoring import answer_generative_scoring
-from quire.entrypoints.openai.operations import DEV_ROUTES, OPERATIONS
 from quire.entrypoints.openai.pooled import (
     answer_classification,
     answer_cohere_embed,
@@ -33,15 +35,19 @@ from quire.entrypoints.openai.prompts import check_token_ids, require_tokenizer,
 from quire.entrypoints.openai.protocol import (
     BatchChatRequest,
     ChatCompletionRequest,
+    ChatCompletionResponse,
     CompletionRequest,
+    CompletionResponse,
     DetokenizeRequest,
     DetokenizeResponse,
     GenerativeScoringRequest,
+    GenerativeScoringResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
 from quire.entrypoints.openai.push import AnswerStream, stream_answer
 from quire.entrypoints.openai.route_tools import (
+    Endpoint,
     Handler,
     RequestWithId,
     json_response,
@@ -53,7 +59,7 @@ from quire.entrypoints.openai.route_tools import (
 from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.streaming import run_while_connected
 from quire.entrypoints.openai.token_generation import TokenStream, answer_tokens, prepare_tokens
-from quire.entrypoints.openai.token_protocol import GenerateRequest
+from quire.entrypoints.openai.token_protocol import GenerateRequest, GenerateResponse
 from quire.entrypoints.responses_api import handlers as responses_api
 
 BodyT = TypeVar("BodyT", bound=RequestWithId)
@@ -163,33 +169,155 @@ def _invoked(fields: Set[str], pooling: PoolingConfig | None) -> Handler:
     return create_classification if "classify" in pooling.tasks else create_pooling
 
 
-WORK: dict[str, Handler] = {
-    "/v1/chat/completions": create_chat_completion,
-    "/v1/chat/completions/batch": create_chat_batch,
-    "/v1/completions": create_completion,
-    "/generative_scoring": create_generative_scoring,
-    "/inference/v1/generate": create_tokens,
-    **responses_api.WORK,
-    "/v1/messages": create_message,
-    "/v1/messages/count_tokens": count_message_tokens,
-    "/v1/embeddings": create_embeddings,
-    "/v2/embed": create_cohere_embeddings,
-    "/classify": create_classification,
-    "/pooling": create_pooling,
-    "/score": create_score,
-    "/v1/score": create_score,
-    "/rerank": create_rerank,
-    "/v1/rerank": create_rerank,
-    "/v2/rerank": create_rerank,
-    "/invocations": invoke,
-    "/tokenize": tokenize,
-    "/detokenize": detokenize,
-}
+_QUESTION = {"messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+_QUESTIONS = [[{"role": "user", "content": f"What is {number} + 25?"}] for number in (17, 18)]
+_GREEDY = {"max_tokens": 32, "temperature": 0}
+_TEXTS = ["The tower is three hundred metres tall."]
+_DOCUMENTS = ["Three hundred metres.", "I like rivers."]
+_RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+
+WORK = (
+    Endpoint(
+        "/v1/chat/completions",
+        create_chat_completion,
+        "Answer a conversation; `stream: true` gives server-sent events.",
+        body=(ChatCompletionRequest,),
+        answer=ChatCompletionResponse,
+        example=_QUESTION | _GREEDY,
+    ),
+    Endpoint(
+        "/v1/chat/completions/batch",
+        create_chat_batch,
+        "Answer several conversations at once.",
+        body=(BatchChatRequest,),
+        answer=ChatCompletionResponse,
+        example={"messages": _QUESTIONS, "max_tokens": 32},
+    ),
+    Endpoint(
+        "/v1/completions",
+        create_completion,
+        "Continue a prompt; `stream: true` gives server-sent events.",
+        body=(CompletionRequest,),
+        answer=CompletionResponse,
+        example={"prompt": "one two three", "max_tokens": 16, "temperature": 0},
+    ),
+    Endpoint(
+        "/generative_scoring",
+        create_generative_scoring,
+        "How likely a token is to come next, behind a query with each of several items.",
+        body=(GenerativeScoringRequest,),
+        answer=GenerativeScoringResponse,
+        example={"query": "Is this a river? ", "items": ["The Rhine", "A chair"], "label_token_ids": [1, 2]},
+    ),
+    Endpoint(
+        "/inference/v1/generate",
+        create_tokens,
+        "Token ids in, token ids out; `stream: true` gives server-sent events.",
+        body=(GenerateRequest,),
+        answer=GenerateResponse,
+        example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 16, "temperature": 0}},
+    ),
+    *responses_api.WORK,
+    Endpoint(
+        "/v1/messages",
+        create_message,
+        "Answer a conversation in Anthropic's protocol; `stream: true` gives its events.",
+        body=(MessagesRequest,),
+        answer=MessageResponse,
+        example=_QUESTION | _GREEDY,
+    ),
+    Endpoint(
+        "/v1/messages/count_tokens",
+        count_message_tokens,
+        "How many tokens a request to /v1/messages has.",
+        body=(CountTokensRequest,),
+        answer=CountTokensResponse,
+        example=_QUESTION,
+    ),
+    Endpoint(
+        "/v1/embeddings",
+        create_embeddings,
+        "A vector for each input; for servers of embedding models.",
+        body=(pooling_protocol.EmbeddingRequest,),
+        answer=pooling_protocol.EmbeddingResponse,
+        example={"input": _TEXTS},
+    ),
+    Endpoint(
+        "/v2/embed",
+        create_cohere_embeddings,
+        "A vector for each text, as Cohere's clients ask for it; for servers of embedding models.",
+        body=(pooling_protocol.CohereEmbedRequest,),
+        answer=pooling_protocol.CohereEmbedResponse,
+        example={"texts": _TEXTS, "input_type": "search_document"},
+    ),
+    Endpoint(
+        "/classify",
+        create_classification,
+        "The probability of each class, for every input; for servers of classifiers.",
+        body=(pooling_protocol.ClassificationRequest,),
+        answer=pooling_protocol.ClassificationResponse,
+        example={"input": ["A fine film."]},
+    ),
+    Endpoint(
+        "/pooling",
+        create_pooling,
+        "What the pooler gives for every input, of any task that the model has.",
+        body=(pooling_protocol.PoolingRequest,),
+        answer=pooling_protocol.PoolingResponse,
+        example={"input": ["A fine film."]},
+    ),
+    *(
+        Endpoint(
+            path,
+            create_score,
+            "How well pairs of texts match.",
+            body=(pooling_protocol.ScoreRequest,),
+            answer=pooling_protocol.ScoreResponse,
+            example={"text_1": "How tall is the tower?", "text_2": _DOCUMENTS},
+        )
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Endpoint(
+            path,
+            create_rerank,
+            "Documents in the order in which they fit a query.",
+            body=(pooling_protocol.RerankRequest,),
+            answer=pooling_protocol.RerankResponse,
+            example={"query": "How tall is the tower?", "documents": _DOCUMENTS, "top_n": 1},
+        )
+        for path in _RERANK_PATHS
+    ),
+    Endpoint(
+        "/tokenize",
+        tokenize,
+        "Token ids of a prompt or of messages.",
+        body=(TokenizeRequest,),
+        answer=TokenizeResponse,
+        example={"prompt": "Hello"},
+    ),
+    Endpoint(
+        "/detokenize",
+        detokenize,
+        "The text of token ids.",
+        body=(DetokenizeRequest,),
+        answer=DetokenizeResponse,
+        example={"tokens": [1, 2, 3]},
+    ),
+    Endpoint(
+        "/invocations",
+        invoke,
+        "Any of the bodies above: the route is chosen by its fields.",
+        body=(
+            ChatCompletionRequest,
+            CompletionRequest,
+            pooling_protocol.EmbeddingRequest,
+            pooling_protocol.ClassificationRequest,
+            pooling_protocol.PoolingRequest,
+            pooling_protocol.ScoreRequest,
+            pooling_protocol.RerankRequest,
+        ),
+        example=_QUESTION | _GREEDY,
+    ),
+)
 """What is posted to be worked on: refused while the engine starts or the server drains, waited for when it drains."""
-
-
-def build_routes() -> list[Route]:
-    """The routes as Starlette's objects; FastAPI's own route class would validate what msgspec already has."""
-    routes = [Route(path, handler, methods=["POST"]) for path, handler in WORK.items()]
-    others = (*OPERATIONS, *(DEV_ROUTES if envs.QUIRE_SERVER_DEV_MODE else ()))
-    return routes + [Route(path, handler, methods=list(methods)) for path, methods, handler in others]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from quire import envs
 from quire.descriptors import raise_limit
@@ -81,7 +81,7 @@ class ServerProcess:
 
     def __init__(
         self,
-        app: FastAPI,
+        app: ASGIApp,
         state: ServerState,
         listener: socket.socket,
         options: ListenOptions,

@@ -6,10 +6,17 @@ from starlette.responses import Response
 
 from quire.entrypoints.openai.errors import bad_field, bad_request
 from quire.entrypoints.openai.push import stream_answer
-from quire.entrypoints.openai.route_tools import Handler, flag_of, json_response, read_request, state_of
+from quire.entrypoints.openai.route_tools import Endpoint, flag_of, json_response, read_request, state_of
 from quire.entrypoints.openai.streaming import STREAM_HEADERS, EventStream, run_while_connected
 from quire.entrypoints.responses_api.prepare import count_input_tokens, prepare_response
-from quire.entrypoints.responses_api.protocol import DeletedResponse, InputTokensRequest, ItemList, ResponsesRequest
+from quire.entrypoints.responses_api.protocol import (
+    DeletedResponse,
+    InputTokensRequest,
+    InputTokensResponse,
+    ItemList,
+    ResponseObject,
+    ResponsesRequest,
+)
 from quire.entrypoints.responses_api.run import BackgroundRun, ResponseStream, answer_response, find, not_found
 from quire.entrypoints.responses_api.store import Missing
 
@@ -40,11 +47,6 @@ async def count_tokens(request: Request) -> Response:
     """`POST /v1/responses/input_tokens`."""
     body = await read_request(request, InputTokensRequest)
     return json_response(await count_input_tokens(state_of(request), body))
-
-
-async def kept_response(request: Request) -> Response:
-    """`/v1/responses/{id}`: one route, so that the `Allow` of a 405 tells both methods."""
-    return await (delete_response if request.method == "DELETE" else retrieve_response)(request)
 
 
 async def retrieve_response(request: Request) -> Response:
@@ -129,10 +131,49 @@ def _number(request: Request, name: str, default: int, low: int, high: int = 1 <
     return int(text)
 
 
-WORK: dict[str, Handler] = {"/v1/responses": create_response, "/v1/responses/input_tokens": count_tokens}
-KEPT: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("/v1/responses/{response_id}", ("GET", "DELETE"), kept_response),
-    ("/v1/responses/{response_id}/cancel", ("POST",), cancel_response),
-    ("/v1/responses/{response_id}/input_items", ("GET",), list_input_items),
+_INPUT = {"input": "What is 17 + 25?"}
+
+WORK = (
+    Endpoint(
+        "/v1/responses",
+        create_response,
+        "Answer, and remember: `previous_response_id` goes on from an earlier response; `stream: true` gives OpenAI's events.",
+        body=(ResponsesRequest,),
+        answer=ResponseObject,
+        example={**_INPUT, "max_output_tokens": 32, "temperature": 0},
+    ),
+    Endpoint(
+        "/v1/responses/input_tokens",
+        count_tokens,
+        "How many tokens a request to /v1/responses has.",
+        body=(InputTokensRequest,),
+        answer=InputTokensResponse,
+        example=_INPUT,
+    ),
+)
+KEPT = (
+    Endpoint(
+        "/v1/responses/{response_id}",
+        retrieve_response,
+        "A response that was kept; `stream=true`: its events, behind number `starting_after`.",
+        ("GET",),
+        answer=ResponseObject,
+        query={"stream": "boolean", "starting_after": "integer"},
+    ),
+    Endpoint("/v1/responses/{response_id}", delete_response, "Forget a response.", ("DELETE",), answer=DeletedResponse),
+    Endpoint(
+        "/v1/responses/{response_id}/cancel",
+        cancel_response,
+        "Stop a response made in the background.",
+        answer=ResponseObject,
+    ),
+    Endpoint(
+        "/v1/responses/{response_id}/input_items",
+        list_input_items,
+        "The items that a response was made from.",
+        ("GET",),
+        answer=ItemList,
+        query={"limit": "integer", "order": "string", "after": "string"},
+    ),
 )
 """What is asked of responses that were kept: served also while the engine starts or the server drains."""
