@@ -28,9 +28,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tools")]
 os.environ.setdefault("QUIRE_LOGGING_LEVEL", "WARNING")
 
 import torch  # noqa: E402
+from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model  # noqa: E402
 
 from quire import LLM, SamplingParams  # noqa: E402
-from quire.benchmarks.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model  # noqa: E402
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -254,7 +254,7 @@ def check_invariance(report: "Report") -> None:
 
 def check_demo(report: "Report") -> None:
     """The built-in model's accuracy, the same table as on a CPU."""
-    from quire.benchmarks.demo import ask, draw, held_out, is_correct
+    from bench.demo import ask, draw, held_out, is_correct
 
     with engine(None, dtype="bfloat16", kv_cache_memory_bytes=2 << 30) as llm:
         for task in held_out():

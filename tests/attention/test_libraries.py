@@ -14,6 +14,7 @@ from tests.attention.fake_libraries import FakeFlash, FakeFlashInfer
 from tests.kernels.triton.conftest import repaired_interpreter  # noqa: F401
 from tests.kernels.triton.decode_batches import Batch, make_batch
 from tests.oracles.interpreter import repair_interpreter
+from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
 from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_prompts, run
 
@@ -24,7 +25,6 @@ from quire.attention.interface import AttentionParams, AttentionRequest
 from quire.attention.paged import PagedBackend
 from quire.attention.selector import select_backend
 from quire.attention.triton import TritonBackend
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config.engine import AttentionConfig
 from quire.errors import ConfigError
 from quire.kernels.triton.launch import interpreted

@@ -77,27 +77,6 @@ def test_latency_profiles_one_batch(tmp_path, capsys):
     assert files and all(b"traceEvents" in gzip.decompress(Path(file).read_bytes()) for file in files)
 
 
-def test_a_step_moves_at_least_the_weights(tmp_path):
-    figures = run_json(tmp_path, "step", "--batch-sizes", "1", "3", "--input-len", "16", "--num-steps", "8")
-    one, three = figures["rows"]
-    assert (one["batch"], three["batch"]) == (1, 3) and three["num_steps"] >= 4
-    assert 10 < one["mb"] < three["mb"] < 40  # the demo model's weights are about 15 MB
-    assert three["gflop"] == pytest.approx(3 * one["gflop"])
-    assert one["device_ms"] <= one["step_ms"] and one["read_bandwidth_gb_per_second"] > 0
-
-
-def test_demo_tells_accuracy_by_task(tmp_path, capsys):
-    figures = run_json(tmp_path, "demo", "--tasks", "copying", "json", "--num-examples", "6", "--no-progress")
-    assert set(figures["tasks"]) == {"copying", "json"}
-    assert figures["accuracy"] >= 0.75, "the demo model copies and extracts reliably; something spoils its numbers"
-    assert "copying" in capsys.readouterr().out
-
-
-def test_demo_refuses_a_task_that_there_is_not(capsys):
-    assert main(["bench", "demo", "--tasks", "juggling"]) == 2
-    assert "juggling" in capsys.readouterr().err
-
-
 @pytest.mark.exhaustive
 def test_startup_measures_fresh_processes(tmp_path):
     figures = run_json(tmp_path, "startup", "--num-iters", "1", "--num-iters-warmup", "0")
@@ -113,19 +92,6 @@ def test_generate_answers_in_the_order_of_the_file(tmp_path):
     rows = [json.loads(line) for line in target.read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, "sum", 2]
     assert "42" in rows[1]["outputs"][0]["text"] and len(rows[2]["outputs"][0]["token_ids"]) <= 24
-
-
-def test_forms_are_compared_with_free_answers(tmp_path, capsys):
-    sizes = ["--batch-sizes", "1", "3", "--input-len", "6", "--output-len", "8", "--rounds", "2"]
-    results = run_json(tmp_path, "forms", *sizes)["results"]
-    assert [(each["batch_size"], each["form"]) for each in results] == [
-        (size, form)
-        for size in (1, 3)
-        for form in ("compact", "any whitespace", "compact, maxLength", "any whitespace, maxLength")
-    ]
-    for each in results:
-        assert len(each["ratios"]) == 2 and min(each["ratios"]) <= each["ratio"] <= max(each["ratios"])
-    assert "ms a token" in capsys.readouterr().out
 
 
 def test_first_use_sends_every_feature_twice_to_a_fresh_server(tmp_path, capsys):

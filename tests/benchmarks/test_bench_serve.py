@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from bench.client import started_source
 
-from quire.benchmarks.client import started_source
 from quire.entrypoints.cli.main import main
 
 
@@ -176,15 +176,6 @@ def test_messages_need_the_chat_route(url, tmp_path, capsys):
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
     assert bench("--base-url", url, "--dataset-name", "custom", "--dataset-path", str(path)) == 2
     assert "openai-chat" in capsys.readouterr().err
-
-
-def test_the_client_alone_is_measured(tmp_path):
-    report = tmp_path / "figures.json"
-    command = ["bench", "client", "--num-streams", "9", "--output-len", "7", "--json", str(report)]
-    assert main(command) == 0
-    figures = json.loads(report.read_text())
-    assert figures["failed"] == 0 and figures["tokens_per_client_cpu_second"] > 0
-    assert figures["output_throughput"] == pytest.approx(63 / figures["duration"])
 
 
 SMALL = "--kv-cache-memory-bytes 64M --max-model-len 1024 --max-num-seqs 16 --disable-log-stats --port {port}"

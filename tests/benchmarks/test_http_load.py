@@ -5,8 +5,8 @@ import json
 import random
 
 import pytest
+from bench.client import started_source
 
-from quire.benchmarks.client import started_source
 from quire.benchmarks.http_load import Client, RequestRecord, Target, carries_tokens, control, event_text
 from quire.benchmarks.load import LoadJob, run_load
 from quire.errors import ConfigError, EngineError

@@ -169,7 +169,7 @@ def test_each_server_is_started_once_and_its_cache_emptied_between_runs(sweep, t
 
 
 def test_bench_serve_itself_is_swept_against_a_running_server(tmp_path):
-    from quire.benchmarks.client import started_source
+    from bench.client import started_source
 
     with started_source() as url:
         words = [sys.executable, "-m", "quire.entrypoints.cli.main", "bench", "serve", "--base-url", url]

@@ -73,7 +73,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A tiny random embedding model."""
-    from quire.benchmarks.tiny_models import make_tiny_model
+    from tests.oracles.tiny_models import make_tiny_model
 
     path = make_tiny_model("Qwen3Model", tmp_path_factory.mktemp("embedder"))
     yield from _served(

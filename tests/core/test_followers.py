@@ -1,11 +1,11 @@
 """Prompts that arrive together and begin alike: what they have in common is computed once."""
 
 import pytest
+from tests.oracles.hash_model import Faults, HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.core.request_state import RequestStatus
 from quire.request import FinishReason
-from quire.simulator.hash_model import Faults, HashModel
 
 COMMON = list(range(100, 132))
 

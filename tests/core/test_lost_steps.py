@@ -1,10 +1,10 @@
 """A step for which the device had no memory: its requests are computed again in smaller steps, and only they."""
 
 import pytest
+from tests.oracles.hash_model import RECURRENT, Faults, HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.core.step_limit import GOOD_STEPS, StepLimit
-from quire.simulator.hash_model import RECURRENT, Faults, HashModel
 
 
 @pytest.mark.parametrize("swaps", [False, True])

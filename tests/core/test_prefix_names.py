@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.oracles.hash_model import HashExecutor
 
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
@@ -13,7 +14,6 @@ from quire.core.request_state import Request
 from quire.core.scheduler import Scheduler
 from quire.request import EngineRequest
 from quire.sampling_params import SamplingParams
-from quire.simulator.hash_model import HashExecutor
 
 SIZE = 4
 KEY = b"k" * 16

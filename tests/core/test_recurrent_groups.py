@@ -1,10 +1,10 @@
 """Layers with a state: which pages a request holds, and where another may join."""
 
 import pytest
+from tests.oracles.hash_model import RECURRENT, HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.core.block_pool import NULL_BLOCK
-from quire.simulator.hash_model import RECURRENT, HashModel
 
 PROMPT = list(range(40))
 HYBRID = (0, RECURRENT)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.builders import make_config
+from tests.oracles.hash_model import HashModel
 
 from quire.core.repetition import RepetitionWatch
 from quire.engine.llm_engine import LLMEngine
@@ -11,7 +12,6 @@ from quire.errors import RequestError
 from quire.outputs import RequestOutput
 from quire.request import EngineRequest
 from quire.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
-from quire.simulator.hash_model import HashModel
 
 TWO_TOKENS = HashModel(vocab_size=3)
 """Its streams are of zeros and ones, which repeat themselves soon."""

@@ -1,11 +1,11 @@
 import pytest
+from tests.oracles.hash_model import HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.core.output import ModelRunnerOutput
 from quire.errors import CapacityError, ConfigError, EngineError, RequestError
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest, FinishReason
-from quire.simulator.hash_model import HashModel
 
 PROMPT = list(range(10))
 

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from tests.oracles.hash_model import RECURRENT, Faults, HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 from tests.oracles.slow_preparer import SlowPreparer
 
@@ -17,7 +18,6 @@ from quire.errors import RequestError
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest
 from quire.sampling_params import StructuredOutputsParams
-from quire.simulator.hash_model import RECURRENT, Faults, HashModel
 
 WINDOWS = [(0,), (0, 6), (9, 9, 9, 0), (5,), (0, RECURRENT), (6, RECURRENT, RECURRENT, RECURRENT), (RECURRENT,)]
 SHARED_PREFIX = list(range(100, 140))

@@ -6,9 +6,8 @@ import resource
 from pathlib import Path
 
 import pytest
+from tests.oracles.hash_model import HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
-
-from quire.simulator.hash_model import HashModel
 
 
 def resident_bytes() -> int:

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+from tests.oracles.hash_model import HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.core import timelines as timelines_module
 from quire.core.inspection import count_common
 from quire.core.output import ModelRunnerOutput
-from quire.simulator.hash_model import HashModel
 
 PROMPT = list(range(100, 130))
 

@@ -9,8 +9,8 @@ from tests.distributed.test_recurrent_over_ranks import FirstOfTwo
 from tests.models.drawn_configs import draw_config
 from tests.models.test_drawn_configs import NO_MODEL, architectures, make_oracle
 from tests.oracles.model_driver import build_tiny
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.errors import ConfigError
 from quire.kernels import ops
 

@@ -11,8 +11,7 @@ import pytest
 from tests.distributed import one_rank
 from tests.models.test_parity import SHAPES
 from tests.models.test_parity_dense import SHAPES as DENSE
-
-from quire.benchmarks.tiny_models import make_tiny_model
+from tests.oracles.tiny_models import make_tiny_model
 
 TOLERANCE = 1e-4
 ROOT = Path(__file__).resolve().parents[2]

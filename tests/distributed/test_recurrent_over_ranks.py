@@ -6,8 +6,8 @@ import pytest
 from tests.distributed.test_models_over_ranks import check
 from tests.models.test_parity_recurrent import SHAPES
 from tests.oracles.model_driver import build_tiny
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.distributed.communicator import SingleRank
 from quire.errors import ConfigError
 from quire.kernels import ops

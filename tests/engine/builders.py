@@ -24,7 +24,7 @@ from quire.engine.tokenizer_source import TokenizerSource
 from quire.sampling_params import SamplingParams
 from quire.tokenizers.interface import Tokenizer
 
-HASH_EXECUTOR = "quire.simulator.hash_model:HashExecutor"
+HASH_EXECUTOR = "tests.oracles.hash_model:HashExecutor"
 
 
 def make_config(

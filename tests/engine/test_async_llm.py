@@ -7,12 +7,12 @@ import signal
 
 import pytest
 from tests.engine.builders import make_config
+from tests.oracles.hash_model import HashExecutor, HashModel
 
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import CapacityError, ConfigError, EngineDeadError, EngineError, RequestError
 from quire.pooling_params import PoolingParams
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from quire.simulator.hash_model import HashExecutor, HashModel
 from quire.tokenizers.detokenizer import ByteDetokenizer
 
 MODEL = HashModel(vocab_size=512)

@@ -4,13 +4,13 @@ from collections import deque
 
 import pytest
 from tests.engine.builders import make_config, process
+from tests.oracles.hash_model import HashExecutor
 
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox
 from quire.engine.messages import AbortRequests, AddRequests, FrontendMessage, Outputs, Shutdown, Utility, UtilityCall
 from quire.errors import EngineError
 from quire.sampling_params import SamplingParams
-from quire.simulator.hash_model import HashExecutor
 
 
 class PreparingExecutor(HashExecutor):

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 from tests.engine.builders import make_config
+from tests.oracles.hash_model import HashExecutor
 
 from quire.engine.core import EngineCore
 from quire.errors import ConfigError
-from quire.simulator.hash_model import HashExecutor
 
 
 class CrowdedExecutor(HashExecutor):

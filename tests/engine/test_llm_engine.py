@@ -7,11 +7,11 @@ import sys
 
 import pytest
 from tests.engine.builders import make_config
+from tests.oracles.hash_model import Faults, HashExecutor, HashModel
 
 from quire.engine.llm_engine import LLMEngine
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.sampling_params import RequestOutputKind, SamplingParams
-from quire.simulator.hash_model import Faults, HashExecutor, HashModel
 from quire.tokenizers.detokenizer import detokenize
 
 MODEL = HashModel(vocab_size=512)

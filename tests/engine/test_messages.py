@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 from tests.engine.builders import make_config
+from tests.oracles.hash_model import HashExecutor
 
 from quire.config.wire import config_from_plain, config_to_plain
 from quire.engine import messages
 from quire.errors import CapacityError, ConfigError, EngineError, RequestError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Refusal, SchedulerStats
 from quire.sampling_params import SamplingParams
-from quire.simulator.hash_model import HashExecutor
 
 PARAMS = SamplingParams(
     n=2, seed=3, stop=["a"], logit_bias={5: 1.5}, bad_words=["x"], bad_words_token_ids=[[1, 2]], extra_args={"k": [1]}
@@ -109,7 +109,7 @@ def test_a_configuration_survives_as_plain_data():
 
 def test_a_class_travels_as_its_path():
     plain = config_to_plain(make_config(executor=HashExecutor))
-    assert plain["parallel"]["distributed_executor_backend"] == "quire.simulator.hash_model:HashExecutor"
+    assert plain["parallel"]["distributed_executor_backend"] == "tests.oracles.hash_model:HashExecutor"
 
 
 def test_what_cannot_leave_the_process_is_a_config_error_with_its_name():

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 from tests.engine.builders import make_config
+from tests.oracles.hash_model import HashModel
 
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
@@ -13,7 +14,6 @@ from quire.entrypoints.llm import LLM
 from quire.errors import CapacityError, RequestError
 from quire.outputs import RequestOutput
 from quire.sampling_params import RequestOutputKind, SamplingParams
-from quire.simulator.hash_model import HashModel
 
 MODEL = HashModel(vocab_size=512)
 SWAPS = {"preemption_mode": "swap"}

@@ -8,7 +8,7 @@ DROPPED = """
 import gc, os, select
 from quire.engine.process_client import CoreProcessHandle
 from tests.engine.builders import make_config
-handle = CoreProcessHandle(make_config(), "quire.simulator.hash_model:HashExecutor")
+handle = CoreProcessHandle(make_config(), "tests.oracles.hash_model:HashExecutor")
 watch = os.pidfd_open(handle.pid)
 handle.itself = handle
 del handle

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests.engine.builders import make_config
+from tests.oracles.hash_model import Faults, HashExecutor
 
 from quire.engine.llm_engine import LLMEngine
 from quire.sampling_params import RequestOutputKind, SamplingParams
-from quire.simulator.hash_model import Faults, HashExecutor
 
 MIB = 1 << 20
 

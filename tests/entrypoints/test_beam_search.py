@@ -12,7 +12,7 @@ EOS = list(range(1, 30))
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     pytest.importorskip("transformers")
-    from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
+    from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
     path = make_tiny_model("LlamaForCausalLM", tmp_path_factory.mktemp("beam"))
     llm = LLM(

@@ -8,8 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tests.oracles.fake_hub import FakeHub
 from tests.oracles.gguf_models import write_gguf
-
-from quire.benchmarks.tiny_models import make_tiny_model
+from tests.oracles.tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.engine.builders import make_config, write_model_folder
+from tests.oracles.hash_model import HashExecutor, HashModel
 
 from quire.engine.llm_engine import LLMEngine
 from quire.entrypoints.llm import LLM
@@ -15,7 +16,6 @@ from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.metrics.snapshot import Counter, Gauge, Histogram
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
-from quire.simulator.hash_model import HashExecutor, HashModel
 
 MODEL = HashModel(vocab_size=512)
 
@@ -194,7 +194,7 @@ def test_it_works_outside_the_main_thread(llm):
 
 
 def test_a_failed_request_is_told_in_its_output_and_the_others_are_served(folder):
-    from quire.simulator.hash_model import Faults
+    from tests.oracles.hash_model import Faults
 
     config = make_config(folder)
     executor = HashExecutor(config, faults=Faults(seed=3, row_error_rate=0.03))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.oracles.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.worker.tiny_engine import TinyEngine, make_request
 
-from quire.benchmarks.tiny_models import VOCAB_SIZE, make_tiny_model
 from quire.core.output import ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
 from quire.entrypoints.llm import LLM
 from quire.errors import EngineError, RequestError

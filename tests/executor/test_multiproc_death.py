@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.tiny_engine import TinyEngine, make_request
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import ConfigError, EngineDeadError, EngineError

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.tiny_engine import make_request
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.core import EngineCore
 from quire.request import EngineRequest

@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 import pytest
+from tests.oracles.hash_model import HashExecutor
 
 from quire.config import ParallelConfig
 from quire.errors import ConfigError
 from quire.executor import executor_class, make_executor
 from quire.executor.multiproc import MultiprocExecutor
 from quire.executor.uniproc import UniprocExecutor
-from quire.simulator.hash_model import HashExecutor
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ def test_one_worker_cannot_be_two_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", [HashExecutor, "quire.simulator.hash_model:HashExecutor", "quire.simulator.hash_model.HashExecutor"]
+    "backend", [HashExecutor, "tests.oracles.hash_model:HashExecutor", "tests.oracles.hash_model.HashExecutor"]
 )
 def test_a_class_or_its_path_is_taken(backend: Any) -> None:
     assert executor_class(config_with(backend)) is HashExecutor

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.tiny_engine import TinyEngine
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import EngineConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError, EngineError, RequestError

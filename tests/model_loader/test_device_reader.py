@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.model_loader.test_loader import load, logprobs_of, oracle
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.errors import ConfigError
 from quire.model_loader import device_reader
 from quire.model_loader.device_reader import UploadedTensor, upload_tensors

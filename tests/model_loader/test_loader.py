@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.oracles.model_driver import ModelDriver, Sequence
+from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
-from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError
 from quire.kernels import ops

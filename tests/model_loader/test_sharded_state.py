@@ -4,9 +4,9 @@ import pytest
 from safetensors import safe_open
 from tests.oracles.quantized_models import FLOAT8, ROUNDING, WEIGHT_ONLY, store
 from tests.oracles.quantized_variants import VARIANTS
+from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.errors import ConfigError
 
 SETTINGS = {"max_num_seqs": 2, "max_model_len": 64, "num_gpu_blocks_override": 20, "skip_tokenizer_init": True}

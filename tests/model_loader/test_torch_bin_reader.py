@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.oracles.quantized_models import WEIGHT_ONLY, store
+from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.errors import ConfigError
 from quire.model_loader.torch_bin_reader import TorchBinReader
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.kernels import ops
 from quire.platforms.cpu import CpuPlatform
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.models.drawn_latest import OWN as LATEST
-
-from quire.benchmarks.tiny_models import tiny_values
+from tests.oracles.tiny_models import tiny_values
 
 HEADS = (1, 2, 3, 4, 5, 6, 7, 8, 10)
 HEAD_DIMS = (8, 10, 12, 16, 20, 24, 32, 40, 64, 80, 96, 112, 128, 160, 192, 256)

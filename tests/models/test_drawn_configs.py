@@ -10,9 +10,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from tests.models.drawn_configs import SHORTEST, class_of, draw_config
 from tests.oracles.float64 import logprobs_in_float64
+from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
 from quire.models.registry import ModelRegistry
 
 TOLERANCE = 1e-3

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.models.drawn_configs import class_of, draw_config, fields_of
 from tests.models.test_drawn_configs import NO_MODEL, architectures, assert_equal, make_oracle
+from tests.oracles.tiny_models import make_tiny_model, tiny_values
 from transformers.activations import ACT2CLS
 
 from quire import LLM
-from quire.benchmarks.tiny_models import make_tiny_model, tiny_values
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.kernels.norm import XIELU

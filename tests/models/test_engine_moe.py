@@ -3,9 +3,9 @@
 import pytest
 from tests.models.test_engine_parity import COMMON, NEW_TOKENS, assert_parity, make_prompts
 from tests.models.test_parity_moe import SHAPES
+from tests.oracles.tiny_models import load_oracle
 
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import load_oracle
 
 MODELS = {
     "gpt-oss": {"sliding_window": 24},

@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
+from tests.oracles.tiny_models import load_oracle
 
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import load_oracle
 
 ARCHITECTURES = {
     "LlamaForCausalLM": {},

@@ -3,9 +3,9 @@ are recorded."""
 
 import pytest
 from tests.models.test_engine_parity import COMMON, NEW_TOKENS, assert_parity, make_prompts
+from tests.oracles.tiny_models import load_oracle
 
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import load_oracle
 from quire.kernels import cpu
 
 ARCHITECTURES = (

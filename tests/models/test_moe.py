@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.models.test_parity_moe import SHAPES
 from tests.oracles.model_driver import ModelDriver, Sequence
+from tests.oracles.tiny_models import load_oracle
 
 from quire.attention.reference import ReferenceBackend
-from quire.benchmarks.tiny_models import load_oracle
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.kernels import ops, registry

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
-
-from quire.benchmarks.tiny_models import VOCAB_SIZE, load_oracle
+from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle
 
 PROMPT_LENGTHS = (1, 5, 17, 40, 70)
 NEW_TOKENS = 6

@@ -8,8 +8,8 @@ import torch
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
 from tests.oracles.converted_models import make_converted_model
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+from tests.oracles.tiny_models import load_oracle
 
-from quire.benchmarks.tiny_models import load_oracle
 from quire.kernels.cpu import recording
 from quire.models import registry
 from quire.models.registry import ModelRegistry

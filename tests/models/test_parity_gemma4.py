@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tests.distributed.test_models_over_ranks import check
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.kernels import ops

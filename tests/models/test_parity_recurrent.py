@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.models.test_parity import NEW_TOKENS, TOLERANCE, oracle_logprobs, prompts, run_mixed
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
-
-from quire.benchmarks.tiny_mixtures import RECURRENT
+from tests.oracles.tiny_mixtures import RECURRENT
 
 FILE = "model.safetensors"
 

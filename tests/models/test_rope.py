@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+from tests.oracles.tiny_models import load_oracle
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from quire.benchmarks.tiny_models import load_oracle
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.models.rope import Rope

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model, tiny_values
 
 from quire import LLM
-from quire.benchmarks.tiny_models import make_tiny_model, tiny_values
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.spec_check import check_spec

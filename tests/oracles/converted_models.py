@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
-from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
 from quire.models.patterns import alibi_slopes
 
 Weights = dict[str, torch.Tensor]

@@ -7,6 +7,7 @@ import dataclasses
 from collections import Counter
 from typing import Literal
 
+from tests.oracles.hash_model import MAX_IN_FLIGHT, Faults, HashExecutor, HashModel, stop_ids
 from tests.oracles.slow_preparer import SlowPreparer
 
 from quire.config import CacheConfig, SchedulerConfig
@@ -18,7 +19,6 @@ from quire.core.request_state import Request, RequestStatus
 from quire.core.scheduler import Scheduler
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason
 from quire.sampling_params import SamplingParams
-from quire.simulator.hash_model import MAX_IN_FLIGHT, Faults, HashExecutor, HashModel, stop_ids
 
 
 @dataclasses.dataclass

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from quire.benchmarks.tiny_models import make_tiny_model
+from tests.oracles.tiny_models import make_tiny_model
 
 
 def load_pooling_oracle(path: Path, architecture: str) -> Any:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import EngineConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError

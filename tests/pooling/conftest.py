@@ -3,8 +3,7 @@
 import random
 
 import pytest
-
-from quire.benchmarks.tiny_models import make_tiny_model
+from tests.oracles.tiny_models import make_tiny_model
 
 SETTINGS = {
     "max_model_len": 128,

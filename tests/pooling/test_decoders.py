@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from tests.oracles.tiny_mixtures import RECURRENT
+from tests.oracles.tiny_models import make_tiny_model, tiny_values
 from tests.oracles.tiny_poolers import hidden_states, load_pooling_oracle, logits, pooled
 
 from quire import LLM, PoolingParams
-from quire.benchmarks.tiny_mixtures import RECURRENT
-from quire.benchmarks.tiny_models import make_tiny_model, tiny_values
 
 from .conftest import SETTINGS, as_dicts
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.entrypoints.openai.conftest import serve
 from tests.oracles.fake_async_llm import FakeAsyncLLM
+from tests.oracles.tiny_models import make_tiny_model
 
 from quire import AsyncEngineArgs, AsyncLLMEngine, PoolingParams
-from quire.benchmarks.tiny_models import make_tiny_model
 
 from .conftest import SETTINGS
 

@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 from tests.entrypoints.openai.conftest import serve
+from tests.oracles.tiny_models import make_tiny_model
 from tests.pooling.conftest import SETTINGS
 
 from quire import LLM, AsyncEngineArgs, AsyncLLMEngine
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config.pooling import PoolerConfig
 from quire.errors import ConfigError, RequestError
 

@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.errors import RequestError
 from quire.tokenizers.loader import get_tokenizer
 

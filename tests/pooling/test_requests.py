@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, PoolingParams, SamplingParams
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config.hf_config import HFConfig
 from quire.config.pooling import resolve_pooling, split_architecture
 from quire.config.wire import config_from_plain, config_to_plain

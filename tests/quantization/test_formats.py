@@ -12,9 +12,9 @@ from tests.oracles import quantized_models
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.quantized_models import FLOAT8, ROUNDING, WEIGHT_ONLY, store
 from tests.oracles.quantized_variants import VARIANTS
+from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config import HFConfig
 from quire.engine.arg_utils import EngineArgs
 from quire.errors import ConfigError

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.oracles.gguf_models import HALVES, ROUNDS, dequantize, draw, write_gguf
 from tests.oracles.model_driver import ModelDriver, Sequence
+from tests.oracles.tiny_models import make_tiny_model
 
 import tokenizers
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config.gguf.container import TYPES, read_header
 from quire.config.gguf.folder import find_gguf
 from quire.config.gguf.tokenizer import SPLITS

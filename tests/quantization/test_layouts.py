@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.quantized_models import MATRICES, WEIGHT_ONLY, store
 from tests.oracles.quantized_variants import VARIANTS
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.model_loader import load_model
 from quire.platforms.cpu import CpuPlatform

@@ -10,8 +10,8 @@ from tests.oracles.interpreter import repair_interpreter
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.quantized_models import FLOAT8, WEIGHT_ONLY, store
 from tests.oracles.quantized_variants import VARIANTS, VARIANTS_FLOAT8, VARIANTS_ROUNDING
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.kernels import ops, triton
 from quire.kernels.types import Int8Weight, PackedWeight

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from quire.benchmarks.tiny_models import make_tiny_model
+from tests.oracles.tiny_models import make_tiny_model
 
 
 @pytest.fixture(scope="session")

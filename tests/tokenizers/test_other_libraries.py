@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracles.tiny_models import make_tiny_model
 
 from quire import LLM, SamplingParams
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.errors import ConfigError, RequestError

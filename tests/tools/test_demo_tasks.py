@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from bench.demo import is_correct
 from tools.demo_model import questions, rendering
 from tools.demo_model.tasks.base import split_of
 from tools.demo_model.tasks.examples import TASKS, eval_examples, generate, training_example
-
-from quire.benchmarks.demo import is_correct
 
 ASSETS = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo"
 

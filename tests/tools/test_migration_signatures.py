@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 from tools.migration_table import ABSENT, ROOT, check_attributes, notes
 
 from quire import LLM, AsyncLLMEngine, PoolingParams, RequestOutput, SamplingParams
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs, UsageContext
 from quire.sampling_params import BeamSearchParams
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle
 from tests.worker.tiny_engine import TinyEngine, make_request
 
-from quire.benchmarks.tiny_models import VOCAB_SIZE, load_oracle
 from quire.request import EngineRequest
 
 LENGTHS = (5, 30, 61, 17, 1, 44)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.oracles.async_platform import AsyncCpuPlatform
+from tests.oracles.tiny_models import load_oracle, make_tiny_model
 from tests.worker.test_end_to_end import make_prompts
 from tests.worker.tiny_engine import TinyEngine, make_request
 from transformers import DynamicCache
 
-from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
 from quire.executor import uniproc
 
 Scales = dict[int, tuple[float, float]]

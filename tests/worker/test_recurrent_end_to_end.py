@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_prompts, run
 from tests.worker.tiny_engine import TinyEngine, make_request
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.config.kv_spec import STATE_BLOCK_SIZE, KVKind
 from quire.platforms import current_platform
 from quire.worker.dry_run import explain_without_weights

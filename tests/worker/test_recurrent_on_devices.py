@@ -1,10 +1,9 @@
 """Layers with states on the runner of a device that works beside the host: graphs at rounded sizes, two steps in flight."""
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 from tests.worker.test_device_runner import make_engine
 from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_prompts, run
-
-from quire.benchmarks.tiny_models import make_tiny_model
 
 
 @pytest.mark.parametrize("architecture", ["MambaForCausalLM", "BambaForCausalLM"])

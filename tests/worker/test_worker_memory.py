@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.core.kv_planner import plan_kv_cache
 from quire.engine.arg_utils import EngineArgs
 from quire.platforms.cpu import CpuPlatform

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import transformers
+from bench.demo import is_correct
 
-from quire.benchmarks.demo import is_correct
 from tokenizers import Tokenizer
 
 from .rendering import compile_template, render_prompt, template_source

@@ -1,4 +1,4 @@
-"""Freeze the held-out questions that `quire bench demo` asks.
+"""Freeze the held-out questions that `python -m bench demo` asks.
 
     PYTHONPATH=src python -m tools.demo_model.questions
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .tasks.examples import TASKS, eval_examples
 
-FILE = Path(__file__).resolve().parents[2] / "src" / "quire" / "assets" / "demo" / "questions.jsonl.gz"
+FILE = Path(__file__).resolve().parents[2] / "bench" / "questions.jsonl.gz"
 
 
 def frozen(task: str, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the engine's own thread costs on the processor beside the GPU: `quire bench host`, with its figures in $OUT/host.json.
+"""What the engine's own thread costs on the processor beside the GPU: `python -m bench host`, with its figures in $OUT/host.json.
 
 Needs no GPU. About 20 seconds.
 """
@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from quire.benchmarks import host
+from bench import host
 
 
 def main() -> int:

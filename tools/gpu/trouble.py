@@ -18,6 +18,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import torch  # noqa: E402
+from tests.oracles.tiny_models import load_oracle, make_tiny_model  # noqa: E402
 
 from gpu_check import (  # noqa: E402
     Report,
@@ -28,7 +29,6 @@ from gpu_check import (  # noqa: E402
     tokens_of,
     versions,
 )
-from quire.benchmarks.tiny_models import load_oracle, make_tiny_model  # noqa: E402
 from quire.engine.messages import Utility  # noqa: E402
 
 LEFT_FREE = 6 << 20

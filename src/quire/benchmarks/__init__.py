@@ -2,10 +2,9 @@
 
 - all: `common`
 - serve: `datasets` (what is asked), `arrivals` (when), `load` and `http_load` (sending), `serve_metrics`, `own_server`;
-  throughput shares the `datasets`, client has a server that computes nothing, `sse_source`
+  throughput shares the `datasets`
 - sweep, plot, compare_results: `results`
-- frontend: `frontend_server`; with host a model that is not there, `stand_in`
-- compare: `compare_child`
+- first_use: `first_use_requests`
 
-`quire models` checks architectures: `model_table`, over the checkpoints of `tiny_models` and `tiny_mixtures`.
+What those measure who change Quire is in the checkout's `bench/`.
 """

@@ -1,6 +1,6 @@
 """What the engine core asks of whoever runs the steps: one worker in this process, one process a device, or the hash model.
 
-Floors: the interface names no torch type, so that the simulator and tests implement it without torch.
+Floors: the interface names no torch type, so that tests implement it without torch.
 """
 
 import abc

@@ -1,8 +1,8 @@
 """`quire compile-cache`: which lists it compiles, what it leaves behind, what it says where it cannot."""
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.entrypoints.cli import main as cli
 from quire.kernels.triton import ahead, places

@@ -6,8 +6,8 @@ import socket
 import sys
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.entrypoints.cli import generate
 from quire.entrypoints.cli.main import COMMANDS, build_parser, main
 from quire.entrypoints.openai.state import ServerSettings
@@ -302,7 +302,7 @@ def test_help_lists_the_flags(command, capsys):
     assert left.value.code == 0 and "usage: quire" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["throughput", "latency", "startup", "serve", "step", "demo", "scheduler"])
+@pytest.mark.parametrize("name", ["throughput", "latency", "startup", "serve", "sweep", "plot", "compare-results"])
 def test_each_benchmark_has_help_and_json(name, capsys):
     with pytest.raises(SystemExit) as left:
         main(["bench", name, "--help"])

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from tests.entrypoints.openai.test_pooling_routes import start
 from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.entrypoints.openai.operations import OPERATIONS
 from quire.entrypoints.openai.routes import WORK
 from quire.errors import EngineDeadError

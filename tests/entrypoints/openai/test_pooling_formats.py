@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from tests.entrypoints.openai.test_number_formats import of_torch
 from tests.entrypoints.openai.test_pooling_routes import DOCUMENTS, QUERY, answer, embedder, folder, post, scores, start  # noqa: F401
-
-from quire.benchmarks.tiny_models import make_tiny_model
+from tests.oracles.tiny_models import make_tiny_model
 
 INPUTS = {"/v1/embeddings": {}, "/pooling": {"task": "token_embed"}}
 TEMPLATE = "{{ instruction or 'plain' }} {{ mark }} {{ messages[0]['content'] }} {{ messages[1]['content'] }}"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.entrypoints.openai.conftest import serve
 from tests.entrypoints.openai.test_openai_fuzz import JSON
 from tests.oracles.fake_async_llm import FakeAsyncLLM
+from tests.oracles.tiny_models import make_tiny_model
 
 from quire import AsyncEngineArgs, AsyncLLMEngine
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.entrypoints.openai.pooling_protocol import (
     ClassificationRequest,
     CohereEmbedRequest,

@@ -14,11 +14,11 @@ from unittest.mock import AsyncMock, Mock
 import httpx
 import pytest
 from tests.engine.builders import write_model_folder
+from tests.oracles.hash_model import HashModel
 from tests.oracles.server_process import ServerProcess
 
 from quire.entrypoints.openai.push import PushedStream
 from quire.sampling_params import SamplingParams
-from quire.simulator.hash_model import HashModel
 from quire.tokenizers.loader import get_tokenizer
 
 pytestmark = pytest.mark.timeout(120)

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.entrypoints.openai.app import build_app

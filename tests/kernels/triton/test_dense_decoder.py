@@ -5,8 +5,8 @@ import torch
 from tests.models.test_parity import prompts
 from tests.models.test_parity_dense import SHAPES
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
-from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
 from quire.kernels import ops, triton
 
 NAMES = ("stablelm: parallel, norms of heads, biases",)

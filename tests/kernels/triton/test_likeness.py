@@ -1,8 +1,8 @@
 """A model of a shape without a list gets guesses: attention with its own heads and pages, products as others have them."""
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.kernels.triton import likeness, places
 from quire.kernels.triton.preparation import list_name

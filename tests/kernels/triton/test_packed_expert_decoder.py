@@ -7,8 +7,8 @@ import torch
 from tests.oracles import quantized_models
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.quantized_models import FLOAT8, ROUNDING, WEIGHT_ONLY, store
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.kernels import ops, registry, triton
 from quire.model_loader import load_model

@@ -11,8 +11,8 @@ from tests.kernels.triton.test_packed_expert_decoder import load, platform  # no
 from tests.kernels.triton.test_packed_tiles import DEVICE, make, permuted
 from tests.oracles.model_driver import ModelDriver, Sequence
 from tests.oracles.operations import packed as reference
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.kernels import ops
 from quire.kernels.triton import packed as module
 from quire.kernels.triton import packed_vector

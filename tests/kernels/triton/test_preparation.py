@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.oracles.tiny_models import make_tiny_model
 
-from quire.benchmarks.tiny_models import make_tiny_model
 from quire.engine.arg_utils import EngineArgs
 from quire.kernels.triton import ahead, places
 from quire.kernels.triton.ahead import CompilingProcess

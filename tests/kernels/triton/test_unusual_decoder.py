@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.models.test_parity import prompts
 from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
+from tests.oracles.tiny_models import load_oracle, make_tiny_model
 
-from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
 from quire.kernels import ops, triton
 
 NAMES = {

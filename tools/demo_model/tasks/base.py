@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from quire.benchmarks.demo import Check
+from bench.demo import Check
 
 from .words import number_words
 

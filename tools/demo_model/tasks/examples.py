@@ -1,8 +1,8 @@
 """The demo model's conversations, to train on and to be asked.
 
 `generate(task, seed, split)` gives one example, the same on every machine; `eval_examples(task, count)` gives the held-out
-ones that the model card and (frozen by `questions.py`) `quire bench demo` use. No torch, no tokenizer, no template. A held-out
-example's problem (operands, words, wording of a chat question) is never trained on.
+ones that the model card and (frozen by `questions.py`) `python -m bench demo` use. No torch, no tokenizer, no template. A
+held-out example's problem (operands, words, wording of a chat question) is never trained on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.benchmarks.demo import Check, Message, Question
+from bench.demo import Check, Message, Question
 
 from . import arithmetic, lists
 from .base import Problem, Split, exact, expand, split_of

@@ -11,7 +11,7 @@ import json
 import random
 from typing import Any
 
-from quire.benchmarks.demo import Check
+from bench.demo import Check
 
 from .base import Problem, phrase
 from .words import COLOURS, DAYS, FOODS, JOBS, OBJECTS, any_city, any_code, any_email, any_name, any_time, any_word

@@ -11,7 +11,7 @@ import random
 import re
 from itertools import pairwise
 
-from quire.benchmarks.demo import Check
+from bench.demo import Check
 
 from .base import Problem, exact, listing, number, phrase
 from .words import COUNTABLE, FIRST_NAMES, MISC, any_name

@@ -1,34 +1,20 @@
-"""`quire models`: the architectures, what each can do, and whether each computes what Transformers does (`--check`); the
-table of both in a document (`--write`)."""
+"""`quire models`: the architectures, and what each can do."""
 
 import argparse
-import dataclasses
 import fnmatch
 import json
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import Any
 
 from quire.engine.arg_parser import switch
 
-if TYPE_CHECKING:
-    from quire.benchmarks.model_table import Result
-    from quire.models.features import Features
+COLUMNS = ("TP", "PP", "LoRA", "quantized", "pooling", "multimodal")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", nargs="*", help="names of architectures, with shell wildcards; none: all")
     switch(parser, "--json", "print JSON")
-    switch(
-        parser,
-        "--check",
-        "make a tiny random checkpoint of each with Transformers and compare tokens and logprobs in float32",
-    )
-    parser.add_argument(
-        "--write", metavar="FILE", type=Path,
-        help="put the table of all architectures between the two markers of this document, or into a new one: features from the "
-        "specs, and what --check found (rows that are not checked now keep what they have)",
-    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,66 +27,47 @@ def run(args: argparse.Namespace) -> int:
     chosen = [name for name in known if any(fnmatch.fnmatch(name.lower(), each.lower()) for each in patterns)]
     if not chosen:
         ModelRegistry.resolve(args.pattern)  # refuses, with the nearest names
-    if args.write is not None:
-        from quire.benchmarks.model_table import read_document
-
-        read_document(args.write)  # refused before the checks, which take minutes
-    results = _check(chosen, args.json) if args.check else []
-    if not args.check and args.write is None:
-        _list(chosen, args.json)
-    if args.write is not None:
-        from quire.benchmarks.model_table import write_table
-
-        write_table(args.write, results)
-    return 1 if any(result.verdict == "FAILED" for result in results) else 0
-
-
-def _list(names: list[str], as_json: bool) -> None:
-    from quire.benchmarks.model_table import COLUMNS, known_features
-    from quire.models.registry import ModelRegistry
-
-    rows = known_features(names)
-    if as_json:
-        values = {name: row if isinstance(row, str) else dataclasses.asdict(row) for name, row in rows.items()}
-        json.dump(values, sys.stdout, indent=2)
+    packaged = packaged_features()
+    if args.json:
+        rows = {name: packaged.get(name, f"by {ModelRegistry.resolve(name).owner}") for name in chosen}
+        json.dump(rows, sys.stdout, indent=2)
         print()
-        return
-    width = max(map(len, names))
+        return 0
+    width = max(map(len, chosen))
     print(f"{'architecture':<{width}}  {'  '.join(COLUMNS)}  layers")
-    for name, row in rows.items():
-        owner = ModelRegistry.resolve(name).owner
-        suffix = "" if owner == "quire" else f"  (by {owner})"
-        print(f"{name:<{width}}  {_cells(row)}{suffix}")
+    for name in chosen:
+        row = packaged.get(name)
+        print(f"{name:<{width}}  {f'by {ModelRegistry.resolve(name).owner}' if row is None else _cells(row)}")
     print(
-        f"\n{len(names)} architectures. What else Transformers knows runs with its own modules (--model-impl transformers)."
+        f"\n{len(chosen)} architectures. What else Transformers knows runs with its own modules (--model-impl transformers)."
     )
+    return 0
 
 
-def _cells(row: "Features | str") -> str:
-    from quire.benchmarks.model_table import COLUMNS, feature_words, layer_words
+def packaged_features() -> dict[str, dict[str, Any]]:
+    """The features of every architecture of Quire's own; `tools/model_table.py` writes the file."""
+    return json.loads((files("quire") / "assets" / "architectures.json").read_bytes())
 
-    if isinstance(row, str):
-        return row
+
+def feature_words(row: dict[str, Any]) -> tuple[str, ...]:
+    """One word for each of `COLUMNS`."""
+    pooling = row["pooling"] if row["generates"] else "only"
+    values = (
+        row["tensor_parallel"],
+        row["pipeline_parallel"],
+        row["lora"],
+        row["quantization"],
+        pooling,
+        row["multimodal"],
+    )
+    return tuple(value if isinstance(value, str) else "yes" if value else "-" for value in values)
+
+
+def layer_words(row: dict[str, Any]) -> str:
+    """Kinds of mixers, and whether there are experts."""
+    return f"{', '.join(row['mixers'])}{' + experts' if row['experts'] else ''}"
+
+
+def _cells(row: dict[str, Any]) -> str:
     cells = "  ".join(f"{word:<{len(column)}}" for word, column in zip(feature_words(row), COLUMNS, strict=True))
     return f"{cells}  {layer_words(row)}"
-
-
-def _check(names: list[str], as_json: bool) -> "list[Result]":
-    from quire.benchmarks.model_table import check
-
-    results: list[Result] = []
-    width = max(map(len, names))
-    for name in names:
-        result = check(name)
-        results.append(result)
-        if not as_json:
-            print(f"{name:<{width}}  {result.verdict:<7}  {result.detail}", flush=True)
-    if as_json:
-        json.dump([dataclasses.asdict(result) for result in results], sys.stdout, indent=2)
-        print()
-    verdicts = [result.verdict for result in results]
-    print(
-        f"{verdicts.count('equal')} of {len(results)} equal to Transformers, {verdicts.count('FAILED')} failed",
-        file=sys.stderr,
-    )
-    return results

@@ -1,14 +1,15 @@
-"""The server that `quire bench frontend` measures: the real one, over a device with a clock in a core process of its own."""
+"""The server that `python -m bench frontend` measures: the real one, over a device with a clock in a core process of its own."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from quire.benchmarks import stand_in
+from bench.steady import FIRST_TOKEN, NUM_MARKS
+
+from bench import stand_in
 from quire.config import EngineConfig, SchedulerConfig
 from quire.entrypoints.openai.listen import ListenOptions, open_socket
-from quire.simulator.steady import FIRST_TOKEN, NUM_MARKS
 
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}<assistant>"
 
@@ -26,7 +27,7 @@ def engine_config(folder: Path, settings: dict[str, Any]) -> EngineConfig:
         max_model_len=16384, max_num_seqs=4096, max_num_batched_tokens=16384, async_scheduling=True
     )
     settings = {"vocab_size": FIRST_TOKEN + NUM_MARKS, **settings}
-    executor = "quire.simulator.steady:SteadyExecutor"
+    executor = "bench.steady:SteadyExecutor"
     return stand_in.engine_config("steady", folder, settings, scheduler, num_blocks=400_000, executor=executor)
 
 

@@ -1,11 +1,10 @@
-"""`quire bench demo`: which of the frozen questions are asked, and how an answer is judged."""
+"""`python -m bench demo`: which of the frozen questions are asked, and how an answer is judged."""
 
 from __future__ import annotations
 
 import pytest
-
-from quire.benchmarks.demo import Check, Question, draw, held_out, is_correct
-from quire.entrypoints.cli.main import main
+from bench.__main__ import main
+from bench.demo import Check, Question, draw, held_out, is_correct
 
 
 def asked(check: Check) -> Question:
@@ -48,5 +47,5 @@ def test_the_seed_draws_which_questions_are_asked() -> None:
 
 
 def test_more_questions_than_there_are_is_refused_with_the_most(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "demo", "--num-examples", "201"]) == 2
+    assert main(["demo", "--num-examples", "201"]) == 2
     assert "num_examples: 201 is more than there are; at most 200 a task." in capsys.readouterr().err

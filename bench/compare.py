@@ -1,4 +1,4 @@
-"""`quire bench compare`: Quire beside other engines, in rounds that alternate between them on the same machine.
+"""`python -m bench compare`: Quire beside other engines, in rounds that alternate between them on the same machine.
 
 A machine that others share drifts within minutes; a ratio of two measurements of the same round does not. Each engine has a
 process of its own (and may have an interpreter of its own), loaded once; only one of them works at a time.

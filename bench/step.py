@@ -1,4 +1,4 @@
-"""`quire bench step`: one decode step at several batch sizes: where its time goes, and how near it is to the machine's limit.
+"""`python -m bench step`: one decode step at several batch sizes: where its time goes, and how near it is to the machine's limit.
 
 Bytes are those that a step cannot avoid: each weight once, and the keys and values of every running request. The share of the
 measured read bandwidth is the figure that travels between machines.

@@ -1,6 +1,6 @@
-"""`quire bench frontend`: what the server adds to the engine: processor time of a streamed token, of a request, and latency.
+"""`python -m bench frontend`: what the server adds to the engine: processor time of a streamed token, of a request, and latency.
 
-The real server runs over a device with a clock (`simulator/steady.py`), its core in a process of its own, as on a GPU; a
+The real server runs over a device with a clock (`steady.py`), its core in a process of its own, as on a GPU; a
 load generator that costs little reads the streams. Processor time is the kernel's own count of each process's threads. The
 parts of a token are measured besides, without sockets; what is left of the whole is the connection's: the kernel's sending
 and the event loop's.
@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from bench.frontend_server import engine_config, write_tokenizer
+from bench.steady import FIRST_TOKEN, NUM_MARKS, open_clock
 
 from quire.benchmarks import common
-from quire.benchmarks.frontend_server import engine_config, write_tokenizer
 from quire.benchmarks.own_server import started
 from quire.errors import EngineError
-from quire.simulator.steady import FIRST_TOKEN, NUM_MARKS, open_clock
 
 _MARK = re.compile(rb" s(\d{4})")
 _END = b"0\r\n\r\n"
@@ -132,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _server(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
     """A server's port, its process id and its core's."""
     words = [str(folder), json.dumps(settings)]
-    with started("quire.benchmarks.frontend_server", words, "frontend at port ") as (line, process):
+    with started("bench.frontend_server", words, "frontend at port ") as (line, process):
         (core,) = _children(process.pid)
         yield int(line.split()[-1]), process.pid, core
 

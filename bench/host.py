@@ -1,9 +1,9 @@
-"""`quire bench host`: what the engine's own thread does around the device's work: microseconds a step and a request, by stage.
+"""`python -m bench host`: the engine's own thread around the device's work: microseconds a step and a request, by stage.
 
 An `LLM` runs over an executor that computes nothing: what is left is planning, bookkeeping, the way of a request in and out,
 and text. Two steps are in flight, as on a GPU. Times are this thread's CPU time less what the measuring itself takes: the
 host never waits here, so that is what it takes on a quiet machine. The worker's own part (input preparation, launches) is
-not in it: see `quire bench step`.
+not in it: see `python -m bench step`.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.stand_in import BLOCK_SIZE, byte_letters, engine_config
+from bench.stand_in import write_tokenizer as write_vocabulary
 
 from quire.benchmarks import common
-from quire.benchmarks.stand_in import BLOCK_SIZE, byte_letters, engine_config
-from quire.benchmarks.stand_in import write_tokenizer as write_vocabulary
 from quire.config import EngineConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind
 from quire.core.output import ModelRunnerOutput, SchedulerOutput

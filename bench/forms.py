@@ -1,4 +1,4 @@
-"""`quire bench forms`: answers that follow a JSON schema beside free ones, offline, in rounds that alternate.
+"""`python -m bench forms`: answers that follow a JSON schema beside free ones, offline, in rounds that alternate.
 
 Prompts, lengths and seeds are the same; what counts is the whole time of a batch, once with the schema and once without, and the
 median of the rounds' ratios. Tokens that a form leaves no choice about count as every token does: a caller waits for them, too.
@@ -10,8 +10,9 @@ import statistics
 import time
 from typing import Any
 
+from bench.grammars import records
+
 from quire.benchmarks import common
-from quire.benchmarks.grammars import records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,9 +2,9 @@ import json
 from pathlib import Path
 
 import pytest
+from bench.__main__ import main
 
-from quire.benchmarks import scheduler as bench
-from quire.entrypoints.cli.main import main
+from bench import scheduler as bench
 
 
 @pytest.mark.parametrize("to_file", [True, False])
@@ -13,7 +13,7 @@ def test_the_benchmark_measures_every_case_and_writes_json(
 ) -> None:
     path = tmp_path / "new" / "result.json"
     options = ["--num-running", "4", "8", "--waiting", "20", "--context", "200", "--steps", "5"]
-    assert main(["bench", "scheduler", *options, "--json", str(path) if to_file else "-"]) == 0
+    assert main(["scheduler", *options, "--json", str(path) if to_file else "-"]) == 0
     told = capsys.readouterr()
     result = json.loads(path.read_text(encoding="utf-8") if to_file else told.out)
     assert result["benchmark"] == "scheduler" and result["steps"] == 5 and result["machine"]["cores"] > 0

@@ -1,4 +1,4 @@
-"""`quire bench grammars`: what it costs to keep answers in a form. No model runs: tokens are drawn at random from the masks.
+"""`python -m bench grammars`: what it costs to keep answers in a form. No model runs: tokens are drawn at random from the masks.
 
 For each form: the time to compile it, and to take in one row's token and make its mask (mean, median, worst). Then, for steps of
 many rows, how long the engine's own thread works for all their masks, how long all threads work, and how long it takes until the

@@ -1,19 +1,22 @@
 """The table of architectures in docs/models.md: it says what the specs say, and a check writes only its own rows."""
 
+import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.oracles import tiny_models
+from tools.model_table import BEGIN, END, NOT_CHECKED, Result, check, features, read_table, write_table
 
-from quire.benchmarks import model_table
-from quire.benchmarks.model_table import BEGIN, END, NOT_CHECKED, Result, check, features, read_table, write_table
-from quire.entrypoints.cli import main as cli
+from quire.entrypoints.cli.models import packaged_features
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry
+from tools import model_table
 
 ROOT = Path(__file__).resolve().parents[2]
-REPAIR = "quire models --write docs/models.md (with --check for rows that were not checked)"
+REPAIR = "python -m tools.model_table --no-check (without it, for rows that were not checked)"
 pytest.importorskip("transformers")
 
 
@@ -37,10 +40,9 @@ def test_the_document_says_what_the_specs_say() -> None:
 
 def test_the_package_says_what_the_specs_say() -> None:
     """For installations without Transformers."""
-    names = model_table.packaged_features().keys() | model_table.feature_cells().keys()
-    assert {name: model_table.packaged_features().get(name) for name in names} == {
-        name: features(name) for name in names
-    }, REPAIR
+    answers = {name: features(name) for name in model_table.feature_cells()}
+    known = {name: dataclasses.asdict(answer) for name, answer in answers.items() if not isinstance(answer, str)}
+    assert packaged_features() == json.loads(json.dumps(known)), REPAIR
 
 
 def test_the_table_is_printed_without_transformers(tmp_path: Path) -> None:
@@ -122,33 +124,42 @@ def test_what_is_stale_is_told_with_the_command_that_repairs_it(
         "B is no architecture any more",
         "A has attention | - | - | - | yes | yes | -, not attention | yes | - | - | yes | yes | -",
     ]
-    assert all("quire models --write docs/models.md" in line for line in stale)
+    assert all("tools.model_table" in line for line in stale)
     write_table(document, [])
     assert [line.split(":")[0] for line in find_stale(document.read_text())] == ["C was not checked"]
 
 
 @pytest.mark.parametrize("content", [None, ""])
-def test_a_new_document_is_made(content: str | None, document: Path, tmp_path: Path) -> None:
+def test_a_new_document_is_made(
+    content: str | None, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "new.md"
     if content is not None:
         path.write_text(content)
-    assert cli.main(["models", "--write", str(path)]) == 0
+    monkeypatch.setattr(model_table, "DOCUMENT", path)
+    monkeypatch.setattr(model_table, "PACKAGED", tmp_path / "new.json")
+    assert model_table.main(["--no-check"]) == 0
     assert path.read_text().startswith("# Architectures\n\n<!-- quire models: begin -->\n| architecture |")
     assert dict(read_table(path.read_text()).checks) == {"A": NOT_CHECKED, "B": NOT_CHECKED}
+    assert (tmp_path / "new.json").is_file()
 
 
 def test_a_document_that_cannot_be_written_is_refused_before_anything_is_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_table, "check", lambda name: pytest.fail("a check ran"))
-    assert cli.main(["models", "--check", "Llama*", "--write", str(tmp_path / "none" / "new.md")]) == 2
-    assert capsys.readouterr().err.startswith("quire: error: write: cannot write ")
+    monkeypatch.setattr(model_table, "DOCUMENT", tmp_path / "none" / "new.md")
+    assert model_table.main(["Llama*"]) == 2
+    assert capsys.readouterr().err.startswith("write: cannot write ")
 
 
-def test_a_document_without_markers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_without_markers_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "empty.md"
     path.write_text("nothing\n")
-    assert cli.main(["models", "--write", str(path)]) == 2
+    monkeypatch.setattr(model_table, "DOCUMENT", path)
+    assert model_table.main(["--no-check"]) == 2
     assert BEGIN in capsys.readouterr().err
 
 
@@ -163,8 +174,6 @@ def test_a_check_compares_tokens_vectors_and_the_text_of_models_that_see(archite
 
 
 def test_a_model_that_computes_something_else_fails_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire.benchmarks import tiny_models
-
     load_oracle = tiny_models.load_oracle
 
     def load_other(path):

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-
-from quire.benchmarks.grammars import FORMS, run
-from quire.benchmarks.tiny_models import make_tiny_model
+from bench.grammars import FORMS, run
+from tests.oracles.tiny_models import make_tiny_model
 
 
 def test_every_form_has_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""What `quire bench compare` asks of an engine's process, with an engine that says how long it takes."""
+"""What `python -m bench compare` asks of an engine's process, with an engine that says how long it takes."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from quire.benchmarks import compare
+from bench import compare
 
 ENGINE = """
 import time

@@ -1,7 +1,7 @@
-"""`quire bench demo`: what the built-in demo model gets right, task by task, with greedy decoding.
+"""`python -m bench demo`: what the built-in demo model gets right, task by task, with greedy decoding.
 
 An end-to-end gate: a kernel, a cache or a quantization that spoils the numbers shows here. The questions are held out: training
-never saw them (`assets/demo/questions.jsonl.gz`, which `tools/demo_model/questions.py` writes).
+never saw them (`questions.jsonl.gz`, which `tools/demo_model/questions.py` writes).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
 from quire.benchmarks import common
@@ -58,7 +58,7 @@ class Question:
 @cache
 def held_out() -> dict[str, list[Question]]:
     """Every frozen question, by task."""
-    packed = files("quire").joinpath("assets", "demo", "questions.jsonl.gz").read_bytes()
+    packed = Path(__file__).with_name("questions.jsonl.gz").read_bytes()
     tasks: dict[str, list[Question]] = {}
     for line in gzip.decompress(packed).splitlines():
         fields = json.loads(line)

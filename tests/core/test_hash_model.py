@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
+from tests.oracles.hash_model import RECURRENT, Faults, HashExecutor, HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
 from quire.config.kv_spec import KVCacheConfig, group_layers
 from quire.core.output import NewRequestData, SchedulerOutput
 from quire.errors import EngineError
 from quire.sampling_params import SamplingParams
-from quire.simulator.hash_model import RECURRENT, Faults, HashExecutor, HashModel
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 PARAMS = SamplingParams(max_tokens=None)

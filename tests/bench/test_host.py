@@ -1,19 +1,19 @@
-"""`quire bench host`: the null executor answers as a device would, and every stage is found and counted."""
+"""`python -m bench host`: the null executor answers as a device would, and every stage is found and counted."""
 
 import json
 
 import numpy as np
 import pytest
+from bench.__main__ import main
 
+from bench import host
 from quire import SamplingParams
-from quire.benchmarks import host
-from quire.entrypoints.cli.main import main
 
 
 def test_the_figures_cover_every_case_and_stage(tmp_path, capsys):
     report = tmp_path / "host.json"
     sizes = ["--batch-sizes", "1", "3", "--input-lens", "20", "--output-len", "24", "--runs", "1"]
-    assert main(["bench", "host", *sizes, "--json", str(report)]) == 0
+    assert main(["host", *sizes, "--json", str(report)]) == 0
     figures = json.loads(report.read_text())
     assert figures["benchmark"] == "host"
     assert [(row["batch"], row["prompt_len"]) for row in figures["rows"]] == [(1, 20), (3, 20)]

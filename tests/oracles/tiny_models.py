@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from quire.benchmarks.tiny_mixtures import MIXTURES, RECURRENT
+from tests.oracles.tiny_mixtures import MIXTURES, RECURRENT
 
 VOCAB_SIZE = 384
 """At least 300: 256 bytes, the merges and the special tokens below, and some ids that no text makes."""

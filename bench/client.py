@@ -1,4 +1,4 @@
-"""`quire bench client`: what the client of `quire bench serve` can take, beside a server that computes nothing.
+"""`python -m bench client`: what the client of `quire bench serve` can take, beside a server that computes nothing.
 
 Streams' tokens come as fast as the server writes them; the client's processor time tells how many a core of it can take in.
 """
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def started_source(step_s: float = 0.0) -> Iterator[str]:
     """The URL of a source of streams in another process."""
-    with started("quire.benchmarks.sse_source", [str(step_s)], "http://") as (url, _):
+    with started("bench.sse_source", [str(step_s)], "http://") as (url, _):
         yield url
 
 

@@ -1,16 +1,23 @@
 """The table of architectures in docs/models.md: what each can do, from its spec, and how its check ended.
 
+    python -m tools.model_table                       check every architecture against Transformers
+    python -m tools.model_table 'Qwen3*' --no-write   check these, and write nothing
+    python -m tools.model_table --no-check            write what the specs say now; results stay
+
 Knows markdown and the two markers that the table stands between. What a check found is kept for rows that were not checked
 now; features are always made anew. A check compares a tiny random checkpoint with Transformers, in float32: greedy tokens
 must be equal and logprobs close, for prompts of mixed lengths in chunks, and again over the prefix cache; of encoders, each
 token's vector.
 """
 
+import argparse
 import dataclasses
+import fnmatch
 import functools
 import json
 import random
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -18,19 +25,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests.oracles import tiny_models
+
 from quire.config.hf_config import HFConfig
+from quire.entrypoints.cli.models import COLUMNS, feature_words, layer_words
 from quire.errors import ConfigError
-from quire.extras import install_command
 from quire.models.features import Features, features_of
 from quire.models.registry import ModelRegistry
 from quire.models.text_part import ARCHITECTURES as TEXT_PARTS
 from quire.models.text_part import text_part
 from quire.version import __version__
 
-PACKAGED = Path(__file__).parents[1] / "assets" / "architectures.json"
-"""What each architecture can do, for installations without Transformers; written with the document's table."""
-DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
-"""Where this is a checkout."""
+ROOT = Path(__file__).parents[1]
+PACKAGED = ROOT / "src" / "quire" / "assets" / "architectures.json"
+"""What each architecture can do, for `quire models`; written with the document's table."""
+DOCUMENT = ROOT / "docs" / "models.md"
 TOLERANCE = 1e-3
 NEW_TOKENS = 8
 LENGTHS = (1, 5, 17, 40, 70)
@@ -67,13 +76,11 @@ def _transformers_config(architecture: str) -> HFConfig | None:
     """The config of a tiny checkpoint of Transformers; None where it has no class of this name."""
     import transformers
 
-    from quire.benchmarks.tiny_models import tiny_values
-
     transformers.logging.set_verbosity_error()
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
         return None
-    values = model_class.config_class(**tiny_values(architecture)).to_dict()
+    values = model_class.config_class(**tiny_models.tiny_values(architecture)).to_dict()
     return HFConfig({**values, "architectures": [architecture]})
 
 
@@ -89,31 +96,17 @@ def features(architecture: str) -> Features | str:
     source = ModelRegistry.resolve(architecture).load()
     if isinstance(source, type):
         return "a class of its own"
+    config = _transformers_config(architecture) or _transformers_config(_kin(architecture) or "")
     try:
-        from quire.benchmarks.tiny_models import tiny_values
-
-        config = _transformers_config(architecture) or _transformers_config(_kin(architecture) or "")
-    except ImportError:
-        return f"not known: {install_command('transformers')}"
-    try:
-        spec = source(config or HFConfig({**tiny_values(architecture), **OTHER_WORDS, "architectures": [architecture]}))
+        spec = source(
+            config
+            or HFConfig({**tiny_models.tiny_values(architecture), **OTHER_WORDS, "architectures": [architecture]})
+        )
         if "lm_head" not in spec.weights.modules:  # an encoder
             spec = dataclasses.replace(spec, tied_embeddings=True)
         return features_of(spec)
     except (ConfigError, AttributeError, TypeError, ValueError) as error:
         return f"not known: {error}"
-
-
-def packaged_features() -> dict[str, Features]:
-    """Of every architecture of Quire's own, as they were when the table was last written; needs no Transformers."""
-    rows: dict[str, dict[str, Any]] = json.loads(PACKAGED.read_bytes()) if PACKAGED.is_file() else {}
-    return {name: Features(**{**row, "mixers": tuple(row["mixers"])}) for name, row in rows.items()}
-
-
-def known_features(names: Iterable[str]) -> dict[str, Features | str]:
-    """Of some architectures: what the package says, and for others what their specs say now."""
-    packaged = packaged_features()
-    return {name: packaged[name] if name in packaged else features(name) for name in names}
 
 
 def _write_packaged() -> None:
@@ -167,11 +160,9 @@ def _make_checkpoint(architecture: str, folder: str) -> tuple[Path, Any]:
     """A tiny checkpoint, and Transformers' model of it; of one that also sees, both have its text alone."""
     from safetensors.torch import load_file, save_file
 
-    from quire.benchmarks.tiny_models import load_oracle, make_tiny_model
-
     text = _text_of(architecture)
-    path = make_tiny_model(text or architecture, folder, tokenizer=False)
-    oracle = load_oracle(path)
+    path = tiny_models.make_tiny_model(text or architecture, folder, tokenizer=False)
+    oracle = tiny_models.load_oracle(path)
     if text:
         config, weights = path / "config.json", path / "model.safetensors"
         whole = {"architectures": [architecture], "text_config": json.loads(config.read_bytes())}
@@ -182,10 +173,8 @@ def _make_checkpoint(architecture: str, folder: str) -> tuple[Path, Any]:
 
 def _make_prompts(architecture: str) -> list[list[int]]:
     """Token ids of mixed lengths; the last begins like the one before."""
-    from quire.benchmarks.tiny_models import VOCAB_SIZE
-
     draw = random.Random(architecture)
-    prompts = [[draw.randrange(4, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
+    prompts = [[draw.randrange(4, tiny_models.VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
     return [*prompts, [*prompts[-1][:48], *prompts[0]]]
 
 
@@ -237,7 +226,6 @@ def _largest_difference(architecture: str) -> float | None:
     return largest
 
 
-COLUMNS = ("TP", "PP", "LoRA", "quantized", "pooling", "multimodal")
 BEGIN, END = "<!-- quire models: begin -->", "<!-- quire models: end -->"
 NEW_DOCUMENT = f"# Architectures\n\n{BEGIN}\n{END}\n"
 _HEADER = ("architecture", "layers", *COLUMNS, "check", "largest difference", "compared with")
@@ -272,29 +260,18 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def feature_words(answer: Features) -> Cells:
-    """One word for each of `COLUMNS`."""
-    values = (
-        answer.tensor_parallel, answer.pipeline_parallel, answer.lora, answer.quantization,
-        answer.pooling if answer.generates else "only", answer.multimodal,
-    )  # fmt: skip
-    return tuple(value if isinstance(value, str) else "yes" if value else "-" for value in values)
-
-
-def layer_words(answer: Features) -> str:
-    """Kinds of mixers, and whether there are experts."""
-    return f"{', '.join(answer.mixers)}{' + experts' if answer.experts else ''}"
-
-
 def feature_cells() -> dict[str, Cells]:
     """Of every architecture of Quire's own."""
     answers = {name: features(name) for name in _own_names()}
     return {
-        name: (answer, *("?",) * len(COLUMNS))
-        if isinstance(answer, str)
-        else (layer_words(answer), *feature_words(answer))
+        name: (answer, *("?",) * len(COLUMNS)) if isinstance(answer, str) else _feature_cells(answer)
         for name, answer in answers.items()
     }
+
+
+def _feature_cells(answer: Features) -> Cells:
+    row = dataclasses.asdict(answer)
+    return layer_words(row), *feature_words(row)
 
 
 def _check_cells(result: Result) -> Cells:
@@ -367,3 +344,33 @@ def write_table(path: Path, results: Iterable[Result]) -> None:
     path.write_text(f"{before}{BEGIN}\n{table.as_markdown()}\n{END}{after}", encoding="utf-8")
     if path.resolve() == DOCUMENT:
         _write_packaged()
+
+
+def main(given: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pattern", nargs="*", default=["*"], help="names of architectures, with shell wildcards (all)")
+    parser.add_argument(
+        "--check", action=argparse.BooleanOptionalAction, default=True, help="compare with Transformers"
+    )
+    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True, help="write the document")
+    args = parser.parse_args(given)
+    try:
+        if args.write:
+            read_document(DOCUMENT)  # refused before the checks, which take minutes
+        chosen = [name for name in _own_names() if any(fnmatch.fnmatch(name, each) for each in args.pattern)]
+        results = [_told(check(name)) for name in chosen] if args.check else []
+        if args.write:
+            write_table(DOCUMENT, results)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return int(any(result.verdict == "FAILED" for result in results))
+
+
+def _told(result: Result) -> Result:
+    print(f"{result.architecture:<44}  {result.verdict:<7}  {result.detail}", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

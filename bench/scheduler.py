@@ -1,4 +1,4 @@
-"""`quire bench scheduler`: what planning costs. Microseconds a request and step for `schedule` + `update` while decoding.
+"""`python -m bench scheduler`: what planning costs. Microseconds a request and step for `schedule` + `update` while decoding.
 
 No model runs: a step's result is made up outside the measured time. The rows show that the cost is linear in the
 requests that are scheduled, and does not grow with those that wait or with the length of their contexts. Times are this

@@ -1,0 +1,42 @@
+"""`python -m bench NAME`: measurements for those who change Quire, from a checkout. Users' own are `quire bench`."""
+
+import importlib
+import sys
+
+from quire.entrypoints import exit_codes
+from quire.entrypoints.cli.bench import measure, parser_of
+from quire.errors import QuireError
+
+BENCHMARKS = {
+    "scheduler": "microseconds a request and step, without a model",
+    "grammars": "structured outputs: microseconds a mask, milliseconds of all masks of a step, by kind of grammar",
+    "forms": "answers that follow a JSON schema beside free ones, in rounds that alternate",
+    "frontend": "the server around the engine: microseconds a streamed token by part, and added latency",
+    "host": "the engine's own thread around the device's work: microseconds a step and a request, by stage",
+    "client": "what the client of `quire bench serve` can take, beside a server that computes nothing",
+    "step": "one step: host and device time, bytes and operations moved, share of the read bandwidth",
+    "compare": "beside other engines, in rounds that alternate: ratios on the same machine in the same minutes",
+    "demo": "accuracy of the built-in demo model, task by task",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one; the exit code."""
+    name, *words = (sys.argv[1:] if argv is None else argv) or [""]
+    if name not in BENCHMARKS:
+        width = max(map(len, BENCHMARKS))
+        print("usage: python -m bench NAME [options]\n")
+        print("\n".join(f"  {each:<{width}}  {about}" for each, about in BENCHMARKS.items()))
+        return 0 if name in ("", "-h", "--help") else 2
+    benchmark = importlib.import_module(f"bench.{name}")
+    try:
+        return measure(
+            name, parser_of(f"python -m bench {name}", BENCHMARKS[name], benchmark).parse_args(words), benchmark
+        )
+    except QuireError as error:
+        print(f"bench: error: {error}", file=sys.stderr)
+        return exit_codes.of_error(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
