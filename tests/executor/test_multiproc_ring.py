@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.executor.broadcast_ring import RingReader, RingWriter
-from quire.executor.pipes import MessageReader, write_message
 
 CAPACITY = 256
 
@@ -95,19 +94,3 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(end)
         except OSError:
             pass
-
-
-def test_messages_through_a_pipe_are_whole_however_long(pipe: tuple[int, int]) -> None:
-    read_fd, write_fd = pipe
-    messages = [b"", b"short", bytes(range(256)) * 4000]
-
-    def write() -> None:
-        for message in messages:
-            write_message(write_fd, message)
-        os.close(write_fd)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    reader = MessageReader(read_fd)
-    assert [reader.read() for _ in range(4)] == [*messages, None]
-    thread.join()

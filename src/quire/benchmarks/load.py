@@ -8,7 +8,6 @@ standard output, as msgpack.
 import asyncio
 import contextlib
 import gc
-import struct
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import msgspec
 from quire.benchmarks.http_load import Client, RequestRecord, Target
 from quire.descriptors import raise_limit
 from quire.errors import EngineError
+from quire.processes import read_message, start_child, write_message
 
 START_DELAY_S = 0.05
 """From the last process's being ready to the load's start."""
@@ -132,9 +132,7 @@ def _run_processes(job: LoadJob, num_clients: int) -> LoadResult:
     with ExitStack() as stack:
         children: list[subprocess.Popen[bytes]] = []
         for index in range(num_clients):
-            child = subprocess.Popen(
-                [sys.executable, "-m", "quire.benchmarks.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+            child = start_child("quire.benchmarks.load:main", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             stack.callback(_end, child)
             children.append(child)
             share = msgspec.structs.replace(
@@ -173,46 +171,30 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
 def _write(child: "subprocess.Popen[bytes]", message: bytes) -> None:
     assert child.stdin is not None
     try:
-        child.stdin.write(struct.pack("<Q", len(message)) + message)
-        child.stdin.flush()
+        write_message(child.stdin.fileno(), message)
     except BrokenPipeError:
         raise EngineError(f"A client process ended with code {child.wait()}.") from None
 
 
 def _read(child: "subprocess.Popen[bytes]") -> bytes:
     assert child.stdout is not None
-    message = _read_message(child.stdout)
+    message = read_message(child.stdout.fileno())
     if message is None:
         raise EngineError(f"A client process ended with code {child.wait()}.")
     return message
 
 
-def _read_message(source: Any) -> bytes | None:
-    size = source.read(8)
-    return source.read(struct.unpack("<Q", size)[0]) if len(size) == 8 else None
-
-
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """One client process: job in, "ready" out, start in, result out."""
-    # Buffered whatever PYTHONUNBUFFERED says: an unbuffered stream may write or read part of a message.
-    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target:
-
-        def tell(message: bytes) -> None:
-            target.write(struct.pack("<Q", len(message)) + message)
-            target.flush()
-
-        work = _read_message(source)
+    del arguments
+    with contextlib.suppress(KeyboardInterrupt):  # the parent tells of it
+        work = read_message(0)
         if work is None:
             return 1
         job = msgspec.msgpack.decode(work, type=LoadJob)
-        tell(b"ready")
-        start = _read_message(source)
+        write_message(1, b"ready")
+        start = read_message(0)
         if start is None:
             return 1
-        tell(msgspec.msgpack.encode(_run_here(job, msgspec.msgpack.decode(start, type=float))))
+        write_message(1, msgspec.msgpack.encode(_run_here(job, msgspec.msgpack.decode(start, type=float))))
     return 0
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # the parent tells of it
-        sys.exit(main())

@@ -26,6 +26,7 @@ from quire.executor.interface import Executor
 from quire.executor.selector import import_class
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
 from quire.plugins import load_general_plugins
+from quire.processes import end_with_parent
 from quire.request import EngineCoreOutputs
 
 logger = init_logger(__name__)
@@ -142,7 +143,6 @@ def _has_content(outputs: EngineCoreOutputs) -> bool:
 
 
 EXIT_FAILED = 1
-EXIT_PARENT_DIED = 3
 
 _COLLECT_AFTER = (50_000, 20, 50)
 """When Python's collector runs: a collection visits every token id of every new prompt, so that they shall be few."""
@@ -193,7 +193,7 @@ class CoreProcess:
 
         os.set_inheritable(parent_fd, False)
         os.set_inheritable(life_fd, False)
-        threading.Thread(target=_end_with_parent, args=(parent_fd,), name="parent-watch", daemon=True).start()
+        end_with_parent(parent_fd)
         self._context = zmq.Context()
         self._input = messages.zmq_socket(self._context, zmq.PULL, input_address, bind=False, linger_ms=2000)
         self._output = messages.zmq_socket(self._context, zmq.PUSH, output_address, bind=False, linger_ms=2000)
@@ -247,13 +247,6 @@ class CoreProcess:
 
     def _send(self, message: messages.CoreMessage) -> None:
         self._output.send(self._encode(message))
-
-
-def _end_with_parent(parent_fd: int) -> None:
-    """Blocks until the parent has died, in whatever way; then this process ends too, in the middle of a step if need be."""
-    while os.read(parent_fd, 1):
-        pass
-    os._exit(EXIT_PARENT_DIED)
 
 
 def main(arguments: list[str]) -> int:

@@ -5,12 +5,10 @@ removed as soon as the child is connected. Knows nothing of requests.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -24,13 +22,10 @@ from quire.engine import messages
 from quire.engine.model_files import fetch_missing_weights
 from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
+from quire.processes import start_child
 
 logger = init_logger(__name__)
 
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from quire.engine.core_loop import main; sys.exit(main(sys.argv[2:]))"
-)
 _PATIENCE_S = 5.0
 """How long an orderly end may take before the child is killed."""
 
@@ -97,18 +92,9 @@ class CoreProcessHandle:
         parent_read, parent_write = os.pipe()
         life_read, life_write = os.pipe()
         try:
-            paths = json.dumps([path or os.getcwd() for path in sys.path])
-            command = [
-                sys.executable,
-                "-c",
-                _CHILD,
-                paths,
-                input_address,
-                output_address,
-                str(parent_read),
-                str(life_write),
-            ]
-            process = subprocess.Popen(command, pass_fds=(parent_read, life_write), stdin=subprocess.DEVNULL)
+            words = [input_address, output_address, str(parent_read), str(life_write)]
+            keep = (parent_read, life_write)
+            process = start_child("quire.engine.core_loop:main", words, keep=keep, stdin=subprocess.DEVNULL)
         except OSError:
             os.close(parent_write)
             os.close(life_read)

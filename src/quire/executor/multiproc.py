@@ -29,6 +29,7 @@ from quire.executor.interface import Executor
 from quire.executor.rank_processes import RankProcesses
 from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger
+from quire.processes import read_message
 from quire.request import EngineRequest
 from quire.sample.features import features_of
 from quire.sampling_params import SamplingParams
@@ -84,9 +85,9 @@ class MultiprocExecutor(Executor):
         self._processes = RankProcesses(self._size, self._ring, self._tell_of_failure(weakref.ref(self)))
         # Also for an executor that is dropped without `shutdown`.
         self._release = weakref.finalize(self, self._processes.end, 0.0)
-        self._rank_of_fd = {rank.answers.descriptor: n for n, rank in enumerate(self._processes.ranks)}
+        self._rank_of_fd = {rank.answers_fd: n for n, rank in enumerate(self._processes.ranks)}
         self._any_answer = self._poll_for(list(self._rank_of_fd))
-        self._first_answer = self._poll_for([self._processes.ranks[0].answers.descriptor])
+        self._first_answer = self._poll_for([self._processes.ranks[0].answers_fd])
         try:
             self._send(start)
             with STARTUP.phase("ranks"):
@@ -289,7 +290,7 @@ class MultiprocExecutor(Executor):
         answers: list[tuple[int, Answer]] = []
         for descriptor, _ in poll.poll(left):
             rank = self._rank_of_fd.get(descriptor)
-            data = None if rank is None else self._processes.ranks[rank].answers.read()
+            data = None if rank is None else read_message(self._processes.ranks[rank].answers_fd)
             if rank is None or data is None:
                 self._raise_failure()
                 continue

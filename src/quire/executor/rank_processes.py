@@ -5,13 +5,11 @@ it for ever), and the failure is there to be raised, with the rank, how it ended
 """
 
 import contextlib
-import json
 import os
 import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,15 +21,11 @@ from quire import envs
 from quire.errors import EngineError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingWriter
-from quire.executor.pipes import MessageReader
 from quire.logger import init_logger
+from quire.processes import start_child
 
 logger = init_logger(__name__)
 
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from quire.executor.worker_process import main; main(sys.argv[2:])"
-)
 _GRACE_S = 0.3
 """After a first end: time for the others' last words, since the first to speak need not be the cause."""
 _HELD_BACK = {signal.SIGINT, signal.SIGTERM}
@@ -42,8 +36,7 @@ class _Rank:
 
     def __init__(self, process: "subprocess.Popen[bytes]", answers_fd: int, last_words_fd: int, parent_fd: int) -> None:
         self.process = process
-        self.answers = MessageReader(answers_fd)
-        self.last_words_fd, self.parent_fd = last_words_fd, parent_fd
+        self.answers_fd, self.last_words_fd, self.parent_fd = answers_fd, last_words_fd, parent_fd
         self.last_words = b""
 
     def problem(self) -> wire.Problem:
@@ -55,7 +48,7 @@ class _Rank:
 
     def close(self) -> None:
         """Close this process's ends; the child ends by that, if nothing else ended it."""
-        for descriptor in (self.answers.descriptor, self.last_words_fd, self.parent_fd):
+        for descriptor in (self.answers_fd, self.last_words_fd, self.parent_fd):
             os.close(descriptor)
 
 
@@ -104,16 +97,11 @@ class RankProcesses:
         words_read, words_write = os.pipe()
         parent_read, parent_write = os.pipe()
         inherited = (self._ring.memory_fd, self._ring.reader_fds[rank], answers_write, words_write, parent_read)
-        path = json.dumps([entry or os.getcwd() for entry in sys.path])
-        address = f"file://{self._folder}/meet"
+        words = [str(rank), str(size), f"file://{self._folder}/meet", *map(str, inherited)]
         # The child begins with both signals held back, so that none can end it before it ignores them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, path, str(rank), str(size), address, *map(str, inherited)],
-                pass_fds=inherited,
-                stdin=subprocess.DEVNULL,
-            )
+            process = start_child("quire.executor.worker_process:main", words, keep=inherited, stdin=subprocess.DEVNULL)
         except OSError:
             for descriptor in (answers_read, words_read, parent_write):
                 os.close(descriptor)

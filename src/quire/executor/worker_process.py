@@ -30,19 +30,18 @@ from quire.errors import QuireError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader
 from quire.executor.interface import find_method
-from quire.executor.pipes import write_message
 from quire.executor.selector import import_class
 from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
 from quire.platforms import current_platform
 from quire.platforms.host import usable_cpus
 from quire.plugins import load_general_plugins
+from quire.processes import end_with_parent, write_message
 from quire.worker.runner import PendingStep
 
 logger = init_logger(__name__)
 
 EXIT_FAILED = 1
-EXIT_PARENT_DIED = 3
 MAX_IN_FLIGHT = 2
 """Steps that an engine has in flight. An older one's result has been read, on rank 0 at least, when a further one comes."""
 SPIN_S = 100e-6
@@ -204,15 +203,8 @@ class WorkerProcess:
             os.write(self._last_words_fd, wire.encode(problem))
 
 
-def _end_with_parent(parent_fd: int) -> None:
-    """Blocks until the parent has died, in whatever way; then this process ends too, in the middle of a step if need be."""
-    while os.read(parent_fd, 1):
-        pass
-    os._exit(EXIT_PARENT_DIED)
-
-
 def _be_killed_with_parent(parent_fd: int) -> None:
-    """As `_end_with_parent`, by a signal of the kernel, whose default is to end the process: a library that waits for the
+    """As `end_with_parent`, by a signal of the kernel, whose default is to end the process: a library that waits for the
     other ranks and keeps the interpreter to itself keeps that thread from its work."""
     if sys.platform == "linux":
         signal.signal(signal.SIGIO, signal.SIG_DFL)
@@ -234,7 +226,7 @@ def main(arguments: list[str]) -> NoReturn:
     memory_fd, ring_fd, answer_fd, last_words_fd, parent_fd = map(int, arguments[3:])
     for descriptor in (memory_fd, ring_fd, answer_fd, last_words_fd, parent_fd):
         os.set_inheritable(descriptor, False)
-    threading.Thread(target=_end_with_parent, args=(parent_fd,), name="parent-watch", daemon=True).start()
+    end_with_parent(parent_fd)
     _be_killed_with_parent(parent_fd)
     set_process_label(f"rank {rank}")
     sys.setswitchinterval(SWITCH_S)

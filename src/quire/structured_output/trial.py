@@ -8,25 +8,22 @@ start when they are needed and end with this process. Knows nothing of rows or m
 import atexit
 import contextlib
 import queue
-import struct
 import subprocess
-import sys
 import time
 import weakref
-from typing import Any
 
 import msgspec
 
 from quire.config import limits
 from quire.descriptors import wait_readable
 from quire.errors import CapacityError, RequestError
+from quire.processes import read_message, start_child, write_message
 from quire.sampling_params import StructuredOutputsParams
 from quire.structured_output.vocabulary import Vocabulary
 
 _MOST_CHILDREN = 2
 _START_S = 120.0
 """How long a child may take to import its engine and read the vocabulary."""
-_SIZE = struct.Struct("=Q")
 
 
 class Begin(msgspec.Struct):
@@ -46,27 +43,12 @@ class Verdict(msgspec.Struct):
     param: str | None = None
 
 
-def write_message(file: Any, message: msgspec.Struct) -> None:
-    """A message with its size before it."""
-    data = msgspec.msgpack.encode(message)
-    file.write(_SIZE.pack(len(data)) + data)
-    file.flush()
-
-
-def read_message(file: Any) -> bytes | None:
-    """The next message; None at the end."""
-    head = file.read(_SIZE.size)
-    return file.read(_SIZE.unpack(head)[0]) if len(head) == _SIZE.size else None
-
-
 class _Child:
     """One process. Not for several threads at once."""
 
     def __init__(self, begin: Begin) -> None:
-        command = [sys.executable, "-m", "quire.structured_output.trial_process"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        function, pipe = "quire.structured_output.trial_process:main", subprocess.PIPE
+        self._process = start_child(function, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self._end = weakref.finalize(self, _end, self._process)
         if self._ask(begin, _START_S) is None:
             self.kill()
@@ -81,8 +63,9 @@ class _Child:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
-            write_message(process.stdin, message)
-            data = read_message(process.stdout) if wait_readable(process.stdout.fileno(), seconds) else None
+            write_message(process.stdin.fileno(), msgspec.msgpack.encode(message))
+            answers = process.stdout.fileno()
+            data = read_message(answers) if wait_readable(answers, seconds) else None
         except OSError:
             return None
         return None if data is None else msgspec.msgpack.decode(data, type=Verdict)

@@ -3,19 +3,19 @@
 import argparse
 import dataclasses
 import json
-import os
 import socket
 import sys
-import threading
 from typing import Any
 
 from quire.entrypoints.openai.listen import ListenOptions, open_socket
+from quire.processes import end_with_parent
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Serve until a signal ends it, or its parent dies."""
+    del arguments
     told = json.load(sys.stdin)
-    threading.Thread(target=_end_with_parent, args=(told["life_fd"],), name="parent-watch", daemon=True).start()
+    end_with_parent(told["life_fd"])
     args = argparse.Namespace(**told["args"])
     options = ListenOptions(**{**told["options"], "quiet_paths": tuple(told["options"]["quiet_paths"])})
     from quire.config.wire import config_from_plain
@@ -56,13 +56,3 @@ def main() -> int:
     options = dataclasses.replace(options, uds=None)  # the parent removes it
     build = build_engine if engine is None else lambda: engine
     return ServerProcess(app, state, listener, options, build, announce, private).run()
-
-
-def _end_with_parent(life_fd: int) -> None:
-    while os.read(life_fd, 1):
-        pass
-    os._exit(3)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

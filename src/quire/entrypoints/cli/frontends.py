@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +25,7 @@ from quire.entrypoints import exit_codes
 from quire.entrypoints.openai.listen import ListenOptions, open_socket
 from quire.errors import ConfigError, QuireError
 from quire.logger import init_logger
+from quire.processes import start_child
 
 if TYPE_CHECKING:
     from quire.config import EngineConfig
@@ -37,10 +37,6 @@ MAX_COUNT = 64
 MAX_DEATHS = 3
 """Deaths of frontends within `DEATHS_WITHIN_S` seconds after which the server ends."""
 DEATHS_WITHIN_S = 60.0
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from quire.entrypoints.cli.frontend_child import main; sys.exit(main())"
-)
 
 
 def serve_frontends(
@@ -152,12 +148,8 @@ class Frontends:
     def _start(self, number: int, is_replacement: bool) -> None:
         """Start a frontend. It leads a group of its own: a terminal's Ctrl-C comes to it through us."""
         kept = (self._life_fd,) if self._listener_fd is None else (self._life_fd, self._listener_fd)
-        child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, json.dumps([path or os.getcwd() for path in sys.path])],
-            stdin=subprocess.PIPE,
-            pass_fds=kept,
-            start_new_session=True,
-        )
+        function = "quire.entrypoints.cli.frontend_child:main"
+        child = start_child(function, keep=kept, stdin=subprocess.PIPE, start_new_session=True)
         assert child.stdin is not None
         child.stdin.write(json.dumps({**self._told, "number": number, "is_replacement": is_replacement}).encode())
         child.stdin.close()

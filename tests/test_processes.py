@@ -1,0 +1,77 @@
+"""Child processes find modules where their parent finds them, end with it, and hear whole messages."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from quire.processes import EXIT_PARENT_DIED, read_message, start_child, write_message
+
+CHILD = """
+import os
+from quire.processes import end_with_parent, read_message, write_message
+
+def echo(arguments):
+    write_message(1, ",".join(arguments).encode())
+    while (message := read_message(0)) is not None:
+        write_message(1, message)
+    return 7
+
+def watch(arguments):
+    end_with_parent(int(arguments[0]))
+    write_message(1, b"watching")
+    read_message(0)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module that only this process's search path leads to."""
+    (tmp_path / "found_by_path.py").write_text(CHILD)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    return "found_by_path"
+
+
+def test_a_child_gets_words_and_messages_and_gives_its_exit_code(module: str) -> None:
+    child = start_child(f"{module}:echo", ["one", "two"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    assert read_message(child.stdout.fileno()) == b"one,two"
+    write_message(child.stdin.fileno(), b"hello")
+    assert read_message(child.stdout.fileno()) == b"hello"
+    child.stdin.close()
+    assert read_message(child.stdout.fileno()) is None
+    assert child.wait() == 7
+    child.stdout.close()
+
+
+def test_a_child_ends_when_the_other_end_of_its_pipe_is_closed(module: str) -> None:
+    read_fd, write_fd = os.pipe()
+    child = start_child(
+        f"{module}:watch", [str(read_fd)], keep=(read_fd,), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin is not None and child.stdout is not None
+    os.close(read_fd)
+    assert read_message(child.stdout.fileno()) == b"watching" and child.poll() is None
+    os.close(write_fd)
+    assert child.wait() == EXIT_PARENT_DIED
+    child.stdin.close()
+    child.stdout.close()
+
+
+def test_messages_are_whole_however_long() -> None:
+    read_fd, write_fd = os.pipe()
+    messages = [b"", b"short", bytes(range(256)) * 4000]
+
+    def write() -> None:
+        for message in messages:
+            write_message(write_fd, message)
+        os.close(write_fd)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert [read_message(read_fd) for _ in range(4)] == [*messages, None]
+    thread.join()
+    os.close(read_fd)
