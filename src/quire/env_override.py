@@ -10,16 +10,6 @@ IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 """Exists where NVLink spans several hosts; such memory needs NCCL's cuMem allocator."""
 
 
-def set_default(name: str, value: str) -> None:
-    """Give this process and its children a value for a variable that the user has not set."""
-    os.environ.setdefault(name, value)
-
-
-def set_variable(name: str, value: str) -> None:
-    """Give this process and its children a value that the user chose in another way."""
-    os.environ[name] = value
-
-
 def _choose_nccl_allocator() -> None:
     """Turn NCCL's cuMem allocator off: captured all-reduce graphs keep extra memory alive with it."""
     chosen = os.environ.get("NCCL_CUMEM_ENABLE")

@@ -188,6 +188,16 @@ def is_set(name: str) -> bool:
     return name in os.environ
 
 
+def set_default(name: str, value: str) -> None:
+    """Give this process and its children a value for a variable that the user has not set."""
+    os.environ.setdefault(name, value)
+
+
+def set_variable(name: str, value: str) -> None:
+    """Give this process and its children a value that the user chose in another way."""
+    os.environ[name] = value
+
+
 def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """This process's environment for a child, with some variables changed; None takes one away."""
     return {name: value for name, value in {**os.environ, **changes}.items() if value is not None}

@@ -1,10 +1,14 @@
-"""The errors that Quire raises on purpose. Each message names the field or setting at fault, the value seen, and the way out.
+"""The errors that Quire raises on purpose, and values with their reasons. Each message names the field or setting at fault, the
+value seen, and the way out.
 
 Knows nothing of HTTP: `status` is only a hint that a server may use.
 """
 
+import dataclasses
 from collections.abc import Iterable
-from typing import Self
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
 
 
 class QuireError(Exception):
@@ -89,3 +93,11 @@ def did_you_mean(word: str, known: Iterable[str], form: str = " ({})", otherwise
     """The part of a message that names the known word which may have been meant; `form` says how it is joined to the rest."""
     near = nearest(word, known, cutoff)
     return otherwise if near is None else form.format(f"did you mean {near!r}?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Because(Generic[T]):
+    """A value with its reason; `quire explain` prints both."""
+
+    value: T
+    why: str

@@ -13,7 +13,7 @@ from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from quire import envs
-from quire.env_override import set_variable
+from quire.envs import set_variable
 from quire.errors import ConfigError
 
 ROOT_LOGGER = "quire"

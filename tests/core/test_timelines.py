@@ -6,6 +6,7 @@ import pytest
 from tests.oracles.hash_model import HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
+from quire.core import request_timeline
 from quire.core import timelines as timelines_module
 from quire.core.inspection import count_common
 from quire.core.output import ModelRunnerOutput
@@ -220,7 +221,7 @@ def test_nothing_is_kept_where_that_is_off() -> None:
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timelines_module, "MAX_FINISHED", 3)
-    monkeypatch.setattr(timelines_module, "MAX_EVENTS", 6)
+    monkeypatch.setattr(request_timeline, "MAX_EVENTS", 6)
     harness = SchedulerHarness(num_blocks=128, max_num_batched_tokens=4)
     for index in range(5):
         harness.add(f"r{index}", [index, *PROMPT], max_tokens=2)

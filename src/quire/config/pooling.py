@@ -11,9 +11,8 @@ from typing import Any, Literal, cast
 
 from quire.config.files import read_json, read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
-from quire.errors import ConfigError
+from quire.errors import Because, ConfigError
 from quire.guards import is_dict, is_sequence
-from quire.platforms.interface import Because
 
 Convert = Literal["embed", "classify", "token_classify", "reward"]
 

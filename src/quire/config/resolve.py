@@ -18,9 +18,8 @@ from quire.config import limits
 from quire.config.checkpoint_files import PARAMS
 from quire.config.files import read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
-from quire.errors import ConfigError
+from quire.errors import Because, ConfigError
 from quire.guards import is_dict, is_sequence
-from quire.platforms.interface import Because
 
 LAYOUT = "mistral"
 """What a configuration made here has as `weights_layout`."""

@@ -10,8 +10,9 @@ from typing import Any
 
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.request_state import Request, RequestStatus
+from quire.core.request_timeline import Event, Timeline
 from quire.core.running import RunningBatch
-from quire.core.timelines import Event, Timeline, Timelines
+from quire.core.timelines import Timelines
 from quire.request import SchedulerStats
 
 MAX_LIVE = 100

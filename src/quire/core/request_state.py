@@ -5,14 +5,11 @@ may still be in that row's tail; `token_ids` holds what was flushed.
 """
 
 import enum
-from typing import TYPE_CHECKING
 
 from quire.core.output import TokenLogprobs
 from quire.core.repetition import RepetitionWatch
+from quire.core.request_timeline import Timeline
 from quire.request import EngineRequest, TokenIds, token_array
-
-if TYPE_CHECKING:
-    from quire.core.timelines import Timeline
 
 
 class RequestStatus(enum.IntEnum):

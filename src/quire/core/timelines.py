@@ -10,85 +10,18 @@ prefix` (another request computes what both begin with), `sibling` (of the same 
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from quire.core.request_state import Request, RequestStatus
+from quire.core.request_timeline import Timeline
 from quire.core.running import RunningBatch
 from quire.core.step_state import StepInFlight
 
-MAX_EVENTS = 256
-"""Events kept of a request: the first half of them, and the last."""
 MAX_FINISHED = 512
 """Requests remembered after their end."""
 MAX_FINISHED_TOKENS = 1 << 18
 """Tokens of those, together: about 10 MB."""
 MAX_STEPS = 120
 MAX_QUEUE_STALLS = 2048
-
-Event = tuple[float, str, dict[str, Any]]
-
-
-class Timeline:
-    """One request's life. Times are the clock's seconds; None where the moment has not come.
-
-    Attributes:
-        arrived: when the frontend got it, or when it was queued, where the frontend does not say.
-        events: time, kind, and what there is to know.
-        num_dropped: events that were left out of the middle.
-        stall: the cause that it waits for since its last event.
-        number: counts lookups in the prefix cache; None before the first.
-        num_hit: tokens that the first lookup found.
-        prompt_done: when the last chunk of its prompt was collected.
-        token_ids: its tokens, the prompt first. A list that the request goes on to fill.
-    """
-
-    __slots__ = (
-        "arrived",
-        "ended",
-        "events",
-        "first_token",
-        "num_dropped",
-        "num_hit",
-        "num_prompt_tokens",
-        "num_tokens",
-        "number",
-        "prompt_done",
-        "reads_cache",
-        "reason",
-        "request_id",
-        "salt",
-        "scheduled",
-        "stall",
-        "token_ids",
-    )
-
-    def __init__(self, request: Request, now: float) -> None:
-        given = request.source.arrival_time
-        self.request_id = request.request_id
-        self.arrived = given if 0.0 < given <= now else now
-        self.num_prompt_tokens = request.num_prompt_tokens
-        self.num_tokens = self.num_prompt_tokens
-        self.token_ids = request.token_ids
-        self.reads_cache = request.reads_cache
-        self.salt = request.source.cache_salt
-        self.scheduled: float | None = None
-        self.first_token: float | None = None
-        self.prompt_done: float | None = None
-        self.ended: float | None = None
-        self.reason = ""
-        self.number: int | None = None
-        self.num_hit = 0
-        self.events: list[Event] = []
-        self.num_dropped = 0
-        self.stall: str | None = None
-
-    def add(self, now: float, kind: str, detail: dict[str, Any]) -> None:
-        """Note an event."""
-        if len(self.events) >= MAX_EVENTS:
-            del self.events[MAX_EVENTS // 2]
-            self.num_dropped += 1
-        self.events.append((now, kind, detail))
-        self.stall = None
 
 
 class Timelines:
@@ -124,17 +57,13 @@ class Timelines:
             now = self.clock()
             if num_ahead == 0 and self._stalled[1] is not None:
                 self._queue_moved(now, request)
-            if request.timeline is None:
-                request.timeline = Timeline(request, now)
-            request.timeline.add(now, "queued", {"requests_in_queue": num_ahead})
+            _timeline_of(request, now).add(now, "queued", {"requests_in_queue": num_ahead})
 
     def held(self, request: Request, cause: str, other: str) -> None:
         """It waits, outside of the queue, for what another request computes, or for what is being prepared."""
         if self.is_on:
             now = self.clock()
-            if request.timeline is None:
-                request.timeline = Timeline(request, now)
-            request.timeline.add(now, "stall", {"cause": cause, "request": other})
+            _timeline_of(request, now).add(now, "stall", {"cause": cause, "request": other})
 
     def queue_stands(self, head: Request | None, cause: str) -> None:
         """A plan was made without the request at the queue's head."""
@@ -225,3 +154,19 @@ class Timelines:
     def _queue_moved(self, now: float, request: Request) -> None:
         self._stalled = (None, None)
         self.queue_stalls.append((now, request.request_id, None))
+
+
+def _timeline_of(request: Request, now: float) -> Timeline:
+    """A request's timeline, which begins now if it has none."""
+    if request.timeline is None:
+        given = request.source.arrival_time
+        request.timeline = Timeline(
+            request_id=request.request_id,
+            arrived=given if 0.0 < given <= now else now,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_tokens=request.num_prompt_tokens,
+            token_ids=request.token_ids,
+            reads_cache=request.reads_cache,
+            salt=request.source.cache_salt,
+        )
+    return request.timeline

@@ -25,7 +25,7 @@ from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
 from quire.config.wire import config_from_plain
 from quire.core.output import ModelRunnerOutput
-from quire.env_override import set_default
+from quire.envs import set_default
 from quire.errors import QuireError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader

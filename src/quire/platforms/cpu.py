@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
-from quire.errors import ConfigError
+from quire.errors import Because, ConfigError
 from quire.logger import init_logger
 from quire.platforms.host import usable_cpus, usable_memory
-from quire.platforms.interface import Because, Capabilities, DeviceRuntime, Platform, RecordedStep
+from quire.platforms.interface import Capabilities, DeviceRuntime, Platform, RecordedStep
 
 if TYPE_CHECKING:
     import torch

@@ -9,23 +9,15 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quire.errors import Because
 
 if TYPE_CHECKING:
     import torch
 
     from quire.config import EngineConfig
     from quire.distributed.communicator import Communicator
-
-T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Because(Generic[T]):
-    """A value with its reason; `quire explain` prints both."""
-
-    value: T
-    why: str
 
 
 @dataclasses.dataclass(frozen=True)

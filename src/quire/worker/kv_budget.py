@@ -6,7 +6,7 @@ Knows sizes and settings. Asks no device.
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, group_layers
 from quire.core.kv_planner import blocks_for_one_request
-from quire.platforms.interface import Because
+from quire.errors import Because
 
 
 def compute_kv_bytes(

@@ -93,7 +93,7 @@ def build_parser(name: str) -> "ArgumentParser":
 
 
 def _run_command(name: str, argv: Sequence[str]) -> int:
-    from quire.env_override import set_default
+    from quire.envs import set_default
 
     if name != "serve":  # before anything makes a logger
         set_default("QUIRE_LOGGING_STREAM", "stderr")  # standard output is the command's own
