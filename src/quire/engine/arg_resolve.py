@@ -8,7 +8,7 @@ import enum
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from quire import envs
 from quire.config import CacheConfig, DeviceConfig, HFConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig
@@ -17,12 +17,10 @@ from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_type
 from quire.config.hub.listing import HubSettings
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
+from quire.engine.arg_fields import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
 from quire.errors import ConfigError
 from quire.guards import is_sequence
 from quire.platforms.interface import Capabilities, Platform
-
-if TYPE_CHECKING:
-    from quire.engine.arg_utils import EngineArgs
 
 
 class UsageContext(enum.StrEnum):
@@ -39,22 +37,6 @@ class UsageContext(enum.StrEnum):
 
 
 SectionT = TypeVar("SectionT")
-SAME_FORMATS = {
-    "fastsafetensors": "safetensors",
-    "runai_streamer": "safetensors",
-    "instanttensor": "safetensors",
-    "npcache": "pt",
-}
-"""Formats that differ by the library that reads them: ours reads them all, in one streaming pass."""
-SAME_HASHES = {"sha256_cbor": "sha256", "xxhash": "blake2b", "xxhash_cbor": "blake2b"}
-"""vLLM's names of hashes: what is hashed is never pickled, and the fast one is blake2b."""
-OTHER_FORMATS = {
-    "tensorizer": "files of its own: save the model as safetensors",
-    "runai_streamer_sharded": "shards of its own: save them with LLM.save_sharded_state and use 'sharded_state'",
-    "ipc_cache": "a process that keeps weights: use 'auto'",
-    "modelexpress": "a service that keeps weights: use 'auto'",
-}
-"""Formats that are not read, and what they need."""
 DEMO_MODEL = "quire-demo"
 """What the built-in demo model is called: it serves where no model is named, too."""
 DEFAULT_BLOCK_SIZE = 16
@@ -93,7 +75,7 @@ def _is_causal(model: ModelConfig) -> bool:
 class Resolver:
     """One resolution: wishes, platform and the notes on where derived values came from."""
 
-    args: "EngineArgs"
+    args: EngineSettings
     platform: Platform
     capabilities: Capabilities
     provenance: dict[str, str]

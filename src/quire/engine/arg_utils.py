@@ -1,38 +1,22 @@
 """What a user asks of an engine: keywords or flags, `EngineArgs`, and from them the one frozen `EngineConfig`.
 
-Each setting is one line: its type, its default, what it may be, what help says. `arg_resolve` decides what was left open.
+The settings stand in `arg_fields`; `arg_resolve` decides what was left open.
 """
-
-# ruff: noqa: RUF009  (`setting` makes the field)
 
 import argparse
 import dataclasses
 import uuid
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from quire import envs
-from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig, limits
+from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig
 from quire.config.observability import read_structured_outputs_config, resolve_profiler
 from quire.config.reasoning import read_reasoning_config
 from quire.engine import arg_checks, arg_parser
-from quire.engine.arg_checks import (
-    DTYPE,
-    FLAG,
-    PROCESSORS,
-    TEXT,
-    TOKEN,
-    class_path,
-    mapping,
-    number,
-    one_of,
-    setting,
-    strings,
-    whole,
-    whole_or,
-)
+from quire.engine.arg_checks import FLAG, setting, whole
+from quire.engine.arg_fields import EngineSettings
 from quire.engine.arg_objects import apply_logging, attention_backend, normalise
-from quire.engine.arg_resolve import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, Resolver, UsageContext, section
+from quire.engine.arg_resolve import Resolver, UsageContext, section
 from quire.engine.arg_unavailable import refuse_unknown
 from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.platforms import current_platform
@@ -44,127 +28,12 @@ __all__ = ["AsyncEngineArgs", "EngineArgs", "UsageContext"]
 
 @refuse_unknown
 @dataclasses.dataclass
-class EngineArgs:
+class EngineArgs(EngineSettings):
     """What a user asks of an engine. Field names are the ones that users of vLLM know; None lets the engine decide.
 
     Raises:
         ConfigError: a keyword that is not a field, or that belongs to something that is not available yet.
     """
-
-    # fmt: off
-    model: str | None = setting(None, TEXT, "a local folder or a hub id; none, or quire-demo, means the built-in demo model")
-    tokenizer: str | None = setting(None, TEXT, "folder or hub id of the tokenizer, if it is not the model's")
-    tokenizer_mode: str = setting("auto", one_of("auto", "hf", "slow", "mistral"),
-        "auto, hf, slow or mistral (mistral-common)")
-    skip_tokenizer_init: bool = setting(False, FLAG, "token ids in, token ids out")
-    dtype: str = setting("auto", DTYPE, "auto, float32, float16 or bfloat16")
-    seed: int = setting(0, whole(0, 2**63 - 1), "seed of random weights and of requests without one")
-    max_model_len: int | str | None = setting(None, whole_or("auto", -1, 1, limits.MAX_MODEL_LEN),
-        "tokens a request may have in all, for example 32k; auto (or -1): as many as memory has room for")
-    served_model_name: str | list[str] | None = setting(None, strings("a name, or a list of names"),
-        "names under which the server knows the model")
-    revision: str | None = setting(None, TEXT, "branch, tag or commit at the hub")
-    tokenizer_revision: str | None = setting(None, TEXT, "branch, tag or commit of the tokenizer at the hub")
-    hf_overrides: dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]] = setting({}, mapping(function=True),
-        "JSON object of values that replace those of config.json")
-    rope_scaling: dict[str, Any] | None = setting(None, mapping(), "JSON object that replaces config.json's")
-    rope_theta: float | None = setting(None, number(0.0, above=True), "replaces config.json's")
-    quantization: str | None = setting(None, TEXT,
-        "format of matrices: fp8, int8 and int4 round a plain checkpoint's at load; a stored one's is found")
-    model_impl: str = setting("auto", one_of("auto", "quire", "vllm", "transformers"),
-        "quire (a spec), transformers (its modules, our attention), or auto: a spec where there is one")
-    enforce_eager: bool = setting(False, FLAG, "record no steps")
-    deterministic: bool = setting(False, FLAG,
-        "a request's logits are the same to the bit alone and in any batch, at some cost in speed")
-    max_logprobs: int = setting(20, whole(-1), "most logprobs a request may ask for; -1 means the whole vocabulary")
-    logprobs_mode: str = setting("raw_logprobs", one_of("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
-        "what logprobs are: raw_logprobs or processed_logprobs (after penalties and temperature), or logits in their place")
-    disable_sliding_window: bool = setting(False, FLAG, "limit max_model_len to the model's sliding window")
-    generation_config: str = setting("auto", TEXT, "auto (the model's), quire (none), or a folder")
-    override_generation_config: dict[str, Any] = setting({}, mapping(), "JSON object of sampling defaults")
-    chat_template: str | None = setting(None, TEXT, "a file or a template, in place of the model's")
-    chat_template_content_format: str = setting("auto", one_of("auto", "string", "openai"),
-        "what it gets contents as: auto (as it shows), string, or openai (lists of parts)")
-    logits_processors: list[Any] | None = setting(None, PROCESSORS, "class paths of the engine's logits processors")
-    runner: str = setting("auto", one_of("auto", "generate", "pooling"),
-        "auto, generate or pooling (embeddings, classes, scores)")
-    convert: str = setting("auto", one_of("auto", "none", "embed", "classify", "reward"),
-        "what a pooling model gives: auto (as its architecture), embed, classify or reward")
-    task: str | None = setting(None, one_of("auto", "generate", "embed", "classify", "score", "reward"),
-        "older spelling of runner and convert: generate, embed, classify, score or reward")
-    pooler_config: dict[str, Any] | None = setting(None, mapping(),
-        'JSON object: how to pool, for example {"seq_pooling_type": "MEAN", "use_activation": false}')
-    structured_outputs_config: dict[str, Any] | None = setting(None, mapping(),
-        'JSON object: {"backend": "auto", "guidance" or "xgrammar", "disable_any_whitespace": true}')
-    reasoning_config: dict[str, Any] | None = setting(None, mapping(),
-        'JSON object: reasoning_parser, reasoning_start_str, reasoning_end_str (written where a thinking budget is spent)')
-    guided_decoding_backend: str | None = setting(None, TEXT, "older spelling of structured_outputs_config.backend")
-
-    load_format: str = setting("auto", one_of("auto", "hf", "safetensors", "pt", "mistral", "gguf", "bitsandbytes",
-        "sharded_state", "dummy", *SAME_FORMATS, *OTHER_FORMATS),
-        "auto, safetensors, mistral, gguf, pt (pickled), sharded_state (saved by Quire) or dummy (random weights)")
-    download_dir: str | None = setting(None, TEXT, "where downloads are kept (HF_HOME)")
-    hf_token: str | None = setting(None, TOKEN, "the user's token at the hub (HF_TOKEN, or `hf auth login`)")
-    ignore_patterns: list[str] | str | None = setting(None, strings("a file name pattern, a list of them, or None"),
-        "file name patterns neither to read nor to fetch")
-    model_loader_extra_config: dict[str, Any] = setting({}, mapping(), "JSON object for the loader of load_format")
-
-    block_size: int | None = setting(None, whole(1, 4096), "tokens a KV-cache page (16)")
-    gpu_memory_utilization: float = setting(0.9, number(0.0, 1.0, above=True), "share of the device's memory to use")
-    kv_cache_memory_bytes: int | None = setting(None, whole(1), "size of the KV cache, for example 2G")
-    num_gpu_blocks_override: int | None = setting(None, whole(2, 2**31 - 1), "number of KV-cache pages")
-    swap_space: float = setting(0.0, number(0.0), "GiB of host memory for swapped pages")
-    kv_cache_dtype: str = setting("auto", one_of("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3"),
-        "auto (the model's), float32, float16, bfloat16, or fp8 (e4m3) on devices that have it")
-    enable_prefix_caching: bool | None = setting(None, FLAG, "keep pages of finished prompts for reuse (on)")
-    prefix_caching_hash_algo: str = setting("blake2b", one_of("blake2b", "sha256", *SAME_HASHES),
-        "blake2b or sha256; vLLM's sha256_cbor means sha256, xxhash and xxhash_cbor the faster one, blake2b")
-
-    pipeline_parallel_size: int = setting(1, whole(1), "ranks that share the layers, one after another")
-    tensor_parallel_size: int = setting(1, whole(1), "ranks that share every layer")
-    data_parallel_size: int = setting(1, whole(1), "copies of the model")
-    enable_expert_parallel: bool = setting(False, FLAG, "give each rank whole experts")
-    distributed_executor_backend: str | type[Any] | None = setting(None, class_path("uni", "mp", "ray", "external_launcher"),
-        "uni, mp, ray, external_launcher or a class path")
-    worker_cls: str = setting("auto", class_path("auto"), "class path of the worker")
-    disable_custom_all_reduce: bool = setting(False, FLAG, "use the collectives of the communication library alone")
-
-    max_num_batched_tokens: int | None = setting(None, whole(1, 2**31 - 1), "tokens a step, for example 8k")
-    max_num_seqs: int | None = setting(None, whole(1, 2**20), "requests that run at once")
-    scheduling_policy: str = setting("fcfs", one_of("fcfs", "priority", "fair"), "fcfs, priority or fair")
-    enable_chunked_prefill: bool | None = setting(None, FLAG, "split long prompts over steps (on)")
-    preemption_mode: str | None = setting(None, one_of("recompute", "swap"), "recompute or swap, when pages run out")
-    delay_factor: float = setting(0.0, number(0.0), "wait this share of the last prefill's time before the next")
-    async_scheduling: bool | None = setting(None, FLAG, "plan a step before the last one's tokens are known")
-    scheduler_cls: str | type[Any] | None = setting(None, class_path(), "class path of the scheduler")
-    long_prefill_token_threshold: int = setting(0, whole(0), "most tokens a step for one prefill; 0 means no limit")
-    max_num_partial_prefills: int = setting(0, whole(0),
-        "prompts that may be part-way through at once; 0 means no limit")
-    max_step_ms: float = setting(0.0, number(0.0),
-        "size a step so that it is predicted to take at most this long; 0 turns it off")
-    max_num_waiting: int = setting(0, whole(0), "requests that may wait; 0 means the built-in limit")
-    max_waiting_tokens: int = setting(0, whole(0), "prompt tokens that may wait; 0 means the built-in limit")
-    stream_interval: int = setting(1, whole(1, 2**20),
-        "tokens of a stream that are told together, after the first one; a request may ask for more")
-
-    device: str = setting("auto", TEXT, "auto, cpu, or a platform plugin's name")
-    cpu_threads: int = setting(0, whole(0, 4096), "threads on a CPU; 0 means all cores this process may use")
-    attention_backend: str | None = setting(None, TEXT,
-        "auto (the platform chooses), triton, flash, flashinfer, cpu, reference, or a class path")
-    attention_config: dict[str, Any] | None = setting(None, mapping(),
-        'JSON object: {"backend": "triton"} is --attention-backend; what else vLLM has there changes nothing')
-
-    disable_log_stats: bool = setting(False, FLAG, "no lines of figures in the log")
-    log_stats_interval: float | None = setting(None, number(0.001),
-        "seconds between two lines of figures (QUIRE_LOG_STATS_INTERVAL, 10)")
-    record_timelines: bool = setting(True, FLAG, "keep what happened to the last requests, for the console (on)")
-    otlp_traces_endpoint: str | None = setting(None, TEXT,
-        "where OpenTelemetry spans of requests go, for example http://localhost:4317")
-    profiler_config: dict[str, Any] | None = setting(None, mapping(),
-        'JSON object: {"profiler": "torch", "torch_profiler_dir": FOLDER} lets /start_profile write traces')
-    logging_config: dict[str, Any] | None = setting(None, mapping(),
-        'JSON object: {"log_level": "DEBUG", "formatter": "json", "pylogging_config_file": FILE}')
-    # fmt: on
 
     def __post_init__(self) -> None:
         normalise(self)
