@@ -4,12 +4,16 @@ import dataclasses
 import json
 import socket
 import sys
+import threading
+import types
 
 import pytest
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire.entrypoints.cli import generate
+from quire.engine.async_llm import AsyncLLM
+from quire.entrypoints.cli import generate, serve
 from quire.entrypoints.cli.main import COMMANDS, build_parser, main
+from quire.entrypoints.openai.server import ServerProcess
 from quire.entrypoints.openai.state import ServerSettings
 from quire.errors import ConfigError
 
@@ -334,3 +338,20 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path, line):
 def test_a_file_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match="cannot read"):
         list(generate.read_rows("/nowhere.jsonl"))
+
+
+def test_the_engine_is_being_loaded_while_the_routes_are_imported(monkeypatch):
+    has_begun, engine, got = threading.Event(), types.SimpleNamespace(metrics=None), []
+
+    def load(engine_args, usage_context):
+        has_begun.set()
+        return engine
+
+    def make_app(args, keys):
+        assert has_begun.wait(20), "the routes come first"
+        return None, None
+
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", load)
+    monkeypatch.setattr(serve, "make_app", make_app)
+    monkeypatch.setattr(ServerProcess, "run", lambda process: got.append(process._build_engine()) or 0)
+    assert main(["serve", "--port", "0"]) == 0 and got == [engine]

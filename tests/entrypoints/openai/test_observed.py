@@ -9,7 +9,7 @@ import pytest
 from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.engine_start import start_engine
+from quire.entrypoints.openai.engine_start import begin_engine, connect_engine
 from quire.entrypoints.openai.generation import build_timing
 from quire.entrypoints.openai.protocol import Timing
 from quire.entrypoints.openai.state import ServerSettings, ServerState
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.anyio
 def demo():
     """The demo model's engine with two rows, and the server state that it was started for."""
     state = ServerState(ServerSettings(metrics_names="both"))
-    engine = start_engine(AsyncEngineArgs(max_num_seqs=2, max_model_len=512, num_gpu_blocks_override=128), state)
+    engine_args = AsyncEngineArgs(max_num_seqs=2, max_model_len=512, num_gpu_blocks_override=128)
+    engine = connect_engine(begin_engine(engine_args).result(), state)
     state.set_engine(engine)
     yield engine, state
     engine.shutdown()

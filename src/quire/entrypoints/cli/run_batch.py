@@ -318,11 +318,12 @@ async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO
     from quire.entrypoints.cli.in_process import metrics_port
     from quire.entrypoints.cli.serve import server_settings
     from quire.entrypoints.openai.app import build_app
-    from quire.entrypoints.openai.engine_start import start_engine
+    from quire.entrypoints.openai.engine_start import begin_engine, connect_engine
     from quire.entrypoints.openai.state import ServerState
 
     state = ServerState(server_settings(args))
-    engine = await asyncio.to_thread(start_engine, AsyncEngineArgs.from_cli_args(args), state)
+    loading = begin_engine(AsyncEngineArgs.from_cli_args(args))
+    engine = connect_engine(await asyncio.wrap_future(loading), state)
     state.set_engine(engine)
     counts: collections.Counter[bool] = collections.Counter()
     app = build_app(state, docs=False)

@@ -1,6 +1,7 @@
 """`quire serve`: a server that speaks the OpenAI protocol.
 
-Checks the flags, opens the port, then imports and loads; prints the address and a line to try once it can answer.
+Checks the flags, opens the port, then loads the engine and imports its routes beside it; prints the address and a line to try
+once it can answer.
 """
 
 import argparse
@@ -99,14 +100,15 @@ def run(args: argparse.Namespace) -> int:
         return serve_frontends(args, options, engine_args, keys, announce_all)
     listener, options = open_socket(options)
 
+    from quire.entrypoints.openai.engine_start import begin_engine, connect_engine
+
+    engine = begin_engine(engine_args)  # before the routes are imported: on a GPU the core starts in another process
     from quire.entrypoints.openai.server import ServerProcess
 
     app, state = make_app(args, keys)
 
     def build_engine() -> Any:
-        from quire.entrypoints.openai.engine_start import start_engine
-
-        return start_engine(engine_args, state)
+        return connect_engine(engine.result(), state)
 
     def announce(engine: Any, seconds: float) -> None:
         _announce(state.engine.config.model, options, bool(keys), seconds)
