@@ -3,6 +3,7 @@
     python -m tools.vllm_cases PATH                    of an unpacked source distribution of vLLM; prints a table
     python -m tools.vllm_cases PATH --json FILE        every case, with what was different
     python -m tools.vllm_cases PATH --only gemma4      files whose names contain it (also: PATH --show, prints differences)
+    python -m tools.vllm_cases PATH --servers          the cases that start servers (see vllm_faces/servers.py), minutes
 
 The cases stay where they are. What they import of vLLM is made in `vllm_faces`: its parsers' classes are faces of Quire's.
 A case is *equal* (it passes), *different* (it does not), *absent* (Quire has no parser of that name), or *not black box*
@@ -19,24 +20,39 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from tools.vllm_faces import servers
+
 FOLDERS = ("tests/tool_parsers", "tests/reasoning", "tests/parser", "tests/tool_use")
 COLUMNS = ("equal", "different", "absent", "not black box")
 ROOT = Path(__file__).parents[1]
 
 
-def run_cases(root: Path, only: str, jobs: int) -> list[dict[str, Any]]:
+def server_files(root: Path) -> list[Path]:
+    """The files whose cases start servers of what Quire has."""
+    files = [path for folder in servers.FOLDERS for path in sorted((root / folder).rglob("test_*.py"))]
+    files = [path for path in files if not any(word in str(path.relative_to(root)) for word in servers.NOT_HERE)]
+    return [path for path in files if any(map(_starts_servers, (path, path.with_name("conftest.py"))))]
+
+
+def _starts_servers(path: Path) -> bool:
+    return path.is_file() and "RemoteOpenAIServer" in path.read_text(encoding="utf-8")
+
+
+def run_cases(root: Path, only: str, jobs: int, with_servers: bool = False) -> list[dict[str, Any]]:
     """Every case's outcome.
 
     Raises:
         SystemExit: there are no such files.
     """
-    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py")) if only in path.name]
+    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py"))]
+    files = [path for path in (server_files(root) if with_servers else files) if only in path.name]
     if not files:
         sys.exit(f"{root}: no test files of parsers{f' with {only!r} in their names' if only else ''}; give the path of an "
                  "unpacked source distribution of vLLM")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         groups = [files[index::jobs] for index in range(jobs) if files[index::jobs]]
-        running = [_start(root, group, Path(folder) / f"{index}.jsonl") for index, group in enumerate(groups)]
+        extra = ("--servers",) if with_servers else ()
+        running = [_start(root, group, Path(folder) / f"{index}.jsonl", *extra) for index, group in enumerate(groups)]
         logs = [process.communicate()[0] for process in running]
         outcomes: list[dict[str, Any]] = []
         for index, log in enumerate(logs):
@@ -47,11 +63,12 @@ def run_cases(root: Path, only: str, jobs: int) -> list[dict[str, Any]]:
     return sorted(outcomes, key=lambda each: each["case"])
 
 
-def _start(root: Path, files: list[Path], outcomes: Path) -> subprocess.Popen[str]:
+def _start(root: Path, files: list[Path], outcomes: Path, *extra: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--maxfail=1000000", "--runxfail", "--tb=no"]
     command += ["--continue-on-collection-errors"]
     command += ["-p", "no:cacheprovider", "-p", "tools.vllm_faces.plugin", "-c", os.devnull, f"--rootdir={root}"]
-    command += ["--confcutdir", str(root / FOLDERS[0]), f"--vllm-root={root}", f"--outcomes={outcomes}"]
+    kept = "tests/entrypoints" if extra else FOLDERS[0]
+    command += ["--confcutdir", str(root / kept), f"--vllm-root={root}", f"--outcomes={outcomes}", *extra]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -90,11 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path, help="an unpacked source distribution of vLLM")
     parser.add_argument("--only", default="", help="only files whose names contain this")
+    parser.add_argument("--servers", action="store_true", help="the cases that start servers")
     parser.add_argument("--json", type=Path, help="write every case's outcome to this file")
     parser.add_argument("--show", action="store_true", help="print what was different")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
-    outcomes = run_cases(arguments.root.resolve(), arguments.only, arguments.jobs)
+    outcomes = run_cases(arguments.root.resolve(), arguments.only, arguments.jobs, arguments.servers)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(outcomes, indent=1, ensure_ascii=False), encoding="utf-8")
     for each in outcomes if arguments.show else ():

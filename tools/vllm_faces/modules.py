@@ -128,9 +128,12 @@ class Combiner:
         return self._reasoning._get(reasoning_parser_name) if reasoning_parser_name else None
 
 
-def install(root: Path) -> None:
-    """From here on `import vllm…` gives what this file says, for the cases under `root`."""
-    sys.meta_path.insert(0, _Finder(root))
+def install(root: Path) -> dict[str, Any]:
+    """From here on `import vllm…` gives what this file says, for the cases under `root`: these names, to which others may be
+    added."""
+    finder = _Finder(root)
+    sys.meta_path.insert(0, finder)
+    return finder.names
 
 
 def _face(name: str, reasoning: Sequence[str], tools: Sequence[str], base: type[Face] = Face) -> type[Face]:
@@ -153,7 +156,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             adapter = faces.setdefault(f"{name}ToolAdapter", _face(f"{name}ToolAdapter", (), calling))
             adapter.looks_for_calls = True
         registries = [Registry({key: faces[of] for key, of in registry.items()}) for registry in (tools, reasoning)]
-        self._names: dict[str, Any] = {
+        self.names: dict[str, Any] = {
             **faces,
             "ToolParserManager": registries[0],
             "ReasoningParserManager": registries[1],
@@ -171,7 +174,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         }
         for name in dir(protocol):
             if isinstance(getattr(protocol, name), type):
-                self._names.setdefault(name, getattr(protocol, name))
+                self.names.setdefault(name, getattr(protocol, name))
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         del path, target
@@ -182,7 +185,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Module(spec.name, self._names, self._root)
+        return _Module(spec.name, self.names, self._root)
 
     def exec_module(self, module: ModuleType) -> None:
         pass

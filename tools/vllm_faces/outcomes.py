@@ -16,7 +16,7 @@ class Watch:
 
     Attributes:
         in_case: a case runs; before, files are imported, where nothing can be refused.
-        num_read: texts that Quire's parsers have read in it.
+        num_read: texts that Quire's parsers have read in it, or servers that it has asked.
         errors: files that could not be imported.
     """
 

@@ -1,12 +1,13 @@
 """The pytest plugin that tells how each case ends, as JSON lines in the file named by an option."""
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.vllm_faces import modules, tokenizer
+from tools.vllm_faces import modules, servers, tokenizer
 from tools.vllm_faces.outcomes import Absent, NotBlackBox, Watch
 
 EQUAL, DIFFERENT, ABSENT, NOT_BLACK_BOX = "equal", "different", "absent", "not black box"
@@ -16,20 +17,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Where vLLM's sources lie, and where results go."""
     parser.addoption("--vllm-root")
     parser.addoption("--outcomes")
+    parser.addoption("--servers", action="store_true")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Before anything of vLLM's is imported."""
-    modules.install(Path(early_config.known_args_namespace.vllm_root))
+    names = modules.install(Path(early_config.known_args_namespace.vllm_root))
     tokenizer.install()
+    if early_config.known_args_namespace.servers:
+        servers.install(names)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An asynchronous case runs in the loop of its fixtures."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    servers.run_case(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names})
+    return True
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """A case and its fixtures."""
-    del item
-    Watch.in_case, Watch.num_read = True, 0
+    asks = item.config.getoption("--servers") and {"server", "client", "async_client"} & set(
+        getattr(item, "fixturenames", ())
+    )
+    Watch.in_case, Watch.num_read = True, int(bool(asks))
     yield
     Watch.in_case = False
 
@@ -70,6 +86,8 @@ def _verdict(call: pytest.CallInfo[None]) -> tuple[str, str]:
         if isinstance(chain, Absent):
             return ABSENT, str(chain)
         chain = chain.__cause__ or chain.__context__
+    if "the server did not start" in str(error.value):
+        return DIFFERENT, _shown(error)
     if isinstance(error.value, pytest.skip.Exception):
         return NOT_BLACK_BOX, f"skips: {error.value}"
     if call.when == "setup" or isinstance(error.value, ModuleNotFoundError):

@@ -430,7 +430,7 @@ class AsyncLLM(AsyncControl):
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine has not died."""
+        """Whether the engine serves: it has neither died nor been shut down."""
         return self._dead is None and not self._is_shut_down
 
     @property
