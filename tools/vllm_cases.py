@@ -25,6 +25,8 @@ from tools.vllm_faces import servers
 FOLDERS = ("tests/tool_parsers", "tests/reasoning", "tests/parser", "tests/tool_use")
 COLUMNS = ("equal", "different", "absent", "not black box")
 ROOT = Path(__file__).parents[1]
+JUDGED = Path(__file__).parent / "vllm_faces" / "judged.json"
+"""Why cases that are different are so: a sentence, and parts of the cases' names."""
 
 
 def server_files(root: Path) -> list[Path]:
@@ -97,9 +99,21 @@ def table(outcomes: list[dict[str, Any]]) -> str:
         numbers = [f"{found[column]:>13}" for column in COLUMNS]
         note = "  (cannot be imported)" if found["file not imported"] and name != "all" else ""
         lines.append(" ".join([f"{name:{width}}", f"{sum(found.values()):>6}", *numbers]) + note)
+    lines += [f"{count:>6}  {why}" for why, count in causes(outcomes).items()]
     black_box = total["equal"] + total["different"]
     lines.append(f"{total['equal']} of {black_box} black-box cases equal ({total['equal'] / max(black_box, 1):.1%})")
     return "\n".join(lines)
+
+
+def causes(outcomes: list[dict[str, Any]]) -> dict[str, int]:
+    """Why cases are different, as `judged.json` says, and how many; last those that nobody has judged."""
+    judged = json.loads(JUDGED.read_text(encoding="utf-8"))
+    different = [each["case"] for each in outcomes if each["outcome"] == "different"]
+    found: Counter[str] = Counter()
+    for case in different:
+        why = (why for why, parts in judged.items() if any(part in case for part in parts))
+        found[next(why, "not judged")] += 1
+    return dict(sorted(found.items(), key=lambda item: (item[0] == "not judged", -item[1])))
 
 
 def main() -> None:

@@ -81,7 +81,12 @@ def install(names: dict[str, Any]) -> None:
     sys.meta_path.insert(0, _Finder())
     answers = ("Embedding", "Pooling", "Rerank", "Score", "Classification", "Error", "Tokenize", "Detokenize")
     names |= {f"{name}Response": Answer for name in answers}
-    names |= {"current_platform": Platform(), "get_tokenizer": tokenizer_of, "cached_get_tokenizer": tokenizer_of}
+    names |= {
+        "hf_api": Hub,
+        "current_platform": Platform(),
+        "get_tokenizer": tokenizer_of,
+        "cached_get_tokenizer": tokenizer_of,
+    }
     AutoTokenizer.from_pretrained = staticmethod(tokenizer_of)  # type: ignore[method-assign]
 
 
@@ -111,6 +116,11 @@ def checkpoint(model: str) -> str | None:
 def flags_of(given: Sequence[Any], model: str) -> list[str]:
     """A case's flags without those that fit only vLLM's checkpoint."""
     words, flags = [str(word) for word in given], list[str]()
+    if "--lora-modules" in words:  # an adapter's stand-in is the model under another name
+        at = words.index("--lora-modules")
+        end = next((index for index in range(at + 1, len(words)) if words[index].startswith("--")), len(words))
+        flags += ["--served-model-name", model, *(word.partition("=")[0] for word in words[at + 1 : end])]
+        del words[at:end]
     while words:
         name = words[0].partition("=")[0]
         too_long = name == "--max-model-len" and (model not in POOLING or int(words[1]) > 250)
@@ -224,6 +234,14 @@ def _with_attributes(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_attributes(item) for item in value]
     return Answer(value) if isinstance(value, dict) else value
+
+
+class Hub:
+    """The hub's client, where cases fetch adapters."""
+
+    def snapshot_download(self, **_: Any) -> str:
+        """The folder of nothing."""
+        return tempfile.gettempdir()
 
 
 class Platform:
