@@ -30,9 +30,9 @@ from quire.engine.arg_parser import ArgumentParser
 from quire.entrypoints.cli import bench
 from quire.entrypoints.cli.main import COMMANDS, build_parser
 from quire.entrypoints.openai.decoding import BodyDecoder
-from quire.entrypoints.openai.openapi import _WORK as BODIES
+from quire.entrypoints.openai.routes import WORK
 
-BODY_KINDS = {path: kind for path, _, kind, _, _ in BODIES}
+BODY_KINDS = {endpoint.path: endpoint.body[0] for endpoint in WORK if len(endpoint.body) == 1}
 
 
 def parser_of(words: list[str]) -> tuple[ArgumentParser, list[str]]:
