@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.config import HFConfig
-from quire.layers.modules import modules_of
+from quire.layers.decoder_layer import modules_of
 from quire.models.registry import Entry, ModelRegistry
 
 transformers = pytest.importorskip("transformers")

@@ -14,7 +14,8 @@ from quire.errors import ConfigError
 from quire.layers.decoder import Decoder
 from quire.model_loader.dummy import dummy_weights
 from quire.models.registry import ModelRegistry
-from quire.models.spec import PARALLEL, PARALLEL_TWO_NORMS, DecoderSpec
+from quire.models.residual import PARALLEL, PARALLEL_TWO_NORMS
+from quire.models.spec import DecoderSpec
 
 TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
 

@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.kernels import ops, registry
 from quire.kernels.cpu import recording
 from quire.layers.decoder import Decoder
-from quire.layers.modules import modules_of
+from quire.layers.decoder_layer import modules_of
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import sources_of
 from quire.model_loader.device_reader import UploadedTensor

@@ -8,19 +8,8 @@ import pytest
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.models.registry import ModelRegistry
-from quire.models.spec import (
-    MLA,
-    MLP,
-    PRE,
-    RESIDUAL_PRE,
-    Attention,
-    DecoderSpec,
-    DeltaNet,
-    Joint,
-    KimiDelta,
-    Mamba2,
-    ShortConv,
-)
+from quire.models.residual import PRE, RESIDUAL_PRE, Joint
+from quire.models.spec import MLA, MLP, Attention, DecoderSpec, DeltaNet, KimiDelta, Mamba2, ShortConv
 
 SIZES = {
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from quire.config import HFConfig
 from quire.errors import ConfigError
 from quire.layers.assembly import Assembler, NormWeight
+from quire.layers.decoder_layer import modules_of
 from quire.layers.linear import UnquantizedLinear
-from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import canonical_name, check_names, sources_of
 from quire.models.registry import ModelRegistry

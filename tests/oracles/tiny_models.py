@@ -86,6 +86,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "GPTBigCodeForCausalLM": {
         "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
     },
+    "GPTNeoForCausalLM": {
+        "num_heads": 4, "num_hidden_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 8,
+        "tie_word_embeddings": True,
+    },
+    "GPTNeoXJapaneseForCausalLM": {"tie_word_embeddings": True},
+    "CodeGenForCausalLM": {
+        "n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 256, "n_ctx": 256, "rotary_dim": 4, "n_inner": None,
+    },
+    "OpenAIGPTLMHeadModel": {
+        "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        "tie_word_embeddings": True,
+    },
     "BloomForCausalLM": {"n_layer": 3, "n_head": 4, "tie_word_embeddings": True},
     "MptForCausalLM": {"d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 256, "tie_word_embeddings": True},
     "FalconForCausalLM": {"new_decoder_architecture": True, "num_kv_heads": 2, "tie_word_embeddings": True},
@@ -199,7 +211,7 @@ def make_tiny_model(
     config = model_class.config_class(**(tiny_values(architecture) | overrides))
     config._attn_implementation = "eager"
     model = model_class(config).eval()
-    _randomize(model, seed)
+    randomize(model, seed)
     model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shard)
     if tokenizer:
         write_tiny_tokenizer(path)
@@ -221,19 +233,20 @@ def load_oracle(path: str | Path, dtype: str = "float32") -> Any:
 
 
 @torch.no_grad()
-def _randomize(model: torch.nn.Module, seed: int) -> None:
+def randomize(model: torch.nn.Module, seed: int) -> None:
     """Unit-variance activations: matrices by fan-in, logits with a standard deviation of about 2.5."""
     generator = torch.Generator().manual_seed(seed)
-    hidden, kind = model.config.hidden_size, type(model).__name__  # type: ignore[union-attr]
-    logits_std = 1.5 if model.config.tie_word_embeddings else 2.5  # type: ignore[union-attr]
+    config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    hidden, kind = config.hidden_size, type(model).__name__
+    logits_std = 1.5 if config.tie_word_embeddings else 2.5
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith(
             ("embed_tokens.weight", "wte.weight", "lm_head.weight", "wpe.weight", "embed_positions.weight")
         ):
-            scale = logits_std / math.sqrt(hidden)  # type: ignore[arg-type]
+            scale = logits_std / math.sqrt(hidden)
         elif parameter.dim() >= 2:
-            is_transposed = kind.startswith("GPT2") and ".c_" in name
+            is_transposed = kind.startswith(("GPT2", "OpenAIGPT")) and ".c_" in name
             scale = 1.0 / math.sqrt(max(parameter.shape[0 if is_transposed else -1], 1))
         else:
             scale = 0.2
@@ -246,7 +259,7 @@ def _randomize(model: torch.nn.Module, seed: int) -> None:
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.2)
         elif name.endswith("tid2eid"):
-            rows = torch.rand(len(buffer), model.config.n_routed_experts, generator=generator)  # type: ignore[arg-type]
+            rows = torch.rand(len(buffer), config.n_routed_experts, generator=generator)
             buffer.copy_(rows.argsort(-1)[:, : buffer.shape[1]])
         elif name.endswith("layer_scalar"):
             buffer.copy_(torch.rand(buffer.shape, generator=generator) * 0.5 + 0.6)

@@ -21,7 +21,7 @@ from quire.errors import ConfigError
 from quire.kernels import ops, packed
 from quire.kernels.types import Int8Weight, PackedWeight
 from quire.layers.assembly import Assembler
-from quire.layers.modules import modules_of
+from quire.layers.decoder_layer import modules_of
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import canonical_name, names_within, sources_of
 from quire.model_loader import load_model

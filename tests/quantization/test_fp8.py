@@ -17,7 +17,7 @@ from quire.kernels import ops
 from quire.kernels.fp8 import FP8_MAX, dequantize
 from quire.kernels.types import FP8, Fp8Weight
 from quire.layers.assembly import Assembler
-from quire.layers.modules import modules_of
+from quire.layers.decoder_layer import modules_of
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import sources_of
 from quire.model_loader import load_model

@@ -23,7 +23,7 @@ from quire.errors import ConfigError
 from quire.kernels import ops
 from quire.kernels.types import PackedWeight
 from quire.layers.assembly import Assembler
-from quire.layers.modules import modules_of
+from quire.layers.decoder_layer import modules_of
 from quire.layers.parallel import ParallelPlan
 from quire.layers.weights import sources_of
 from quire.model_loader import load_model

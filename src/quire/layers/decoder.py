@@ -23,7 +23,7 @@ from quire.kernels import ops
 from quire.kernels.types import LinearWeight
 from quire.layers import weights as weight_table
 from quire.layers.assembly import Assembler, NormWeight, Sliceable, Weight
-from quire.layers.decoder_layer import DecoderLayer
+from quire.layers.decoder_layer import DecoderLayer, modules_of, norm_places
 from quire.layers.describe import describe_pages, describe_weights
 from quire.layers.feed_forward import FeedForwardLayer
 from quire.layers.hyper import HyperConnection
@@ -31,11 +31,10 @@ from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.layer_end import LayerEnd, LayerInputs
 from quire.layers.linear import LinearMethod, UnquantizedLinear
 from quire.layers.mixers import LayerContext, MixerLayer, NarrowViews, kind_of
-from quire.layers.modules import modules_of, norm_places
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews, Workspace
-from quire.models.spec import PRE, DecoderSpec, GatedMLP, LayerNorm, MoE, Norm, RMSNorm
-from quire.models.variants import HyperConnections
+from quire.models.residual import PRE, HyperConnections, LayerNorm, Norm, RMSNorm
+from quire.models.spec import DecoderSpec, GatedMLP, MoE
 
 
 class Decoder(CausalLM):

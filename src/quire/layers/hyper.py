@@ -13,7 +13,7 @@ import torch
 from quire.kernels import hyper
 from quire.kernels.types import StreamWeights
 from quire.layers.modules import LayerScope, Module, Part
-from quire.models.variants import HyperConnections
+from quire.models.residual import HyperConnections
 
 if TYPE_CHECKING:
     from quire.layers.assembly import Weight

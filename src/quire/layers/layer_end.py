@@ -18,8 +18,8 @@ from quire.layers.activation import kernel_activation
 from quire.layers.linear import LinearMethod
 from quire.layers.modules import LayerScope, Module, Part
 from quire.layers.workspace import TokenViews
+from quire.models.residual import LayerInput
 from quire.models.spec import DecoderSpec
-from quire.models.variants import LayerInput
 
 if TYPE_CHECKING:
     from quire.layers.assembly import NormWeight, Weight

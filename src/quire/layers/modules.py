@@ -1,17 +1,18 @@
-"""From a spec to the modules of the model: its matrices, norms, embeddings and vectors, and how ranks share them.
+"""What a model's weights are made of: matrices, norms, embeddings and vectors, and how ranks share them.
 
-Knows names, shapes and slices. A *module* is a matrix with its bias, a norm, an embedding, a bare vector, or all experts'
-matrices of a layer under one another. What of a checkpoint fills them is the business of `weights.py`.
+Knows names, shapes and slices; which modules a model has is listed by `decoder_layer.py`. A *module* is a matrix with its bias,
+a norm, an embedding, a bare vector, or all experts' matrices of a layer under one another. What of a checkpoint fills them is
+the business of `weights.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Literal, cast
+from typing import Literal
 
 from quire.layers.parallel import ParallelPlan
-from quire.models.spec import DecoderSpec, LayerNorm, Norm
+from quire.models.residual import LayerNorm, Norm
+from quire.models.spec import DecoderSpec
 
 Kind = Literal["linear", "embedding", "norm", "vector", "table", "experts"]
 Shard = Literal["none", "rows", "columns", "vocabulary"]
@@ -126,70 +127,6 @@ class Module:
         return self.bias and (self.shard != "columns" or plan.rank == 0)
 
 
-def modules_of(spec: DecoderSpec) -> list[Module]:
-    """Every module of the model, embedding first, in the order of computation."""
-    from quire.layers.hyper import HyperConnection
-    from quire.layers.layer_end import LayerInputs
-
-    model = LayerScope(spec)
-    width = spec.embedding_width or spec.hidden
-    modules = [model.embedding("embedding", spec.vocab, width)]
-    if spec.embedding_width:
-        modules.append(model.linear("project_in", (model.hidden,), width))
-    if spec.learned_positions is not None:
-        modules.append(
-            model.embedding("positions", spec.learned_positions.count, spec.hidden, spec.learned_positions.offset)
-        )
-    if spec.token_types:
-        modules.append(model.embedding("token_types", spec.token_types, spec.hidden))
-    if spec.embedding_norm is not None and spec.embedding_norm.weight:
-        modules.append(model.norm("embedding_norm", spec.embedding_norm, spec.hidden))
-    modules.extend(LayerInputs.modules(model))
-    for layer in range(spec.layers):
-        modules.extend(_layer_modules(LayerScope(spec, layer)))
-    modules.extend(HyperConnection.modules(model, "hyper_head"))
-    if spec.final_norm and spec.norm.weight:
-        modules.append(model.norm("final_norm", spec.norm, spec.hidden))
-    if spec.embedding_width:
-        modules.append(model.linear("project_out", (Part(width, 1),)))
-    if not spec.tied_embeddings:
-        head = (Part(spec.vocab, spec.vocab),)
-        lm_head = model.linear("lm_head", head, width, bias=spec.lm_head_bias, shard="vocabulary")
-        modules.append(dataclasses.replace(lm_head, normalized=spec.normalized_head))
-    elif spec.lm_head_bias:
-        modules.append(model.vector("lm_head_bias", Part(spec.vocab, 1)))
-    return modules
-
-
-def _layer_modules(scope: LayerScope) -> Iterator[Module]:
-    """Norms, then the mixers', then the feed-forward's."""
-    from quire.layers.feed_forward import FeedForwardLayer
-    from quire.layers.hyper import HyperConnection
-    from quire.layers.layer_end import LayerEnd
-    from quire.layers.mixers import kind_of
-
-    spec, layer = scope.spec, cast(int, scope.layer)
-    mixers, mlp = spec.mixers_of(layer), spec.mlps()[layer]
-    for place in norm_places(spec, layer) if spec.norm.weight else ():
-        yield scope.norm(place, spec.norm, spec.hidden)
-    for mixer in mixers:
-        yield from kind_of(mixer).modules(scope, mixer)
-    if mlp is not None:
-        yield from FeedForwardLayer.modules(scope, mlp)
-    yield from LayerEnd.modules(scope)
-    for half in ("mixer_hyper", "mlp_hyper"):
-        yield from HyperConnection.modules(scope, half)
-
-
-def norm_places(spec: DecoderSpec, layer: int) -> list[str]:
-    """Where a layer has norms; a half that it lacks has none."""
-    halves = [name for name, half in (("mixer", spec.mixers_of(layer)), ("mlp", spec.mlps()[layer])) if half]
-    places = ("before_mixer", "after_mixer", "before_mlp", "after_mlp")
-    placement = spec.placements()[layer]
-    there = [place for place in places if getattr(placement, place) and place.partition("_")[2] in halves]
-    return there if layer or spec.first_norm else [place for place in there if place != "before_mixer"]
-
-
 @dataclasses.dataclass(frozen=True)
 class LayerScope:
     """Makes the modules of one layer, or (without a layer) those that stand outside of layers.
@@ -266,8 +203,10 @@ class LayerScope:
     def deals(self, name: str, parts: int, fused: tuple[int, ...], groups: int) -> tuple[Deal, ...]:
         """How a module's sources hold its parts: each one, or one source all of them; or one fewer source than parts, of
         which the one that holds the parts in `fused` has them group by group."""
-        count = len(self._sources(name))
-        if count == 1 and name in self.spec.weights.by_head:
+        count, weights = len(self._sources(name)), self.spec.weights
+        if name in weights.by_group:
+            return (Deal(*weights.by_group[name]),)
+        if count == 1 and name in weights.by_head:
             return (Deal(tuple(range(parts)), groups),)
         if count in (1, parts):
             return ()

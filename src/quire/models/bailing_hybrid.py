@@ -12,7 +12,8 @@ from quire.models.mamba import check_silu
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures
 from quire.models.patterns import defaults, kinds_of
 from quire.models.registry import register
-from quire.models.spec import MLA, DecoderSpec, KimiDelta, RMSNorm
+from quire.models.residual import RMSNorm
+from quire.models.spec import MLA, DecoderSpec, KimiDelta
 
 BAILING_HYBRID_NAMES = EXPERT_NAMES.but(
     ("qkv", "q_norm", "k_norm"),

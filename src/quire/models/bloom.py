@@ -8,16 +8,8 @@ from quire.models.gpt2 import GPT2_NAMES
 from quire.models.llama import llama
 from quire.models.patterns import alibi_slopes, defaults, layer_norm_of, renamed, residual_placement
 from quire.models.registry import register
-from quire.models.spec import (
-    MLP,
-    PARALLEL,
-    PARALLEL_TWO_NORMS,
-    PRE,
-    Attention,
-    DecoderSpec,
-    LearnedPositions,
-    WeightNames,
-)
+from quire.models.residual import PARALLEL, PARALLEL_TWO_NORMS, PRE
+from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, WeightNames
 
 BLOOM_NAMES = WeightNames(
     modules={

@@ -6,7 +6,8 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, interleaved, llama
 from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
-from quire.models.spec import PARALLEL, DecoderSpec, LayerNorm
+from quire.models.residual import PARALLEL, LayerNorm
+from quire.models.spec import DecoderSpec
 
 
 @register("CohereForCausalLM")

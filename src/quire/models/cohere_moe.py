@@ -8,7 +8,8 @@ from quire.models.cohere import cohere
 from quire.models.mixtures import EXPERT_NAMES, with_experts
 from quire.models.patterns import defaults, kinds_of, with_layers
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec, GatedMLP, MoE, RMSNorm
+from quire.models.residual import RMSNorm
+from quire.models.spec import DecoderSpec, GatedMLP, MoE
 
 
 @register("Cohere2MoeForCausalLM")

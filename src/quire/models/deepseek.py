@@ -9,8 +9,9 @@ from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES, temperature_of
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
 from quire.models.registry import register
+from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import MLA, DecoderSpec, GatedMLP, LayerNorm, RMSNorm, WeightNames
+from quire.models.spec import MLA, DecoderSpec, GatedMLP, WeightNames
 from quire.models.variants import Indexer, SparseMLA
 
 _LATENT = {

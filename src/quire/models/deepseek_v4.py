@@ -11,9 +11,10 @@ from quire.kernels.types import ClampedSwiglu, Routing
 from quire.models.mixtures import EXPERT_NAMES
 from quire.models.patterns import defaults, kinds_of
 from quire.models.registry import register
+from quire.models.residual import HyperConnections, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import DecoderSpec, GatedMLP, MoE, RMSNorm, WeightNames
-from quire.models.variants import BlockIndexer, CompressedAttention, HyperConnections
+from quire.models.spec import DecoderSpec, GatedMLP, MoE, WeightNames
+from quire.models.variants import BlockIndexer, CompressedAttention
 
 WINDOW, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 RATES = {SPARSE: 4, HEAVY: 128}

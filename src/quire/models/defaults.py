@@ -22,6 +22,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5, "v_head_dim": 128,
     },
     "BambaForCausalLM": {"num_key_value_heads": 8},
+    "CodeGenForCausalLM": {"rotary_dim": 64},
     "Cohere2ForCausalLM": {"logit_scale": 0.0625, "sliding_window": 4096},
     "Cohere2MoeForCausalLM": {"head_dim": 128, "sliding_window": 4096},
     "CohereForCausalLM": {"logit_scale": 0.0625, "rope_theta": 500000.0},

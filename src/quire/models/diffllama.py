@@ -8,7 +8,8 @@ from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.patterns import defaults
 from quire.models.registry import register
-from quire.models.spec import Attention, DecoderSpec, RMSNorm
+from quire.models.residual import RMSNorm
+from quire.models.spec import Attention, DecoderSpec
 from quire.models.variants import DiffAttention
 
 NAMES = LLAMA_NAMES.but(

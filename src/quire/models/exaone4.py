@@ -6,7 +6,8 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.patterns import full_where_not_sliding
 from quire.models.registry import register
-from quire.models.spec import POST, DecoderSpec, RMSNorm
+from quire.models.residual import POST, RMSNorm
+from quire.models.spec import DecoderSpec
 
 POST_NAMES = LLAMA_NAMES.but(
     drop=("before_mixer", "before_mlp"), after_mixer="post_attention_layernorm", after_mlp="post_feedforward_layernorm"

@@ -7,7 +7,8 @@ from quire.models.bamba import BAMBA_NAMES
 from quire.models.llama import llama
 from quire.models.mamba import mamba2_of
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec, GatedMLP, RMSNorm, SideBySide
+from quire.models.residual import RMSNorm
+from quire.models.spec import DecoderSpec, GatedMLP, SideBySide
 
 
 @register("FalconH1ForCausalLM")

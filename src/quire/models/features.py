@@ -3,8 +3,8 @@
 import dataclasses
 
 from quire.errors import ConfigError
+from quire.layers.decoder_layer import modules_of
 from quire.layers.mixers import kind_of
-from quire.layers.modules import modules_of
 from quire.layers.parallel import ParallelPlan
 from quire.models.spec import Attention, DecoderSpec, MoE
 

@@ -6,7 +6,8 @@ from quire.models.llama import llama
 from quire.models.mixtures import EXPERT_NAMES, with_experts
 from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec, GatedMLP, MoE, RMSNorm
+from quire.models.residual import RMSNorm
+from quire.models.spec import DecoderSpec, GatedMLP, MoE
 
 NAMES = EXPERT_NAMES.but(
     sinks="self_attn.softmax_offset",

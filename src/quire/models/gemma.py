@@ -6,8 +6,9 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES
 from quire.models.patterns import defaults, full_where_not_sliding, sliding_layers, with_layers
 from quire.models.registry import register
+from quire.models.residual import PRE, SANDWICH, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import PRE, SANDWICH, Attention, DecoderSpec, GatedMLP, RMSNorm
+from quire.models.spec import Attention, DecoderSpec, GatedMLP
 
 SANDWICH_NAMES = LLAMA_NAMES.but(
     after_mixer="post_attention_layernorm",

@@ -12,9 +12,10 @@ from quire.kernels.types import Routing
 from quire.models.gemma import SANDWICH_NAMES
 from quire.models.patterns import defaults, kinds_of
 from quire.models.registry import register
+from quire.models.residual import SANDWICH, LayerInput, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import SANDWICH, Attention, DecoderSpec, GatedMLP, MoE, RMSNorm, WeightNames
-from quire.models.variants import LayerInput, SharedKV
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE, WeightNames
+from quire.models.variants import SharedKV
 
 GEMMA4_NAMES = dataclasses.replace(
     SANDWICH_NAMES.but(

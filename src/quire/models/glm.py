@@ -7,7 +7,8 @@ from quire.errors import ConfigError
 from quire.models.llama import LLAMA_NAMES, interleaved, llama
 from quire.models.patterns import defaults, renamed, residual_placement
 from quire.models.registry import register
-from quire.models.spec import SANDWICH, DecoderSpec, RMSNorm, WeightNames
+from quire.models.residual import SANDWICH, RMSNorm
+from quire.models.spec import DecoderSpec, WeightNames
 
 GLM_NAMES = LLAMA_NAMES.but(gate_up="mlp.gate_up_proj")
 GLM4_NAMES = GLM_NAMES.but(

@@ -8,7 +8,8 @@ from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_
 from quire.models.patterns import defaults, full_where_not_sliding, renamed
 from quire.models.qwen import with_windows
 from quire.models.registry import register
-from quire.models.spec import SANDWICH, DecoderSpec, RMSNorm
+from quire.models.residual import SANDWICH, RMSNorm
+from quire.models.spec import DecoderSpec
 
 AFMOE_NAMES = dataclasses.replace(
     EXPERT_NAMES.but(

@@ -1,10 +1,11 @@
-"""GPT-2: LayerNorm, learned positions, one fused qkv, matrices stored [in, out]."""
+"""GPT-1, GPT-2 and GPT-Neo: LayerNorm, learned positions; 1 and 2 have one fused qkv and matrices stored [in, out]."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
-from quire.models.patterns import layer_norm_of
+from quire.models.patterns import layer_norm_of, renamed, with_layers
 from quire.models.registry import register
+from quire.models.residual import RESIDUAL_POST
 from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, WeightNames
 
 GPT2_NAMES = WeightNames(
@@ -24,6 +25,20 @@ GPT2_NAMES = WeightNames(
     },
     transposed=("qkv", "out", "up", "down"),
     ignored=("*.attn.bias", "*.attn.masked_bias"),
+)
+NEO_NAMES = dataclasses.replace(
+    GPT2_NAMES.but(
+        qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"), out="attn.attention.out_proj"
+    ),
+    transposed=(),
+    ignored=("*.attn.attention.bias", "*.attn.attention.masked_bias"),
+)
+GPT1_NAMES = GPT2_NAMES.but(
+    drop=("before_mixer", "before_mlp", "final_norm"),
+    embedding="tokens_embed",
+    positions="positions_embed",
+    after_mixer="ln_1",
+    after_mlp="ln_2",
 )
 BIGCODE_NAMES = dataclasses.replace(GPT2_NAMES, transposed=())
 
@@ -54,6 +69,14 @@ def gpt2(hf: HFConfig) -> DecoderSpec:
     )
 
 
+@register("OpenAIGPTLMHeadModel")
+def openai_gpt(hf: HFConfig) -> DecoderSpec:
+    """GPT-1: norms behind the residual sums, none at the end."""
+    act = {"gelu": "gelu_new", "swish": "silu"}.get(hf.get("afn", "gelu"), hf.get("afn", "gelu"))
+    mlp = MLP(4 * hf.n_embd, act=act, bias=True)
+    return dataclasses.replace(gpt2(hf), mlp=mlp, placement=RESIDUAL_POST, final_norm=False, weights=GPT1_NAMES)
+
+
 @register("GPTBigCodeForCausalLM")
 def gpt_bigcode(hf: HFConfig) -> DecoderSpec:
     """StarCoder, SantaCoder: GPT-2 with one key and value for all queries."""
@@ -61,3 +84,18 @@ def gpt_bigcode(hf: HFConfig) -> DecoderSpec:
     if hf.get("multi_query", True):
         return dataclasses.replace(spec.with_attention(kv_heads=1), weights=BIGCODE_NAMES)
     return dataclasses.replace(spec, weights=dataclasses.replace(BIGCODE_NAMES, by_head=("qkv",)))
+
+
+@register("GPTNeoForCausalLM")
+def gpt_neo(hf: HFConfig) -> DecoderSpec:
+    """GPT-Neo: GPT-2 without a scale of scores and without biases of queries, keys and values; some layers have a window."""
+    spec = gpt2(
+        renamed(
+            hf, n_embd="hidden_size", n_layer="num_layers", n_head="num_heads", n_positions="max_position_embeddings",
+            n_inner="intermediate_size",
+        )
+    )  # fmt: skip
+    spec = dataclasses.replace(spec.with_attention(scale=1.0, qkv_bias=False), weights=NEO_NAMES)
+    groups = hf.get("attention_types", [[["global", "local"], spec.layers // 2]])
+    kinds = [kind for names, count in groups for _ in range(count) for kind in names]
+    return with_layers(spec, tuple(kind == "local" for kind in kinds), window=hf.get("window_size", 256))

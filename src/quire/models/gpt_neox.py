@@ -1,14 +1,15 @@
-"""GPT-NeoX and GPT-J: both halves on one residual, partial rotation, layer norms, plain feed-forwards."""
+"""GPT-NeoX, GPT-J and CodeGen: both halves on one residual, partial rotation, layer norms, plain feed-forwards."""
 
 import dataclasses
 
 from quire.config.hf_config import HFConfig
 from quire.models.gpt2 import GPT2_NAMES
 from quire.models.llama import llama
-from quire.models.patterns import defaults, layer_norm_of, renamed
+from quire.models.patterns import defaults, layer_norm_of, renamed, with_layers
 from quire.models.registry import register
+from quire.models.residual import PARALLEL, PARALLEL_TWO_NORMS, PRE
 from quire.models.rope import Rope
-from quire.models.spec import MLP, PARALLEL, PARALLEL_TWO_NORMS, PRE, DecoderSpec, WeightNames
+from quire.models.spec import MLP, DecoderSpec, WeightNames
 
 NEOX_NAMES = WeightNames(
     modules={
@@ -37,6 +38,11 @@ GPTJ_NAMES = dataclasses.replace(
     ),
     transposed=(),
 )
+JAPANESE_NAMES = dataclasses.replace(
+    NEOX_NAMES, prefixes=("gpt_neox_japanese.", ""), aliases={"attention.dense_bias": "attention.dense.bias"}
+)
+CODEGEN_NAMES = dataclasses.replace(GPTJ_NAMES.but(qkv="attn.qkv_proj"), by_group={"qkv": ((0, 2, 1), 4)})
+"""CodeGen was trained on four devices, and each one's queries, values and keys follow one another."""
 
 
 @register("GPTNeoXForCausalLM")
@@ -51,6 +57,22 @@ def gpt_neox(hf: HFConfig) -> DecoderSpec:
         placement=PARALLEL_TWO_NORMS if hf.get("use_parallel_residual", True) else PRE,
         weights=NEOX_NAMES,
     )
+
+
+@register("GPTNeoXJapaneseForCausalLM")
+def gpt_neox_japanese(hf: HFConfig) -> DecoderSpec:
+    """GPT-NeoX Japanese: one half after the other, and the only bias is that of the last layer's attention."""
+    inner = int(hf.hidden_size * hf.get("intermediate_multiple_size", 4))
+    hf = renamed(hf, rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
+    spec = gpt_neox(
+        defaults(
+            hf, intermediate_size=inner, partial_rotary_factor=1.0, attention_bias=False, use_parallel_residual=False,
+            tie_word_embeddings=True,
+        )
+    )  # fmt: skip
+    mlp = MLP(inner, act=hf.get("hidden_act", "gelu"))
+    last = tuple(layer == spec.layers - 1 for layer in range(spec.layers))
+    return dataclasses.replace(with_layers(spec, last, out_bias=True), mlp=mlp, weights=JAPANESE_NAMES)
 
 
 @register("GPTJForCausalLM")
@@ -70,3 +92,9 @@ def gptj(hf: HFConfig) -> DecoderSpec:
         weights=GPTJ_NAMES,
         lm_head_bias=True,
     )
+
+
+@register("CodeGenForCausalLM")
+def codegen(hf: HFConfig) -> DecoderSpec:
+    """CodeGen and CodeGen 2: GPT-J with queries, keys and values in one matrix."""
+    return dataclasses.replace(gptj(hf), weights=CODEGEN_NAMES)

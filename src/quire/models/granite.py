@@ -6,7 +6,8 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, head_dim_of, llama
 from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
-from quire.models.spec import SANDWICH, DecoderSpec
+from quire.models.residual import SANDWICH
+from quire.models.spec import DecoderSpec
 
 
 @register("GraniteForCausalLM")

@@ -10,8 +10,8 @@ from quire.models.deepseek import LATENT_NAMES, latent_decoder, with_indexers
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_experts
 from quire.models.patterns import defaults
 from quire.models.registry import register
+from quire.models.residual import HyperConnections
 from quire.models.spec import MLA, DecoderSpec
-from quire.models.variants import HyperConnections
 
 NAMES = EXPERT_NAMES.but(
     ("qkv", "q_norm", "k_norm"),

@@ -9,7 +9,8 @@ from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.mamba import check_silu, ssm_names
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec, GatedMLP, Mamba, MoE, RMSNorm
+from quire.models.residual import RMSNorm
+from quire.models.spec import DecoderSpec, GatedMLP, Mamba, MoE
 
 JAMBA_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(

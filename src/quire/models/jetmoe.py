@@ -7,8 +7,9 @@ from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES
 from quire.models.patterns import defaults
 from quire.models.registry import register
+from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import DecoderSpec, MoE, RMSNorm
+from quire.models.spec import DecoderSpec, MoE
 from quire.models.variants import ExpertAttention
 
 NAMES = dataclasses.replace(

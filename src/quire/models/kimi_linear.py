@@ -10,8 +10,9 @@ from quire.models.mamba import check_silu
 from quire.models.mixtures import deepseek_mixture, with_deepseek_mixtures
 from quire.models.patterns import defaults, kinds_of, renamed
 from quire.models.registry import register
+from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import MLA, DecoderSpec, KimiDelta, RMSNorm
+from quire.models.spec import MLA, DecoderSpec, KimiDelta
 
 
 def delta_names(within: str, out: str) -> dict[str, str | tuple[str, ...]]:

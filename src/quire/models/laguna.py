@@ -9,8 +9,9 @@ from quire.models.llama import llama
 from quire.models.mixtures import EXPERT_NAMES, with_experts
 from quire.models.patterns import defaults, kinds_of
 from quire.models.registry import register
+from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE, RMSNorm
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROTATIONS = {

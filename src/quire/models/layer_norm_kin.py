@@ -6,7 +6,8 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, UNGATED_NAMES, llama
 from quire.models.patterns import defaults, layer_norm_of
 from quire.models.registry import register
-from quire.models.spec import MLP, PARALLEL, PRE, DecoderSpec, LayerNorm
+from quire.models.residual import PARALLEL, PRE, LayerNorm
+from quire.models.spec import MLP, DecoderSpec
 
 STABLELM_NAMES = LLAMA_NAMES.but(
     q_norm="self_attn.q_layernorm.norms.{head}", k_norm="self_attn.k_layernorm.norms.{head}"

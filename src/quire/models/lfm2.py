@@ -7,8 +7,9 @@ from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES, head_dim_of
 from quire.models.patterns import kinds_of
 from quire.models.registry import register
+from quire.models.residual import PRE, SANDWICH, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import PRE, SANDWICH, Attention, DecoderSpec, GatedMLP, MoE, RMSNorm, ShortConv
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE, ShortConv
 
 LFM2_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(

@@ -5,8 +5,9 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.models.patterns import defaults, full_where_not_sliding, renamed, with_layers
 from quire.models.registry import register
+from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import MLP, Attention, DecoderSpec, GatedMLP, RMSNorm, Temperature, WeightNames
+from quire.models.spec import MLP, Attention, DecoderSpec, GatedMLP, Temperature, WeightNames
 
 LLAMA_NAMES = WeightNames(
     modules={

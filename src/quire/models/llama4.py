@@ -8,7 +8,8 @@ from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.mixtures import with_experts
 from quire.models.patterns import kinds_of
 from quire.models.registry import register
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE, RMSNorm, Temperature
+from quire.models.residual import RMSNorm
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, MoE, Temperature
 
 LLAMA4_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(

@@ -8,8 +8,9 @@ from quire.models.llama import LLAMA_NAMES, head_dim_of, llama
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
 from quire.models.patterns import defaults, full_where_not_sliding, renamed
 from quire.models.registry import register
+from quire.models.residual import POST, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import POST, DecoderSpec, GatedMLP, MoE, RMSNorm
+from quire.models.spec import DecoderSpec, GatedMLP, MoE
 
 HUNYUAN_NAMES = EXPERT_NAMES.but(
     q_norm="self_attn.query_layernorm",

@@ -7,7 +7,8 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec, Mamba, Mamba2, Mixer, RMSNorm, WeightNames
+from quire.models.residual import RMSNorm
+from quire.models.spec import DecoderSpec, Mamba, Mamba2, Mixer, WeightNames
 
 _WITHIN = {
     "ssm_in": "in_proj",

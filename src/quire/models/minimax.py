@@ -10,7 +10,8 @@ from quire.models.mamba import check_silu
 from quire.models.mixtral import MIXTRAL_NAMES, mixtral
 from quire.models.patterns import defaults, kinds_of, renamed
 from quire.models.registry import register
-from quire.models.spec import PRE, RESIDUAL_PRE, DecoderSpec, Joint, Lightning, RMSNorm
+from quire.models.residual import PRE, RESIDUAL_PRE, Joint, RMSNorm
+from quire.models.spec import DecoderSpec, Lightning
 
 MINIMAX_NAMES = dataclasses.replace(
     MIXTRAL_NAMES.but(

@@ -6,8 +6,9 @@ from quire.config.hf_config import HFConfig
 from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES, llama, mistral
 from quire.models.registry import register
+from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import DecoderSpec, LayerNorm, MoE, RMSNorm
+from quire.models.spec import DecoderSpec, MoE
 
 MIXTRAL_NAMES = LLAMA_NAMES.but(
     lm_head_bias="lm_head.bias",

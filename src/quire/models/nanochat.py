@@ -5,8 +5,9 @@ import dataclasses
 from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.registry import register
+from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import MLP, DecoderSpec, RMSNorm
+from quire.models.spec import MLP, DecoderSpec
 
 NAMES = LLAMA_NAMES.but(("gate_up", "q_norm", "k_norm"), up="mlp.fc1", down="mlp.fc2")
 

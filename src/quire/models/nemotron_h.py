@@ -7,7 +7,8 @@ from quire.errors import ConfigError
 from quire.models.mamba import LENGTH, MAMBA_NAMES, check_silu
 from quire.models.mixtures import deepseek_mixture
 from quire.models.registry import register
-from quire.models.spec import MLP, Attention, DecoderSpec, Mamba2, MoE, RMSNorm
+from quire.models.residual import RMSNorm
+from quire.models.spec import MLP, Attention, DecoderSpec, Mamba2, MoE
 
 NEMOTRON_H_NAMES = dataclasses.replace(
     MAMBA_NAMES.but(

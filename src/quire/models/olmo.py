@@ -7,8 +7,9 @@ from quire.models.exaone4 import POST_NAMES
 from quire.models.llama import llama
 from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
+from quire.models.residual import POST, LayerNorm, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import POST, DecoderSpec, LayerNorm, RMSNorm
+from quire.models.spec import DecoderSpec
 
 
 @register("OlmoForCausalLM")

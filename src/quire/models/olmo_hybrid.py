@@ -7,7 +7,8 @@ from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.mamba import check_silu
 from quire.models.patterns import kinds_of
 from quire.models.registry import register
-from quire.models.spec import POST, PRE, DecoderSpec, DeltaNet, RMSNorm
+from quire.models.residual import POST, PRE, RMSNorm
+from quire.models.spec import DecoderSpec, DeltaNet
 
 OLMO_HYBRID_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(

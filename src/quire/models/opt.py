@@ -2,7 +2,8 @@
 
 from quire.config.hf_config import HFConfig
 from quire.models.registry import register
-from quire.models.spec import MLP, PRE, RESIDUAL_POST, Attention, DecoderSpec, LayerNorm, LearnedPositions, WeightNames
+from quire.models.residual import PRE, RESIDUAL_POST, LayerNorm
+from quire.models.spec import MLP, Attention, DecoderSpec, LearnedPositions, WeightNames
 
 POSITION_OFFSET = 2
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
-from quire.models.spec import PRE, RESIDUAL_PRE, Attention, DecoderSpec, LayerNorm, Placement
+from quire.models.residual import PRE, RESIDUAL_PRE, LayerNorm, Placement
+from quire.models.spec import Attention, DecoderSpec
 
 
 def defaults(hf: HFConfig, **values: Any) -> HFConfig:

@@ -6,7 +6,8 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, llama, mistral
 from quire.models.patterns import defaults
 from quire.models.registry import register
-from quire.models.spec import MLP, PARALLEL, DecoderSpec, LayerNorm
+from quire.models.residual import PARALLEL, LayerNorm
+from quire.models.spec import MLP, DecoderSpec
 
 PHI_NAMES = LLAMA_NAMES.but(
     drop=("gate_up", "before_mlp"),

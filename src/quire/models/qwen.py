@@ -9,7 +9,8 @@ from quire.kernels.types import Routing
 from quire.models.llama import LLAMA_NAMES, llama
 from quire.models.patterns import defaults, full_where_not_sliding
 from quire.models.registry import register
-from quire.models.spec import DecoderSpec, FeedForward, GatedMLP, MoE, RMSNorm
+from quire.models.residual import RMSNorm
+from quire.models.spec import DecoderSpec, FeedForward, GatedMLP, MoE
 
 MIXTURE_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(

@@ -8,8 +8,9 @@ from quire.models.mamba import check_silu
 from quire.models.patterns import kinds_of
 from quire.models.qwen import MIXTURE_NAMES, qwen2_moe
 from quire.models.registry import register
+from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, DeltaNet, RMSNorm, WeightNames
+from quire.models.spec import Attention, DecoderSpec, DeltaNet, WeightNames
 
 _DELTA = {
     "delta_conv": "linear_attn.conv1d.weight",

@@ -6,10 +6,8 @@ Knows shapes and constants, as `spec.py` does.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from quire.models.spec import RMSNorm
+from quire.models.residual import RMSNorm
 
 
 @dataclasses.dataclass(frozen=True)

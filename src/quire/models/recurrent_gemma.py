@@ -8,8 +8,9 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES
 from quire.models.patterns import defaults
 from quire.models.registry import register
+from quire.models.residual import RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, RgLru, RMSNorm
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, RgLru
 
 RECURRENT_GEMMA_NAMES = dataclasses.replace(
     LLAMA_NAMES.but(

@@ -3,7 +3,8 @@ since each keeps a state."""
 
 from quire.config.hf_config import HFConfig
 from quire.models.registry import register
-from quire.models.spec import ChannelMix, DecoderSpec, Joint, LayerNorm, TimeMix, WeightNames
+from quire.models.residual import Joint, LayerNorm
+from quire.models.spec import ChannelMix, DecoderSpec, TimeMix, WeightNames
 
 _TIME, _CHANNEL = ("key", "value", "receptance"), ("key", "receptance")
 RWKV_NAMES = WeightNames(

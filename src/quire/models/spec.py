@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from quire.kernels.types import ClampedSwiglu, Routing
 from quire.models.recurrent import (
@@ -21,34 +21,10 @@ from quire.models.recurrent import (
     ShortConv,
     TimeMix,
 )  # fmt: skip
+from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope
 
-if TYPE_CHECKING:
-    from quire.models.variants import HyperConnections, LayerInput
-
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class RMSNorm:
-    """x / rms(x) * (weight + weight_offset); without a weight just x / rms(x)."""
-
-    eps: float
-    weight_offset: float = 0.0
-    weight: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerNorm:
-    """(x - mean) / std * (weight + weight_offset) + bias; a norm without weight has no bias either."""
-
-    eps: float
-    bias: bool = True
-    weight_offset: float = 0.0
-    weight: bool = True
-
-
-Norm: TypeAlias = RMSNorm | LayerNorm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,40 +241,6 @@ FeedForward: TypeAlias = GatedMLP | MLP | MoE
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where a layer has norms, and whether its two halves read the same input.
-
-    `before_*` norms the half's input, `after_*` its output before that joins the residual; `on_residual`: either norms the
-    residual itself, with all that has joined it. `parallel`: both halves read the residual as it was before the layer; without
-    `before_mlp` they share the first norm.
-    """
-
-    before_mixer: bool = True
-    after_mixer: bool = False
-    before_mlp: bool = True
-    after_mlp: bool = False
-    parallel: bool = False
-    on_residual: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Joint:
-    """How a half's output joins the residual: residual * keep + output * join."""
-
-    keep: float = 1.0
-    join: float = 1.0
-
-
-PRE = Placement()
-RESIDUAL_PRE = Placement(on_residual=True)
-POST = Placement(before_mixer=False, after_mixer=True, before_mlp=False, after_mlp=True)
-RESIDUAL_POST = Placement(before_mixer=False, after_mixer=True, before_mlp=False, after_mlp=True, on_residual=True)
-SANDWICH = Placement(after_mixer=True, after_mlp=True)
-PARALLEL = Placement(before_mlp=False, parallel=True)
-PARALLEL_TWO_NORMS = Placement(parallel=True)
-
-
-@dataclasses.dataclass(frozen=True)
 class LearnedPositions:
     """A table of `count` positions; the checkpoint's has `offset` further rows before them that no token uses."""
 
@@ -329,6 +271,7 @@ class WeightNames:
         transposed: modules whose matrices are stored [in, out] (GPT-2's Conv1D).
         by_head: modules of which a source with several parts (q, k, v) has them head by head: a KV head's queries, its key,
             its value, then the next one's.
+        by_group: modules of which one source has its parts in so many groups, in another order: module -> (order, groups).
         ignored: patterns (as in shells) of names that carry nothing to load.
         stacked: for experts' matrices: the tensor [experts, rows, columns] (or `transposed`) that checkpoints have in the
             place of one an expert, some of them or, where `modules` has no such name, all of them.
@@ -348,6 +291,7 @@ class WeightNames:
     layer: str = "layers.{layer}."
     transposed: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
+    by_group: Mapping[str, tuple[tuple[int, ...], int]] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ("*.inv_freq",)
     stacked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     interleaved: tuple[str, ...] = ()

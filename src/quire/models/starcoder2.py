@@ -6,7 +6,8 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES, mistral
 from quire.models.patterns import defaults
 from quire.models.registry import register
-from quire.models.spec import MLP, DecoderSpec, LayerNorm
+from quire.models.residual import LayerNorm
+from quire.models.spec import MLP, DecoderSpec
 
 STARCODER2_NAMES = LLAMA_NAMES.but(drop=("gate_up",), up="mlp.c_fc", down="mlp.c_proj")
 

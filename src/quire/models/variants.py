@@ -1,4 +1,4 @@
-"""Parts that only some families are made of, as data: attention that shares or chooses, and what follows a layer's halves.
+"""Parts that only some families are made of, as data: attention that shares or chooses.
 
 Knows shapes and constants, as `spec.py` does.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from quire.kernels.types import Routing
+from quire.models.residual import LayerNorm, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import MLA, Attention, LayerNorm, RMSNorm
+from quire.models.spec import MLA, Attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,43 +77,6 @@ class SparseMLA(MLA):
 
     indexer: Indexer | None = None
     index_layer: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerInput:
-    """A short vector for each token and layer, made of the token's id and of its embedding; behind a layer's halves it is gated
-    by the residual and joins it (per-layer inputs of Gemma 3n and 4): residual += norm(out(act(gate(residual)) * vector)).
-
-    Attributes:
-        width: of the vector.
-        vocab: rows of the table of ids.
-        norm: of the projected embeddings, and of what joins the residual.
-    """
-
-    width: int
-    vocab: int
-    act: str
-    norm: RMSNorm
-
-
-@dataclasses.dataclass(frozen=True)
-class HyperConnections:
-    """Several residual streams (https://arxiv.org/abs/2512.24880): each half reads a weighted sum of them and its output is added
-    to all, by weights that a matrix makes of the normed streams. Before the last norm they become one.
-
-    Attributes:
-        eps: is added to the weights of what is read (and `write_eps` to those of what is added).
-        norm_eps: of the norm, which has no weights.
-        magnitude: the most that an output is multiplied with.
-        sinkhorn: rounds that make a matrix doubly stochastic, by which streams are mixed when an output joins; 0: they are not.
-    """
-
-    streams: int
-    eps: float
-    norm_eps: float
-    magnitude: float = 2.0
-    write_eps: float = 0.0
-    sinkhorn: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

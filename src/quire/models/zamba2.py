@@ -6,8 +6,9 @@ from quire.config.hf_config import HFConfig
 from quire.models.llama import LLAMA_NAMES
 from quire.models.mamba import ssm_names
 from quire.models.registry import register
+from quire.models.residual import Placement, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, Mamba2, Placement, RMSNorm, SharedBlock, Zamba
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, Mamba2, SharedBlock, Zamba
 
 _BLOCK = "shared_transformer."
 _ADAPTERS = _BLOCK + "feed_forward.gate_up_proj_adapter_list.{index}."

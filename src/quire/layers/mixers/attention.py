@@ -23,8 +23,9 @@ from quire.layers.mixers.interface import LayerContext, MixerLayer, NarrowViews
 from quire.layers.modules import Deal, LayerScope, Module, Part
 from quire.layers.parallel import ParallelPlan
 from quire.layers.workspace import TokenViews
+from quire.models.residual import LayerNorm, Norm, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import Attention, LayerNorm, Norm, RMSNorm, Temperature
+from quire.models.spec import Attention, Temperature
 
 if TYPE_CHECKING:
     from quire.kernels.types import Rope as RopeTable

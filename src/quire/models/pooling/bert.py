@@ -10,17 +10,9 @@ from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.models.llama import head_dim_of
 from quire.models.registry import register
+from quire.models.residual import RESIDUAL_POST, LayerNorm
 from quire.models.rope import Rope, RopeScaling
-from quire.models.spec import (
-    MLP,
-    RESIDUAL_POST,
-    Attention,
-    DecoderSpec,
-    GatedMLP,
-    LayerNorm,
-    LearnedPositions,
-    WeightNames,
-)
+from quire.models.spec import MLP, Attention, DecoderSpec, GatedMLP, LearnedPositions, WeightNames
 
 BERT_NAMES = WeightNames(
     prefixes=("", "bert.", "roberta.", "model."),

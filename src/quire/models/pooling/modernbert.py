@@ -3,8 +3,9 @@
 from quire.config.hf_config import HFConfig
 from quire.models.patterns import kinds_of
 from quire.models.registry import register
+from quire.models.residual import LayerNorm
 from quire.models.rope import Rope
-from quire.models.spec import Attention, DecoderSpec, GatedMLP, LayerNorm, WeightNames
+from quire.models.spec import Attention, DecoderSpec, GatedMLP, WeightNames
 
 MODERNBERT_NAMES = WeightNames(
     modules={
