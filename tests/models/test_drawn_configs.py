@@ -123,7 +123,7 @@ def check(architecture: str, seed: int, folder: Path) -> bool:
 
 def assert_equal(oracle: Any, path: Path, turns: int, draw: random.Random | None = None, **settings: Any) -> None:
     """The checkpoint gives the oracle's tokens and logprobs, also in further turns that begin with what came before."""
-    prompts = make_prompts(draw or random.Random(1), oracle.config.vocab_size)
+    prompts = make_prompts(draw or random.Random(1), oracle.config.get_text_config().vocab_size)
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
     settings |= {"max_model_len": 200, "num_gpu_blocks_override": 200, "skip_tokenizer_init": True, "dtype": "float32"}
     with LLM(str(path), **settings) as llm:

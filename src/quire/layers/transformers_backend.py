@@ -26,7 +26,7 @@ from quire.extras import install_command
 from quire.kernels.types import LinearWeight
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
-from quire.layers.transformers_check import Given, Heads, check_tree, refusal
+from quire.layers.transformers_check import Given, Heads, check_tree, failure, refusal
 
 ATTENTION = "quire"
 """Our name among Transformers' attention implementations."""
@@ -40,13 +40,17 @@ _HARMLESS = frozenset(
 """Arguments of Transformers' attention functions that do not change the result of causal attention."""
 
 OTHER_KINDS = {
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "encoder-decoder models are not supported yet",
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES": "encoder-decoder models are not supported yet",
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES": "models that read images need a spec",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES": "models that read images, audio or video need a spec",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "encoder-decoder models are not supported yet",
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "masked language models generate no text",
 }
 """Transformers' tables of models that are no causal language models, and what the refusal says of them."""
+
+
+class _Unsupported(Exception):
+    """What paged attention cannot do of what a model's code asks for; the words are for users."""
 
 
 class TransformersModel(CausalLM):
@@ -158,7 +162,7 @@ class TransformersModel(CausalLM):
         try:
             tree = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, dtype=self.context.dtype)
         except Exception as error:  # a model's own code may raise anything
-            raise refusal(config, f"{type(error).__name__}: {error}") from error
+            raise refusal(config, failure(error)) from error
         self._take(tree)
 
     def _take(self, tree: Any) -> None:
@@ -307,7 +311,9 @@ def knows(hf: HFConfig) -> bool:
 
         classes: Any = AutoModelForCausalLM._model_mapping
         config = type(_config(_key(hf)))
-        return config in classes and classes[config].__name__ in (hf.get("architectures") or ())
+        name = classes[config].__name__ if config in classes else ""
+        # Transformers also lists models under other tables for their text; these are refused by what they are.
+        return name in (hf.get("architectures") or ()) and not name.endswith("ForConditionalGeneration")
     except (ImportError, ConfigError):
         return False
 
@@ -352,7 +358,8 @@ def _sizes_of(key: str) -> tuple[int, int]:
     """
     config = _config(key)
     try:
-        return int(config.hidden_size), int(config.vocab_size)
+        text = config.get_text_config()
+        return int(text.hidden_size), int(text.vocab_size)
     except (AttributeError, TypeError) as error:
         raise refusal(config, str(error)) from error
 
@@ -369,7 +376,7 @@ def refuse_other_kinds(hf: HFConfig) -> None:
         if is_own := sorted(names & set(map(str, mapping.values()))):
             raise ConfigError(
                 f"model architecture {is_own[0]!r} (model_type={hf.get('model_type')!r}) has no spec, and cannot run through "
-                f"Transformers' modules: {kind}. Use another model, or another engine",
+                f"Transformers' modules: {kind}. Choose another model, or run this one with Transformers itself",
                 setting="model",
             )
 
@@ -397,8 +404,11 @@ def _heads_of(key: str) -> tuple[Heads, ...]:
         raise refusal(config, "encoder-decoder models are not supported yet")
     if not getattr(config, "is_causal", True):
         raise refusal(config, "its attention looks ahead")
-    layers = int(getattr(config, "num_hidden_layers", 0))
-    others = sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
+    text = config.get_text_config()
+    layers = int(getattr(text, "num_hidden_layers", 0))
+    others = sorted({*(getattr(text, "layer_types", None) or ())} - {"full_attention", "sliding_attention"})
+    if others:
+        raise refusal(config, f"layer_types has {', '.join(others)}, which keep more of a request than keys and values")
     try:
         tree = _skeleton(key)
         found: list[Heads] = []
@@ -411,19 +421,14 @@ def _heads_of(key: str) -> tuple[Heads, ...]:
             tree(input_ids=tokens, position_ids=tokens, use_cache=False)
         for module in tree.modules():
             del module.quire_found, module.quire_names
-    except NotImplementedError as error:
-        raise refusal(config, str(error)) from error
-    except KeyError as error:
-        if error.args != (ATTENTION,):
-            raise refusal(config, f"{type(error).__name__}: {error}") from error
-        raise refusal(config, "its attention does not go through Transformers' attention interface") from error
     except Exception as error:  # a model's own code may raise anything
-        raise refusal(config, f"{type(error).__name__}: {error}") from error
-    if others or len(found) != layers:  # what other layers keep of a request is unknown here
+        raise refusal(config, _in_words(error)) from error
+    if len({heads.module for heads in found}) < len(found):
+        raise refusal(config, "it runs some layers several times for each token")
+    if len(found) != layers:  # what other layers keep of a request is unknown here
         raise refusal(
             config,
-            f"of its {layers} layers {len(found)} have attention that goes through its attention interface"
-            f"{f' (others: {chr(44).join(others)})' if others else ''}",
+            f"{len(found)} of its {layers} layers have attention of a kind that can keep keys and values in pages",
         )
     return tuple(found)
 
@@ -445,7 +450,7 @@ def _attention(
     if layer is not None:
         return layer.attend(query, key, value, s_aux), None
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
-        raise NotImplementedError("its attention looks ahead")
+        raise _Unsupported("its attention looks ahead")
     _refuse_more_than_heads(module, attention_mask, others)
     _refuse_hidden_window(module, sliding_window)
     module.quire_found.append(
@@ -465,7 +470,7 @@ def _attention(
 
 
 def _refuse_more_than_heads(module: Any, attention_mask: torch.Tensor | None, others: dict[str, Any]) -> None:
-    """Raises NotImplementedError for an argument that paged attention would ignore.
+    """Raises _Unsupported for an argument that paged attention would ignore.
 
     Transformers builds no plain causal mask for an attention implementation that it does not know: a mask that arrives is
     the model's own.
@@ -475,20 +480,33 @@ def _refuse_more_than_heads(module: Any, attention_mask: torch.Tensor | None, ot
         name for name, value in given.items() if name not in _HARMLESS and value is not None and value is not False
     ]
     if unknown:
-        raise NotImplementedError(
+        raise _Unsupported(
             f"its {type(module).__name__} calls attention with {', '.join(sorted(unknown))}, which paged attention cannot apply"
         )
 
 
 def _refuse_hidden_window(module: Any, sliding_window: int | None) -> None:
-    """Raises NotImplementedError for a layer of `layer_types` with a window that only its mask would apply."""
+    """Raises _Unsupported for a layer of `layer_types` with a window that only its mask would apply."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
     layer = getattr(module, "layer_idx", None)
     if isinstance(layer, int) and layer < len(kinds) and kinds[layer] == "sliding_attention" and not sliding_window:
-        raise NotImplementedError(
+        raise _Unsupported(
             f"layer {layer} is sliding_attention in layer_types, but its {type(module).__name__} calls attention without "
             f"sliding_window"
         )
+
+
+def _in_words(error: Exception) -> str:
+    """Why a run of a model's own code, over a tree without memory, ended in this error."""
+    if isinstance(error, _Unsupported):
+        return str(error)
+    if isinstance(error, KeyError) and error.args == (ATTENTION,):
+        return "its attention does not go through Transformers' attention interface"
+    if "meta" in str(error):
+        return "what its code computes depends on the values of its tensors, so that its layers cannot be listed beforehand"
+    if "NoneType" in str(error):
+        return "its code needs an attention mask or a cache of Transformers, which paged attention takes the place of"
+    return failure(error)
 
 
 def _share(count: int, plan: ParallelPlan, what: str) -> int:

@@ -46,6 +46,11 @@ class Given(torch.nn.Module):
 
     hidden: torch.Tensor
 
+    @property
+    def decoder(self) -> Given:
+        """Where a tree has its layers one level down."""
+        return self
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
@@ -100,7 +105,7 @@ def check_tree(tree: Any, layers: Sequence[Heads], attention: str) -> None:
         tree.set_attn_implementation(attention)
         found_TV = _run_reversed(tree, tokens, layers)
     except Exception as error:  # a model's own code may raise anything
-        raise refusal(config, f"a first run of {count} tokens failed: {type(error).__name__}: {error}") from error
+        raise refusal(config, f"in a first run of {count} tokens {failure(error)}") from error
     differences_TV = (expected_TV.float().log_softmax(-1) - found_TV.float().log_softmax(-1)).abs()
     is_wide = expected_TV.dtype.itemsize >= 4
     off, allowed = (differences_TV.max(), TOLERANCE) if is_wide else (differences_TV.mean(), HALF_TOLERANCE)
@@ -130,10 +135,15 @@ def _run_reversed(tree: Any, tokens: torch.Tensor, layers: Sequence[Heads]) -> t
             del module.quire_layer
 
 
+def failure(error: Exception) -> str:
+    """What a user is told of an error in a model's own code; its traceback has the rest."""
+    return f"its own code failed: {str(error).rstrip('.') or type(error).__name__}"
+
+
 def refusal(config: Any, why: str) -> ConfigError:
     """The error for a model that Transformers knows and that cannot run on pages."""
     return ConfigError(
-        f"Transformers' {type(config).__name__} (model_type={config.model_type!r}) cannot run on pages: {why}. "
-        f"Use another model, or another engine",
+        f"models with model_type={config.model_type!r} ({type(config).__name__} of Transformers) cannot run with paged "
+        f"attention: {why}. Choose another model, or run this one with Transformers itself",
         setting="model_impl",
     )
