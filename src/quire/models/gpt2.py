@@ -72,7 +72,8 @@ def gpt2(hf: HFConfig) -> DecoderSpec:
 @register("OpenAIGPTLMHeadModel")
 def openai_gpt(hf: HFConfig) -> DecoderSpec:
     """GPT-1: norms behind the residual sums, none at the end."""
-    act = {"gelu": "gelu_new", "swish": "silu"}.get(hf.get("afn", "gelu"), hf.get("afn", "gelu"))
+    act: str = hf.get("afn", "gelu")
+    act = {"gelu": "gelu_new", "swish": "silu"}.get(act, act)
     mlp = MLP(4 * hf.n_embd, act=act, bias=True)
     return dataclasses.replace(gpt2(hf), mlp=mlp, placement=RESIDUAL_POST, final_norm=False, weights=GPT1_NAMES)
 
