@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 and what is built like them: multi-head latent attention, and mixtures in all but the first layers."""
+"""DeepSeek-V2 and V3 and what has their latent attention: Kimi-K2, GLM-5, Mistral 4, MiniCPM3, LongCat-Flash, HunYuan 4."""
 
 import dataclasses
 import math
@@ -6,12 +6,14 @@ from typing import cast
 
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
+from quire.kernels.types import ClampedSwiglu, Routing
 from quire.models.llama import LLAMA_NAMES, temperature_of
 from quire.models.mixtures import EXPERT_NAMES, deepseek_mixture, with_deepseek_mixtures, with_experts
+from quire.models.patterns import defaults, renamed
 from quire.models.registry import register
-from quire.models.residual import LayerNorm, RMSNorm
+from quire.models.residual import HyperConnections, LayerNorm, RMSNorm
 from quire.models.rope import Rope
-from quire.models.spec import MLA, DecoderSpec, GatedMLP, WeightNames
+from quire.models.spec import MLA, DecoderSpec, GatedMLP, MoE, WeightNames
 from quire.models.variants import Indexer, SparseMLA
 
 _LATENT = {
@@ -171,3 +173,121 @@ def glm4_moe_lite(hf: HFConfig) -> DecoderSpec:
     dense = latent_decoder(hf, interleaved=bool(hf.get("rope_interleave", True)))
     spec = with_deepseek_mixtures(hf, dense, deepseek_mixture(hf), _mixture_names())
     return with_experts(dense, deepseek_mixture(hf), lambda layer: kinds[layer] == "sparse", spec.weights)
+
+
+@register("MiniCPM3ForCausalLM")
+def minicpm3(hf: HFConfig) -> DecoderSpec:
+    """MiniCPM3-4B."""
+    depth, base = hf.get("scale_depth", 0), hf.get("dim_model_base", 0)
+    return dataclasses.replace(
+        latent_decoder(hf, interleaved=False),
+        embedding_scale=float(hf.get("scale_emb", 1)),
+        residual_scale=depth / hf.num_hidden_layers**0.5 if depth else 1.0,
+        logits_scale=base / hf.hidden_size if base else 1.0,
+        tied_embeddings=bool(hf.get("tie_word_embeddings", True)),
+    )
+
+
+LONGCAT_DENSE = ("mlps.{sub}.gate_proj", "mlps.{sub}.up_proj")
+LONGCAT_NAMES = dataclasses.replace(
+    EXPERT_NAMES.but(
+        drop=("qkv", "q_norm", "k_norm"),
+        q_a="self_attn.{sub}.q_a_proj",
+        q_a_norm="self_attn.{sub}.q_a_layernorm",
+        q_b="self_attn.{sub}.q_b_proj",
+        kv_a="self_attn.{sub}.kv_a_proj_with_mqa",
+        kv_a_norm="self_attn.{sub}.kv_a_layernorm",
+        kv_b="self_attn.{sub}.kv_b_proj",
+        out="self_attn.{sub}.o_proj",
+        before_mixer="input_layernorm.{sub}",
+        before_mlp="post_attention_layernorm.{sub}",
+        gate_up=LONGCAT_DENSE,
+        down="mlps.{sub}.down_proj",
+        shared_gate_up=LONGCAT_DENSE,
+        shared_down="mlps.{sub}.down_proj",
+        router="mlp.router.classifier",
+        router_bias="mlp.router.e_score_correction_bias",
+    ),
+    stacked={},
+    sublayers=2,
+)
+
+
+@register("LongcatFlashForCausalLM")
+def longcat_flash(hf: HFConfig) -> DecoderSpec:
+    """LongCat-Flash: the rotation has a base of ten million where its config names none."""
+    hf = renamed(
+        hf, num_hidden_layers="num_layers", intermediate_size="ffn_hidden_size", num_experts_per_tok="moe_topk"
+    )
+    hf = defaults(hf, hidden_act="silu", zero_expert_num=256, routed_scaling_factor=6.0, rms_norm_eps=1e-5)
+    hf = HFConfig(hf.to_dict() | {"num_hidden_layers": 2 * hf.num_hidden_layers, "mlp_bias": False})
+    spec = latent_decoder(hf, interleaved=True)
+    mla = cast(MLA, spec.mixers_of(0)[0])
+    mla = dataclasses.replace(
+        mla, q_latent_scale=(hf.hidden_size / mla.q_rank) ** 0.5, kv_latent_scale=(hf.hidden_size / mla.kv_rank) ** 0.5
+    )
+    dense = GatedMLP(hf.intermediate_size, hf.hidden_act)
+    zero = int(hf.zero_expert_num or 0)
+    mixture = MoE(
+        Routing(
+            hf.n_routed_experts + zero, hf.num_experts_per_tok, renormalize=False, scale=float(hf.routed_scaling_factor)
+        ),
+        hf.expert_ffn_hidden_size,
+        hf.hidden_act,
+        bias_correction=True,
+        shared=dense,
+        zero_experts=zero,
+        late=True,
+    )
+    mlps = tuple(dense if layer % 2 else mixture for layer in range(spec.layers))
+    return dataclasses.replace(spec, mixer=mla, mlp=mlps, weights=_names(hf.n_routed_experts, zero))
+
+
+def _names(experts: int, zero: int) -> WeightNames:
+    """Guessing layers, a bias that no router adds, and matrices of experts that have none are not read."""
+    none = (f"*.mlp.experts.{expert}.*" for expert in range(experts, experts + zero))
+    ignored = (*LONGCAT_NAMES.ignored, "*mtp.*", "*.classifier.bias", *none)
+    return dataclasses.replace(LONGCAT_NAMES, ignored=ignored)
+
+
+HY4_NAMES = EXPERT_NAMES.but(
+    ("qkv", "q_norm", "k_norm"),
+    **{name: LATENT_NAMES.modules[name] for name in LATENT_NAMES.modules if name.startswith(("q_", "kv_"))},
+    **{f"mixer_hyper{end}": f"hc_pre.hc_attn_layer.hc_{end[1:] or 'fn'}" for end in ("", "_base", "_scale")},
+    **{f"mlp_hyper{end}": f"hc_pre.hc_mlp_layer.hc_{end[1:] or 'fn'}" for end in ("", "_base", "_scale")},
+    **{f"hyper_head{end}": f"hc_pre.hc_head.hc_head_{end[1:] or 'fn'}" for end in ("", "_base", "_scale")},
+    gate="self_attn.linear_gate",
+    sinks="self_attn.learnable_sink_param",
+    gate_up=("mlp.linear_gate", "mlp.up_proj"),
+    shared_gate_up=("mlp.shared_experts.linear_gate", "mlp.shared_experts.up_proj"),
+    experts_gate_up=("mlp.experts.{expert}.linear_gate", "mlp.experts.{expert}.up_proj"),
+)
+
+
+@register("HYV4ForCausalLM")
+def hy_v4(hf: HFConfig) -> DecoderSpec:
+    """HunYuan 4 (preview)."""
+    hf = defaults(
+        hf, q_lora_rank=1536, hidden_act="silu", rms_norm_eps=1e-5, v_head_dim=256, n_shared_experts=1,
+        routed_scaling_factor=2.827, index_topk=2048, index_head_dim=128, index_n_heads=16, hc_mult=4, hc_magnitude=2.0,
+        hc_eps=1e-6, swiglu_limit=10.0,
+    )  # fmt: skip
+    hf = HFConfig(hf.to_dict() | {"mlp_bias": False})
+    if hf.swiglu_limit <= 0:
+        raise ConfigError(f"swiglu_limit={hf.swiglu_limit} of config.json must be above 0", setting="model")
+    layers = range(hf.num_hidden_layers)
+    dense = latent_decoder(hf, interleaved=False)
+    mla = dataclasses.replace(cast(MLA, dense.mixers_of(0)[0]), sinks=True, output_gate=True)
+    mixture = dataclasses.replace(deepseek_mixture(hf), clamp=ClampedSwiglu(1.0, float(hf.swiglu_limit), offset=0))
+    kinds = hf.get("mlp_layer_types") or ["dense", *("sparse" for _ in layers[1:])]
+    names = dataclasses.replace(HY4_NAMES, ignored=(*HY4_NAMES.ignored, *_guessing(hf)))
+    spec = with_experts(dataclasses.replace(dense, mixer=mla), mixture, lambda layer: kinds[layer] == "sparse", names)
+    indexers = hf.get("indexer_types") or ["full" if layer == 0 or layer % 4 == 1 else "shared" for layer in layers]
+    spec = with_indexers(spec, hf, indexers, interleaved=False, rope_last=True, eps=hf.rms_norm_eps)
+    hyper = HyperConnections(hf.hc_mult, hf.hc_eps, hf.rms_norm_eps, hf.hc_magnitude, write_eps=hf.hc_eps)
+    return dataclasses.replace(spec, hyper=hyper)
+
+
+def _guessing(hf: HFConfig) -> tuple[str, ...]:
+    """Layers behind the last one, which guess further tokens."""
+    return tuple(f"*layers.{hf.num_hidden_layers + more}.*" for more in range(hf.get("num_nextn_predict_layers", 1)))
