@@ -36,7 +36,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         name: DENSE[name]
         for name in (
             "olmo2", "olmo3", "stablelm: parallel, norms of heads, biases", "cohere: norms of heads, untied", "bloom: 6 heads",
-            "mpt", "falcon: 7b", "falcon: 40b", "gpt-neox", "gpt-j", "gpt-bigcode", "apertus", "hunyuan dense",
+            "mpt", "falcon: 7b", "falcon: 40b", "gpt-neox", "gpt-j", "gpt-bigcode",
+            "gpt-1", "gpt-neo", "gpt-neox japanese", "codegen", "apertus", "hunyuan dense",
             "glm4", "nemotron", "opt: 350m", "ministral", "ministral3", "smollm3", "granite swa", "olmo: clipped",
         )
     },

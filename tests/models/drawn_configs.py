@@ -413,6 +413,18 @@ def _gptj(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     return {"rotary_dim": draw.choice([2 * half for half in range(1, size // 2 + 1)])}
 
 
+def _codegen(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    """Its class splits heads over four devices."""
+    heads, size = draw.choice((4, 8)), draw.choice((8, 10, 16, 24))
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": heads, "hidden_size": heads * size}
+    return sizes | {"rotary_dim": draw.choice((2, 6, 8)), "n_ctx": 256}
+
+
+def _gpt_neo(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
+    kinds = [draw.choice(("global", "local")) for _ in range(values["num_hidden_layers"])]
+    return {"attention_types": [[kinds, 1]], "window_size": draw.choice(WINDOWS)}
+
+
 def _nemotron_h(draw: random.Random, values: dict[str, Any]) -> dict[str, Any]:
     heads = draw.choice((2, 3, 4, 6))
     groups = draw.choice([count for count in range(1, heads + 1) if heads % count == 0])
@@ -504,6 +516,10 @@ OWN: dict[str, Callable[[random.Random, dict[str, Any]], dict[str, Any]]] = {
     "FalconForCausalLM": _falcon,
     "MptForCausalLM": _mpt,
     "GPTJForCausalLM": _gptj,
+    "CodeGenForCausalLM": _codegen,
+    "GPTNeoForCausalLM": _gpt_neo,
+    "GPTNeoXJapaneseForCausalLM": lambda draw, values: {"intermediate_multiple_size": draw.choice((1, 2, 3))},
+    "OpenAIGPTLMHeadModel": lambda draw, values: {"afn": draw.choice(("gelu", "relu", "silu", "swish"))},
     "NemotronHForCausalLM": _nemotron_h,
     "Zamba2ForCausalLM": _zamba2,
     "HeliumForCausalLM": _helium,

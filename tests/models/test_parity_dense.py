@@ -127,6 +127,22 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi: norms of heads, tied": ("PhiForCausalLM", {"qk_layernorm": True, **TIED}),
     "gpt-j: tied": ("GPTJForCausalLM", GPT | {"rotary_dim": 8, **TIED}),
+    "gpt-1": ("OpenAIGPTLMHeadModel", {}),
+    "gpt-1: another activation, untied": ("OpenAIGPTLMHeadModel", {"afn": "swish", "tie_word_embeddings": False}),
+    "gpt-neo": ("GPTNeoForCausalLM", {}),
+    "gpt-neo: odd, untied": (
+        "GPTNeoForCausalLM",
+        {"num_heads": 6, "num_attention_heads": 6, "hidden_size": 72, "intermediate_size": 100, "tie_word_embeddings": False,
+         "attention_types": [[["local"], 1], [["global", "local", "local"], 1]]},
+    ),
+    "gpt-neox japanese": ("GPTNeoXJapaneseForCausalLM", {}),
+    "gpt-neox japanese: a part of each head rotates, untied": (
+        "GPTNeoXJapaneseForCausalLM",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+         "intermediate_multiple_size": 2, "tie_word_embeddings": False},
+    ),
+    "codegen": ("CodeGenForCausalLM", {}),
+    "codegen: one head a device, tied": ("CodeGenForCausalLM", {"n_head": 4, "rotary_dim": 6, "n_inner": 100, **TIED}),
     "gemma: another activation, untied": (
         "GemmaForCausalLM", ODD | {"hidden_act": "silu", "head_dim": 24, "tie_word_embeddings": False},
     ),

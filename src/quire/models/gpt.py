@@ -94,12 +94,8 @@ def gpt_bigcode(hf: HFConfig) -> DecoderSpec:
 @register("GPTNeoForCausalLM")
 def gpt_neo(hf: HFConfig) -> DecoderSpec:
     """GPT-Neo: GPT-2 without a scale of scores and without biases of queries, keys and values; some layers have a window."""
-    spec = gpt2(
-        renamed(
-            hf, n_embd="hidden_size", n_layer="num_layers", n_head="num_heads", n_positions="max_position_embeddings",
-            n_inner="intermediate_size",
-        )
-    )  # fmt: skip
+    hf = renamed(hf, n_embd="hidden_size", n_layer="num_layers", n_head="num_heads", n_inner="intermediate_size")
+    spec = gpt2(renamed(hf, n_positions="max_position_embeddings"))
     spec = dataclasses.replace(spec.with_attention(scale=1.0, qkv_bias=False), weights=NEO_NAMES)
     groups = hf.get("attention_types", [[["global", "local"], spec.layers // 2]])
     kinds = [kind for names, count in groups for _ in range(count) for kind in names]
@@ -159,12 +155,8 @@ def gpt_neox_japanese(hf: HFConfig) -> DecoderSpec:
     """GPT-NeoX Japanese: one half after the other, and the only bias is that of the last layer's attention."""
     inner = int(hf.hidden_size * hf.get("intermediate_multiple_size", 4))
     hf = renamed(hf, rope_theta="rotary_emb_base", partial_rotary_factor="rotary_pct")
-    spec = gpt_neox(
-        defaults(
-            hf, intermediate_size=inner, partial_rotary_factor=1.0, attention_bias=False, use_parallel_residual=False,
-            tie_word_embeddings=True,
-        )
-    )  # fmt: skip
+    hf = defaults(hf, partial_rotary_factor=1.0, attention_bias=False, tie_word_embeddings=True)
+    spec = gpt_neox(defaults(hf, intermediate_size=inner, use_parallel_residual=False))
     mlp = MLP(inner, act=hf.get("hidden_act", "gelu"))
     last = tuple(layer == spec.layers - 1 for layer in range(spec.layers))
     return dataclasses.replace(with_layers(spec, last, out_bias=True), mlp=mlp, weights=JAPANESE_NAMES)

@@ -20,7 +20,7 @@ from quire.models.recurrent import (
     RgLru,
     ShortConv,
     TimeMix,
-)  # fmt: skip
+)
 from quire.models.residual import PRE, HyperConnections, Joint, LayerInput, Norm, Placement, RMSNorm
 from quire.models.rope import Rope
 
