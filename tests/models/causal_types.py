@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-
-from quire.benchmarks.tiny_models import randomize, tiny_values
+from tests.oracles.tiny_models import randomize, tiny_values
 
 
 @dataclasses.dataclass(frozen=True)
