@@ -3,6 +3,7 @@
 
 A start is gone through on torch's meta device, with launches that only name what they would need (`KernelPreparation`). To be
 run again when kernels or their sizes have changed; a list that is out of date costs compile time at a first start, no more.
+Kernels that a list already has keep their order, unless --compile measures it again.
 
 Usage: python tools/record_kernels.py MODEL... [--compile] [--output FOLDER] [--set quantization=fp8]
        MODEL is a folder with a config.json.
@@ -158,6 +159,14 @@ def slowest_first(variants: list[dict[str, Any]], capability: int) -> list[dict[
     return sorted(good, key=lambda variant: -compiling.seconds.get(places.identity(variant), 0.0))
 
 
+def as_ordered_in(path: Path, variants: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """In the order of the list that is there; what it does not have comes first."""
+    from quire.kernels.triton import places
+
+    order = {places.identity(variant): number for number, variant in enumerate(places.read_list(path))}
+    return sorted(variants, key=lambda variant: order.get(places.identity(variant), -1))
+
+
 def _number(text: str) -> Any:
     return int(text) if text.isdigit() else text
 
@@ -186,10 +195,10 @@ def main() -> None:
         given = EngineArgs(model=model, device="cuda", load_format="dummy", skip_tokenizer_init=True)
         config = dataclasses.replace(given, **settings).create_engine_config()
         variants = record(config, args.memory * GIB)
-        if args.compile:
-            variants = slowest_first(variants, args.capability)
         name = list_name(config, args.capability)
-        places.write_list((args.output or places.SHIPPED_LISTS) / f"{name}.json", variants)
+        path = (args.output or places.SHIPPED_LISTS) / f"{name}.json"
+        variants = slowest_first(variants, args.capability) if args.compile else as_ordered_in(path, variants)
+        places.write_list(path, variants)
         print(f"{model}: {len(variants)} kernels, {name}")
 
 

@@ -75,6 +75,18 @@ class EngineRequest(msgspec.Struct, array_like=True, omit_defaults=True):
         self.prompt_token_ids = token_array(self.prompt_token_ids)
 
 
+class TokenLogprobs(msgspec.Struct, array_like=True, omit_defaults=True):
+    """Logprobs of consecutive positions of one request.
+
+    Each position has a list of (token id, logprob) in descending logprob after its first entry, which is always the
+    sampled (or prompt) token itself; `ranks` is that token's 1-based rank in the whole vocabulary.
+    """
+
+    token_ids: list[list[int]]
+    logprobs: list[list[float]]
+    ranks: list[int]
+
+
 class Pooled(msgspec.Struct, array_like=True, omit_defaults=True):
     """What a pooling request gave: float32 numbers, as their own bytes on every border.
 

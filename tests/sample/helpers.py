@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.oracles.plain_sampler import PlainSampler, SamplerOutput
 
+from quire.kernels.step import SampleColumns, allocate_columns
 from quire.sample.logits_processor import LogitsProcessor
-from quire.sample.sampler import Sampler, SamplerOutput
+from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
 
 VOCAB = 97
@@ -19,6 +21,13 @@ def make_sampler(
     return Sampler(rows, vocab, torch.device("cpu"), mode, processors)
 
 
+def make_plain_sampler(
+    *, vocab: int = VOCAB, rows: int = 64, mode: str = "raw_logprobs", processors: list[LogitsProcessor] | None = None
+) -> PlainSampler:
+    """What it must agree with."""
+    return PlainSampler(rows, vocab, mode, processors)
+
+
 def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
     """Float32 logits [rows, vocab]."""
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
@@ -29,9 +38,29 @@ def add(sampler: Sampler, row: int, *, prompt: Any = (), output: Any = (), seed:
     sampler.add_row(row, SamplingParams(**params), list(prompt), list(output), seed)
 
 
-def draw(sampler: Sampler, logits: torch.Tensor, rows: Any, positions: Any) -> SamplerOutput:
-    """Sample, leaving the logits as they are."""
-    return sampler.sample(logits.clone(), np.asarray(rows, dtype=np.int32), np.asarray(positions, dtype=np.int32))
+def columns_of(sampler: Sampler, rows_S: np.ndarray, positions_S: np.ndarray) -> SampleColumns:
+    """What a runner would have packed; longer than the batch, as its buffers are."""
+    columns = allocate_columns(len(rows_S) + 3, torch.device("cpu"))
+    sampler.table.pack(rows_S, positions_S, columns)
+    return columns
+
+
+def draw(sampler: Sampler, logits_SV: torch.Tensor, rows: Any, positions: Any) -> SamplerOutput:
+    """A step as a runner drives it, its results fetched at once; the logits stay as they are."""
+    rows_S, positions_S = np.asarray(rows, dtype=np.int32), np.asarray(positions, dtype=np.int32)
+    masks = sampler.begin_masks(rows_S, positions_S)
+    wanted = sampler.wanted(rows_S, positions_S)
+    out_S = torch.full((len(rows_S),), -7, dtype=torch.int32)
+    columns, logits_SV = columns_of(sampler, rows_S, positions_S), logits_SV.clone()
+    if masks is not None and sampler.is_masked_alone(wanted, rows_S):
+        sampled = sampler.upload_masks(masks, rows_S)
+        sampler.compute_masked(logits_SV, columns, out_S)
+    else:
+        sampled = sampler.sample(logits_SV, columns, rows_S, positions_S, wanted, out_S, masks)
+    host = {name: tensor.clone() for name, tensor in sampled.tensors.items()}
+    output = SamplerOutput(out_S.numpy().copy(), sampler.finish(sampled, host), sampled.errors)
+    sampler.append_tokens(rows_S, output.token_ids, positions_S)
+    return output
 
 
 def processed_probabilities(sampler: Sampler, logits: torch.Tensor, row: int, position: int) -> np.ndarray:

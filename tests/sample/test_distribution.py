@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 from tests.oracles import sampler_reference as oracle
-from tests.sample.helpers import add, make_sampler, random_logits
+from tests.sample.helpers import add, draw, make_sampler, random_logits
 
 from quire.sampling_params import SamplingParams
 
@@ -58,8 +58,7 @@ def test_tokens_follow_the_exact_distribution(name: str, varied: str) -> None:
             seed = 1_000_003 * (batch * rows + row) if varied == "seed" else 12345
             add(sampler, row, prompt=[5, 6, 3], seed=seed, **params)
         positions = np.full(rows, 3, dtype=np.int32) if varied == "seed" else 3 + batch * rows + index
-        repeated = logits.expand(rows, VOCAB).clone()
-        tokens.append(sampler.sample(repeated, index, positions).token_ids)
+        tokens.append(draw(sampler, logits.expand(rows, VOCAB), index, positions).token_ids)
     # Seeds are fixed, so this either always passes or never; a correct sampler fails one in a thousand such choices.
     assert chi_square_p_value(np.concatenate(tokens), probabilities) > 1e-3
 
@@ -70,7 +69,7 @@ def test_the_chi_square_test_would_notice_a_wrong_temperature() -> None:
     index = np.arange(4000, dtype=np.int32)
     for row in range(4000):
         add(sampler, row, seed=row, temperature=1.0)
-    tokens = sampler.sample(logits.expand(4000, VOCAB).clone(), index, index).token_ids
+    tokens = draw(sampler, logits.expand(4000, VOCAB), index, index).token_ids
     wrong = oracle.probabilities(logits[0].numpy(), SamplingParams(temperature=1.15), [], [])
     assert chi_square_p_value(tokens, wrong) < 1e-3
 
@@ -80,6 +79,6 @@ def test_consecutive_seeds_are_independent() -> None:
     index = np.arange(4000, dtype=np.int32)
     for row in range(4000):
         add(sampler, row, seed=row)
-    tokens = sampler.sample(torch.zeros(4000, 4), index, np.full(4000, 9, dtype=np.int32)).token_ids
+    tokens = draw(sampler, torch.zeros(4000, 4), index, np.full(4000, 9)).token_ids
     pairs = np.bincount(tokens[:-1] * 4 + tokens[1:], minlength=16)
     assert stats.chisquare(pairs).pvalue > 1e-3

@@ -6,8 +6,7 @@ import torch
 from tests.oracles import sampler_reference as oracle
 from tests.sample.helpers import random_logits
 
-from quire.sample.filters import FilterRows, compute_thresholds, hide_below
-from quire.sample.top_values import top_values
+from quire.kernels.cpu.sampling import FilterRows, compute_thresholds, hide_below, top_values
 from quire.sampling_params import SamplingParams
 
 

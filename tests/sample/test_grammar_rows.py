@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sample.helpers import draw
 
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
@@ -91,5 +92,5 @@ def test_every_row_draws_what_its_mask_leaves(kinds: list[str], seed: int) -> No
             wanted_V[~allowed_NV[number]] = -np.inf
         made.add_row(int(rows_S[index]), params, [1, 2], [], 0)
         expected.append(int(np.argmax(wanted_V)))
-    output = made.sample(logits_SV, rows_S, np.full(len(kinds), 2, dtype=np.int32))
+    output = draw(made, logits_SV, rows_S, np.full(len(kinds), 2))
     assert output.token_ids.tolist() == expected and not output.errors

@@ -142,8 +142,8 @@ def test_a_row_leaves_the_slow_path_when_min_tokens_is_reached() -> None:
     logits = random_logits(1)
     draw(sampler, logits, [0], [1])
     draw(sampler, logits, [0], [2])
-    assert sampler._rows.features_R[0] == 0
-    assert not sampler._rows.objects
+    assert sampler.table.features_R[0] == 0
+    assert not sampler.table.objects
 
 
 def test_a_bad_word_of_several_tokens_is_hidden_only_after_its_beginning() -> None:
@@ -224,7 +224,7 @@ def test_a_removed_row_leaves_nothing_behind() -> None:
     add(sampler, 0, temperature=1.0, frequency_penalty=1.0, allowed_token_ids=[1], logprobs=3)
     sampler.remove_row(0)
     sampler.remove_row(0)
-    assert not sampler._rows.objects
+    assert not sampler.table.objects
     add(sampler, 0, temperature=0.0)
     logits = random_logits(1)
     result = draw(sampler, logits, [0], [1])

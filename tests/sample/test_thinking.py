@@ -1,4 +1,4 @@
-"""A row's reasoning ends where its budget is spent, on both samplers, and nowhere else is anything forced."""
+"""A row's reasoning ends where its budget is spent, and nowhere else is anything forced."""
 
 from typing import Any
 
@@ -8,9 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.sample.helpers import VOCAB, make_sampler, random_logits
-from tests.sample.test_device_sampler import draw as draw_on_device
-from tests.sample.test_device_sampler import make_device_sampler
+from tests.sample.helpers import VOCAB, draw, make_plain_sampler, make_sampler, random_logits
 
 from quire.kernels import ops
 from quire.sample.thinking import ThinkingLimit
@@ -30,8 +28,8 @@ def references() -> None:
 
 def generate(kind: str, params: dict[str, Any], seed: int, output: list[int], length: int = LENGTH) -> list[int]:
     """What a row says that has said `output` already."""
-    device, host = make_device_sampler(), make_sampler()
-    (device if kind == "device" else host).add_row(
+    sampler, plain = make_sampler(), make_plain_sampler()
+    (sampler if kind == "sampler" else plain).add_row(
         2, SamplingParams(allowed_token_ids=[*TOKENS, 90], max_tokens=99, **params), PROMPT, output, seed
     )
     said = list(output)
@@ -39,10 +37,10 @@ def generate(kind: str, params: dict[str, Any], seed: int, output: list[int], le
         logits = random_logits(1, seed=seed * 1000 + len(said))
         logits[0, 90] = -50.0
         position = len(PROMPT) + len(said)
-        if kind == "device":
-            token_ids = draw_on_device(device, logits, [2], [position]).token_ids
+        if kind == "sampler":
+            token_ids = draw(sampler, logits, [2], [position]).token_ids
         else:
-            token_ids = host.sample(logits, np.array([2], np.int32), np.array([position], np.int32)).token_ids
+            token_ids = plain.sample(logits, np.array([2], np.int32), np.array([position], np.int32)).token_ids
         said.append(int(token_ids[0]))
     return said
 
@@ -63,7 +61,7 @@ def thinking_ends(said: list[int], thinking: Thinking) -> int | None:
     budget=st.integers(0, 9),
     seed=st.integers(0, 40),
     temperature=st.sampled_from([0.0, 1.0]),
-    kind=st.sampled_from(["host", "device"]),
+    kind=st.sampled_from(["plain", "sampler"]),
 )
 def test_the_reasoning_ends_by_its_budget_and_nothing_else_changes(
     end: list[int], start: int | None, budget: int, seed: int, temperature: float, kind: str
@@ -126,7 +124,7 @@ def test_thoughts_on_a_channel_end_by_their_budget(
     assert output == (wanted if said is None else said)
 
 
-@pytest.mark.parametrize("kind", ["host", "device"])
+@pytest.mark.parametrize("kind", ["plain", "sampler"])
 @pytest.mark.parametrize("close", [[], [90, 1, 0]])
 def test_both_samplers_force_what_closes_thoughts(kind: str, close: list[int]) -> None:
     thinking = Thinking([90, 1, 0], None, close, [2, 2], [[1, 1, 1, 1, 1]])
@@ -134,7 +132,7 @@ def test_both_samplers_force_what_closes_thoughts(kind: str, close: list[int]) -
     assert said[5:8] == [90, 1, 0] and 90 not in said[8:]
 
 
-@pytest.mark.parametrize("kind", ["host", "device"])
+@pytest.mark.parametrize("kind", ["plain", "sampler"])
 def test_a_row_that_comes_back_goes_on_with_what_is_left_of_its_budget(kind: str) -> None:
     params = {"thinking": Thinking([90]), "thinking_token_budget": 6, "temperature": 1.0, "logprobs": 0}
     whole = generate(kind, params, 3, [])
@@ -151,15 +149,15 @@ def test_the_marker_is_counted_and_its_logprob_is_the_models() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 90] = 3.0
     rows = np.array([0], np.int32)
-    first = sampler.sample(logits.clone(), rows, np.array([3], np.int32))
+    first = draw(sampler, logits, rows, [3])
     expected = float(torch.log_softmax(logits, -1)[0, 90])
     assert first.token_ids.tolist() == [90] and first.logprobs[0].logprobs[0] == [pytest.approx(expected)]
-    second = sampler.sample(logits.clone(), rows, np.array([4], np.int32))
+    second = draw(sampler, logits, rows, [4])
     assert second.token_ids[0] != 90, "the penalty knows the forced token"
 
 
 def test_a_row_waits_for_its_tokens_only_where_its_reasoning_may_have_to_end() -> None:
-    sampler = make_device_sampler()
+    sampler = make_sampler()
     params = SamplingParams(temperature=0.0, thinking=Thinking([90]), thinking_token_budget=4, max_tokens=50)
     sampler.add_row(0, params, PROMPT, [], 0)
     rows = np.array([0], np.int32)
@@ -169,7 +167,7 @@ def test_a_row_waits_for_its_tokens_only_where_its_reasoning_may_have_to_end() -
 
     assert [position for position in range(3, 12) if waits(position)] == [7, 8, 9, 10, 11]
     for position in range(3, 8):
-        draw_on_device(sampler, random_logits(1, seed=position), [0], [position])
+        draw(sampler, random_logits(1, seed=position), [0], [position])
     assert sampler.table.objects[0].output_token_ids[-1] == 90
-    draw_on_device(sampler, random_logits(1), [0], [8])
+    draw(sampler, random_logits(1), [0], [8])
     assert sampler.is_plain(sampler.wanted(rows, np.array([9], np.int32))), "it is an ordinary row again"

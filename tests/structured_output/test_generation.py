@@ -18,7 +18,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import RequestError
 from quire.executor import uniproc
-from quire.sample.device_sampler import DeviceSampler
+from quire.sample.sampler import Sampler
 from quire.sampling_params import StructuredOutputsParams, Thinking
 from quire.structured_output.grammars import Grammars
 from quire.structured_output.rows import Filling
@@ -112,10 +112,8 @@ def test_a_device_with_steps_in_flight_gives_the_tokens_of_the_plain_runner(
 ) -> None:
     plain = make_engine(llama).generate(requests_of(llama))
     draws: list[int] = []
-    compute_masked = DeviceSampler.compute_masked
-    monkeypatch.setattr(
-        DeviceSampler, "compute_masked", lambda self, *given: (draws.append(1), compute_masked(self, *given))
-    )
+    compute_masked = Sampler.compute_masked
+    monkeypatch.setattr(Sampler, "compute_masked", lambda self, *given: (draws.append(1), compute_masked(self, *given)))
     assert make_device_engine(monkeypatch, llama, depth=depth).generate(requests_of(llama)) == plain
     assert draws
 

@@ -10,7 +10,7 @@ from tests.worker.test_end_to_end import greedy_oracle, greedy_requests, make_pr
 from tests.worker.tiny_engine import make_request
 
 from quire.sample import features
-from quire.sample.device_features import FeatureBatches
+from quire.sample.feature_batches import FeatureBatches
 from quire.sample.features import FEATURES, features_of
 from quire.sampling_params import SamplingParams, StructuredOutputsParams, Thinking
 from quire.worker.feature_uses import FeatureUses

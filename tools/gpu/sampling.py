@@ -7,6 +7,7 @@ of captured graphs over rotating buffers, so that the L2 cache does not hold wha
 """
 # ruff: noqa: B023, B905 - timed calls are made in the loop that defines them
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -27,7 +28,7 @@ from tests.oracles.operations import sampling as reference_sampling
 
 from quire.kernels import ops
 from quire.kernels import triton as triton_kernels
-from quire.kernels.step import SampleColumns
+from quire.kernels.step import SampleColumns, allocate_columns
 from quire.kernels.triton import (
     activations,
     filters,
@@ -39,7 +40,6 @@ from quire.kernels.triton import (
     sampling,
     sampling_heads,
 )
-from quire.sample.device_sampler import DeviceSampler
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
 
@@ -262,22 +262,19 @@ def random_params(rng: random.Random) -> SamplingParams:
     return SamplingParams(**params)
 
 
-def columns_of(sampler: DeviceSampler, rows_S: np.ndarray, positions_S: np.ndarray) -> SampleColumns:
-    table = sampler.table
-    values = (
-        rows_S, positions_S, table.inverse_temperature_R[rows_S], table.seed_R[rows_S], table.top_k_R[rows_S],
-        table.top_p_R[rows_S], table.min_p_R[rows_S],
-    )  # fmt: skip
-    return SampleColumns(*(torch.from_numpy(np.ascontiguousarray(v)).to(DEVICE) for v in values))
+def columns_of(sampler: Sampler, rows_S: np.ndarray, positions_S: np.ndarray, device: torch.device) -> SampleColumns:
+    host = allocate_columns(len(rows_S), torch.device("cpu"))
+    sampler.table.pack(rows_S, positions_S, host)
+    return SampleColumns(*(getattr(host, field.name).to(device) for field in dataclasses.fields(host)))
 
 
 def check_sampler() -> None:
-    """The device's sampler against the host's, over steps, and that it never waits for the device."""
+    """The sampler on the device against the sampler on the CPU, over steps, and that it never waits for the device."""
     for mode in ("raw_logprobs", "processed_logprobs"):
         rng = random.Random(mode)
         rows = 24
         ours, theirs = (
-            DeviceSampler(rows, VOCABULARY, DEVICE, mode),
+            Sampler(rows, VOCABULARY, DEVICE, mode),
             Sampler(rows, VOCABULARY, torch.device("cpu"), mode),
         )
         for row in range(rows):
@@ -290,11 +287,15 @@ def check_sampler() -> None:
             positions_S = (30 + 10 * rows_S + step).astype(np.int32)
             logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(step)) * 3
             ops.select("cpu")
-            expected = theirs.sample(logits.clone(), rows_S, positions_S)
+            tokens_S, cpu = torch.zeros(rows, dtype=torch.int32), torch.device("cpu")
+            wanted, columns = theirs.wanted(rows_S, positions_S), columns_of(theirs, rows_S, positions_S, cpu)
+            there = theirs.sample(logits.clone(), columns, rows_S, positions_S, wanted, tokens_S)
+            expected, expected_S = theirs.finish(there, there.tensors), tokens_S.numpy()
+            theirs.append_tokens(rows_S, expected_S, positions_S)
             ops.select("cuda")
-            on_gpu, columns = logits.to(DEVICE), columns_of(ours, rows_S, positions_S)
+            on_gpu, columns = logits.to(DEVICE), columns_of(ours, rows_S, positions_S, DEVICE)
             out = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-            wanted = ours.wanted(rows_S)
+            wanted = ours.wanted(rows_S, positions_S)
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
             begin = time.perf_counter()
@@ -302,16 +303,16 @@ def check_sampler() -> None:
             spent = time.perf_counter() - begin
             torch.cuda.set_sync_debug_mode("default")
             host = {name: tensor.cpu() for name, tensor in sampled.tensors.items()}
-            output = ours.finish(sampled, host, rows_S, out.cpu().numpy())
-            # The rows go on with what the host's sampler drew, so that one difference is counted once.
-            ours.append_tokens(rows_S, expected.token_ids)
-            wrong = np.flatnonzero(output.token_ids != expected.token_ids).tolist()
+            logprobs = ours.finish(sampled, host)
+            # The rows go on with what the CPU's sampler drew, so that one difference is counted once.
+            ours.append_tokens(rows_S, expected_S, positions_S)
+            wrong = np.flatnonzero(out.cpu().numpy() != expected_S).tolist()
             different += len(wrong)
             if wrong:
-                print(f"{mode} step {step}: rows {wrong} differ: {[theirs._rows.top_p_R[row] for row in wrong]}")
-            same(f"sampler {mode} {step} errors", output.errors == expected.errors)
-            for row, entry in expected.logprobs.items():
-                mine = output.logprobs[row]
+                print(f"{mode} step {step}: rows {wrong} differ: {[theirs.table.top_p_R[row] for row in wrong]}")
+            same(f"sampler {mode} {step} errors", sampled.errors == there.errors)
+            for row, entry in expected.items():
+                mine = logprobs[row]
                 is_close = row in wrong or np.allclose(mine.logprobs[0], entry.logprobs[0], atol=2e-4)
                 same(
                     f"sampler {mode} {step} logprobs of row {row}",
@@ -331,11 +332,11 @@ def time_sampler() -> None:
         ("all", {"top_p": 0.95, "top_k": 40, "presence_penalty": 0.5, "logit_bias": {5: 1.0}, "logprobs": 5}),
     ):
         for rows in (1, 256):
-            sampler = DeviceSampler(rows, VOCABULARY, DEVICE)
+            sampler = Sampler(rows, VOCABULARY, DEVICE)
             for row in range(rows):
                 sampler.add_row(row, SamplingParams(**params), list(range(500)), [], row)
             rows_S = np.arange(rows, dtype=np.int32)
-            columns, wanted = columns_of(sampler, rows_S, rows_S), sampler.wanted(rows_S)
+            columns, wanted = columns_of(sampler, rows_S, rows_S, DEVICE), sampler.wanted(rows_S)
             logits, out = (
                 torch.randn(rows, VOCABULARY, device=DEVICE) * 3,
                 torch.zeros(rows, dtype=torch.int32, device=DEVICE),
@@ -350,9 +351,7 @@ def time_sampler() -> None:
             torch.cuda.synchronize()
             whole = (time.perf_counter() - begin) / 20
             results[f"sampler {name} {rows}"] = {"host us": host * 1e6, "us": whole * 1e6}
-            print(
-                f"DeviceSampler.sample {name}, {rows} rows: host {host * 1e6:.0f} us, with the device {whole * 1e6:.0f} us"
-            )
+            print(f"Sampler.sample {name}, {rows} rows: host {host * 1e6:.0f} us, with the device {whole * 1e6:.0f} us")
 
 
 def seen_tables(rows: int, seen: int) -> tuple[torch.Tensor, ...]:

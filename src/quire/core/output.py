@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.pooling_params import PoolingParams
-from quire.request import Pooled, TokenIds, token_array
+from quire.request import Pooled, TokenIds, TokenLogprobs, token_array
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -77,18 +77,6 @@ class SchedulerOutput(msgspec.Struct):
     swap_ins: list[tuple[int, int]] = []
     known_tokens: list[tuple[int, int, list[int]]] = []
     extras: dict[str, Any] = {}
-
-
-class TokenLogprobs(msgspec.Struct, array_like=True, omit_defaults=True):
-    """Logprobs of consecutive positions of one request.
-
-    Each position has a list of (token id, logprob) in descending logprob after its first entry, which is always the
-    sampled (or prompt) token itself; `ranks` is that token's 1-based rank in the whole vocabulary.
-    """
-
-    token_ids: list[list[int]]
-    logprobs: list[list[float]]
-    ranks: list[int]
 
 
 class ModelRunnerOutput(msgspec.Struct):

@@ -1,5 +1,9 @@
 """Choosing tokens: argmax and Gumbel-max draws, what changes single logits before them, filters, and logprobs.
 
+Top-k, top-p and min-p each keep a head of the descending order, so together they are a single cut: tokens whose logit is at
+least the threshold may be sampled. Ties at the cut are kept whole, which makes the result independent of how equal logits are
+ordered. The order of filters is min-p, then top-k, then top-p over what is left, each on the distribution after temperature.
+
 The noise is defined to the bit, so that a token depends on (seed, position) and logits only, on every device:
 
 1. Philox4x32-10 (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"): key = (low, high 32 bits of seed),
@@ -250,7 +254,7 @@ def filtered_gumbel_argmax(
 ) -> None:
     """As `gumbel_argmax`, over what min-p, top-k (int32, 0 is off) and top-p (1 is off) leave; float32 logits stay as they
     are. The smallest logit that could be drawn is left in float32 threshold_S: minus infinity where a row drops nothing.
-    What the filters mean, and their order, stands in `sample/filters.py`."""
+    What the filters mean, and their order, is in this module's docstring."""
     threshold_S.copy_(compute_thresholds(logits_SV, inverse_temperature_S, top_k_S, top_p_S, min_p_S))
     left_SV = logits_SV.clone()
     reference(hide_below)(left_SV, threshold_S)

@@ -81,6 +81,16 @@ class StepBuffers:
     last_token_R: Tensor
 
 
+def allocate_columns(max_rows: int, device: torch.device) -> SampleColumns:
+    """Columns for so many rows."""
+
+    def empty(dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(max_rows, dtype=dtype, device=device)
+
+    floats, seeds = torch.float32, torch.int64
+    return SampleColumns(empty(), empty(), empty(floats), empty(seeds), empty(), empty(floats), empty(floats))
+
+
 def allocate(
     max_tokens: int, max_rows: int, groups: int, row_pages: int, updates: int, device: torch.device
 ) -> StepBuffers:
@@ -90,15 +100,6 @@ def allocate(
         return torch.zeros(shape, dtype=dtype, device=device)
 
     words = HEADER + (REQUEST_FIELDS + SAMPLE_FIELDS) * max_rows + (TOKEN_FIELDS + groups) * max_tokens + 2 * updates
-    columns = SampleColumns(
-        rows_S=empty(max_rows),
-        positions_S=empty(max_rows),
-        inverse_temperature_S=empty(max_rows, dtype=torch.float32),
-        seed_S=empty(max_rows, dtype=torch.int64),
-        top_k_S=empty(max_rows),
-        top_p_S=empty(max_rows, dtype=torch.float32),
-        min_p_S=empty(max_rows, dtype=torch.float32),
-    )
     return StepBuffers(
         packet=empty(words),
         input_ids_T=empty(max_tokens),
@@ -111,7 +112,7 @@ def allocate(
         logits_index_S=empty(max_rows),
         sample_start_S=empty(max_rows + 1),
         sample_shape=empty(4, dtype=torch.int64),
-        columns=columns,
+        columns=allocate_columns(max_rows, device),
         tables_GRP=empty(groups, max_rows, row_pages),
         last_token_R=empty(max_rows + 1),
     )

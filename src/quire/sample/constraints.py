@@ -115,40 +115,7 @@ def _sorted_ids(ids: list[int], vocab_size: int) -> np.ndarray:
     return np.array(sorted({token for token in ids if 0 <= token < vocab_size}), dtype=np.int64)
 
 
-def apply_constraints(logits_SV: torch.Tensor, rows: list[tuple[int, int, RowConstraints]]) -> list[int]:
-    """Edit in place; `rows` holds (index in the batch, position, constraints). Returns the batch indices of rows with no
-    token left."""
-    vocabulary, device = logits_SV.shape[1], logits_SV.device
-    flat = logits_SV.view(-1)
-    banned: list[np.ndarray] = []
-    bias_ids: list[np.ndarray] = []
-    bias_values: list[np.ndarray] = []
-    limited: list[int] = []
-    for index, position, constraints in rows:
-        if len(constraints.allowed):
-            _keep_only(logits_SV[index], torch.from_numpy(constraints.allowed).to(device))
-        parts = constraints.banned(position)
-        banned += [part + index * vocabulary for part in parts]
-        if parts or len(constraints.allowed):
-            limited.append(index)
-        if len(constraints.bias_ids):
-            bias_ids.append(constraints.bias_ids + index * vocabulary)
-            bias_values.append(constraints.bias_values)
-    if bias_ids:
-        where = torch.from_numpy(np.concatenate(bias_ids)).to(device)
-        flat[where] += torch.from_numpy(np.concatenate(bias_values)).to(device)
-    if banned:
-        flat[torch.from_numpy(np.concatenate(banned)).to(device)] = float("-inf")
-    return [index for index in limited if logits_SV[index].amax().item() == float("-inf")]
-
-
 def force_token(logits_V: torch.Tensor, token_id: int) -> None:
     """Leave a row this token alone, with whatever was forbidden before."""
     logits_V.fill_(float("-inf"))
     logits_V[token_id] = 0.0
-
-
-def _keep_only(logits_V: torch.Tensor, ids: torch.Tensor) -> None:
-    kept = logits_V[ids]
-    logits_V.fill_(float("-inf"))
-    logits_V[ids] = kept

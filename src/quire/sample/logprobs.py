@@ -1,69 +1,136 @@
-"""Log probabilities of given tokens, their ranks, and the most likely alternatives.
+"""Log probabilities of sampled tokens, their ranks, and the most likely alternatives.
 
-Legend: N positions, V vocabulary, K alternatives.
+They are computed on the device, without waiting for it, and handed out when their values have arrived on the host. Knows logits,
+tokens and how many alternatives rows want. Knows nothing of how tokens are sampled.
+
+Legend: S rows of the batch, N rows that want logprobs, V vocabulary, K one more than the alternatives.
 """
 
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
+
+from quire.kernels import ops
+from quire.request import TokenLogprobs
+from quire.sample.features import FEW_LOGPROBS
+from quire.sample.row_tables import to_device
+from quire.sample.sampling_rows import SamplingRows
+
+IntArray = npt.NDArray[np.int32]
 
 
-@dataclasses.dataclass(slots=True)
-class PositionLogprobs:
-    """Logprobs of consecutive positions: for each, the token itself first, then the most likely tokens in descending order.
-    `ranks` is the token's own 1-based rank in the vocabulary."""
+@dataclasses.dataclass
+class LogprobGroup:
+    """Rows whose logprobs were computed together.
 
-    token_ids: list[list[int]]
-    logprobs: list[list[float]]
-    ranks: list[int]
+    Attributes:
+        rows_N: their rows. counts_N: how many alternatives each wants.
+        values_NK, ids_NK, ranks_N: device tensors; the token itself comes first.
+    """
 
-    def pick(self, index: int) -> "PositionLogprobs":
-        """One of the positions."""
-        return PositionLogprobs([self.token_ids[index]], [self.logprobs[index]], [self.ranks[index]])
+    rows_N: IntArray
+    counts_N: IntArray
+    values_NK: Tensor
+    ids_NK: Tensor
+    ranks_N: Tensor
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What `entries` needs on the host, in this order."""
+        return self.values_NK, self.ids_NK, self.ranks_N
+
+    def entries(self, values_NK: Tensor, ids_NK: Tensor, ranks_N: Tensor) -> dict[int, TokenLogprobs]:
+        """Each row's own logprob and as many alternatives as it wants."""
+        values, ids, ranks = values_NK.tolist(), ids_NK.tolist(), ranks_N.tolist()
+        return {
+            row: TokenLogprobs([ids[number][: count + 1]], [values[number][: count + 1]], [ranks[number]])
+            for number, (row, count) in enumerate(zip(self.rows_N.tolist(), self.counts_N.tolist(), strict=True))
+        }
 
 
-def gather_named(
-    logits_NV: torch.Tensor, token_ids_N: torch.Tensor, named_NK: torch.Tensor, *, normalize: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logprobs of the tokens themselves and of those that are named for each position: values and ids, [N, K + 1], with the
-    token itself first; and its rank, [N]. Waits for nothing."""
-    ids_NK = torch.cat((token_ids_N.long()[:, None], named_NK.long()), dim=1)
+def compute_groups(
+    logits_SV: Tensor,
+    index_N: IntArray,
+    rows_N: IntArray,
+    table: SamplingRows,
+    token_ids_N: Tensor,
+    *,
+    normalize: bool,
+) -> list[LogprobGroup]:
+    """Enqueue the work; nothing is waited for.
+
+    Args:
+        index_N: where each row's logits are among those given.
+        table: what the rows want.
+        token_ids_N: sampled tokens, on the device.
+        normalize: False gives logits in place of log probabilities.
+    """
+    groups: list[LogprobGroup] = []
+    counts_N = table.num_logprobs_R[rows_N]
+    is_named_N = table.is_named(rows_N)
+    few, many = ~is_named_N & (counts_N <= FEW_LOGPROBS), ~is_named_N & (counts_N > FEW_LOGPROBS)
+
+    def compute_named(
+        logits_SV: Tensor, index_N: Tensor, token_ids_N: Tensor, count: int, normalize: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        del count
+        named_NK = to_device(table.named_table(rows_N[is_named_N]), logits_SV.device)
+        ids_NK = torch.cat((token_ids_N.long()[:, None], named_NK.long()), dim=1)
+        return _gather(logits_SV.index_select(0, index_N), ids_NK, normalize)
+
+    kinds = [
+        (few, _compute_few),
+        (is_named_N, compute_named),
+        *((many & (counts_N == count), _compute_many) for count in np.unique(counts_N[many])),
+    ]
+    for is_member_N, compute in kinds:
+        members = np.flatnonzero(is_member_N)
+        if len(members):
+            device = logits_SV.device
+            tokens = token_ids_N
+            if len(members) < len(index_N):
+                tokens = token_ids_N.index_select(0, to_device(members, device))
+            where = to_device(index_N[members].astype(np.int32), device)
+            most = int(counts_N[members].max())
+            tensors = compute(logits_SV, where, tokens, most, normalize)
+            groups.append(LogprobGroup(rows_N[members], counts_N[members], *tensors))
+    return groups
+
+
+def compute_position_logprobs(logits_NV: Tensor, token_ids_N: Tensor, count: int, normalize: bool) -> TokenLogprobs:
+    """Logprobs of given tokens (int32, on the device) and of the `count` most likely ones at each position. Waits for them."""
+    index_N = to_device(np.arange(len(token_ids_N), dtype=np.int32), logits_NV.device)
+    compute = _compute_few if count <= FEW_LOGPROBS else _compute_many
+    values_NK, ids_NK, ranks_N = compute(logits_NV, index_N, token_ids_N, count, normalize)
+    return TokenLogprobs(ids_NK.tolist(), values_NK.tolist(), ranks_N.tolist())
+
+
+def _compute_few(
+    logits_SV: Tensor, index_N: Tensor, token_ids_N: Tensor, count: int, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, ids [N, count + 1] and ranks [N] of tokens and their `count` likeliest alternatives, at most `FEW_LOGPROBS`."""
+    number, device = len(index_N), logits_SV.device
+    values_NK = torch.empty((number, count + 1), dtype=torch.float32, device=device)
+    ids_NK = torch.empty((number, count + 1), dtype=torch.int32, device=device)
+    ranks_N = torch.empty(number, dtype=torch.int32, device=device)
+    ops.token_logprobs(logits_SV, index_N, token_ids_N, normalize, values_NK, ids_NK, ranks_N)
+    return values_NK, ids_NK, ranks_N
+
+
+def _compute_many(
+    logits_SV: Tensor, index_N: Tensor, token_ids_N: Tensor, count: int, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits_NV = logits_SV.index_select(0, index_N)
+    top_NK = torch.topk(logits_NV, count, dim=-1).indices
+    return _gather(logits_NV, torch.cat((token_ids_N.long()[:, None], top_NK), 1), normalize)
+
+
+def _gather(logits_NV: Tensor, ids_NK: Tensor, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Values and ids of these tokens, and the first one's rank."""
     values_NK = logits_NV.gather(1, ids_NK)
     ranks_N = (logits_NV > values_NK[:, :1]).sum(-1) + 1
     if normalize:
         values_NK = values_NK - torch.logsumexp(logits_NV, dim=-1, keepdim=True)
     return values_NK, ids_NK, ranks_N
-
-
-def pick_rows(
-    rows_N: np.ndarray, counts_N: np.ndarray, values_NK: torch.Tensor, ids_NK: torch.Tensor, ranks_N: torch.Tensor
-) -> dict[int, PositionLogprobs]:
-    """Each row's own logprob and the first `count` of its alternatives, from tensors on the host."""
-    values, ids, ranks = values_NK.tolist(), ids_NK.tolist(), ranks_N.tolist()
-    return {
-        row: PositionLogprobs([ids[number][: count + 1]], [values[number][: count + 1]], [ranks[number]])
-        for number, (row, count) in enumerate(zip(rows_N.tolist(), counts_N.tolist(), strict=True))
-    }
-
-
-def compute_logprobs(
-    logits_NV: torch.Tensor, token_ids_N: np.ndarray, count: int, *, normalize: bool = True
-) -> PositionLogprobs:
-    """Logprobs of `token_ids` and of the `count` most likely tokens (at most the vocabulary) at each position.
-
-    Args:
-        normalize: False gives logits in place of log probabilities.
-    """
-    logits_NV = logits_NV.float()
-    wanted = torch.from_numpy(token_ids_N.astype(np.int64)).to(logits_NV.device)[:, None]
-    own_N1 = logits_NV.gather(1, wanted)
-    ranks = (logits_NV > own_N1).sum(-1) + 1
-    if count:
-        top = torch.topk(logits_NV, min(count, logits_NV.shape[1]), dim=-1)
-        values, ids = torch.cat((own_N1, top.values), dim=1), torch.cat((wanted, top.indices), dim=1)
-    else:
-        values, ids = own_N1, wanted
-    if normalize:
-        values = values - torch.logsumexp(logits_NV, dim=-1, keepdim=True)
-    return PositionLogprobs(ids.tolist(), values.tolist(), ranks.tolist())

@@ -1,59 +1,81 @@
-"""The sampler: from a step's logits to one token a row, with logprobs for those who asked.
+"""The sampler: from a step's logits to one token a row, with logprobs for rows that want them.
 
-Order, as users of vLLM know it: raw logprobs; allowed ids, bad words, min_tokens, logit bias, the end of reasoning; custom
-processors; penalties; temperature; min-p, top-k, top-p; Gumbel-max. What a row draws depends on its logits, seed and position
-alone.
+It enqueues work on the device and never waits for it, so that it serves a GPU beside the host as well as a CPU, where work is
+done when it is enqueued. The order of steps is vLLM's: raw logprobs; allowed ids, logit bias, bad words, min_tokens, the end of
+reasoning; custom processors; penalties; temperature; min-p, top-k, top-p; Gumbel-max. What a row samples depends on its logits,
+seed and position alone. Earlier tokens are counted on the device. Only these rows need their tokens on the host first: those
+with a grammar, with code of the user's, with bad words of several tokens, and those whose reasoning may have to end.
 Knows rows and logits. Knows nothing of requests, pages or steps.
 
-Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in all.
+Legend: S rows of the batch, N rows with some feature, V vocabulary, R rows in all, F figures a row.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from quire.kernels import ops
+from quire.kernels.step import SampleColumns
+from quire.request import TokenLogprobs
 from quire.sample import sampling_rows as features
-from quire.sample.constraints import NOTHING_LEFT, RowConstraints, apply_constraints, force_token
+from quire.sample.constraints import NOTHING_LEFT, RowConstraints, force_token
 from quire.sample.custom_processors import run_engine_processors, run_row_processors
-from quire.sample.filters import FilterRows, compute_thresholds, hide_below
 from quire.sample.grammar_masks import GrammarMasks, GrammarSource
 from quire.sample.logits_processor import LogitsProcessor
-from quire.sample.logprobs import PositionLogprobs, compute_logprobs, gather_named, pick_rows
-from quire.sample.penalties import apply_penalties
+from quire.sample.logprobs import LogprobGroup, compute_groups, compute_position_logprobs
+from quire.sample.penalties import are_penalized, count_seen
+from quire.sample.row_tables import AllowedTable, EditTable, MaskTable, SeenTable, to_device
 from quire.sample.sampling_rows import SamplingRows
 from quire.sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.int32]
-_NOBODY = np.zeros(0, dtype=np.intp)
+NEEDS_TOKENS = 256
+"""A feature bit beyond the table's: the row's earlier tokens have to be on the host."""
+FOR_EVER = 2**31 - 1
+_NO_ROWS = np.zeros(0, dtype=np.intp)
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
-@dataclasses.dataclass(slots=True)
-class SamplerOutput:
-    """`token_ids` is aligned with the rows that were given; logprobs, errors, and the tokens that can only follow are by row.
-    A row with an error has a token all the same, which means nothing."""
+@dataclasses.dataclass
+class Sampled:
+    """What was enqueued for a step.
 
-    token_ids: IntArray
-    logprobs: dict[int, PositionLogprobs] = dataclasses.field(default_factory=dict)
-    errors: dict[int, str] = dataclasses.field(default_factory=dict)
-    forced: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    Attributes:
+        tensors: device tensors whose values `finish` needs on the host, by name.
+    """
+
+    groups: list[LogprobGroup]
+    errors: dict[int, str]
+    tensors: dict[str, torch.Tensor] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = {
+            f"{number}.{part}": tensor
+            for number, group in enumerate(self.groups)
+            for part, tensor in enumerate(group.tensors())
+        }
 
 
 class Sampler:
-    """Draws tokens for rows. Kernels must have been selected (`ops.select`).
+    """Samples tokens for rows. Kernels must have been selected (`ops.select`).
 
     Args:
-        max_rows: rows there are.
+        max_rows: number of rows.
         vocab_size: logits a row has.
-        device: where logits live.
-        logprobs_mode: whether logprobs are those of the model (`raw_`) or of what is drawn from (`processed_`), and
-            whether they are log probabilities or plain logits.
+        device: where logits are.
+        logprobs_mode: logprobs are those of the model (`raw_`) or of what is sampled from (`processed_`); log probabilities or
+            plain logits.
         logits_processors: the engine's own processors, already made.
         grammars: follows rows with `structured_outputs` through their grammars.
+
+    Attributes:
+        table: the rows' parameters, from which a step's columns are packed.
+
+    Raises:
+        ValueError: `logprobs_mode` is unknown.
     """
 
     def __init__(
@@ -67,21 +89,22 @@ class Sampler:
     ) -> None:
         if logprobs_mode not in LOGPROBS_MODES:
             raise ValueError(f"logprobs_mode={logprobs_mode!r} must be one of {', '.join(LOGPROBS_MODES)}")
-        self._rows = SamplingRows(max_rows, vocab_size, logits_processors or [], grammars)
+        self.table = SamplingRows(max_rows, vocab_size, logits_processors or [], grammars)
+        self._vocab_size = vocab_size
         self._device = device
         self._is_processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
-        self._scratch_FV = torch.empty(0, vocab_size, dtype=torch.float32, device=device)
-        # One buffer a column; the tensors share the arrays' memory on a CPU.
-        self._inverse_temperature_S = torch.zeros(max_rows, dtype=torch.float32)
-        self._seed_S = torch.zeros(max_rows, dtype=torch.int64)
-        self._position_S = torch.zeros(max_rows, dtype=torch.int64)
-        self._token_ids_S = torch.zeros(max_rows, dtype=torch.int32)
-        self._token_ids_array = self._token_ids_S.numpy()
-        self._slots_S = torch.zeros(max_rows, dtype=torch.int32)
-        self._slots_array = self._slots_S.numpy()
-        self._begun: GrammarMasks | None = None
-        self._is_form_alone = False
+        self._seen = SeenTable(device)
+        self._edits = EditTable(device)
+        self._allowed = AllowedTable(vocab_size, device)
+        self._masks = MaskTable(max_rows, vocab_size, device)
+        # One line a figure: slots of the three tables (-1 for none), then the bits of three penalties.
+        self._figures_FR = np.full((6, max_rows), -1, dtype=np.int32)
+        self._seen_slot_R, self._edit_slot_R, self._allowed_slot_R = self._figures_FR[:3]
+        self._penalties_3R = self._figures_FR[3:].view(np.float32)
+        self._keeps_tokens_R = np.zeros(max_rows, dtype=np.bool_)
+        self._needs_tokens_from_R = np.full(max_rows, FOR_EVER, dtype=np.int32)
+        self._has_grammar_R = np.zeros(max_rows, dtype=np.bool_)
 
     def add_row(
         self,
@@ -92,242 +115,338 @@ class Sampler:
         seed: int,
     ) -> None:
         """A request takes a row. `output_token_ids`: what it has emitted already (after a preemption or a restart)."""
-        self._rows.add(row, params, prompt_token_ids, output_token_ids, seed)
+        self.table.add(row, params, prompt_token_ids, output_token_ids, seed)
+        objects = self.table.objects.get(row)
+        if objects is None:
+            return
+        if are_penalized(params):
+            penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            self._penalties_3R[:, row] = penalties
+            self._seen_slot_R[row] = self._seen.put(*count_seen(params, prompt_token_ids, output_token_ids))
+        constraints = objects.constraints
+        if constraints is not None:
+            self._add_constraints(row, constraints)
+        needs = objects.processors or objects.engine_processors or (constraints and constraints.needs_output)
+        limit = None if constraints is None else constraints.thinking
+        self._keeps_tokens_R[row] = bool(needs) or limit is not None
+        self._needs_tokens_from_R[row] = 0 if needs else FOR_EVER if limit is None else min(limit.deadline, FOR_EVER)
+        self._has_grammar_R[row] = constraints is not None and constraints.grammar is not None
+
+    def _add_constraints(self, row: int, constraints: RowConstraints) -> None:
+        edits: dict[int, tuple[float, int]] = {
+            token: (value, 0)
+            for token, value in zip(constraints.bias_ids.tolist(), constraints.bias_values.tolist(), strict=True)
+        }
+        for ids, until in ((constraints.early, constraints.min_position), (constraints.single, FOR_EVER)):
+            edits.update((token, (edits.get(token, (0.0, 0))[0], min(until, FOR_EVER))) for token in ids.tolist())
+        if edits:
+            values, until = zip(*edits.values(), strict=True)
+            self._edit_slot_R[row] = self._edits.put(
+                np.fromiter(edits, dtype=np.int32), np.array(values, np.float32), np.array(until, np.int32)
+            )
+        if len(constraints.allowed):
+            self._allowed_slot_R[row] = self._allowed.put(constraints.allowed)
 
     def remove_row(self, row: int) -> None:
         """The row is free again; harmless if it has no sampling state."""
-        self._rows.remove(row)
+        self.table.remove(row)
+        self._has_grammar_R[row] = False
+        self._forget_tokens(row)
+        self._free_constraints(row)
+        if self._seen_slot_R[row] >= 0:
+            self._seen.give(int(self._seen_slot_R[row]))
+            self._seen_slot_R[row] = -1
 
-    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
-        """Tokens that nobody has to draw stand from this position on."""
-        self._rows.put_tokens(row, position, token_ids)
+    def _forget_tokens(self, row: int) -> None:
+        self._keeps_tokens_R[row] = False
+        self._needs_tokens_from_R[row] = FOR_EVER
 
-    def begin(self, rows_S: IntArray, positions_S: IntArray) -> None:
-        """Before these rows' logits are computed, for `sample` of the same rows: what their grammars leave is looked up, and made
-        in other threads where nobody knows it yet. Without it `sample` does so itself."""
-        self._begun, self._is_form_alone = None, True
-        if self._rows.grammars is None or not self._rows.objects:
-            return
+    def _free_constraints(self, row: int) -> None:
+        for slot_R, table in ((self._edit_slot_R, self._edits), (self._allowed_slot_R, self._allowed)):
+            if slot_R[row] >= 0:
+                table.give(int(slot_R[row]))
+                slot_R[row] = -1
+
+    def wanted(self, rows_S: IntArray, positions_S: IntArray | None = None) -> int:
+        """The feature bits of a batch whose new tokens will stand there."""
+        if not len(rows_S):
+            return 0
+        wanted = int(np.bitwise_or.reduce(self.table.features_R[rows_S]))
+        if wanted <= features.RANDOM:
+            return wanted
+        needs = self._needs_tokens_from_R[rows_S] <= (0 if positions_S is None else positions_S)
+        return wanted | NEEDS_TOKENS if needs.any() else wanted
+
+    def is_plain(self, wanted: int) -> bool:
+        """Whether `ops.gumbel_argmax` is all that a batch with these features needs."""
+        return wanted <= features.RANDOM
+
+    def needs_tokens(self, wanted: int) -> bool:
+        """Whether all earlier tokens must have been given to `append_tokens` before `sample`."""
+        return bool(wanted & NEEDS_TOKENS)
+
+    def reserve_masks(self, num_masks: int = 0, batch: int = 0) -> tuple[IntArray, IntArray]:
+        """Memory for masks, as `MaskTable.reserve` gives it; made when it is asked for first."""
+        return self._masks.reserve(num_masks, batch)
+
+    def upload_lines(self, num_lines: int) -> None:
+        """So many masks, and all rows' numbers, go to the device."""
+        self._masks.upload(num_lines)
+
+    def begin_masks(self, rows_S: IntArray, positions_S: IntArray) -> GrammarMasks | None:
+        """Have the masks of rows with a grammar made for `sample`, while the device computes their logits; None where there
+        are none. All earlier tokens must have been given to `append_tokens`."""
+        members = np.flatnonzero(self._has_grammar_R[rows_S])
+        if not len(members) or self.table.grammars is None:
+            return None
+        masks_NW, numbers_S = self.reserve_masks(len(members), len(rows_S))
         followed: list[tuple[int, int, RowConstraints]] = []
-        for index in self._members(rows_S, features.CONSTRAINTS).tolist():
-            constraints = self._rows.objects[int(rows_S[index])].constraints
+        objects = self.table.objects
+        for index, row, position in zip(
+            members.tolist(), rows_S[members].tolist(), positions_S[members].tolist(), strict=True
+        ):
+            constraints = objects[row].constraints
             assert constraints is not None
-            self._is_form_alone &= constraints.is_grammar_alone
-            if constraints.grammar is not None:
-                followed.append((index, int(positions_S[index]), constraints))
-        if followed:
-            masks_NW = np.empty((len(followed), -(-self._rows.vocab_size // 32)), dtype=np.int32)
-            self._begun = GrammarMasks(self._rows.grammars, followed, masks_NW)
+            followed.append((index, position, constraints))
+        masks = GrammarMasks(self.table.grammars, followed, masks_NW)
+        numbers_S[members] = masks.line_N
+        return masks
 
-    def sample(self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray) -> SamplerOutput:
-        """Draw the next token of each row.
+    def is_masked_alone(self, wanted: int, rows_S: IntArray) -> bool:
+        """Whether the masks of `begin_masks`, and then `ops.gumbel_argmax`, are all that these rows need."""
+        if wanted & ~(features.RANDOM | features.CONSTRAINTS | NEEDS_TOKENS) or not wanted & features.CONSTRAINTS:
+            return False
+        is_other_S = (self.table.features_R[rows_S] & features.CONSTRAINTS > 0) & ~self._has_grammar_R[rows_S]
+        return not is_other_S.any() and bool((self._figures_FR[1:3, rows_S] < 0).all())
+
+    def upload_masks(self, masks: GrammarMasks, rows_S: IntArray) -> Sampled:
+        """The rows' masks go to the device, before a draw that reads them there; whose mask means nothing has an error."""
+        wrong = masks.finish()
+        self.upload_lines(masks.num_lines)
+        return Sampled([], {int(rows_S[index]): message for index, message in wrong.items()})
+
+    def compute_masked(self, logits_SV: torch.Tensor, columns: SampleColumns, out_S: torch.Tensor) -> None:
+        """Sample rows that are masked alone, and rows without a mask; it may be captured."""
+        count = len(logits_SV)
+        numbers_S, masks_RW = self._masks.numbers_R[:count], self._masks.masks_RW
+        if ops.is_native("allowed_gumbel_argmax"):
+            inverse_S, seed_S = columns.inverse_temperature_S[:count], columns.seed_S[:count]
+            ops.allowed_gumbel_argmax(
+                logits_SV, numbers_S, masks_RW, inverse_S, seed_S, columns.positions_S[:count], out_S
+            )
+            return
+        ops.keep_allowed(logits_SV, numbers_S, masks_RW)
+        self._draw(logits_SV, columns, features.RANDOM, out_S)
+
+    def sample(
+        self,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        wanted: int,
+        out_S: torch.Tensor,
+        masks: GrammarMasks | None = None,
+    ) -> Sampled:
+        """Enqueue the draw of each row's next token.
 
         Args:
             logits_SV: float32, contiguous; used as scratch space.
-            positions_S: where the new tokens will stand (0 is the first prompt token): the generator's counter.
+            columns: parameters of these rows, on the device.
+            positions_S: where the new tokens will stand, as the columns have them.
+            wanted: what `wanted` said of these rows.
+            out_S: int32; gets the tokens.
+            masks: what `begin_masks` said of these rows.
         """
-        if not len(rows_S):
-            return SamplerOutput(np.zeros(0, dtype=np.int32))
-        wanted = int(np.bitwise_or.reduce(self._rows.features_R[rows_S]))
         if wanted <= features.RANDOM:
-            return SamplerOutput(self._draw(logits_SV, rows_S, positions_S, bool(wanted)))
-        if wanted & features.CONSTRAINTS and self._begun is None:
-            self.begin(rows_S, positions_S)
-        if self._begun is not None and self._is_form_alone and not wanted & ~(features.RANDOM | features.CONSTRAINTS):
-            return self._sample_by_forms(logits_SV, rows_S, positions_S, self._begun)
-        return self._sample_with_features(logits_SV, rows_S, positions_S, wanted)
-
-    def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> PositionLogprobs:
-        """Logprobs of a row's own prompt tokens; the number of alternatives is the row's `prompt_logprobs`."""
-        count = int(self._rows.num_prompt_logprobs_R[row])
-        return compute_logprobs(logits_NV, token_ids_N, count, normalize=self._normalize)
-
-    def _draw(
-        self,
-        logits_SV: torch.Tensor,
-        rows_S: IntArray,
-        positions_S: IntArray,
-        is_random: bool,
-        allowed_XW: torch.Tensor | None = None,
-    ) -> IntArray:
-        """Gumbel-max where a row is random, the largest logit where it is greedy; of what the masks in `_slots_S` allow."""
-        count = len(rows_S)
-        if not is_random:
-            ops.argmax(logits_SV, self._token_ids_S[:count])
-            return self._token_ids_array[:count].copy()
-        inverse, seed, position, out = (
-            buffer[:count]
-            for buffer in (self._inverse_temperature_S, self._seed_S, self._position_S, self._token_ids_S)
-        )
-        self._rows.inverse_temperature_R.take(rows_S, out=inverse.numpy(), mode="clip")
-        self._rows.seed_R.take(rows_S, out=seed.numpy(), mode="clip")
-        position.numpy()[:] = positions_S
-        if allowed_XW is None:
-            ops.gumbel_argmax(logits_SV, inverse, seed, position, out)
-        else:
-            ops.allowed_gumbel_argmax(logits_SV, self._slots_S[:count], allowed_XW, inverse, seed, position, out)
-        return self._token_ids_array[:count].copy()
-
-    def _sample_by_forms(
-        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, masks: GrammarMasks
-    ) -> SamplerOutput:
-        """Some rows have a grammar, and nothing else beside temperatures: the usual case, in one operation."""
-        self._begun = None
-        self._slots_array[: len(rows_S)] = -1
-        self._slots_array[masks.index_N] = masks.line_N
-        wrong = masks.finish()
-        allowed_XW = torch.from_numpy(masks.masks_NW)
-        output = SamplerOutput(self._draw(logits_SV, rows_S, positions_S, True, allowed_XW))
-        output.errors = {int(rows_S[index]): message for index, message in wrong.items()}
-        drawn = [(int(rows_S[index]), position) for index, position, _ in masks.rows]
-        for (row, _), token_id in zip(drawn, output.token_ids[masks.index_N].tolist(), strict=True):
-            self._rows.objects[row].append(token_id)
-        output.forced = self._rows.forced_after([at for at in drawn if self._rows.may_jump_R[at[0]]])
-        return output
-
-    def _sample_with_features(
-        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, wanted: int
-    ) -> SamplerOutput:
-        output = SamplerOutput(np.zeros(0, dtype=np.int32))
-        logprob_index = self._members(rows_S, features.LOGPROBS) if wanted & features.LOGPROBS else _NOBODY
+            self._draw(logits_SV, columns, wanted, out_S)
+            return Sampled([], {})
+        errors: dict[int, str] = {}
+        members = self._members(rows_S, features.LOGPROBS) if wanted & features.LOGPROBS else _NO_ROWS
+        where_N = to_device(members, self._device) if len(members) else None
         raw_NV = None
-        if len(logprob_index) and not self._is_processed:
+        if where_N is not None and not self._is_processed and wanted & features.EDITS:
             # Taken aside only where the logits are about to change.
-            changes = wanted & (features.EDITS | features.FILTER)
-            raw_NV = _pick_rows(logits_SV, logprob_index, copy=bool(changes))
-        if wanted & features.EDITS or wanted & features.FAILED:
-            self._edit(logits_SV, rows_S, positions_S, wanted, output.errors)
-        if wanted & features.FILTER:
-            self._filter(logits_SV, rows_S)
-        output.token_ids = self._draw(logits_SV, rows_S, positions_S, bool(wanted & features.RANDOM))
-        if len(logprob_index):
-            if raw_NV is None:
-                raw_NV = self._processed_logits(logits_SV, rows_S, logprob_index)
-            self._report_logprobs(raw_NV, rows_S[logprob_index], output.token_ids[logprob_index], output)
-        if self._rows.objects:
-            self._append_tokens(rows_S, output.token_ids)
-            output.forced = self._rows.find_forced(rows_S, positions_S)
-        return output
+            raw_NV = logits_SV.index_select(0, where_N)
+        figures_FS = to_device(self._figures_FR[:, rows_S], self._device) if wanted & features.EDITS else None
+        if wanted & features.FAILED:
+            for row in rows_S[self._members(rows_S, features.FAILED)].tolist():
+                errors[row] = self.table.objects[row].failure
+        longest = 0
+        if figures_FS is not None:
+            if wanted & features.PENALTIES:
+                slots_S = self._seen_slot_R[rows_S]
+                longest = self._seen.prepare_step(slots_S[slots_S >= 0])
+            self._edit(logits_SV, columns, figures_FS, rows_S, positions_S, wanted, longest, errors, masks)
+        threshold_S = self._draw(logits_SV, columns, wanted, out_S)
+        groups: list[LogprobGroup] = []
+        if where_N is not None:
+            groups = self._compute_logprobs(raw_NV, logits_SV, columns, threshold_S, rows_S, members, where_N, out_S)
+        if figures_FS is not None and wanted & features.PENALTIES:
+            seen = self._seen
+            ops.count_tokens(out_S, figures_FS[0], seen.ids_XC, seen.counts_XC, seen.sizes_X)
+        return Sampled(groups, errors)
+
+    def finish(self, sampled: Sampled, host_tensors: dict[str, torch.Tensor]) -> dict[int, TokenLogprobs]:
+        """The step's logprobs by row, once `sampled.tensors` have arrived on the host under their names."""
+        logprobs: dict[int, TokenLogprobs] = {}
+        for number, group in enumerate(sampled.groups):
+            logprobs.update(group.entries(*(host_tensors[f"{number}.{part}"] for part in range(3))))
+        return logprobs
+
+    def append_tokens(self, rows_S: IntArray, token_ids_S: IntArray, positions_S: IntArray) -> dict[int, list[int]]:
+        """Tokens have arrived: rows that need them on the host take note. By row, the tokens that can only follow."""
+        members = np.flatnonzero(self._keeps_tokens_R[rows_S])
+        columns = (rows_S[members].tolist(), token_ids_S[members].tolist(), positions_S[members].tolist())
+        for row, token_id, position in zip(*columns, strict=True):
+            objects = self.table.objects[row]
+            number = position - len(objects.prompt_token_ids)
+            objects.output_token_ids[number : number + 1] = (token_id,)  # `put_tokens` may have been here
+        return self.table.find_forced(rows_S, positions_S)
+
+    def put_tokens(self, row: int, position: int, token_ids: list[int]) -> None:
+        """Tokens that nobody has to draw stand from this position on."""
+        self.table.put_tokens(row, position, token_ids)
+
+    def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> TokenLogprobs:
+        """Logprobs of a row's own prompt tokens; the number of alternatives is the row's `prompt_logprobs`. Waits for the
+        device."""
+        count = int(self.table.num_prompt_logprobs_R[row])
+        return compute_position_logprobs(
+            logits_NV, to_device(token_ids_N.astype(np.int32), self._device), count, self._normalize
+        )
 
     def _members(self, rows_S: IntArray, feature: int) -> npt.NDArray[np.intp]:
         """Batch indices of the rows with a feature."""
-        return np.flatnonzero(self._rows.features_R[rows_S] & feature)
+        return np.flatnonzero(self.table.features_R[rows_S] & feature)
 
     def _edit(
-        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, wanted: int, errors: dict[int, str]
+        self,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        figures_FS: torch.Tensor,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        wanted: int,
+        longest: int,
+        errors: dict[int, str],
+        masks: GrammarMasks | None,
     ) -> None:
         """Everything that changes logits before temperature."""
-        objects = self._rows.objects
-        if wanted & features.FAILED:
-            for index in self._members(rows_S, features.FAILED):
-                errors[int(rows_S[index])] = objects[int(rows_S[index])].failure
         if wanted & features.CONSTRAINTS:
-            self._constrain(logits_SV, rows_S, positions_S, errors)
+            self._constrain(logits_SV, columns, figures_FS, rows_S, positions_S, errors, masks)
         if wanted & features.PROCESSORS:
             members = self._members(rows_S, features.PROCESSORS).tolist()
-            run_row_processors(self._rows, logits_SV, rows_S, members, errors)
+            run_row_processors(self.table, logits_SV, rows_S, members, errors)
         if wanted & features.ENGINE_PROCESSORS:
             members = self._members(rows_S, features.ENGINE_PROCESSORS).tolist()
-            run_engine_processors(self._rows, logits_SV, rows_S, members, errors)
+            run_engine_processors(self.table, logits_SV, rows_S, members, errors)
         if wanted & features.PENALTIES:
-            penalised = []
-            for index in self._members(rows_S, features.PENALTIES):
-                seen = objects[int(rows_S[index])].seen
-                assert seen is not None
-                penalised.append((int(index), seen))
-            apply_penalties(logits_SV, penalised)
+            seen = self._seen
+            repetition_S, frequency_S, presence_S = figures_FS[3:].view(torch.float32).unbind()
+            table = (seen.ids_XC, seen.counts_XC, seen.sizes_X)
+            ops.penalize(logits_SV, figures_FS[0], repetition_S, frequency_S, presence_S, *table, longest)
 
     def _constrain(
-        self, logits_SV: torch.Tensor, rows_S: IntArray, positions_S: IntArray, errors: dict[int, str]
+        self,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        figures_FS: torch.Tensor,
+        rows_S: IntArray,
+        positions_S: IntArray,
+        errors: dict[int, str],
+        masks: GrammarMasks | None,
     ) -> None:
-        constrained: list[tuple[int, int, RowConstraints]] = []
-        for index in self._members(rows_S, features.CONSTRAINTS).tolist():
+        """A row with a grammar has in its mask whatever else is forbidden to it."""
+        hidden: list[np.ndarray] = []
+        forced: list[tuple[int, int]] = []
+        if masks is not None:
+            errors.update(self.upload_masks(masks, rows_S).errors)
+            ops.keep_allowed(logits_SV, self._masks.numbers_R[: len(rows_S)], self._masks.masks_RW)
+        is_constrained_S = (self.table.features_R[rows_S] & features.CONSTRAINTS) > 0
+        for index in np.flatnonzero(is_constrained_S).tolist():
             row, position = int(rows_S[index]), int(positions_S[index])
-            constraints = self._rows.objects[row].constraints
+            constraints = self.table.objects[row].constraints
             assert constraints is not None
-            if constraints.is_grammar_alone:
+            if constraints.thinking is not None and (token_id := constraints.forced(position)) is not None:
+                forced.append((index, token_id))
+            if self._has_grammar_R[row]:
                 continue
             if constraints.end_at(position):
-                self._rows.end_constraints(row)
-            else:
-                constrained.append((index, position, constraints))
-        if constrained:
-            for index in apply_constraints(logits_SV, constrained):
-                errors[int(rows_S[index])] = NOTHING_LEFT
-        if self._begun is not None:
-            wrong = self._apply_masks(logits_SV, self._begun)
-            errors.update((int(rows_S[index]), message) for index, message in wrong.items())
-            self._begun = None
-        for index, position, constraints in constrained:
-            if (token_id := constraints.forced(position)) is not None:
-                force_token(logits_SV[index], token_id)
+                # Its edits in flight have nothing left to do either: every one of them ends at this position.
+                self._end_constraints(row, constraints)
+                continue
+            if self._forbids_everything(constraints, position):
+                errors[row] = NOTHING_LEFT
+            if constraints.needs_output:
+                hidden += [part + index * self._vocab_size for part in constraints.banned(position)]
+        if (self._allowed_slot_R[rows_S] >= 0).any():
+            ops.keep_allowed(logits_SV, figures_FS[2], self._allowed.bits_XW)
+        if (self._edit_slot_R[rows_S] >= 0).any():
+            edits, position_S = self._edits, columns.positions_S[: len(rows_S)]
+            ops.edit_logits(logits_SV, figures_FS[1], position_S, edits.ids_XE, edits.values_XE, edits.until_XE)
+        if hidden:
+            logits_SV.view(-1).index_fill_(0, to_device(np.concatenate(hidden), self._device), float("-inf"))
+        for index, token_id in forced:
+            force_token(logits_SV[index], token_id)
 
-    def _apply_masks(self, logits_SV: torch.Tensor, masks: GrammarMasks) -> dict[int, str]:
-        """Forbid what the rows' grammars do not leave; errors by index in the batch."""
-        numbers_S = np.full(len(logits_SV), -1, dtype=np.int32)
-        numbers_S[masks.index_N] = masks.line_N
-        wrong = masks.finish()
-        device = logits_SV.device
-        ops.keep_allowed(logits_SV, torch.from_numpy(numbers_S).to(device), torch.from_numpy(masks.masks_NW).to(device))
-        return wrong
+    def _end_constraints(self, row: int, constraints: RowConstraints) -> None:
+        self.table.end_constraints(row)
+        self._free_constraints(row)
+        objects = self.table.objects.get(row)
+        if constraints.thinking is not None and (
+            objects is None or not (objects.processors or objects.engine_processors)
+        ):
+            self._forget_tokens(row)
 
-    def _filter(self, logits_SV: torch.Tensor, rows_S: IntArray) -> None:
-        """Hide what min-p, top-k and top-p drop."""
-        index = self._members(rows_S, features.FILTER)
-        rows_F = rows_S[index]
-        table = self._rows
-        filters = FilterRows(
-            table.inverse_temperature_R[rows_F], table.top_k_R[rows_F], table.top_p_R[rows_F], table.min_p_R[rows_F]
-        )
-        logits_FV = _pick_rows(logits_SV, index, copy=False)
-        hide_below(logits_FV, compute_thresholds(logits_FV, filters, self._scratch(len(index))))
-        if len(index) < len(rows_S):
-            logits_SV.index_copy_(0, torch.from_numpy(index).to(logits_SV.device), logits_FV)
+    def _forbids_everything(self, constraints: RowConstraints, position: int) -> bool:
+        allowed = constraints.allowed
+        num_allowed = len(allowed) or self._vocab_size
+        banned = constraints.banned(position)
+        if sum(len(part) for part in banned) < num_allowed:
+            return False
+        ids = np.concatenate(banned)
+        return len(np.intersect1d(ids, allowed) if len(allowed) else np.unique(ids)) >= num_allowed
 
-    def _scratch(self, rows: int) -> torch.Tensor:
-        """Room for that many rows of logits; kept, because the first touch of fresh memory costs more than its use."""
-        if len(self._scratch_FV) < rows:
-            self._scratch_FV = torch.empty(rows, self._rows.vocab_size, dtype=torch.float32, device=self._device)
-        return self._scratch_FV[:rows]
+    def _draw(
+        self, logits_SV: torch.Tensor, columns: SampleColumns, wanted: int, out_S: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The rows' tokens; the thresholds under which nothing was drawn, if any row filters."""
+        count = len(logits_SV)
+        if not wanted & features.RANDOM:
+            ops.argmax(logits_SV, out_S)
+            return None
+        inverse_S, seed_S = columns.inverse_temperature_S[:count], columns.seed_S[:count]
+        position_S = columns.positions_S[:count]
+        if not wanted & features.FILTER:
+            ops.gumbel_argmax(logits_SV, inverse_S, seed_S, position_S, out_S)
+            return None
+        threshold_S = torch.empty(count, dtype=torch.float32, device=self._device)
+        filters = (columns.top_k_S[:count], columns.top_p_S[:count], columns.min_p_S[:count])
+        ops.filtered_gumbel_argmax(logits_SV, inverse_S, *filters, seed_S, position_S, threshold_S, out_S)
+        return threshold_S
 
-    def _processed_logits(self, logits_SV: torch.Tensor, rows_S: IntArray, index: npt.NDArray[np.intp]) -> torch.Tensor:
-        """What was drawn from: after temperature where there is one."""
-        inverse = self._rows.inverse_temperature_R[rows_S[index]]
-        inverse = torch.from_numpy(np.where(np.isinf(inverse), np.float32(1), inverse)).to(logits_SV.device)
-        return _pick_rows(logits_SV, index, copy=True).mul_(inverse[:, None])
-
-    def _report_logprobs(
-        self, logits_NV: torch.Tensor, rows_N: IntArray, token_ids_N: IntArray, output: SamplerOutput
-    ) -> None:
-        """Rows that want equally many alternatives are computed together; so are those that name them."""
-        counts_N = self._rows.num_logprobs_R[rows_N]
-        is_named_N = self._rows.is_named(rows_N)
-        if is_named_N.any():
-            members = np.flatnonzero(is_named_N)
-            tokens_N, named_NK = torch.from_numpy(token_ids_N[members]), self._rows.named_table(rows_N[members])
-            found = gather_named(logits_NV[members], tokens_N, torch.from_numpy(named_NK), normalize=self._normalize)
-            output.logprobs.update(pick_rows(rows_N[members], counts_N[members], *found))
-            rest = np.flatnonzero(~is_named_N)
-            logits_NV, rows_N, token_ids_N, counts_N = logits_NV[rest], rows_N[rest], token_ids_N[rest], counts_N[rest]
-        for count, members in _groups(counts_N):
-            chosen_NV = logits_NV if len(members) == len(rows_N) else logits_NV[torch.from_numpy(members)]
-            result = compute_logprobs(chosen_NV, token_ids_N[members], count, normalize=self._normalize)
-            for number, index in enumerate(members.tolist()):
-                output.logprobs[int(rows_N[index])] = result.pick(number)
-
-    def _append_tokens(self, rows_S: IntArray, token_ids_S: IntArray) -> None:
-        objects = self._rows.objects
-        for index in self._members(rows_S, features.EDITS).tolist():
-            objects[int(rows_S[index])].append(int(token_ids_S[index]))
-
-
-def _groups(values_N: IntArray) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    for value in np.unique(values_N):
-        yield int(value), np.flatnonzero(values_N == value)
-
-
-def _pick_rows(logits_SV: torch.Tensor, index: npt.NDArray[np.intp], *, copy: bool) -> torch.Tensor:
-    """Some rows; all of them without a copy unless one is asked for."""
-    if len(index) == len(logits_SV):
-        return logits_SV.clone() if copy else logits_SV
-    return logits_SV[torch.from_numpy(index).to(logits_SV.device)]
+    def _compute_logprobs(
+        self,
+        raw_NV: torch.Tensor | None,
+        logits_SV: torch.Tensor,
+        columns: SampleColumns,
+        threshold_S: torch.Tensor | None,
+        rows_S: IntArray,
+        members: npt.NDArray[np.intp],
+        where_N: torch.Tensor,
+        out_S: torch.Tensor,
+    ) -> list[LogprobGroup]:
+        rows_N = rows_S[members]
+        token_ids_N = out_S.index_select(0, where_N)
+        chosen, index_N = raw_NV, np.arange(len(members), dtype=np.int32)
+        if self._is_processed:
+            # What was drawn from: after temperature where there is one.
+            chosen = logits_SV.index_select(0, where_N)
+            if threshold_S is not None:
+                ops.hide_below(chosen, threshold_S.index_select(0, where_N))
+            inverse_N = columns.inverse_temperature_S[: len(rows_S)].index_select(0, where_N)
+            chosen *= torch.where(torch.isinf(inverse_N), 1.0, inverse_N)[:, None]
+        elif chosen is None:
+            chosen, index_N = logits_SV, members.astype(np.int32)
+        return compute_groups(chosen, index_N, rows_N, self.table, token_ids_N, normalize=self._normalize)

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.kernels.step import SampleColumns
 from quire.sample.constraints import RowConstraints
 from quire.sample.grammar_masks import GrammarSource
 from quire.sample.logits_processor import LogitsProcessor, RowProcessor, adapt_callable
-from quire.sample.penalties import SeenTokens
+from quire.sample.penalties import are_penalized
 from quire.sampling_params import GREEDY_BELOW, SamplingParams
 
 IntArray = npt.NDArray[np.int32]
@@ -40,7 +41,6 @@ class RowObjects:
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     constraints: RowConstraints | None = None
-    seen: SeenTokens | None = None
     processors: list[RowProcessor] = dataclasses.field(default_factory=list)
     engine_processors: list[LogitsProcessor] = dataclasses.field(default_factory=list)
     failure: str = ""
@@ -50,20 +50,10 @@ class RowObjects:
         """Tokens that are known."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
-    def append(self, token: int) -> None:
-        """Take note of a sampled token."""
-        self.output_token_ids.append(token)
-        if self.seen is not None:
-            self.seen.append(token)
-
-
-def _has_penalties(params: SamplingParams) -> bool:
-    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
-
 
 def _needs_objects(params: SamplingParams) -> bool:
     """Whether a request has features that do not fit into an array."""
-    return RowConstraints.are_needed(params) or _has_penalties(params) or bool(params.logits_processors)
+    return RowConstraints.are_needed(params) or are_penalized(params) or bool(params.logits_processors)
 
 
 class SamplingRows:
@@ -130,6 +120,19 @@ class SamplingRows:
             self.may_jump_R[row] = is_free and objects.constraints is not None and objects.constraints.may_jump
         self.features_R[row] = features
 
+    def pack(self, rows_S: IntArray, positions_S: IntArray, columns: SampleColumns) -> None:
+        """Write what a step's rows sample with to columns on the host."""
+        count = len(rows_S)
+        columns.rows_S.numpy()[:count], columns.positions_S.numpy()[:count] = rows_S, positions_S
+        for values_R, column_S in (
+            (self.inverse_temperature_R, columns.inverse_temperature_S),
+            (self.seed_R, columns.seed_S),
+            (self.top_k_R, columns.top_k_S),
+            (self.top_p_R, columns.top_p_S),
+            (self.min_p_R, columns.min_p_S),
+        ):
+            values_R.take(rows_S, out=column_S.numpy()[:count], mode="clip")
+
     def is_named(self, rows_N: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows name the tokens that they want logprobs of."""
         if not self.named:
@@ -158,8 +161,7 @@ class SamplingRows:
                 grammar = self.grammars.start(params)
             objects.constraints = RowConstraints(params, num_prompt, output, self.vocab_size, grammar)
             features |= CONSTRAINTS
-        if _has_penalties(params):
-            objects.seen = SeenTokens(params, objects.prompt_token_ids, output)
+        if are_penalized(params):
             features |= PENALTIES
         try:
             if params.logits_processors:

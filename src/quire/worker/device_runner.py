@@ -26,10 +26,10 @@ from quire.layers.interface import CausalLM
 from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
-from quire.sample.device_features import FeatureBatches
-from quire.sample.device_sampler import DeviceSampled, DeviceSampler
+from quire.sample.feature_batches import FeatureBatches
 from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.logits_processor import load_logits_processors
+from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
 from quire.worker.batch_state import BatchState
 from quire.worker.device_inputs import DeviceInputs
@@ -65,11 +65,11 @@ class PendingStep:
     """A step that was submitted."""
 
     def __init__(
-        self, runner: "DeviceRunner", step_id: int, batch: PreparedBatch, slot: _Slot, sampler: DeviceSampler
+        self, runner: "DeviceRunner", step_id: int, batch: PreparedBatch, slot: _Slot, sampler: Sampler
     ) -> None:
         self._runner, self._step_id, self.batch, self.slot = runner, step_id, batch, slot
         self._sampler = sampler
-        self._sampled: DeviceSampled | None = None
+        self._sampled: Sampled | None = None
         self._host: dict[str, torch.Tensor] = {}
         self.prompt_logprobs: dict[int, TokenLogprobs] = {}
         self._pooled: list[tuple[PooledRows, torch.Tensor]] = []
@@ -80,7 +80,7 @@ class PendingStep:
         """Whether its tokens are on the host."""
         return self._output is not None
 
-    def set_sampled(self, sampled: DeviceSampled) -> None:
+    def set_sampled(self, sampled: Sampled) -> None:
         """Have what was enqueued for the step's rows copied to the host behind it."""
         self._sampled = sampled
         for name, tensor in sampled.tensors.items():
@@ -119,12 +119,7 @@ class PendingStep:
         for pooled, host in self._pooled:
             pooled.collect(host, output.pooled)
         if self._sampled is not None:
-            sampled = self._sampler.finish(self._sampled, self._host, rows_S, tokens_S)
-            output.logprobs = {
-                row: TokenLogprobs(entry.token_ids, entry.logprobs, entry.ranks)
-                for row, entry in sampled.logprobs.items()
-            }
-            output.row_errors = sampled.errors
+            output.logprobs, output.row_errors = self._sampler.finish(self._sampled, self._host), self._sampled.errors
             output.forced = self._sampler.append_tokens(rows_S, tokens_S, self.batch.positions_S)
         output.prompt_logprobs = self.prompt_logprobs
         return output
@@ -178,7 +173,7 @@ class DeviceRunner(Runner):
         self._backend: AttentionBackend = self._loaded.backend
         processors = load_logits_processors(config.model.logits_processors, config, self._device)
         self._grammars = WorkerGrammars(config, jumps=False)
-        self._sampler = DeviceSampler(
+        self._sampler = Sampler(
             self._max_rows,
             config.model.vocab_size,
             self._device,

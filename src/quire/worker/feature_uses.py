@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from quire.logger import init_logger
 from quire.platforms.interface import DeviceRuntime
-from quire.sample.device_features import FeatureBatches
+from quire.sample.feature_batches import FeatureBatches
 from quire.sample.features import FEATURES, features_of
 from quire.sampling_params import SamplingParams
 

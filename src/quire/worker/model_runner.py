@@ -14,14 +14,17 @@ import torch
 from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
-from quire.core.output import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
+from quire.kernels.step import allocate_columns
 from quire.layers.interface import CausalLM, StepInputs
 from quire.logger import init_logger
 from quire.model_loader import load_model
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
+from quire.sample.grammar_masks import GrammarMasks
 from quire.sample.logits_processor import load_logits_processors
-from quire.sample.sampler import Sampler, SamplerOutput
+from quire.sample.sampler import Sampler
+from quire.sample.sampling_rows import RANDOM
 from quire.worker.batch_state import BatchState
 from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.input_prep import InputPreparation, PreparedBatch
@@ -66,6 +69,8 @@ class ModelRunner(Runner):
             processors,
             self._grammars,
         )
+        self._columns = allocate_columns(self._max_rows, self._device)
+        self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
         self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
         self._pages: PageStore | None = None
         self._recorded: RecordedStep | None = None
@@ -153,17 +158,38 @@ class ModelRunner(Runner):
             return self._pool(plan, self._pooler, begin)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
         batch = self._inputs.prepare(plan)
-        self._sampler.begin(batch.rows_S, batch.positions_S)
-        logits_SV = self._run_model()
-        sampled = self._sampler.sample(logits_SV, batch.rows_S, batch.positions_S)
-        self._state.append_tokens(batch.rows_S, batch.positions_S, sampled.token_ids)
-        output = _collect(plan.step_id, batch, sampled)
+        masks = self._sampler.begin_masks(batch.rows_S, batch.positions_S)
+        output = self._sample(plan.step_id, self._run_model(), batch, masks)
         if starts_B is not None:
             output.prompt_logprobs = self._prompt_logprobs.compute(
                 plan, starts_B, self._inputs.arrays.query_start_B, self._state, self._whole_step()
             )
             self._inputs.forget_counts()
         output.step_ms = (time.perf_counter() - begin) * 1e3
+        return output
+
+    def _sample(
+        self, step_id: int, logits_SV: torch.Tensor, batch: PreparedBatch, masks: GrammarMasks | None
+    ) -> ModelRunnerOutput:
+        """The step's next tokens, written to their rows."""
+        rows_S, positions_S = batch.rows_S, batch.positions_S
+        if not len(rows_S):
+            return ModelRunnerOutput(step_id=step_id, rows=rows_S, token_ids=rows_S)
+        sampler, out_S = self._sampler, self._out_S[: len(rows_S)]
+        wanted = sampler.wanted(rows_S, positions_S)
+        if wanted:
+            sampler.table.pack(rows_S, positions_S, self._columns)
+        if masks is not None and sampler.is_masked_alone(wanted, rows_S):
+            sampled = sampler.upload_masks(masks, rows_S)
+            sampler.compute_masked(logits_SV, self._columns, out_S)
+        else:
+            sampled = sampler.sample(logits_SV, self._columns, rows_S, positions_S, wanted, out_S, masks)
+        token_ids_S = out_S.numpy().copy()
+        self._state.append_tokens(rows_S, positions_S, token_ids_S)
+        output = ModelRunnerOutput(step_id=step_id, rows=rows_S, token_ids=token_ids_S)
+        if wanted > RANDOM:
+            output.logprobs, output.row_errors = sampler.finish(sampled, sampled.tensors), sampled.errors
+            output.forced = sampler.append_tokens(rows_S, token_ids_S, positions_S)
         return output
 
     def _pool(self, plan: SchedulerOutput, pooler: Pooler, begin: float) -> ModelRunnerOutput:
@@ -207,16 +233,3 @@ class ModelRunner(Runner):
             "max_tokens": self._max_tokens,
             "max_rows": self._max_rows,
         }
-
-
-def _collect(step_id: int, batch: PreparedBatch, sampled: SamplerOutput) -> ModelRunnerOutput:
-    output = ModelRunnerOutput(step_id=step_id, rows=batch.rows_S, token_ids=sampled.token_ids)
-    if sampled.logprobs:
-        output.logprobs = {
-            row: TokenLogprobs(entry.token_ids, entry.logprobs, entry.ranks) for row, entry in sampled.logprobs.items()
-        }
-    if sampled.errors:
-        output.row_errors = sampled.errors
-    if sampled.forced:
-        output.forced = sampled.forced
-    return output

@@ -13,14 +13,13 @@ import torch
 
 from quire.core.output import IntArray, SchedulerOutput, TokenLogprobs
 from quire.layers.interface import CausalLM, StepInputs
-from quire.sample.logprobs import PositionLogprobs
 from quire.worker.batch_state import BatchState
 
 
 class LogprobsSource(Protocol):
     """A sampler, as far as prompts are concerned."""
 
-    def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> PositionLogprobs: ...
+    def compute_prompt_logprobs(self, logits_NV: torch.Tensor, token_ids_N: IntArray, row: int) -> TokenLogprobs: ...
 
 
 class PromptLogprobs:

@@ -335,6 +335,7 @@ def _draw(
     out_S: torch.Tensor,
 ) -> None:
     """Gumbel-max of what the rows' masks allow; None: of everything."""
+    position_S = position_S.long()
     call = native.ArgmaxArguments(
         float_address(logits_SV, "logits"),
         float_address(inverse_temperature_S, "inverse_temperature"),

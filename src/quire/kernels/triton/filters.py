@@ -1,7 +1,7 @@
 """Min-p, top-k and top-p as one threshold a row, found without sorting it, and the Gumbel-max draw above it.
 
-What is dropped, and in which order the filters come, is said in `sample/filters.py`: each keeps a head of the descending
-order, ties at the cut are kept whole. A first pass keeps maxima and sums of weights; a row whose cut lies among its
+What is dropped, and in which order the filters come, is said in `kernels/sampling.py`: each keeps a head of the
+descending order, ties at the cut are kept whole. A first pass keeps maxima and sums of weights; a row whose cut lies among its
 largest logits (small k, peaked distributions) is done after a look at a few thousand of them; for most others a histogram
 finds the few thousand that matter (`filters_window`); what is still open is searched with several pivots a pass. A row's
 threshold does not depend on other rows.

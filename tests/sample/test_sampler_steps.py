@@ -1,4 +1,5 @@
-"""The device's sampler beside the host's: the same rows, logits and steps give the same tokens, logprobs and errors.
+"""The sampler beside one that computes each row by itself: the same rows, logits and steps give the same tokens,
+logprobs and errors.
 
 Runs on CPU tensors, with the references and with Triton's kernels in its interpreter.
 """
@@ -10,62 +11,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.sample.helpers import VOCAB, make_sampler, random_logits
+from tests.oracles.plain_sampler import SamplerOutput
+from tests.sample import helpers
+from tests.sample.helpers import VOCAB, columns_of, draw, make_plain_sampler, random_logits
 
-from quire.kernels import ops
-from quire.kernels.step import SampleColumns
-from quire.sample.device_sampler import DeviceSampler
+from quire.kernels import cpu, ops
 from quire.sample.logits_processor import LogitsProcessor
-from quire.sample.sampler import SamplerOutput
+from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams, Thinking
 
 ROWS = 16
 
 
-@pytest.fixture(params=["references", "triton"])
+@pytest.fixture(params=["references", "triton", "cpu"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     """Which implementations serve."""
     if request.param == "triton":
         triton = pytest.importorskip("quire.kernels.triton")
         triton.register()
-    ops.select("cuda" if request.param == "triton" else "reference")
+    if request.param == "cpu":
+        cpu.register()
+    ops.select({"references": "reference", "triton": "cuda"}.get(request.param, request.param))
     yield request.param
     ops.select("reference")  # no platform of that name: PyTorch alone, whatever other tests have registered
 
 
-def make_device_sampler(mode: str = "raw_logprobs", processors: list[LogitsProcessor] | None = None) -> DeviceSampler:
-    return DeviceSampler(ROWS, VOCAB, torch.device("cpu"), mode, processors)
-
-
-def columns_of(sampler: DeviceSampler, rows_S: np.ndarray, positions_S: np.ndarray) -> SampleColumns:
-    """What a runner's packet would have left on the device; longer than the batch, as its buffers are."""
-    table = sampler.table
-
-    def column(values_S: np.ndarray) -> torch.Tensor:
-        return torch.cat((torch.from_numpy(np.ascontiguousarray(values_S)), torch.zeros(3, dtype=torch.int32)))
-
-    return SampleColumns(
-        rows_S=column(rows_S),
-        positions_S=column(positions_S),
-        inverse_temperature_S=column(table.inverse_temperature_R[rows_S]),
-        seed_S=column(table.seed_R[rows_S]),
-        top_k_S=column(table.top_k_R[rows_S]),
-        top_p_S=column(table.top_p_R[rows_S]),
-        min_p_S=column(table.min_p_R[rows_S]),
-    )
-
-
-def draw(sampler: DeviceSampler, logits_SV: torch.Tensor, rows: Any, positions: Any) -> SamplerOutput:
-    """A step as a runner drives it, its results fetched at once."""
-    rows_S, positions_S = np.asarray(rows, dtype=np.int32), np.asarray(positions, dtype=np.int32)
-    wanted = sampler.wanted(rows_S)
-    out_S = torch.full((len(rows_S),), -7, dtype=torch.int32)
-    columns = columns_of(sampler, rows_S, positions_S)
-    sampled = sampler.sample(logits_SV.clone(), columns, rows_S, positions_S, wanted, out_S)
-    host = {name: tensor.clone() for name, tensor in sampled.tensors.items()}
-    output = sampler.finish(sampled, host, rows_S, out_S.numpy().copy())
-    sampler.append_tokens(rows_S, output.token_ids, positions_S)
-    return output
+def make_sampler(mode: str = "raw_logprobs", processors: list[LogitsProcessor] | None = None) -> Sampler:
+    return helpers.make_sampler(rows=ROWS, mode=mode, processors=processors)
 
 
 def random_params(rng: random.Random) -> dict[str, Any]:
@@ -112,9 +84,9 @@ def assert_equal_outputs(ours: SamplerOutput, theirs: SamplerOutput) -> None:
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
 @pytest.mark.parametrize("case", [0, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in (1, 2, 3))])
-def test_tokens_logprobs_and_errors_are_those_of_the_hosts_sampler(case: int, mode: str, kernels: str) -> None:
+def test_tokens_logprobs_and_errors_are_those_of_each_row_by_itself(case: int, mode: str, kernels: str) -> None:
     rng = random.Random(f"{case} {mode}")
-    ours, theirs = make_device_sampler(mode), make_sampler(mode=mode, rows=ROWS)
+    ours, theirs = make_sampler(mode), make_plain_sampler(mode=mode, rows=ROWS)
     length: dict[int, int] = {}
     for step in range(5):
         for row in rng.sample(range(ROWS), 3 if step else 9):
@@ -146,7 +118,7 @@ def test_tokens_logprobs_and_errors_are_those_of_the_hosts_sampler(case: int, mo
 
 
 def test_a_batch_says_what_it_needs() -> None:
-    sampler = make_device_sampler()
+    sampler = make_sampler()
     rows: dict[int, dict[str, Any]] = {
         0: {"temperature": 0.0},
         1: {"temperature": 1.0},
@@ -169,7 +141,7 @@ def test_a_batch_says_what_it_needs() -> None:
 
 
 def test_a_drawn_token_is_counted_before_the_host_knows_it(kernels: str) -> None:
-    sampler = make_device_sampler()
+    sampler = make_sampler()
     sampler.add_row(3, SamplingParams(temperature=0.0, frequency_penalty=2.0, max_tokens=99), [1], [], 0)
     logits_1V = torch.zeros(1, VOCAB)
     logits_1V[0, 10], logits_1V[0, 20], logits_1V[0, 30] = 5.0, 4.5, 2.0
@@ -183,7 +155,7 @@ def test_a_drawn_token_is_counted_before_the_host_knows_it(kernels: str) -> None
 
 
 def test_tables_grow_with_rows_and_tokens(kernels: str) -> None:
-    sampler, host = make_device_sampler(), make_sampler(rows=ROWS)
+    sampler, plain = make_sampler(), make_plain_sampler(rows=ROWS)
     for row in range(ROWS):
         params = SamplingParams(
             temperature=0.0,
@@ -193,13 +165,13 @@ def test_tables_grow_with_rows_and_tokens(kernels: str) -> None:
             allowed_token_ids=list(range(row, VOCAB)),
             max_tokens=500,
         )
-        for each in (sampler, host):
+        for each in (sampler, plain):
             each.add_row(row, params, list(range(row * 5)), [4, 4, 9], row)
     rows_S = np.arange(ROWS, dtype=np.int32)
     for step in range(3):
         logits_SV = random_logits(ROWS, seed=step)
         positions_S = rows_S * 5 + 3 + step
-        expected = host.sample(logits_SV.clone(), rows_S, positions_S)
+        expected = plain.sample(logits_SV.clone(), rows_S, positions_S)
         assert draw(sampler, logits_SV, rows_S, positions_S).token_ids.tolist() == expected.token_ids.tolist()
 
 
@@ -227,7 +199,7 @@ class AddsTen(LogitsProcessor):
 
 def test_custom_processors_see_the_tokens_that_were_appended() -> None:
     processor = AddsTen()
-    sampler = make_device_sampler(processors=[processor])
+    sampler = make_sampler(processors=[processor])
     sampler.add_row(0, SamplingParams(temperature=0.0), [1], [], 0)
     sampler.add_row(1, SamplingParams(temperature=0.0), [1], [3], 0)
     assert sampler.needs_tokens(sampler.wanted(np.array([0], dtype=np.int32)))
@@ -241,7 +213,7 @@ def test_custom_processors_see_the_tokens_that_were_appended() -> None:
 
 
 def test_a_row_whose_stops_are_free_again_returns_to_the_fast_path() -> None:
-    sampler = make_device_sampler()
+    sampler = make_sampler()
     sampler.add_row(0, SamplingParams(temperature=0.0, min_tokens=1, eos_token_ids=[7], max_tokens=5), [1], [], 0)
     logits_1V = torch.zeros(1, VOCAB)
     logits_1V[0, 7] = 9.0
@@ -251,22 +223,22 @@ def test_a_row_whose_stops_are_free_again_returns_to_the_fast_path() -> None:
 
 
 def test_prompt_logprobs_have_the_rows_own_number_of_alternatives() -> None:
-    sampler, host = make_device_sampler(), make_sampler(rows=ROWS)
-    for each in (sampler, host):
+    sampler, plain = make_sampler(), make_plain_sampler(rows=ROWS)
+    for each in (sampler, plain):
         each.add_row(0, SamplingParams(prompt_logprobs=2), [1, 2, 3], [], 0)
     logits_NV, token_ids_N = random_logits(2, seed=3), np.array([2, 3], dtype=np.int32)
-    assert sampler.compute_prompt_logprobs(logits_NV, token_ids_N, 0) == host.compute_prompt_logprobs(
-        logits_NV, token_ids_N, 0
-    )
+    ours, theirs = (each.compute_prompt_logprobs(logits_NV, token_ids_N, 0) for each in (sampler, plain))
+    assert (ours.token_ids, ours.ranks) == (theirs.token_ids, theirs.ranks)
+    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, rtol=1e-5)
 
 
 def test_an_unknown_logprobs_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="logprobs_mode='odd' must be one of raw_logprobs"):
-        make_device_sampler("odd")
+        make_sampler("odd")
 
 
 def test_tokens_without_a_draw_may_be_known_before_drawn_ones_arrive() -> None:
-    sampler = make_device_sampler()
+    sampler = make_sampler()
     sampler.add_row(0, SamplingParams(temperature=0.0, bad_words_token_ids=[[7, 8, 9]]), [1], [], 0)
     sampler.put_tokens(0, 2, [8, 9])
     for token, position in ((7, 1), (8, 2)):

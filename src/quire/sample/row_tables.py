@@ -21,9 +21,9 @@ def can_pin(device: torch.device) -> bool:
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """A copy on the device that arrives in order with its work; the host does not wait."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
-        return tensor.clone()
+        return torch.from_numpy(array.copy())
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
     return (tensor.pin_memory() if can_pin(device) else tensor).to(device, non_blocking=True)
 
 
@@ -87,13 +87,12 @@ class SeenTable:
         """How often each was generated (0: only in the prompt)."""
         return self._data_2XC[1]
 
-    def put(self, ids_N: npt.NDArray[np.int64], counts_N: npt.NDArray[np.float32]) -> int:
+    def put(self, ids_N: IntArray, counts_N: IntArray) -> int:
         """A slot that holds these."""
         slot, count = self._slots.take(), len(ids_N)
         self._reserve(slot + 1, count + 1)
         if count:
-            pair = np.stack((ids_N, counts_N.astype(np.int64))).astype(np.int32)
-            self._data_2XC[:, slot, :count] = to_device(pair, self._device)
+            self._data_2XC[:, slot, :count] = to_device(np.stack((ids_N, counts_N)), self._device)
         self.sizes_X[slot].fill_(count)
         self._most_X[slot] = count
         return slot
@@ -215,7 +214,8 @@ class MaskTable:
             size = self._begin + self._max_rows * self._words
             self._host = torch.zeros(size, dtype=torch.int32, pin_memory=can_pin(self._device))
             self._array = self._host.numpy()
-            self._on_device = torch.zeros(size, dtype=torch.int32, device=self._device)
+            is_host = self._device.type == "cpu"
+            self._on_device = self._host if is_host else torch.zeros(size, dtype=torch.int32, device=self._device)
             self.numbers_R = self._on_device[: self._max_rows]
             self.masks_RW = self._on_device[self._begin :].view(self._max_rows, self._words)
         self._array[: self._begin].fill(-1)
@@ -225,5 +225,7 @@ class MaskTable:
     def upload(self, num_masks: int) -> None:
         """The first masks and all numbers go to the device, in order with its work."""
         assert self._host is not None
+        if self._on_device is self._host:
+            return
         size = self._begin + num_masks * self._words
         self._on_device[:size].copy_(self._host[:size], non_blocking=True)

@@ -15,8 +15,8 @@ import torch
 from quire.kernels import ops
 from quire.kernels.step import SampleColumns
 from quire.sample import features
-from quire.sample.device_sampler import DeviceSampler
-from quire.sample.device_tables import can_pin
+from quire.sample.row_tables import can_pin
+from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams, Thinking
 
 _TOKEN = 7
@@ -46,10 +46,10 @@ class FeatureBatches:
         sampler: the steps' sampler, for tables that it would make when the first request needs them.
     """
 
-    def __init__(self, sampler: DeviceSampler, vocab_size: int, device: torch.device, logprobs_mode: str) -> None:
+    def __init__(self, sampler: Sampler, vocab_size: int, device: torch.device, logprobs_mode: str) -> None:
         self._steps_sampler = sampler
         rows = max(_COUNTS)
-        self._sampler = DeviceSampler(rows, vocab_size, device, logprobs_mode)
+        self._sampler = Sampler(rows, vocab_size, device, logprobs_mode)
         self._vocab_size, self._device = vocab_size, device
         self._is_processed = logprobs_mode.startswith("processed")
         self._out_S = torch.zeros(rows, dtype=torch.int32, device=device)
