@@ -524,9 +524,11 @@ class AsyncLLM(AsyncControl):
         return self.config.model
 
     def get_model_config(self) -> ModelConfig:
+        """As `model_config`."""
         return self.config.model
 
     def get_engine_config(self) -> EngineConfig:
+        """The engine's whole configuration."""
         return self.config
 
     def shutdown(self, timeout: float | None = None) -> None:
