@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.oracles.operations import norm as elementwise
-from tests.oracles.operations import sampling as reference_filters
-from tests.oracles.operations import sampling as reference_sampling
+from tests.oracles.operations import sampling as reference
 
 from quire.kernels import ops
 from quire.kernels import triton as triton_kernels
@@ -169,12 +168,12 @@ def check_draws() -> None:
             cpu = torch.empty(rows, dtype=torch.int32)
             ours, gpu = (torch.empty(rows, dtype=torch.int32, device=DEVICE) for _ in range(2))
             sampling.gumbel_argmax(*on_gpu, ours)
-            reference_sampling.gumbel_argmax(*on_gpu, gpu)
-            reference_sampling.gumbel_argmax(logits, inverse, seed, position, cpu)
+            reference.gumbel_argmax(*on_gpu, gpu)
+            reference.gumbel_argmax(logits, inverse, seed, position, cpu)
             same(f"gumbel {vocabulary} {levels} == GPU reference", torch.equal(ours, gpu), f"{ours} {gpu}")
             same(f"gumbel {vocabulary} {levels} == CPU reference", torch.equal(ours.cpu(), cpu), f"{ours} {cpu}")
             sampling.argmax(on_gpu[0], ours)
-            reference_sampling.argmax(logits, cpu)
+            reference.argmax(logits, cpu)
             same(f"argmax {vocabulary} {levels}", torch.equal(ours.cpu(), cpu))
 
 
@@ -202,7 +201,7 @@ def check_filters() -> None:
             columns = [x.to(DEVICE) for x in filter_columns(rows, generator)]
             seed, position = torch.arange(rows, device=DEVICE), torch.arange(rows, device=DEVICE)
             outs = []
-            for module in (filters, reference_filters):
+            for module in (filters, reference):
                 threshold = torch.full((rows,), float("nan"), device=DEVICE)
                 out = torch.empty(rows, dtype=torch.int32, device=DEVICE)
                 module.filtered_gumbel_argmax(logits, *columns, seed, position, threshold, out)
@@ -227,11 +226,10 @@ def check_logprobs() -> None:
     logits = torch.randn(40, VOCABULARY, device=DEVICE) * 2
     index = torch.randint(0, 40, (23,), device=DEVICE, dtype=torch.int32)
     tokens = torch.randint(0, VOCABULARY, (23,), device=DEVICE, dtype=torch.int32)
-    from tests.oracles.operations import sampling as reference_logprobs
 
     for count in (0, 1, 20, 64):
         outs = []
-        for module in (logprobs, reference_logprobs):
+        for module in (logprobs, reference):
             values = torch.empty(23, count + 1, device=DEVICE)
             ids, ranks = torch.empty_like(values, dtype=torch.int32), torch.empty(23, dtype=torch.int32, device=DEVICE)
             module.token_logprobs(logits, index, tokens, True, values, ids, ranks)
@@ -362,7 +360,6 @@ def seen_tables(rows: int, seen: int) -> tuple[torch.Tensor, ...]:
 
 
 def check_penalties() -> None:
-    from tests.oracles.operations import sampling as reference_penalties
 
     rows = 40
     logits = torch.randn(rows, VOCABULARY, device=DEVICE) * 3
@@ -371,7 +368,7 @@ def check_penalties() -> None:
     repetition, frequency, presence = (torch.rand(rows, device=DEVICE) + 0.5 for _ in range(3))
     outs = []
     tables = seen_tables(rows, 1500)
-    for module in (penalties, reference_penalties):
+    for module in (penalties, reference):
         mine = [t.clone() for t in tables]
         edited = logits.clone()
         module.penalize(edited, slots, repetition, frequency, presence, *mine, 1500)
@@ -385,7 +382,7 @@ def check_penalties() -> None:
     words = torch.randint(-(2**31), 2**31 - 1, (rows, VOCABULARY // 32), device=DEVICE, dtype=torch.int32)
     pair = [logits.clone(), logits.clone()]
     penalties.keep_allowed(pair[0], slots, words)
-    reference_penalties.keep_allowed(pair[1], slots, words)
+    reference.keep_allowed(pair[1], slots, words)
     same("keep_allowed", torch.equal(*pair))
 
 
