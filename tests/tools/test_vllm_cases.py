@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tools.vllm_cases import run_cases, table
+from tools.vllm_cases import causes, run_cases, table
+from tools.vllm_faces.servers import flags_of
 
 REGISTRY = '{name} = {{"hermes": ("hermes_parser", "HermesParser"), "strange": ("strange_parser", "StrangeParser")}}\n'
 CASES = """
@@ -82,6 +83,28 @@ def test_every_case_has_its_outcome(distribution: Path) -> None:
     assert "assert" in next(each["why"] for each in outcomes if each["outcome"] == "different")
     json.dumps(outcomes)
     assert table(outcomes).splitlines()[-1] == "2 of 3 black-box cases equal (66.7%)"
+
+
+def test_cases_that_are_different_are_told_by_their_cause() -> None:
+    outcomes = [
+        {"case": "tests/a/test_x.py::test_show_version", "outcome": "different"},
+        {"case": "tests/a/test_x.py::test_show_version", "outcome": "equal"},
+        {"case": "tests/a/test_y.py::test_f[watermarked-True]", "outcome": "different"},
+        {"case": "tests/a/test_y.py::test_something_new", "outcome": "different"},
+    ]
+    found = causes(outcomes)
+    assert (
+        found == {"the version is Quire's": 1, "absent: watermarks": 1, "not judged": 1}
+        and list(found)[-1] == "not judged"
+    )
+
+
+def test_flags_of_a_case_fit_the_model_that_stands_in() -> None:
+    given = ["--dtype", "bfloat16", "--max-model-len", "8192", "--enforce-eager", "--uds=/tmp/s", "--strict"]
+    assert flags_of(given, "some/model") == ["--uds=/tmp/s", "--strict"]
+    adapters = ["--enable-lora", "--lora-modules", "one=/x", "two=/y", "--max-lora-rank", "8"]
+    assert flags_of(adapters, "some/model") == ["--served-model-name", "some/model", "one", "two"]
+    assert flags_of(["--max-model-len", "100"], "BAAI/bge-m3") == ["--max-model-len", "100"]
 
 
 def test_a_path_without_cases_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ asks what a certain model knows cannot be equal.
 
 import asyncio
 import atexit
+import base64
 import contextlib
 import functools
 import importlib.abc
@@ -97,7 +98,7 @@ def tokenizer_of(model: str | None = None, *_: Any, tokenizer_name: str | None =
     import quire
 
     folder = checkpoint(str(model or tokenizer_name)) or str(Path(quire.__path__[0]) / "assets/demo")
-    return PreTrainedTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json")
+    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 @functools.cache
@@ -295,12 +296,12 @@ def run_case(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         del path, target
-        if fullname in ("tests.utils", "tests.conftest", "tests.models.utils", "pytest_asyncio"):
+        if fullname in ("tests.utils", "tests.conftest", "tests.models.utils", "pytest_asyncio", "pybase64"):
             return importlib.machinery.ModuleSpec(fullname, self)
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Utils(spec.name)
+        return base64 if spec.name == "pybase64" else _Utils(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         pass

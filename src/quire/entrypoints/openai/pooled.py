@@ -246,10 +246,10 @@ async def answer_pooling(
     model = state.resolve_model(request.model)
     named = {name: getattr(request, name) for name in ("task", "dimensions", "step_tag_id", "returned_token_ids")}
     outputs = await run_inputs(state, request, public_id, **named)
-    if (binary := binary_response(outputs, request, f"pool-{public_id}", model)) is not None:
+    if (binary := binary_response(outputs, request, f"pooling-{public_id}", model)) is not None:
         return binary
     data = [protocol.PoolingData(index, numbers(output.outputs, request)) for index, output in enumerate(outputs)]
-    return protocol.PoolingResponse(data=data, **_head("pool", public_id, model, usage_of(outputs)))
+    return protocol.PoolingResponse(data=data, **_head("pooling", public_id, model, usage_of(outputs)))
 
 
 Names = tuple[str, str]
