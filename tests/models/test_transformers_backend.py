@@ -151,19 +151,32 @@ IN_WORDS = {
     "GitForCausalLM": ("git", {}, "its attention does not go through Transformers' attention interface"),
     "XGLMForCausalLM": ("xglm", {"num_layers": 2}, "0 of its 2 layers have attention"),
     "xLSTMForCausalLM": ("xlstm", {"hidden_size": 64}, "0 of its 32 layers have attention"),
+    "Step3p7ForConditionalGeneration": ("step3p7", {}, "models that read images need a spec"),
+    "InklingForConditionalGeneration": ("inkling_mm_model", {}, "models that read images need a spec"),
+    "MiniMaxM3VLForCausalLM": (
+        "minimax_m3_vl_text",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "bos_token_id": 1,
+            "eos_token_id": 1,
+        },
+        "layer_types has minimax_m3_sparse, which keep more of a request",
+    ),
     "BltForCausalLM": ("blt", {}, "depends on the values of its tensors"),
     "XLMWithLMHeadModel": ("xlm", {"n_layers": 1, "n_heads": 4, "emb_dim": 64}, "depends on the values of its tensors"),
     "DbrxForCausalLM": ("dbrx", {"n_layers": 1, "d_model": 64}, "its own code failed"),
 }
 
 
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
 @pytest.mark.parametrize("architecture", IN_WORDS)
-def test_what_cannot_run_is_refused_in_words(architecture, tmp_path):
+def test_what_cannot_run_is_refused_in_words(architecture, model_impl, tmp_path):
     model_type, own, why = IN_WORDS[architecture]
     values = {"architectures": [architecture], "model_type": model_type, "vocab_size": 384, "pad_token_id": 2}
     (tmp_path / "config.json").write_text(json.dumps(values | own))
     with pytest.raises(ConfigError, match=re.escape(why)) as raised:
-        LLM(model=str(tmp_path), load_format="dummy", max_num_seqs=2, **COMMON)
+        LLM(model=str(tmp_path), model_impl=model_impl, load_format="dummy", max_num_seqs=2, **COMMON)
     assert f"model_type={model_type!r}" in str(raised.value)
 
 

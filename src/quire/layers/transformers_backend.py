@@ -26,7 +26,7 @@ from quire.extras import install_command
 from quire.kernels.types import LinearWeight
 from quire.layers.interface import CausalLM, ModelContext, StepInputs
 from quire.layers.parallel import ParallelPlan
-from quire.layers.transformers_check import Given, Heads, check_tree, failure, refusal
+from quire.layers.transformers_check import Given, Heads, check_tree, failure, in_one_line, refusal
 
 ATTENTION = "quire"
 """Our name among Transformers' attention implementations."""
@@ -75,6 +75,9 @@ class TransformersModel(CausalLM):
     def attention_requests(
         cls, hf: HFConfig, kv_dtype: torch.dtype, block_size: int, plan: ParallelPlan, deterministic: bool
     ) -> list[AttentionRequest]:
+        if not _is_causal(config := _config(_key(hf))):
+            refuse_other_kinds(hf)
+            raise refusal(config, "Transformers has no causal language model of this type")
         if plan.size > 1:
             _check_plan(hf)
         requests = [
@@ -143,7 +146,7 @@ class TransformersModel(CausalLM):
             )
         except Exception as error:  # a model's own code may raise anything
             raise ConfigError(
-                f"Transformers cannot load {context.path!r}: {type(error).__name__}: {error}", setting="model"
+                f"Transformers cannot load {context.path!r}: {in_one_line(error)}", setting="model"
             ) from error
         lists = {name: sorted(map(str, report.get(f"{name}_keys") or ())) for name in ("missing", "unexpected")}
         if lists["missing"] or report.get("mismatched_keys"):
@@ -304,6 +307,13 @@ def _key(hf: HFConfig) -> str:
     return json.dumps(hf.to_dict(), sort_keys=True, default=str)
 
 
+def _is_causal(config: Any) -> bool:
+    """Whether Transformers has a causal language model of this config's class."""
+    from transformers import AutoModelForCausalLM
+
+    return type(config) in cast(Any, AutoModelForCausalLM)._model_mapping
+
+
 def knows(hf: HFConfig) -> bool:
     """Whether Transformers is installed and has the causal language model that this config names."""
     try:
@@ -344,7 +354,7 @@ def _config(key: str) -> Any:
         config = CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:  # a config class may raise anything
         raise ConfigError(
-            f"config.json does not fit Transformers' {model_type!r}: {type(error).__name__}: {error}", setting="model"
+            f"config.json does not fit Transformers' {model_type!r}: {in_one_line(error)}", setting="model"
         ) from error
     config._attn_implementation = ATTENTION
     return config
@@ -370,7 +380,7 @@ def refuse_other_kinds(hf: HFConfig) -> None:
         from transformers.models.auto import modeling_auto
     except ImportError:
         return
-    names = set(hf.get("architectures") or ())
+    names = {name for name in hf.get("architectures") or () if not name.endswith(("ForCausalLM", "LMHeadModel"))}
     for table, kind in OTHER_KINDS.items():
         mapping = getattr(modeling_auto, table, {})
         if is_own := sorted(names & set(map(str, mapping.values()))):

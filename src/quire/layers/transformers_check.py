@@ -20,6 +20,8 @@ from quire.errors import ConfigError
 TOKENS = 8
 LONGEST_WINDOW = 56
 """Windows up to this are checked with a text that is longer than the window."""
+LONGEST_TEXT = 300
+"""Characters of an error of a model's own code that a refusal repeats."""
 TOLERANCE = 1e-3
 """How far a logprob may differ in float32."""
 HALF_TOLERANCE = 5e-2
@@ -137,7 +139,13 @@ def _run_reversed(tree: Any, tokens: torch.Tensor, layers: Sequence[Heads]) -> t
 
 def failure(error: Exception) -> str:
     """What a user is told of an error in a model's own code; its traceback has the rest."""
-    return f"its own code failed: {str(error).rstrip('.') or type(error).__name__}"
+    return f"its own code failed: {in_one_line(error).rstrip('.')}"
+
+
+def in_one_line(error: Exception) -> str:
+    """An error's text without its breaks, at most `LONGEST_TEXT` characters of it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
 def refusal(config: Any, why: str) -> ConfigError:
