@@ -49,7 +49,7 @@ def silence_driver() -> None:
     import torch
     import triton
 
-    from quire.kernels.triton import driver
+    from quire.kernels.triton.runtime import driver
 
     library = SilentLibrary()
     driver._library = lambda: library
@@ -65,7 +65,7 @@ def silence_driver() -> None:
 
 def launches_of(step: Any) -> list[tuple[Any, ...]]:
     """(function, grid, packed arguments) of all that a step launches."""
-    from quire.kernels.triton import driver
+    from quire.kernels.triton.runtime import driver
 
     found: list[tuple[Any, ...]] = []
     submit = driver.Launcher.submit
@@ -142,7 +142,7 @@ def main() -> int:
     silence_driver()
 
     from quire.engine.arg_utils import EngineArgs
-    from quire.kernels.triton import direct_launch
+    from quire.kernels.triton.runtime import direct_launch
 
     settings = {name: record_kernels._number(text) for name, text in (entry.split("=", 1) for entry in args.set)}
     given = EngineArgs(model=args.model, device="cuda", load_format="dummy", skip_tokenizer_init=True)

@@ -10,7 +10,8 @@ from tools.gpu_cases import TOLERANCES, Case, Shapes, draw, empty, normal
 from tools.gpu_cases_rows import norm_of
 
 from quire.kernels.fp8 import FP8_MAX
-from quire.kernels.triton import packed, packed_vector
+from quire.kernels.triton.packed import matmul as packed
+from quire.kernels.triton.packed import vector as packed_vector
 from quire.kernels.types import FP8, Fp8Scratch, Fp8Weight, Int8Weight, PackedWeight
 from quire.quantization.codes import E2M1
 

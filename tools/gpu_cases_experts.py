@@ -7,7 +7,7 @@ from tools.gpu_cases import Case, Shapes, draw, empty, normal
 from tools.gpu_cases_codes import codes_of
 
 from quire.kernels.packed import dequantize
-from quire.kernels.triton.packed_experts import pack_expert_codes
+from quire.kernels.triton.experts.packed import pack_expert_codes
 from quire.kernels.types import ClampedSwiglu, ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 

@@ -57,7 +57,7 @@ def select_kernels(device: str) -> None:
         triton.register()
         ops.select("cuda")
         return
-    from quire.kernels.triton import driver
+    from quire.kernels.triton.runtime import driver
     from quire.platforms.cuda import CudaPlatform
 
     driver.install()
@@ -134,7 +134,7 @@ def _largest_error(case: Case, function: Any, expected: list[Any], device: str) 
 
 
 def _check_page_tables(device: str) -> Line:
-    from quire.kernels.triton.page_tables import gather_tables
+    from quire.kernels.triton.attention.page_tables import gather_tables
 
     begin = time.perf_counter()
     metadata = moved(make_batch([3000, 16, 17, 1, 900], padding=2).metadata, device, None)

@@ -69,7 +69,7 @@ def imagine_runner(config: Any, memory: int, rehearse: Callable[[Any, str], None
 
     from quire.core.kv_planner import plan_kv_cache
     from quire.executor.selector import import_class
-    from quire.kernels.triton import cache
+    from quire.kernels.triton.runtime import cache
     from quire.platforms import current_platform
     from quire.platforms.interface import DeviceEvent, DeviceRuntime
 
@@ -125,7 +125,7 @@ class Rehearsed(Exception):
 
 def record(config: Any, memory: int) -> list[dict[str, Any]]:
     """The variants that a start launches."""
-    from quire.kernels.triton import variants
+    from quire.kernels.triton.runtime import variants
 
     recorder = variants.recorder(lambda variant: None)
 
@@ -144,8 +144,8 @@ def record(config: Any, memory: int) -> list[dict[str, Any]]:
 
 def slowest_first(variants: list[dict[str, Any]], capability: int) -> list[dict[str, Any]]:
     """In the order in which a start with few cores should compile them; without those that cannot be compiled."""
-    from quire.kernels.triton import places
-    from quire.kernels.triton.ahead import CompilingProcess
+    from quire.kernels.triton.runtime import places
+    from quire.kernels.triton.runtime.ahead import CompilingProcess
 
     with tempfile.TemporaryDirectory() as folder:
         compiling = CompilingProcess(capability, os.cpu_count() or 1, Path(folder))
@@ -161,7 +161,7 @@ def slowest_first(variants: list[dict[str, Any]], capability: int) -> list[dict[
 
 def as_ordered_in(path: Path, variants: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """In the order of the list that is there; what it does not have comes first."""
-    from quire.kernels.triton import places
+    from quire.kernels.triton.runtime import places
 
     order = {places.identity(variant): number for number, variant in enumerate(places.read_list(path))}
     return sorted(variants, key=lambda variant: order.get(places.identity(variant), -1))
@@ -187,8 +187,8 @@ def main() -> None:
     imagine_gpu(args.gpu, divmod(args.capability, 10), args.memory * GIB, args.processors, args.shared << 10)
 
     from quire.engine.arg_utils import EngineArgs
-    from quire.kernels.triton import places
-    from quire.kernels.triton.preparation import list_name
+    from quire.kernels.triton.runtime import places
+    from quire.kernels.triton.runtime.preparation import list_name
 
     settings = {name: _number(text) for name, text in (entry.split("=", 1) for entry in args.set)}
     for model in args.models:

@@ -27,8 +27,8 @@ from quire.attention.selector import select_backend
 from quire.attention.triton import TritonBackend
 from quire.config.engine import AttentionConfig
 from quire.errors import ConfigError
+from quire.kernels.triton.attention.page_tables import gather_tables
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.page_tables import gather_tables
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="tensors are on the host")
 

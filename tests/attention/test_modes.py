@@ -17,8 +17,8 @@ import quire.kernels.ops  # noqa: F401
 from quire.attention.interface import AttentionParams
 from quire.attention.triton import TritonBackend
 from quire.kernels import cpu, registry
+from quire.kernels.triton.attention.paged_attention import paged_attention as triton
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.paged_attention import paged_attention as triton
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="tensors are on the host")
 

@@ -15,7 +15,8 @@ from quire.attention.interface import AttentionRequest
 from quire.attention.reference import ReferenceBackend
 from quire.attention.triton import TritonBackend
 from quire.config.kv_spec import KVCacheSpec, KVKind
-from quire.kernels.triton import decode_attention, paged_attention
+from quire.kernels.triton.attention import decode as decode_attention
+from quire.kernels.triton.attention import paged_attention as paged_attention
 
 LATENT = {"kind": "mla", "num_heads": 128, "num_kv_heads": 1, "head_dim": 576, "latent": 512}
 REQUEST = AttentionRequest(num_heads=4, num_kv_heads=2, head_dim=64, kv_dtype=torch.bfloat16, block_size=16)

@@ -10,8 +10,8 @@ from tools.gpu_cases import Case, draws, error_of, moved
 from tools.gpu_check_kernels import all_names, check_draw, check_kernels, select_kernels
 
 from quire.kernels import ops, registry
-from quire.kernels.triton import packed_vector
 from quire.kernels.triton.launch import interpreted
+from quire.kernels.triton.packed import vector as packed_vector
 from quire.kernels.types import LinearWeight
 
 DEVICE = "cpu" if interpreted() else "cuda"

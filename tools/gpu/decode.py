@@ -21,8 +21,8 @@ COMPILERS = 16
 import torch  # noqa: E402
 
 from quire.attention.interface import AttentionMetadata, AttentionParams  # noqa: E402
-from quire.kernels.triton import decode_attention  # noqa: E402
-from quire.kernels.triton import rope as rope_module  # noqa: E402
+from quire.kernels.triton.attention import decode as decode_attention  # noqa: E402
+from quire.kernels.triton.attention import rope as rope_module  # noqa: E402
 from quire.kernels.types import Rope  # noqa: E402
 
 COLD_BYTES = 300 << 20
@@ -100,7 +100,7 @@ class Layers:
             )
 
     def run_deterministic(self) -> None:
-        from quire.kernels.triton.paged_attention import paged_attention
+        from quire.kernels.triton.attention.paged_attention import paged_attention
 
         params = dataclasses.replace(self.params, deterministic=True)
         for metadata in self.metadata:

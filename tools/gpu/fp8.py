@@ -22,12 +22,15 @@ import torch
 from tests.oracles.operations import fp8 as reference
 
 from quire.kernels.fp8 import FP8_MAX
-from quire.kernels.triton import fp8, fp8_rows, fp8_vector, quantize
-from quire.kernels.triton.fp8_rows import Tile, multiply_rows
-from quire.kernels.triton.fp8_scales import apply_scales
-from quire.kernels.triton.fp8_vector import VectorTile, multiply_vectors
+from quire.kernels.triton.fp8 import matmul as fp8
+from quire.kernels.triton.fp8 import quantize
+from quire.kernels.triton.fp8 import row_products as fp8_rows
+from quire.kernels.triton.fp8 import vector as fp8_vector
+from quire.kernels.triton.fp8.quantize import quantize_rows
+from quire.kernels.triton.fp8.row_products import Tile, multiply_rows
+from quire.kernels.triton.fp8.scales import apply_scales
+from quire.kernels.triton.fp8.vector import VectorTile, multiply_vectors
 from quire.kernels.triton.launch import launch_options
-from quire.kernels.triton.quantize import quantize_rows
 from quire.kernels.types import FP8, Fp8Scratch, Fp8Weight
 
 HIDDEN, INTERMEDIATE = 4096, 14336

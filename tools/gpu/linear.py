@@ -19,8 +19,15 @@ import time
 import torch
 
 from quire.kernels import ops, registry
-from quire.kernels.triton import activations, linear, linear_configs, linear_dot, linear_gemv, norms  # noqa: F401
-from quire.kernels.triton.linear_configs import DotConfig, GemvConfig
+from quire.kernels.triton.linear import configs as linear_configs
+from quire.kernels.triton.linear import dot as linear_dot
+from quire.kernels.triton.linear import gemv as linear_gemv
+from quire.kernels.triton.linear import matmul as linear
+from quire.kernels.triton.linear.configs import DotConfig, GemvConfig
+from quire.kernels.triton.norm import (
+    activations,  # noqa: F401
+    norms,  # noqa: F401
+)
 
 START = time.monotonic()
 BUDGET = float(sys.argv[1]) if len(sys.argv) > 1 and sys.argv[1].replace(".", "").isdigit() else 58.0

@@ -22,11 +22,17 @@ import torch
 from tests.oracles.operations import experts as reference
 
 from quire.kernels import ops
-from quire.kernels.triton import activations, linear, moe, moe_configs, norms  # noqa: F401
-from quire.kernels.triton.moe_configs import FewConfig
-from quire.kernels.triton.moe_few import launch_few_down, launch_few_gate_up
-from quire.kernels.triton.moe_grouped import GroupedConfig, launch_combine, launch_grouped
-from quire.kernels.triton.moe_route import launch_choose, launch_lists
+from quire.kernels.triton.experts import configs as moe_configs  # noqa: F401
+from quire.kernels.triton.experts import mixture as moe
+from quire.kernels.triton.experts.configs import FewConfig
+from quire.kernels.triton.experts.few import launch_few_down, launch_few_gate_up
+from quire.kernels.triton.experts.grouped import GroupedConfig, launch_combine, launch_grouped
+from quire.kernels.triton.experts.route import launch_choose, launch_lists
+from quire.kernels.triton.linear import matmul as linear  # noqa: F401
+from quire.kernels.triton.norm import (
+    activations,  # noqa: F401
+    norms,  # noqa: F401
+)
 from quire.kernels.types import ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 HIDDEN, EXPERTS, TOP_K, WIDTH, EPS = 2048, 128, 8, 768, 1e-6

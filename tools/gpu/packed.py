@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from tests.oracles.operations import packed as reference
 
-from quire.kernels.triton import linear as plain
-from quire.kernels.triton import packed as kernels
-from quire.kernels.triton import packed_tiles
 from quire.kernels.triton.launch import interpreted
+from quire.kernels.triton.linear import matmul as plain
+from quire.kernels.triton.packed import matmul as kernels
+from quire.kernels.triton.packed import tiles as packed_tiles
 from quire.kernels.types import Int8Weight, LinearWeight, PackedWeight
 
 SMALL = interpreted()

@@ -16,8 +16,9 @@ from packed import DEVICE, RESULTS, SMALL, microseconds, packed_weight
 from tests.oracles.operations import experts as reference
 
 from quire.kernels.packed import dequantize
-from quire.kernels.triton import moe, moe_configs
-from quire.kernels.triton.packed_experts import PackedConfig, choose, pack_expert_codes
+from quire.kernels.triton.experts import configs as moe_configs
+from quire.kernels.triton.experts import mixture as moe
+from quire.kernels.triton.experts.packed import PackedConfig, choose, pack_expert_codes
 from quire.kernels.types import ClampedSwiglu, ExpertCodes, ExpertScratch, ExpertWeights, PackedWeight
 
 LAYERS = 1 if SMALL else 3

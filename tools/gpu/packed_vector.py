@@ -21,9 +21,9 @@ from packed import DEVICE, LAYERS, SMALL, microseconds, packed_weight
 from tests.oracles.operations import packed as reference
 
 from quire.kernels import ops, triton
-from quire.kernels.triton import packed as kernels
-from quire.kernels.triton import packed_vector
-from quire.kernels.triton.packed_vector import VectorConfig
+from quire.kernels.triton.packed import matmul as kernels
+from quire.kernels.triton.packed import vector as packed_vector
+from quire.kernels.triton.packed.vector import VectorConfig
 from quire.kernels.types import PackedWeight
 
 EPS = 1e-5

@@ -18,8 +18,8 @@ import triton
 from tests.oracles.operations import attention as plain
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
-from quire.kernels.triton.prefill_attention import Tiles, choose_tiles, prefill_attention
-from quire.kernels.triton.prefill_attention_hopper import prefill_attention_hopper, unavailable
+from quire.kernels.triton.attention.hopper import prefill_attention_hopper, unavailable
+from quire.kernels.triton.attention.prefill import Tiles, choose_tiles, prefill_attention
 
 reference = plain.paged_attention
 

@@ -22,9 +22,12 @@ from tests.oracles.float64 import in_float64
 from tests.oracles.operations import recurrent as reference
 
 from quire.attention.interface import AttentionMetadata
-from quire.kernels.triton import recurrent_delta, recurrent_scan, recurrent_selective, recurrent_ssd
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.recurrent_chunks import Tiles, choose_tiles
+from quire.kernels.triton.recurrent import delta as recurrent_delta
+from quire.kernels.triton.recurrent import scan as recurrent_scan
+from quire.kernels.triton.recurrent import selective as recurrent_selective
+from quire.kernels.triton.recurrent import ssd as recurrent_ssd
+from quire.kernels.triton.recurrent.chunks import Tiles, choose_tiles
 from quire.kernels.types import DeltaWeights, SsdWeights
 
 SMALL = interpreted()

@@ -28,17 +28,10 @@ from tests.oracles.operations import sampling as reference
 from quire.kernels import ops
 from quire.kernels import triton as triton_kernels
 from quire.kernels.step import SampleColumns, allocate_columns
-from quire.kernels.triton import (
-    activations,
-    filters,
-    filters_window,
-    gather,
-    logprobs,
-    norms,
-    penalties,
-    sampling,
-    sampling_heads,
-)
+from quire.kernels.triton.norm import activations, gather, norms
+from quire.kernels.triton.sampling import draw as sampling
+from quire.kernels.triton.sampling import filters, filters_window, logprobs, penalties
+from quire.kernels.triton.sampling import heads as sampling_heads
 from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
 

@@ -14,8 +14,8 @@ import torch
 from tests.oracles.operations import attention as plain
 from tools.gpu.prefill import Batch, make_batch
 
-from quire.kernels.triton.decode_attention import short_query_attention
-from quire.kernels.triton.prefill_attention import prefill_attention
+from quire.kernels.triton.attention.decode import short_query_attention
+from quire.kernels.triton.attention.prefill import prefill_attention
 
 reference = plain.paged_attention
 

@@ -95,7 +95,7 @@ class LibraryBackend(TritonBackend):
         return (metadata.max_query_len == 1) == self.serves_decode
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        from quire.kernels.triton.page_tables import gather_tables
+        from quire.kernels.triton.attention.page_tables import gather_tables
 
         if not self._is_served(metadata):
             return

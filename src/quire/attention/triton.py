@@ -39,7 +39,7 @@ class TritonBackend(PagedBackend):
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
     ) -> None:
-        from quire.kernels.triton.rope import rope_and_cache
+        from quire.kernels.triton.attention.rope import rope_and_cache
 
         heads = (params.num_heads, params.num_kv_heads, params.head_dim)
         scales = (params.k_scale, params.v_scale)
@@ -53,7 +53,7 @@ class TritonBackend(PagedBackend):
         params: AttentionParams,
         out: torch.Tensor,
     ) -> None:
-        from quire.kernels.triton.paged_attention import paged_attention
+        from quire.kernels.triton.attention.paged_attention import paged_attention
 
         paged_attention(qkv, kv_cache, metadata, params, out)
 
@@ -69,7 +69,7 @@ class TritonBackend(PagedBackend):
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
     ) -> None:
-        from quire.kernels.triton.decode_attention import fused_decode_attention
+        from quire.kernels.triton.attention.decode import fused_decode_attention
 
         if metadata.max_query_len == 1 and not params.deterministic:
             fused_decode_attention(qkv, kv_cache, metadata, params, out, rope, q_norm, k_norm, eps)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from quire.config import EngineConfig
     from quire.distributed.communicator import Communicator
-    from quire.kernels.triton.preparation import KernelPreparation
+    from quire.kernels.triton.runtime.preparation import KernelPreparation
 
 logger = init_logger(__name__)
 
@@ -342,7 +342,7 @@ class CudaPlatform(Platform):
         )
 
     def begin_start(self, config: EngineConfig) -> None:
-        from quire.kernels.triton.preparation import KernelPreparation
+        from quire.kernels.triton.runtime.preparation import KernelPreparation
 
         major, minor = self._gpu().capability
         processes = max(1, (usable_cpus() - 2) // config.parallel.tensor_parallel_size)

@@ -5,8 +5,8 @@ from tests.oracles.tiny_models import make_tiny_model
 
 from quire.engine.arg_utils import EngineArgs
 from quire.entrypoints.cli import main as cli
-from quire.kernels.triton import ahead, places
-from quire.kernels.triton.preparation import list_name
+from quire.kernels.triton.runtime import ahead, places
+from quire.kernels.triton.runtime.preparation import list_name
 
 VARIANTS = [
     {"kernel": f"quire.none:k{i}", "types": {}, "constants": {"N": i}, "aligned": {}, "options": {}} for i in range(3)

@@ -17,8 +17,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from quire.engine.arg_utils import EngineArgs
-from quire.kernels.triton import ahead, driver, places
-from quire.kernels.triton.preparation import KernelPreparation
+from quire.kernels.triton.runtime import ahead, driver, places
+from quire.kernels.triton.runtime.preparation import KernelPreparation
 
 
 class Device:

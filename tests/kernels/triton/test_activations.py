@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.oracles.operations import norm as reference
 
-from quire.kernels.triton import activations, gather
+from quire.kernels.triton.norm import activations, gather
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 SHAPES = [(1, 1), (3, 70), (2, 513), (5, 2049)]

@@ -10,8 +10,8 @@ from tests.kernels.triton.test_driver import library, metadata, value_at  # noqa
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton import direct_launch, driver
-from quire.kernels.triton.variants import Recorder
+from quire.kernels.triton.runtime import direct_launch, driver
+from quire.kernels.triton.runtime.variants import Recorder
 
 _, SPECIALIZE = direct_launch._stock()
 MEMORY = torch.empty(4096, dtype=torch.uint8)

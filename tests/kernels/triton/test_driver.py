@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quire.kernels.triton import driver
+from quire.kernels.triton.runtime import driver
 
 
 class Library:

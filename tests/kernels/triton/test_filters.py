@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.oracles.operations import sampling as reference
 
-from quire.kernels.triton import filters, filters_window
+from quire.kernels.triton.sampling import filters, filters_window
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 INFINITY = float("inf")

@@ -11,12 +11,12 @@ from tests.oracles.operations import fp8 as reference
 from quire.kernels import registry
 from quire.kernels.fp8 import FP8_MAX, OPERATIONS
 from quire.kernels.norm import ACTIVATIONS
-from quire.kernels.triton import fp8
-from quire.kernels.triton.fp8_rows import Tile, multiply_rows
-from quire.kernels.triton.fp8_scales import apply_scales
-from quire.kernels.triton.fp8_vector import VectorTile, multiply_vectors
+from quire.kernels.triton.fp8 import matmul as fp8
+from quire.kernels.triton.fp8.quantize import quantize_rows
+from quire.kernels.triton.fp8.row_products import Tile, multiply_rows
+from quire.kernels.triton.fp8.scales import apply_scales
+from quire.kernels.triton.fp8.vector import VectorTile, multiply_vectors
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.quantize import quantize_rows
 from quire.kernels.types import FP8, Fp8Scratch, Fp8Weight
 
 DEVICE = "cpu" if interpreted() else "cuda"

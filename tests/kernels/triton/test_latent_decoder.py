@@ -18,7 +18,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from quire.kernels.triton import latent_attention as module
+from quire.kernels.triton.attention import latent_attention as module
 
 kernel, heads, rank = module._latent_attention, 128, 512
 tiles = module.choose_tiles(rank, heads, 2)

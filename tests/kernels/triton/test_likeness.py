@@ -4,10 +4,10 @@ import pytest
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire.engine.arg_utils import EngineArgs
-from quire.kernels.triton import likeness, places
-from quire.kernels.triton.preparation import list_name
+from quire.kernels.triton.runtime import likeness, places
+from quire.kernels.triton.runtime.preparation import list_name
 
-ATTENTION = ("decode_attention", "rope", "prefill_attention")
+ATTENTION = ("attention.decode", "attention.rope", "attention.prefill", "attention.hopper")
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def test_attention_of_a_wider_model_with_the_same_heads_is_guessed_right(config)
 def test_heads_and_pages_are_put_in_place(config):
     guessed = likeness.guess(config(num_attention_heads=32, block_size=32), 90)
     kernels = {variant["kernel"].rpartition(".")[2]: variant for variant in reversed(guessed)}
-    decode = kernels["decode_attention:_decode_attention"]["constants"]
+    decode = kernels["decode:_decode_attention"]["constants"]
     assert (decode["PAGE"], decode["G"], decode["K"], decode["PARTS"]) == (32, 4, 8, 8)
     assert kernels["rope:_rope_and_cache"]["constants"]["N"] == 32
-    hopper = kernels["prefill_attention_hopper_kernel:prefill_kernel"]
+    hopper = kernels["hopper_kernel:prefill_kernel"]
     assert (hopper["constants"]["GROUP"], hopper["constants"]["PACK"]) == (4, 4)
     assert "bf16[32, 64]" in hopper["types"]["kv_desc"] and "bf16[16, 4, 64]" in hopper["types"]["q_desc"]
 

@@ -9,8 +9,14 @@ from tests.oracles.operations import linear as reference
 from tests.oracles.operations import norm as elementwise
 
 from quire.kernels import ops, registry
-from quire.kernels.triton import activations, linear, linear_configs, linear_embedding, norms  # noqa: F401
-from quire.kernels.triton.linear_configs import DotConfig, GemvConfig
+from quire.kernels.triton.linear import configs as linear_configs
+from quire.kernels.triton.linear import embedding as linear_embedding
+from quire.kernels.triton.linear import matmul as linear
+from quire.kernels.triton.linear.configs import DotConfig, GemvConfig
+from quire.kernels.triton.norm import (
+    activations,  # noqa: F401
+    norms,  # noqa: F401
+)
 from quire.kernels.types import LinearWeight
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251

@@ -12,9 +12,11 @@ from tests.oracles.operations import experts as reference
 from tests.oracles.operations import norm
 
 from quire.kernels import ops, triton
-from quire.kernels.triton import moe, moe_configs, moe_grouped
-from quire.kernels.triton.moe_configs import ManyConfig
-from quire.kernels.triton.moe_grouped import GroupedConfig
+from quire.kernels.triton.experts import configs as moe_configs
+from quire.kernels.triton.experts import grouped as moe_grouped
+from quire.kernels.triton.experts import mixture as moe
+from quire.kernels.triton.experts.configs import ManyConfig
+from quire.kernels.triton.experts.grouped import GroupedConfig
 from quire.kernels.types import ClampedSwiglu, ExpertScratch, ExpertWeights, Routing
 
 EPS = 1e-6

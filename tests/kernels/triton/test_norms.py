@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.oracles.operations import norm as reference
 
-from quire.kernels.triton import norms
+from quire.kernels.triton.norm import norms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}

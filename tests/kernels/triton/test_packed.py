@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 from tests.oracles.operations import packed as reference
 
 from quire.kernels import packed
-from quire.kernels.triton import packed as module
 from quire.kernels.triton.launch import interpreted
+from quire.kernels.triton.packed import matmul as module
 from quire.kernels.types import Int8Weight, PackedWeight
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -129,7 +129,12 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from quire.kernels.triton import packed_dot, packed_experts, packed_gemv, packed_int8, packed_tiles, packed_vector
+from quire.kernels.triton.packed import dot as packed_dot
+from quire.kernels.triton.experts import packed as packed_experts
+from quire.kernels.triton.packed import gemv as packed_gemv
+from quire.kernels.triton.packed import int8 as packed_int8
+from quire.kernels.triton.packed import tiles as packed_tiles
+from quire.kernels.triton.packed import vector as packed_vector
 
 def compiled(kernel, warps, types, **constants):
     types = {"x_ptr": "*bf16", "scale_ptr": "*fp16", "zero_ptr": "*fp16", "w_ptr": "*u8", "out_ptr": "*bf16"} | types

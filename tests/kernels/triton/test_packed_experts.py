@@ -14,8 +14,10 @@ from tests.kernels.triton.test_packed_tiles import DEVICE, make
 from tests.oracles.operations import experts as reference
 
 from quire.kernels import packed
-from quire.kernels.triton import moe, moe_configs, packed_experts
-from quire.kernels.triton.packed_experts import PackedConfig
+from quire.kernels.triton.experts import configs as moe_configs
+from quire.kernels.triton.experts import mixture as moe
+from quire.kernels.triton.experts import packed as packed_experts
+from quire.kernels.triton.experts.packed import PackedConfig
 from quire.kernels.types import ClampedSwiglu, ExpertCodes, ExpertScratch, ExpertWeights
 
 E, K = 4, 2

@@ -8,10 +8,10 @@ pytest.importorskip("triton")
 from tests.oracles.operations import packed as reference
 
 from quire.kernels import packed
-from quire.kernels.triton import packed as module
-from quire.kernels.triton import packed_tiles
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.packed_codes import Tiles, _table_assembly, layout_of
+from quire.kernels.triton.packed import matmul as module
+from quire.kernels.triton.packed import tiles as packed_tiles
+from quire.kernels.triton.packed.layout import Tiles, _table_assembly, layout_of
 from quire.kernels.types import PackedWeight
 
 DEVICE = "cpu" if interpreted() else "cuda"

@@ -14,9 +14,9 @@ from tests.oracles.operations import packed as reference
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire.kernels import ops
-from quire.kernels.triton import packed as module
-from quire.kernels.triton import packed_vector
-from quire.kernels.triton.packed_vector import VectorConfig, launch_vector
+from quire.kernels.triton.packed import matmul as module
+from quire.kernels.triton.packed import vector as packed_vector
+from quire.kernels.triton.packed.vector import VectorConfig, launch_vector
 from quire.layers.decoder import Decoder
 
 CONFIGS = [VectorConfig(2, 4), pytest.param(VectorConfig(4, 8), marks=pytest.mark.exhaustive)]

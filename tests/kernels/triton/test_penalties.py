@@ -3,7 +3,7 @@
 import torch
 from tests.oracles.operations import sampling as reference
 
-from quire.kernels.triton import penalties
+from quire.kernels.triton.sampling import penalties
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 S, X, V = 6, 4, 2500

@@ -11,8 +11,8 @@ pytest.importorskip("triton")
 from tests.oracles.operations import attention as plain
 
 from quire.attention.interface import AttentionMetadata, AttentionParams
+from quire.kernels.triton.attention.prefill import Tiles, choose_tiles, prefill_attention
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.prefill_attention import Tiles, choose_tiles, prefill_attention
 
 reference = plain.paged_attention
 

@@ -14,13 +14,13 @@ pytest.importorskip("triton.experimental.gluon")
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.attention.interface import AttentionParams
-from quire.kernels.triton.prefill_attention_hopper import QUERY_LAYOUT, _describe, unavailable
+from quire.kernels.triton.attention.hopper import QUERY_LAYOUT, _describe, unavailable
 
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
-from quire.kernels.triton import prefill_attention_hopper as module
+from quire.kernels.triton.attention import hopper as module
 
 kernel = module.prefill_kernel
 integers = ("query_start", "seq_lens", "rows", "block_table", "tickets")

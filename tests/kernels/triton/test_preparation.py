@@ -10,10 +10,10 @@ import pytest
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire.engine.arg_utils import EngineArgs
-from quire.kernels.triton import ahead, places
-from quire.kernels.triton.ahead import CompilingProcess
-from quire.kernels.triton.cache import KernelCache
-from quire.kernels.triton.preparation import list_name
+from quire.kernels.triton.runtime import ahead, places
+from quire.kernels.triton.runtime.ahead import CompilingProcess
+from quire.kernels.triton.runtime.cache import KernelCache
+from quire.kernels.triton.runtime.preparation import list_name
 
 SCRIPT = Path(__file__).with_name("preparation_start.py")
 ROOT = SCRIPT.parent.parent.parent.parent

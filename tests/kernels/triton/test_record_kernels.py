@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.kernels.triton import places
+from quire.kernels.triton.runtime import places
 
 TOOL = Path(__file__).resolve().parent.parent.parent.parent / "tools" / "record_kernels.py"
 
@@ -38,9 +38,9 @@ def test_a_start_is_gone_through_without_a_gpu(tmp_path):
     variants = places.read_list(file)
     modules = {variant["kernel"].partition(":")[0] for variant in variants}
     assert {
-        "quire.kernels.triton.norms",
-        "quire.kernels.triton.decode_attention",
-        "quire.kernels.triton.sampling",
+        "quire.kernels.triton.norm.norms",
+        "quire.kernels.triton.attention.decode",
+        "quire.kernels.triton.sampling.draw",
     } <= modules
     assert any(variant["options"].get("launch_pdl") for variant in variants)
     assert len({places.identity(variant) for variant in variants}) == len(variants) > 20

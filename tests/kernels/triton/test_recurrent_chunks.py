@@ -19,9 +19,12 @@ from torch import Tensor
 from triton import jit
 
 from quire.kernels import registry, triton
-from quire.kernels.triton import recurrent_delta, recurrent_scan, recurrent_selective, recurrent_ssd
 from quire.kernels.triton.launch import interpreted
-from quire.kernels.triton.recurrent_chunks import FROM, Tiles
+from quire.kernels.triton.recurrent import delta as recurrent_delta
+from quire.kernels.triton.recurrent import scan as recurrent_scan
+from quire.kernels.triton.recurrent import selective as recurrent_selective
+from quire.kernels.triton.recurrent import ssd as recurrent_ssd
+from quire.kernels.triton.recurrent.chunks import FROM, Tiles
 from quire.kernels.types import DeltaWeights, SsdWeights
 
 DEVICE = "cpu" if interpreted() else "cuda"
@@ -266,7 +269,9 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from quire.kernels.triton import recurrent_delta, recurrent_selective, recurrent_ssd
+from quire.kernels.triton.recurrent import delta as recurrent_delta
+from quire.kernels.triton.recurrent import selective as recurrent_selective
+from quire.kernels.triton.recurrent import ssd as recurrent_ssd
 
 POINTERS = {"query_start_ptr": "*i32", "seq_lens_ptr": "*i32", "rows_ptr": "*i32", "table_ptr": "*i32"}
 POINTERS |= dict.fromkeys(("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16")

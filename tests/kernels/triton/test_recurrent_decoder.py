@@ -9,7 +9,7 @@ from tests.oracles.model_driver import ModelDriver, Sequence, build_tiny
 from tests.oracles.tiny_models import VOCAB_SIZE, load_oracle, make_tiny_model
 
 from quire.kernels import ops, triton
-from quire.kernels.triton import recurrent_selective
+from quire.kernels.triton.recurrent import selective as recurrent_selective
 
 ARCHITECTURES = {
     "MambaForCausalLM": {"num_hidden_layers": 1},

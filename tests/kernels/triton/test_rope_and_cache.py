@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.kernels.triton.decode_batches import make_batch
 
-from quire.kernels.triton.rope import rope_and_cache
+from quire.kernels.triton.attention.rope import rope_and_cache
 
 drawn = settings(
     max_examples=20,

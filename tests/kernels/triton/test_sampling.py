@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.oracles.operations import sampling as reference
 
-from quire.kernels.triton import sampling
+from quire.kernels.triton.sampling import draw as sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
 INFINITY = float("inf")

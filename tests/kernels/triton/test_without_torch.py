@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from quire.kernels.triton import variants
+from quire.kernels.triton.runtime import variants
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 KEYS = """
 import importlib, json, sys
 sys.path[:0] = [{src!r}, {root!r}, {extra!r}]
-from quire.kernels.triton import MODULES, without_torch
+from quire.kernels.triton.runtime import without_torch
+from quire.kernels.triton import MODULES
 if {stand_in}:
     without_torch.install()
 for module in MODULES:
@@ -60,7 +61,7 @@ def test_a_module_that_needs_the_real_torch_gets_it(tmp_path, stand_in):
     code = f"""
 import json, sys
 sys.path[:0] = [{str(ROOT / "src")!r}, {str(tmp_path)!r}]
-from quire.kernels.triton import without_torch
+from quire.kernels.triton.runtime import without_torch
 if {stand_in}:
     without_torch.install()
 try:
@@ -76,7 +77,7 @@ print(json.dumps([failed, needy.BITS, without_torch.remove(())]))
 
 
 @pytest.mark.parametrize(
-    "name", ["quire.kernels.triton.norms:nothing", "quire.no.such.module:kernel", "quire.envs:VARIABLES"]
+    "name", ["quire.kernels.triton.norm.norms:nothing", "quire.no.such.module:kernel", "quire.envs:VARIABLES"]
 )
 def test_a_kernel_that_is_gone_is_no_reason_to_import_torch(name):
     with pytest.raises(variants.StaleVariant):

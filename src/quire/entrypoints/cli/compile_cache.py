@@ -14,7 +14,7 @@ from quire.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from quire.engine.arg_utils import EngineArgs
-    from quire.kernels.triton.places import Variant
+    from quire.kernels.triton.runtime.places import Variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from quire.engine.arg_utils import EngineArgs
-    from quire.kernels.triton import places
+    from quire.kernels.triton.runtime import places
     from quire.platforms.host import usable_cpus
     from quire.platforms.nvml import visible_gpus
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _known_names(capability: int) -> list[str]:
-    from quire.kernels.triton import places
+    from quire.kernels.triton.runtime import places
 
     files = {file.stem for folder in places.list_folders() for file in folder.glob(f"*-sm{capability}-*.json")}
     return sorted(files)
@@ -62,8 +62,8 @@ def _known_names(capability: int) -> list[str]:
 def _list_of(engine_args: "EngineArgs", capability: int) -> str:
     """The name of a model's list; one that is not there yet is made by a start.
     Raises ConfigError: there is neither a list nor a GPU."""
-    from quire.kernels.triton import places
-    from quire.kernels.triton.preparation import list_name
+    from quire.kernels.triton.runtime import places
+    from quire.kernels.triton.runtime.preparation import list_name
     from quire.platforms import current_platform
 
     config = dataclasses.replace(engine_args, load_format="dummy").create_engine_config()
@@ -86,8 +86,8 @@ def _list_of(engine_args: "EngineArgs", capability: int) -> str:
 
 
 def _compile(lists: "dict[str, list[Variant]]", capability: int, processes: int, folder: Path) -> int:
-    from quire.kernels.triton import places
-    from quire.kernels.triton.ahead import CompilingProcess
+    from quire.kernels.triton.runtime import places
+    from quire.kernels.triton.runtime.ahead import CompilingProcess
 
     variants = places.merge(*lists.values())
     print(f"{len(variants)} kernels of {len(lists)} models, in {processes} processes, into {folder}")

@@ -1,0 +1,1 @@
+"""Mixtures of experts: the kernels behind `kernels/experts.py`."""

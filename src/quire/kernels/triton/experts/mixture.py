@@ -1,0 +1,293 @@
+"""Mixtures of experts on an NVIDIA GPU: sends each mixture to the kernels for its number of tokens.
+
+A few tokens are three launches: logits, both halves of the experts. More are six: norm, logits, the choice, two
+grouped products, and the sum over each token's experts with the residual. The functions named `invariant_…` compute every
+token in one way, whatever the number of tokens.
+"""
+
+from typing import Any
+
+import torch
+import triton
+
+from quire.kernels import ops
+from quire.kernels.registry import kernel
+from quire.kernels.triton.experts import configs as moe_configs
+from quire.kernels.triton.experts.configs import Config, FewConfig, ManyConfig
+from quire.kernels.triton.experts.few import fits, launch_few_down, launch_few_gate_up
+from quire.kernels.triton.experts.grouped import GroupedConfig, launch_combine, launch_grouped
+from quire.kernels.triton.experts.packed import PackedConfig, launch_packed_experts
+from quire.kernels.triton.experts.route import launch_choose, launch_lists
+from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
+from quire.kernels.types import ExpertCodes, ExpertScratch, ExpertWeights, LinearWeight, Routing
+
+
+def _config(x_TD: torch.Tensor, experts: ExpertWeights, top_k: int, scratch: ExpertScratch) -> Config:
+    num_experts, item_size = len(scratch.counts_E), experts.down_EDI.element_size()
+    config = moe_configs.choose(x_TD.shape[0], num_experts, top_k, item_size)
+    if isinstance(config, FewConfig) and not (fits(experts) and _are_plain(experts, scratch)):
+        return moe_configs.choose(moe_configs.MAX_FEW_TOKENS + 1, num_experts, top_k, item_size)
+    return config
+
+
+def _are_plain(experts: ExpertWeights, scratch: ExpertScratch) -> bool:
+    """Whether all experts are here, as values, and have gates and neither biases nor ways of their own."""
+    own_ways = experts.clamp is not None or experts.scales_input or experts.gate_up_bias_E2I is not None
+    own_ways |= experts.gate_up_codes is not None or experts.down_codes is not None
+    return not own_ways and experts.is_gated and _are_all(experts, scratch)
+
+
+def _are_all(experts: ExpertWeights, scratch: ExpertScratch) -> bool:
+    return experts.count == scratch.counts_E.shape[0]
+
+
+def _is_plain(routing: Routing) -> bool:
+    """Whether a choice is so little work that every program may make it for itself: no groups, not one after the other."""
+    return routing.top_groups >= routing.groups and routing.scoring != "sparsemixer"
+
+
+def _invariant_config(experts: ExpertWeights) -> ManyConfig:
+    is_float = experts.down_EDI.dtype == torch.float32
+    return moe_configs.INVARIANT_FLOAT if is_float else moe_configs.INVARIANT
+
+
+@kernel("moe_route", platform="cuda", priority=10)
+def moe_route(
+    logits_TE: torch.Tensor,
+    routing: Routing,
+    num_tokens: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    bias_E: torch.Tensor | None = None,
+) -> None:
+    """As `ops.moe_route`."""
+    if not logits_TE.shape[0]:
+        return
+    launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+
+
+def _product(
+    x: torch.Tensor,
+    matrix: torch.Tensor | ExpertCodes,
+    out_PN: torch.Tensor,
+    pairs: int,
+    scratch: ExpertScratch,
+    plain: GroupedConfig,
+    packed: PackedConfig,
+    **how: Any,
+) -> None:
+    """One product over the scratch's lists, with a plain matrix or a packed one; `how` as `launch_grouped` has it."""
+    if isinstance(matrix, torch.Tensor):
+        launch_grouped(x, matrix, out_PN, pairs, scratch, plain, **how)
+    else:
+        launch_packed_experts(x, matrix, out_PN, pairs, scratch, packed, **how)
+
+
+def _experts_of_many(
+    config: ManyConfig,
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    *,
+    add: bool,
+) -> None:
+    """Both products over the scratch's lists, and the sum."""
+    top_k = ids_TK.shape[1]
+    pairs, scaled = x_TD.shape[0] * top_k, experts.scales_input
+    gated, plain = (kind, None) if experts.is_gated else (None, kind)
+    _product(
+        x_TD, experts.gate_up_codes or experts.gate_up_E2ID, scratch.activated_PI, pairs, scratch, config.gate_up,
+        config.packed, divisor=top_k, kind=gated, activation=plain, scaled=scaled, bias=experts.gate_up_bias_E2I,
+        clamp=experts.clamp,
+    )  # fmt: skip
+    _product(
+        scratch.activated_PI, experts.down_codes or experts.down_EDI, scratch.out_PD, pairs, scratch, config.down,
+        config.packed, divisor=1, weighted=not scaled, bias=experts.down_bias_ED,
+    )  # fmt: skip
+    ids = None if _are_all(experts, scratch) else ids_TK
+    launch_combine(out_TD, num_tokens, scratch, top_k, add=add, ids_TK=ids, first=experts.first, count=experts.count)
+
+
+def _experts(
+    config: Config,
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    if isinstance(config, FewConfig):
+        launch_few_gate_up(
+            x_TD, None, 0.0, experts, None, ids_TK.shape[1], kind, num_tokens, ids_TK, weights_TK, scratch, None,
+            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
+        )  # fmt: skip
+        _few_down(config, experts, ids_TK, weights_TK, num_tokens, out_TD, scratch, add=False)
+        return
+    if weights_TK.data_ptr() != scratch.weights_TK.data_ptr():
+        scratch.weights_TK[: len(weights_TK)].copy_(weights_TK)
+    launch_lists(ids_TK, num_tokens, scratch, experts.first, experts.count)
+    _experts_of_many(config, x_TD, ids_TK, experts, kind, num_tokens, out_TD, scratch, add=False)
+
+
+def _few_down(
+    config: FewConfig,
+    experts: ExpertWeights,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    *,
+    add: bool,
+) -> None:
+    launch_few_down(
+        experts, num_tokens, ids_TK, weights_TK, out_TD, scratch, add=add,
+        block_n=config.down_n, block_k=config.down_k, num_warps=config.down_warps,
+    )  # fmt: skip
+
+
+@kernel("moe_experts", platform="cuda", priority=10, invariant=False)
+def moe_experts(
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    """As `ops.moe_experts`."""
+    if x_TD.shape[0]:
+        config = _config(x_TD, experts, ids_TK.shape[1], scratch)
+        _experts(config, x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
+
+
+@kernel("moe_experts", platform="cuda", priority=5)
+def invariant_moe_experts(
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    out_TD: torch.Tensor,
+    scratch: ExpertScratch,
+) -> None:
+    """As `ops.moe_experts`; a row's bits do not depend on the others."""
+    if x_TD.shape[0]:
+        config = _invariant_config(experts)
+        _experts(config, x_TD, ids_TK, weights_TK, experts, kind, num_tokens, out_TD, scratch)
+
+
+def _norm_moe(
+    config: Config,
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    bias_E: torch.Tensor | None,
+) -> None:
+    rows, top_k = x_TD.shape[0], routing.top_k
+    logits_TE, ids_TK, weights_TK = scratch.logits_TE[:rows], scratch.ids_TK[:rows], scratch.weights_TK[:rows]
+    if isinstance(config, FewConfig) and _is_plain(routing):
+        ops.norm_linear(x_TD, norm_D, eps, router, logits_TE, scratch_TD)
+        launch_few_gate_up(
+            x_TD, norm_D, eps, experts, routing, top_k, kind, num_tokens, ids_TK, weights_TK, scratch, bias_E,
+            block_n=config.gate_up_n, block_k=config.gate_up_k, num_warps=config.gate_up_warps,
+        )  # fmt: skip
+        _few_down(config, experts, ids_TK, weights_TK, num_tokens, x_TD, scratch, add=True)
+        return
+    ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+    ops.linear(scratch_TD, router, logits_TE)
+    if not _are_all(experts, scratch):
+        launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E)
+        launch_lists(ids_TK, num_tokens, scratch, experts.first, experts.count)
+    else:
+        launch_choose(logits_TE, routing, num_tokens, ids_TK, weights_TK, bias_E, scratch)
+    many = config if isinstance(config, ManyConfig) else _invariant_config(experts)
+    _experts_of_many(many, scratch_TD, ids_TK, experts, kind, num_tokens, x_TD, scratch, add=True)
+
+
+@kernel("norm_moe", platform="cuda", priority=10, invariant=False)
+def norm_moe(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    bias_E: torch.Tensor | None = None,
+) -> None:
+    """As `ops.norm_moe`."""
+    if x_TD.shape[0]:
+        config = _config(x_TD, experts, routing.top_k, scratch)
+        _norm_moe(config, x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
+
+
+@kernel("norm_moe", platform="cuda", priority=5)
+def invariant_norm_moe(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    router: LinearWeight,
+    routing: Routing,
+    experts: ExpertWeights,
+    kind: str,
+    num_tokens: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch: ExpertScratch,
+    bias_E: torch.Tensor | None = None,
+) -> None:
+    """As `ops.norm_moe`; a row's bits do not depend on the others."""
+    if x_TD.shape[0]:
+        config = _invariant_config(experts)
+        _norm_moe(config, x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
+
+
+@triton.jit
+def sigmoid_gate_kernel(
+    x_ptr, gate_ptr, width, gate_stride, EACH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One row a program."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    at, inside = x_ptr + row * width + column, column < width
+    if EACH:
+        gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside)
+    else:
+        gate = tl.load(gate_ptr + row * gate_stride)
+    share = 1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))
+    tl.store(at, (tl.load(at, mask=inside).to(tl.float32) * share).to(x_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("sigmoid_gate", platform="cuda", priority=10)
+def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
+    """As `ops.sigmoid_gate`."""
+    rows, width = x_TI.shape
+    if rows:
+        block, is_each = next_power_of_2(width), gate_TG.shape[1] > 1
+        sigmoid_gate_kernel[(rows,)](
+            x_TI, gate_TG, width, gate_TG.stride(0), EACH=is_each, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
+            **launch_options(),
+        )  # fmt: skip

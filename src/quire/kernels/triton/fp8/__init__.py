@@ -1,0 +1,1 @@
+"""Products with float8 weights: the kernels behind `kernels/fp8.py`."""

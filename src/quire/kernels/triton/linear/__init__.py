@@ -1,0 +1,1 @@
+"""Products with plain weights, and embeddings: the kernels behind `kernels/linear.py`."""

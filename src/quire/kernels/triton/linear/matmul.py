@@ -1,0 +1,228 @@
+"""Matrix products on an NVIDIA GPU: packs weights and sends each product to the kernel for its number of rows.
+
+A few rows go to `gemv.py`, tens to `dot.py`, more to cuBLAS with norms, activations and sums of their own. The
+kernels named `invariant_…` multiply every row in one way, whatever the number of rows.
+"""
+
+import torch
+
+from quire.kernels import ops
+from quire.kernels.registry import kernel
+from quire.kernels.triton.linear import configs as linear_configs
+from quire.kernels.triton.linear.configs import Config, DotConfig, GemvConfig
+from quire.kernels.triton.linear.dot import launch_dot, split_workspace
+from quire.kernels.triton.linear.gemv import launch_gemv
+from quire.kernels.triton.norm.activations import KINDS
+from quire.kernels.types import LinearWeight
+
+
+def _matrix(weight: LinearWeight) -> torch.Tensor:
+    if weight.data is None:
+        raise ValueError("this weight was packed by another kernel: choose `linear` and `pack_linear` together")
+    return weight.data
+
+
+@kernel("pack_linear", platform="cuda", priority=10)
+def pack_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> LinearWeight:
+    """As `ops.pack_linear`: the matrix stays as it is; `packed` is the bias in the matrix's type, for cuBLAS."""
+    split_workspace(weight_NK.device)
+    bias = None if bias_N is None else bias_N.float().contiguous()
+    packed = None if bias is None else bias.to(weight_NK.dtype)
+    return LinearWeight(*weight_NK.shape, weight_NK.dtype, weight_NK.contiguous(), packed, bias)
+
+
+def _multiply(
+    config: Config,
+    x_TK: torch.Tensor,
+    weight: LinearWeight,
+    out_TN: torch.Tensor,
+    *,
+    norm_K: torch.Tensor | None = None,
+    eps: float = 0.0,
+    scratch_TK: torch.Tensor | None = None,
+    kind: int = -1,
+    add: bool = False,
+) -> None:
+    """Launch the kernel that the configuration is for.
+
+    Raises:
+        ValueError: rows that lie apart.
+    """
+    if not (x_TK.is_contiguous() and out_TN.is_contiguous()):
+        raise ValueError(f"rows must lie together; strides are {x_TK.stride()} and {out_TN.stride()}")
+    matrix = _matrix(weight)
+    if norm_K is not None and scratch_TK is not None and isinstance(config, DotConfig) and config.norms_first:
+        ops.rms_norm(x_TK, norm_K, eps, scratch_TK)
+        x_TK, norm_K = scratch_TK, None
+    if isinstance(config, GemvConfig):
+        launch_gemv(
+            x_TK, norm_K, eps, matrix, weight.bias, out_TN, kind=kind, add=add,
+            block_n=config.block_n, block_k=config.block_k, num_warps=config.num_warps, prefetch=config.prefetch,
+            early=config.early,
+        )  # fmt: skip
+    elif isinstance(config, DotConfig):
+        launch_dot(
+            x_TK, norm_K, eps, matrix, weight.bias, out_TN, kind=kind, add=add,
+            swap=config.swap, block_t=config.block_t, block_n=config.block_n, block_k=config.block_k,
+            split=config.split, stages=config.stages, num_warps=config.num_warps, prefetch=config.prefetch,
+            early=config.early,
+        )  # fmt: skip
+
+
+def _choose(x_TK: torch.Tensor, weight: LinearWeight, is_pair: bool = False, is_normed: bool = False) -> Config:
+    n = weight.out_features // 2 if is_pair else weight.out_features
+    item_size = weight.dtype.itemsize
+    return linear_configs.choose(x_TK.shape[0], n, weight.in_features, is_pair, is_normed, item_size)
+
+
+# With cuBLAS.
+
+
+def _library_linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+    matrix_KN = _matrix(weight).t()
+    x_TK = x_TK.to(weight.dtype)
+    if out_TN.dtype == weight.dtype:
+        if weight.packed is None:
+            torch.mm(x_TK, matrix_KN, out=out_TN)
+        else:
+            torch.addmm(weight.packed, x_TK, matrix_KN, out=out_TN)
+        return
+    if out_TN.dtype == torch.float32 and out_TN.is_cuda:
+        torch.mm(x_TK, matrix_KN, out_dtype=torch.float32, out=out_TN)
+    else:
+        out_TN.copy_(torch.mm(x_TK, matrix_KN))
+    if weight.bias is not None:
+        out_TN.add_(weight.bias)
+
+
+def _library_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor) -> None:
+    matrix_KN = _matrix(weight).t()
+    x_TK = x_TK.to(weight.dtype)
+    if weight.bias is not None:
+        residual_TN.add_(weight.bias)
+    if residual_TN.dtype == weight.dtype:
+        residual_TN.addmm_(x_TK, matrix_KN)
+    else:
+        residual_TN.add_(torch.mm(x_TK, matrix_KN))
+
+
+# Whichever is fastest for the number of rows.
+
+
+@kernel("linear", platform="cuda", priority=10, invariant=False)
+def linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+    """As `ops.linear`."""
+    if not x_TK.shape[0]:
+        return
+    config = _choose(x_TK, weight)
+    if config is None:
+        _library_linear(x_TK, weight, out_TN)
+    else:
+        _multiply(config, x_TK, weight, out_TN)
+
+
+@kernel("norm_linear", platform="cuda", priority=10, invariant=False)
+def norm_linear(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: LinearWeight,
+    out_TN: torch.Tensor,
+    scratch_TD: torch.Tensor,
+) -> None:
+    """As `ops.norm_linear`."""
+    if not x_TD.shape[0]:
+        return
+    config = _choose(x_TD, weight, is_normed=True)
+    if config is None:
+        ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+        _library_linear(scratch_TD, weight, out_TN)
+    else:
+        _multiply(config, x_TD, weight, out_TN, norm_K=norm_D, eps=eps, scratch_TK=scratch_TD)
+
+
+@kernel("norm_linear_gated", platform="cuda", priority=10, invariant=False)
+def norm_linear_gated(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: LinearWeight,
+    kind: str,
+    out_TI: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch_T2I: torch.Tensor,
+) -> None:
+    """As `ops.norm_linear_gated`."""
+    if not x_TD.shape[0]:
+        return
+    config = _choose(x_TD, weight, is_pair=True, is_normed=True)
+    if config is None:
+        ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+        _library_linear(scratch_TD, weight, scratch_T2I)
+        ops.gated_activation(scratch_T2I, kind, out_TI)
+    else:
+        _multiply(config, x_TD, weight, out_TI, norm_K=norm_D, eps=eps, scratch_TK=scratch_TD, kind=KINDS.index(kind))
+
+
+@kernel("linear_add", platform="cuda", priority=10, invariant=False)
+def linear_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor) -> None:
+    """As `ops.linear_add`."""
+    if not x_TK.shape[0]:
+        return
+    config = _choose(x_TK, weight)
+    if config is None:
+        _library_add(x_TK, weight, residual_TN)
+    else:
+        _multiply(config, x_TK, weight, residual_TN, add=True)
+
+
+# One way for any number of rows.
+
+
+def _invariant_config(weight: LinearWeight) -> DotConfig:
+    return linear_configs.INVARIANT_FLOAT if weight.dtype == torch.float32 else linear_configs.INVARIANT
+
+
+@kernel("linear", platform="cuda", priority=5)
+def invariant_linear(x_TK: torch.Tensor, weight: LinearWeight, out_TN: torch.Tensor) -> None:
+    """As `ops.linear`; a row's bits do not depend on the others."""
+    if x_TK.shape[0]:
+        _multiply(_invariant_config(weight), x_TK, weight, out_TN)
+
+
+@kernel("norm_linear", platform="cuda", priority=5)
+def invariant_norm_linear(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: LinearWeight,
+    out_TN: torch.Tensor,
+    scratch_TD: torch.Tensor,
+) -> None:
+    """As `ops.norm_linear`; a row's bits do not depend on the others."""
+    ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+    invariant_linear(scratch_TD, weight, out_TN)
+
+
+@kernel("norm_linear_gated", platform="cuda", priority=5)
+def invariant_norm_linear_gated(
+    x_TD: torch.Tensor,
+    norm_D: torch.Tensor,
+    eps: float,
+    weight: LinearWeight,
+    kind: str,
+    out_TI: torch.Tensor,
+    scratch_TD: torch.Tensor,
+    scratch_T2I: torch.Tensor,
+) -> None:
+    """As `ops.norm_linear_gated`; a row's bits do not depend on the others."""
+    ops.rms_norm(x_TD, norm_D, eps, scratch_TD)
+    if x_TD.shape[0]:
+        _multiply(_invariant_config(weight), scratch_TD, weight, out_TI, kind=KINDS.index(kind))
+
+
+@kernel("linear_add", platform="cuda", priority=5)
+def invariant_linear_add(x_TK: torch.Tensor, weight: LinearWeight, residual_TN: torch.Tensor) -> None:
+    """As `ops.linear_add`; a row's bits do not depend on the others."""
+    if x_TK.shape[0]:
+        _multiply(_invariant_config(weight), x_TK, weight, residual_TN, add=True)

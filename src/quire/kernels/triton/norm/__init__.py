@@ -1,0 +1,1 @@
+"""Norms, activations and other operations on single rows: the kernels behind `kernels/norm.py`."""

@@ -1,0 +1,1 @@
+"""Products with packed and int8 weights: the kernels behind `kernels/packed.py`."""

@@ -1,0 +1,1 @@
+"""Choosing tokens: the kernels behind `kernels/sampling.py`."""
