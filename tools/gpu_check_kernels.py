@@ -57,10 +57,10 @@ def select_kernels(device: str) -> None:
         triton.register()
         ops.select("cuda")
         return
-    from quire.kernels.triton.runtime import driver
+    from quire.kernels.triton.runtime import door
     from quire.platforms.cuda import CudaPlatform
 
-    driver.install()
+    door.install_driver()
     CudaPlatform().select_kernels()
 
 

@@ -125,7 +125,7 @@ def part_launch() -> dict:
     from startup_kernels import described, device_described, empty, norm
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    from quire.kernels.triton.runtime import driver
+    from quire.kernels.triton.runtime import door
 
     def run(label: str, fresh) -> dict:
         x = torch.randn(64, 1024, device="cuda", dtype=torch.bfloat16, generator=torch.Generator("cuda").manual_seed(1))
@@ -175,7 +175,7 @@ def part_launch() -> dict:
     result = {"stock": run("stock", None)}
     for kernel in (norm, described, device_described, empty):
         kernel.device_caches.clear()
-    driver.install()
+    door.install_driver()
     result["ours"] = run("ours", None)
     return result
 

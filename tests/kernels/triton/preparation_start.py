@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from quire.engine.arg_utils import EngineArgs
-from quire.kernels.triton.runtime import ahead, driver, places
+from quire.kernels.triton.runtime import ahead, door, places
 from quire.kernels.triton.runtime.preparation import KernelPreparation
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     """Do what the arguments say, in the order in which a worker does it."""
     folder, *actions = sys.argv[1:]
     config = EngineArgs(model=folder, device="cpu").create_engine_config()
-    driver.install = lambda: triton.runtime.driver.set_active(Device())
+    door.install_driver = lambda: triton.runtime.driver.set_active(Device())
     places.PACKAGES = (*places.PACKAGES, "tests.")
     preparation = KernelPreparation(config, 90, 2)
     preparation.begin()

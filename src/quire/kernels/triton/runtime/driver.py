@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import triton
 from triton import knobs
 from triton.backends.driver import GPUDriver
 from triton.backends.nvidia import driver as stock
@@ -426,12 +425,3 @@ class Driver(stock.CudaDriver):
         self.utils = Utils()
         self.launcher_cls = make_launcher
         GPUDriver.__init__(self)
-
-
-def install() -> None:
-    """Make this the driver that Triton uses in this process, and have it launch what was launched before by itself."""
-    from quire.kernels.triton.runtime import direct_launch
-
-    driver = Driver()
-    triton.runtime.driver.set_active(driver)
-    direct_launch.install(driver.get_current_device, driver.get_current_stream)

@@ -65,11 +65,9 @@ class KernelPreparation:
 
     def install(self) -> None:
         """Put the caches, the driver and the recorder in place; torch and Triton are imported now."""
-        from quire.kernels.triton.runtime import cache, driver, variants
+        from quire.kernels.triton.runtime import door
 
-        cache.install()
-        driver.install()
-        self._recorder = variants.recorder(self._wait_for)
+        self._recorder = door.install(self._wait_for)
         # A process that runs one model after another cannot tell whose kernels are whose: the first one's list is kept.
         self._recorder.owner = self._recorder.owner or self.name
         atexit.register(self.close)
