@@ -13,10 +13,11 @@ import ast
 import dataclasses
 import io
 import json
+import re
 import sys
 import tokenize
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "quire"
 LIMITS = Path(__file__).with_name("house.json")
 LONG_FUNCTION = 40
+WORD = re.compile(r"\w+")
 ROUNDING = {"statements": 100, "tools_lines": 100}
 """A lowered limit is rounded up to a multiple of this, so that two small changes beside one another do not collide."""
 
@@ -199,6 +201,38 @@ def repeated_names(modules: dict[str, Module], floors: dict[str, int]) -> list[s
     )
 
 
+# --- use ---
+
+
+def words_of(texts: Iterable[str]) -> Counter[str]:
+    """How often each word stands in some texts."""
+    return Counter(word for text in texts for word in WORD.findall(text))
+
+
+def names_used_nowhere(modules: dict[str, Module], words: Counter[str]) -> list[str]:
+    """Functions and classes whose name stands nowhere but where they are defined. What a decorator may register is left out; what
+    a library calls by its name (a hook, a visitor) is among them."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, module in modules.items():
+        for node in ast.walk(module.tree):
+            if isinstance(node, DEFINITIONS) and not node.name.startswith("__") and not is_registered(node):
+                places[node.name].append(f"{name}.{node.name}")
+    return sorted(place for name, found in places.items() if words[name] == len(found) for place in found)
+
+
+def is_registered(node: Definition) -> bool:
+    plain = ("property", "classmethod", "staticmethod", "contextmanager", "contextlib.contextmanager")
+    return any(ast.unparse(mark) not in plain for mark in node.decorator_list)
+
+
+def project_texts() -> Iterator[str]:
+    """Every file that may name something of the package."""
+    for folder in ("src", "tests", "tools", "bench", "docs", "examples"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".md", ".json", ".toml") and "results" not in path.parts:
+                yield path.read_text(encoding="utf-8")
+
+
 # --- exported names ---
 
 
@@ -253,7 +287,7 @@ def find_definition(modules: dict[str, Module], place: str, name: str) -> tuple[
 # --- figures ---
 
 
-def measure(modules: dict[str, Module], tools: Path, floors: dict[str, int]) -> dict[str, int]:
+def measure(modules: dict[str, Module], tools: Path, floors: dict[str, int], words: Counter[str]) -> dict[str, int]:
     """The figures that have limits; smaller is better in all of them. Counts, not shares: a share grows when good code is
     deleted."""
     functions = [function for module in modules.values() for function in functions_of(module)]
@@ -270,6 +304,7 @@ def measure(modules: dict[str, Module], tools: Path, floors: dict[str, int]) -> 
         "untyped_parameters": sum(one.annotation is None for one in typed_parameters(functions)),
         "undocumented_exports": sum(not has for _, has in exported_names(modules)),
         "format_skips": sum(count_format_skips(module.text) for module in modules.values()),
+        "names_used_nowhere": len(names_used_nowhere(modules, words)),
         "repeated_file_names": len(repeated_names(modules, floors)),
         "tools_lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in tools.rglob("*.py")),
     }
@@ -298,7 +333,7 @@ def lower_limits(figures: dict[str, int], path: Path = LIMITS) -> None:
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def print_details(modules: dict[str, Module], floors: dict[str, int], count: int) -> None:
+def print_details(modules: dict[str, Module], floors: dict[str, int], words: Counter[str], count: int) -> None:
     files = sorted(((len(one.text.splitlines()), name) for name, one in modules.items()), reverse=True)
     functions = sorted(
         ((count_lines(node), f"{name}.{node.name}") for name, one in modules.items() for node in functions_of(one)),
@@ -323,6 +358,7 @@ def print_details(modules: dict[str, Module], floors: dict[str, int], count: int
         "circles of imports": ["  " + " ".join(circle) for circle in import_circles(modules)],
         "longest files (lines)": [f"{size:6d}  {name}" for size, name in files[:count]],
         "longest functions (lines)": [f"{size:6d}  {name}" for size, name in functions[:count]],
+        "names used nowhere": [f"  {name}" for name in names_used_nowhere(modules, words)],
         "exported names without a docstring": [f"  {name}" for name, has in exported_names(modules) if not has],
         "file names on neighbouring floors": ["  " + " ".join(repeated_names(modules, floors))],
     }
@@ -340,7 +376,8 @@ def main(given: list[str] | None = None) -> int:
     )
     args = parser.parse_args(given)
     modules, floors = read_modules(PACKAGE), floors_of(ROOT / "pyproject.toml")
-    figures = measure(modules, ROOT / "tools", floors)
+    words = words_of(project_texts())
+    figures = measure(modules, ROOT / "tools", floors, words)
     if args.json:
         print(json.dumps(figures, indent=2))
         return 0
@@ -350,7 +387,7 @@ def main(given: list[str] | None = None) -> int:
     print(f"{'figure':<26}{'now':>10}{'limit':>10}")
     for name, figure in figures.items():
         print(f"{name:<26}{figure:>10}{limits[name]:>10}{'  above its limit' if figure > limits[name] else ''}")
-    print_details(modules, floors, args.longest)
+    print_details(modules, floors, words, args.longest)
     return bool(worse_figures(figures, limits))
 
 

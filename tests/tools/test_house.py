@@ -20,7 +20,10 @@ def written(folder: Path, files: dict[str, str]) -> dict[str, house.Module]:
 
 def test_no_figure_of_the_house_is_above_its_limit() -> None:
     figures = house.measure(
-        house.read_modules(house.PACKAGE), house.ROOT / "tools", house.floors_of(house.ROOT / "pyproject.toml")
+        house.read_modules(house.PACKAGE),
+        house.ROOT / "tools",
+        house.floors_of(house.ROOT / "pyproject.toml"),
+        house.words_of(house.project_texts()),
     )
     assert house.worse_figures(figures, house.read_limits()) == []
 
@@ -101,5 +104,11 @@ def test_exported_names_are_followed_to_where_they_are_defined(tmp_path: Path) -
 def test_types_are_wanted_in_every_function_but_tritons_kernels(tmp_path: Path) -> None:
     text = "import triton\n@triton.jit\ndef kernel(a, b): ...\nclass A:\n    def run(self, a: int, *rest, b=1): ...\n"
     modules = written(tmp_path, {"__init__.py": "", "a.py": text})
-    figures = house.measure(modules, tmp_path / "tools", {})
+    figures = house.measure(modules, tmp_path / "tools", {}, house.words_of([text]))
     assert figures["untyped_parameters"] == 2
+
+
+def test_a_function_that_nothing_names_is_found(tmp_path: Path) -> None:
+    text = "def used(): ...\ndef unused(): ...\nclass A:\n    def __init__(self): used()\n    def forgotten(self): ...\nA()\n"
+    modules = written(tmp_path, {"__init__.py": "", "a.py": text})
+    assert house.names_used_nowhere(modules, house.words_of([text])) == ["toy.a.forgotten", "toy.a.unused"]

@@ -38,6 +38,7 @@ class HFConfig:
         return iter(self._values)
 
     def to_dict(self) -> dict[str, Any]:
+        """A copy of the values."""
         return dict(self._values)
 
     def __eq__(self, other: object) -> bool:

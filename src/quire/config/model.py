@@ -120,16 +120,7 @@ class ModelConfig:
         """As `vocab_size`."""
         return self.vocab_size
 
-    def get_hidden_size(self) -> int:
-        """Numbers of a hidden state."""
-        config = self.hf_text_config
-        return int(next(config.get(name) for name in ("hidden_size", "n_embd", "d_model") if config.get(name)))
-
     def get_sliding_window(self) -> int | None:
         """Tokens that a sliding window covers, None where there is none."""
         window = self.hf_text_config.get("sliding_window")
         return window if isinstance(window, int) and not self.disable_sliding_window else None
-
-    def get_diff_sampling_param(self) -> dict[str, Any]:
-        """The model's own sampling defaults."""
-        return dict(self.default_sampling)

@@ -152,6 +152,7 @@ class AsyncLLM(AsyncControl):
     def from_engine_config(
         cls, config: EngineConfig, stat_loggers: Sequence[StatsHook] | None = None, *, core: str | None = None
     ) -> "AsyncLLM":
+        """An engine from a configuration that is resolved."""
         return cls(config, core=core, stat_hooks=stat_loggers or ())
 
     # --- generating ---
@@ -445,6 +446,7 @@ class AsyncLLM(AsyncControl):
 
     @property
     def dead_error(self) -> EngineDeadError:
+        """What ended the engine."""
         return self._dead or EngineDeadError("the engine is not dead")
 
     async def check_health(self) -> None:
@@ -522,14 +524,6 @@ class AsyncLLM(AsyncControl):
     def model_config(self) -> ModelConfig:
         """The model's settings."""
         return self.config.model
-
-    def get_model_config(self) -> ModelConfig:
-        """As `model_config`."""
-        return self.config.model
-
-    def get_engine_config(self) -> EngineConfig:
-        """The engine's whole configuration."""
-        return self.config
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the core; unfinished requests get `EngineDeadError`. May be called twice, from any thread."""

@@ -154,6 +154,7 @@ class LLMEngine(EngineControl):
         stat_loggers: Sequence[StatsHook] | None = None,
         enable_multiprocessing: bool | None = None,
     ) -> "LLMEngine":
+        """An engine from arguments that are not resolved yet."""
         with STARTUP.phase("configuration"):
             config = engine_args.create_engine_config(usage_context)
         return cls.from_engine_config(config, stat_loggers, enable_multiprocessing)
@@ -265,6 +266,7 @@ class LLMEngine(EngineControl):
     # --- the rest ---
 
     def call(self, utility: Utility, *args: Any) -> Any:
+        """Call a utility of the core and wait for its value."""
         return self._client.call(utility, *args)
 
     def get_tokenizer(self) -> Tokenizer:

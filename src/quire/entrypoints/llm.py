@@ -149,6 +149,7 @@ class LLM(PoolingMethods, EngineControl):
 
     @classmethod
     def from_engine_config(cls, config: EngineConfig) -> "LLM":
+        """From a configuration that is resolved."""
         return cls._from_engine(LLMEngine.from_engine_config(config))
 
     @classmethod
@@ -420,6 +421,7 @@ class LLM(PoolingMethods, EngineControl):
         return self.llm_engine.get_metrics(names)
 
     def call(self, utility: Utility, *args: Any) -> Any:
+        """Call a utility of the core and wait for its value."""
         return self.llm_engine.call(utility, *args)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:

@@ -271,10 +271,6 @@ class Tokenizer(abc.ABC):
         """The default chat template's source."""
         return self.template.source() if self.template is not None else None
 
-    def get_chat_template(self, chat_template: str | None = None, tools: list[Any] | None = None) -> str:
-        """The source of the template that `apply_chat_template` would use."""
-        return ChatTemplate.choose(self.template, chat_template).source(tools=tools)
-
     def apply_chat_template(
         self,
         conversation: Conversation,
