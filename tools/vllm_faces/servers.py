@@ -232,6 +232,13 @@ class Answer:
         """Any object is valid."""
         return cls(fields)
 
+    def model_dump(self, exclude: Sequence[str] = ()) -> dict[str, Any]:
+        """The fields."""
+        return {name: value for name, value in self.__dict__.items() if name not in exclude}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Answer) and self.__dict__ == other.__dict__
+
 
 def _with_attributes(value: Any) -> Any:
     if isinstance(value, list):
