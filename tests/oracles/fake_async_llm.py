@@ -127,8 +127,9 @@ class FakeStream(OutputStream):
 
 
 def _shown(prompt: TokenizedPrompt) -> dict[str, Any]:
-    """A prompt as a dict, with its text where that is known."""
-    return {"prompt_token_ids": prompt.token_ids} | ({} if prompt.text is None else {"prompt": prompt.text})
+    """A prompt as a dict, without what it does not have."""
+    fields = {"prompt_token_ids": prompt.token_ids, "prompt": prompt.text, "cache_salt": prompt.cache_salt}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class FakeAsyncLLM:
@@ -147,6 +148,7 @@ class FakeAsyncLLM:
         self.yielded = 0
         self.resets = 0
         self.news = asyncio.Event()
+        self.num_unfinished = 0
 
     def get_tokenizer(self) -> ByteTokenizer | None:
         return self.tokenizer
@@ -154,6 +156,9 @@ class FakeAsyncLLM:
     async def check_health(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    def get_num_unfinished_requests(self) -> int:
+        return self.num_unfinished
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.resets += 1

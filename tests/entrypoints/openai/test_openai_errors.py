@@ -402,6 +402,21 @@ async def test_a_full_queue_refuses_a_request_before_its_body_is_read(server):
         assert (await s.complete()).status_code == 200
 
 
+async def test_a_queue_that_a_burst_has_filled_since_the_last_step_refuses_too(server):
+    engine = FakeAsyncLLM()
+    engine.config = dataclasses.replace(engine.config, scheduler=SchedulerConfig(max_num_waiting=2, max_num_seqs=3))
+    engine.metrics = types.SimpleNamespace(num_waiting=0)
+    async with server(engine) as s:
+        engine.num_unfinished = 5  # three of them may run
+        answer = await s.client.post("/v1/completions", content=b"{ this is no JSON")
+        assert error_of(answer, 429)["code"] == "over_capacity"
+        engine.num_unfinished = 4
+        assert (await s.complete()).status_code == 200
+        with s.state.preparing():  # the engine does not know of this one yet
+            assert (await s.complete()).status_code == 429
+        assert (await s.complete()).status_code == 200
+
+
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 4}, {"echo": True, "logprobs": 4}])
 async def test_prompt_logprobs_of_many_prompts_are_refused_by_their_sum(server, fields, monkeypatch):
     monkeypatch.setattr(limits, "MAX_PROMPT_LOGPROBS", 79)

@@ -106,6 +106,7 @@ async def read_request(request: Request, kind: type[BodyT]) -> BodyT:
         raise HTTPError(400, message, code="unsupported_media_type")
     body = await read_bytes(request)
     await state.gate.enter()
+    state.accept_work()  # of a burst, the first may have filled the queue
     return state.decoder.decode(body, kind, request.scope["state"].setdefault("warnings", []))
 
 

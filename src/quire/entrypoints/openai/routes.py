@@ -78,7 +78,8 @@ def _streaming_route(
         body = await read_request(request, kind)
 
         async def work() -> Response:
-            job = await prepare(state, body, public_id(request, body))
+            with state.preparing():
+                job = await prepare(state, body, public_id(request, body))
             if body.stream:
                 return await stream_answer(request, stream(state, job), state.settings.sse_keep_alive_interval)
             return json_response(await answer(state, job))

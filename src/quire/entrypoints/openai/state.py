@@ -4,9 +4,11 @@ Three phases: starting (the port is open, the engine is not there yet), serving,
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from quire.entrypoints.openai.admission import AdmissionGate
@@ -77,6 +79,7 @@ class ServerState:
         self.draining = False
         self.forced = False
         self.in_flight = 0
+        self.num_preparing = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self.started_at = int(time.time())
@@ -113,8 +116,22 @@ class ServerState:
         if self.engine.errored:
             raise not_ready("The engine is not running.")
         most = self.engine.config.scheduler.max_num_waiting
-        if most and self.engine.metrics.num_waiting >= most:  # before its body is read; the engine looks once more
+        if most and self._least_waiting() >= most:  # before its body is read; the engine looks once more
             raise CapacityError(f"the queue is full: {most} requests wait, as many as max_num_waiting allows")
+
+    def _least_waiting(self) -> int:
+        """How many requests wait at least: as the last step told, or more since. A burst comes between two steps."""
+        unfinished = self.engine.get_num_unfinished_requests() + self.num_preparing
+        return max(self.engine.metrics.num_waiting, unfinished - self.engine.config.scheduler.max_num_seqs)
+
+    @contextlib.contextmanager
+    def preparing(self) -> Generator[None]:
+        """A request is checked and tokenized; the engine does not know of it yet."""
+        self.num_preparing += 1
+        try:
+            yield
+        finally:
+            self.num_preparing -= 1
 
     def begin_request(self) -> None:
         """A request that draining waits for has begun."""
