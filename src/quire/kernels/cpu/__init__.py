@@ -12,7 +12,16 @@ logger = init_logger(__name__)
 
 def register() -> None:
     """Make the native kernels known to the registry, and say so if they cannot serve. May be called again."""
-    from quire.kernels.cpu import latent, moe, operations, packed, recurrent, sampling  # register at import  # noqa: F401
+    from quire.kernels.cpu import (  # register at import  # noqa: F401
+        attention,
+        experts,
+        latent,
+        linear,
+        norm,
+        packed,
+        recurrent,
+        sampling,
+    )
 
     _report()
 

@@ -66,6 +66,18 @@ def rows_address(tensor: torch.Tensor, name: str) -> int:
     return tensor.data_ptr()
 
 
+def dtype_number(dtype: torch.dtype, what: str) -> int:
+    """The library's number of a type.
+
+    Raises:
+        ValueError: the library has no such type.
+    """
+    number = DTYPES.get(dtype)
+    if number is None:
+        raise ValueError(f"{what} has type {dtype}; the CPU kernels take {', '.join(map(str, DTYPES))}")
+    return number
+
+
 def pack_panels(matrices_MNK: torch.Tensor) -> torch.Tensor:
     """Matrices one after another, each in panels of its own (`csrc/micro.h`)."""
     lib, (count, n, k) = library(), matrices_MNK.shape

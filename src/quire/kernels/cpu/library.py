@@ -1,6 +1,6 @@
 """The compiled kernels: finding and loading the library, its threads, and running one operation.
 
-Knows no operation's meaning (`operations.py`) and nothing of models. Loaded at first use, once for each process.
+Knows no operation's meaning and nothing of models. Loaded at first use, once for each process.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Sampling operations of a CPU that look at the largest logits only: filters as one threshold a row, and logprobs.
+"""Sampling on a CPU: draws on the native library; filters as one threshold a row, and logprobs, of the largest logits only.
 
 The vocabulary is not sorted: most of the time goes into a few passes over the logits. Top-k, top-p and min-p together are
 a single cut of the descending order, as `kernels/sampling.py` defines it.
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from quire.kernels.cpu.binding import cpu_kernel
-from quire.kernels.cpu.operations import gumbel_argmax
+from quire.kernels.cpu import arguments as native
+from quire.kernels.cpu.binding import address, cpu_kernel, float_address, run
 
 CANDIDATES = 128
 """Largest logits looked at for top-p before the whole row is sorted; most nuclei of a trained model are smaller."""
@@ -327,3 +327,74 @@ def _total_mass(
     parts = logits_FV.shape[1] // SUM_PARTS * SUM_PARTS
     total_F = weights_FV[:, :parts].unflatten(1, (SUM_PARTS, -1)).sum(-1).double().sum(-1)
     return (total_F + weights_FV[:, parts:].double().sum(-1)).cpu().numpy()
+
+
+@cpu_kernel("argmax")
+def argmax(logits_SV: torch.Tensor, out_S: torch.Tensor) -> None:
+    call = native.ArgmaxArguments(
+        float_address(logits_SV, "logits"), None, None, None, None, None, address(out_S, torch.int32, "out"),
+        logits_SV.shape[-1], 0,
+    )  # fmt: skip
+    run("argmax", call, logits_SV.shape[0], logits_SV, out_S)
+
+
+@cpu_kernel("gumbel_argmax")
+def gumbel_argmax(
+    logits_SV: torch.Tensor,
+    inverse_temperature_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    out_S: torch.Tensor,
+) -> None:
+    _draw(logits_SV, None, None, inverse_temperature_S, seed_S, position_S, out_S)
+
+
+@cpu_kernel("allowed_gumbel_argmax")
+def allowed_gumbel_argmax(
+    logits_SV: torch.Tensor,
+    slots_S: torch.Tensor,
+    allowed_XW: torch.Tensor,
+    inverse_temperature_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    out_S: torch.Tensor,
+) -> None:
+    _draw(logits_SV, slots_S, allowed_XW, inverse_temperature_S, seed_S, position_S, out_S)
+
+
+def _draw(
+    logits_SV: torch.Tensor,
+    slots_S: torch.Tensor | None,
+    allowed_XW: torch.Tensor | None,
+    inverse_temperature_S: torch.Tensor,
+    seed_S: torch.Tensor,
+    position_S: torch.Tensor,
+    out_S: torch.Tensor,
+) -> None:
+    """Gumbel-max of what the rows' masks allow; None: of everything."""
+    position_S = position_S.long()
+    call = native.ArgmaxArguments(
+        float_address(logits_SV, "logits"),
+        float_address(inverse_temperature_S, "inverse_temperature"),
+        address(seed_S, torch.int64, "seed"),
+        address(position_S, torch.int64, "position"),
+        None if slots_S is None else address(slots_S, torch.int32, "slots"),
+        None if allowed_XW is None else address(allowed_XW, torch.int32, "allowed"),
+        address(out_S, torch.int32, "out"),
+        logits_SV.shape[-1],
+        0 if allowed_XW is None else allowed_XW.shape[1],
+    )
+    tensors = (logits_SV, slots_S, allowed_XW, inverse_temperature_S, seed_S, position_S, out_S)
+    run("argmax", call, logits_SV.shape[0], *tensors)
+
+
+@cpu_kernel("keep_allowed")
+def keep_allowed(logits_SV: torch.Tensor, slots_S: torch.Tensor, allowed_XW: torch.Tensor) -> None:
+    call = native.KeepAllowedArguments(
+        float_address(logits_SV, "logits"),
+        address(slots_S, torch.int32, "slots"),
+        address(allowed_XW, torch.int32, "allowed"),
+        logits_SV.shape[1],
+        allowed_XW.shape[1],
+    )
+    run("keep_allowed", call, logits_SV.shape[0], logits_SV, slots_S, allowed_XW)

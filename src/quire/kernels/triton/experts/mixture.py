@@ -8,7 +8,6 @@ token in one way, whatever the number of tokens.
 from typing import Any
 
 import torch
-import triton
 
 from quire.kernels import ops
 from quire.kernels.registry import kernel
@@ -18,7 +17,6 @@ from quire.kernels.triton.experts.few import fits, launch_few_down, launch_few_g
 from quire.kernels.triton.experts.grouped import GroupedConfig, launch_combine, launch_grouped
 from quire.kernels.triton.experts.packed import PackedConfig, launch_packed_experts
 from quire.kernels.triton.experts.route import launch_choose, launch_lists
-from quire.kernels.triton.launch import gdc_launch_dependents, gdc_wait, launch_options, next_power_of_2, tl
 from quire.kernels.types import ExpertCodes, ExpertScratch, ExpertWeights, LinearWeight, Routing
 
 
@@ -260,34 +258,3 @@ def invariant_norm_moe(
     if x_TD.shape[0]:
         config = _invariant_config(experts)
         _norm_moe(config, x_TD, norm_D, eps, router, routing, experts, kind, num_tokens, scratch_TD, scratch, bias_E)
-
-
-@triton.jit
-def sigmoid_gate_kernel(
-    x_ptr, gate_ptr, width, gate_stride, EACH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
-    """One row a program."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    at, inside = x_ptr + row * width + column, column < width
-    if EACH:
-        gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside)
-    else:
-        gate = tl.load(gate_ptr + row * gate_stride)
-    share = 1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))
-    tl.store(at, (tl.load(at, mask=inside).to(tl.float32) * share).to(x_ptr.dtype.element_ty), mask=inside)
-
-
-@kernel("sigmoid_gate", platform="cuda", priority=10)
-def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
-    """As `ops.sigmoid_gate`."""
-    rows, width = x_TI.shape
-    if rows:
-        block, is_each = next_power_of_2(width), gate_TG.shape[1] > 1
-        sigmoid_gate_kernel[(rows,)](
-            x_TI, gate_TG, width, gate_TG.stride(0), EACH=is_each, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
-            **launch_options(),
-        )  # fmt: skip

@@ -12,6 +12,7 @@ from quire.kernels.triton.launch import (
     gdc_launch_dependents,
     gdc_wait,
     launch_options,
+    next_power_of_2,
     tl,
 )
 
@@ -196,3 +197,34 @@ def scale_and_cap(x_TV: torch.Tensor, scale: float, soft_cap: float) -> None:
     _check_contiguous("x", x_TV)
     if scale != 1.0 or soft_cap > 0:
         _launch_flat(scale_and_cap_kernel, (x_TV,), float(scale), float(soft_cap), HAS_CAP=soft_cap > 0)
+
+
+@triton.jit
+def sigmoid_gate_kernel(
+    x_ptr, gate_ptr, width, gate_stride, EACH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """One row a program."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    at, inside = x_ptr + row * width + column, column < width
+    if EACH:
+        gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside)
+    else:
+        gate = tl.load(gate_ptr + row * gate_stride)
+    share = 1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))
+    tl.store(at, (tl.load(at, mask=inside).to(tl.float32) * share).to(x_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("sigmoid_gate", platform="cuda", priority=10)
+def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
+    """As `ops.sigmoid_gate`."""
+    rows, width = x_TI.shape
+    if rows:
+        block, is_each = next_power_of_2(width), gate_TG.shape[1] > 1
+        sigmoid_gate_kernel[(rows,)](
+            x_TI, gate_TG, width, gate_TG.stride(0), EACH=is_each, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
+            **launch_options(),
+        )  # fmt: skip

@@ -9,9 +9,9 @@ import dataclasses
 import torch
 
 from quire.kernels.cpu.arguments import structure
-from quire.kernels.cpu.binding import address, cpu_kernel, float_address, pack_panels, rows_address, run
+from quire.kernels.cpu.binding import address, cpu_kernel, float_address, pack_panels, run
 from quire.kernels.cpu.library import DTYPES
-from quire.kernels.cpu.operations import ACTIVATIONS
+from quire.kernels.cpu.norm import ACTIVATIONS
 from quire.kernels.types import ExpertScratch, ExpertWeights, Routing
 
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
@@ -25,7 +25,6 @@ _Experts = structure(
     "_Experts", pointers="x ids weights out gate_up down gate_up_bias down_bias",
     longs="d intermediate experts first top_k", ints="dtype kind gated clamped scales_input", floats="alpha limit",
 )  # fmt: skip
-_SigmoidGate = structure("_SigmoidGate", pointers="x gate", longs="d gate_stride", ints="each")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +117,3 @@ def moe_experts(
     )
     tensors = (x_TD, ids_TK, weights_TK, out_TD, gate_up, down, experts.gate_up_bias_E2I, experts.down_bias_ED)
     run("moe_experts", call, x_TD.shape[0], *tensors)
-
-
-@cpu_kernel("sigmoid_gate")
-def sigmoid_gate(x_TI: torch.Tensor, gate_TG: torch.Tensor) -> None:
-    gate, is_each = rows_address(gate_TG, "gate"), int(gate_TG.shape[1] > 1)
-    call = _SigmoidGate(float_address(x_TI, "x"), gate, x_TI.shape[1], gate_TG.stride(0), is_each)
-    run("sigmoid_gate", call, x_TI.shape[0], x_TI, gate_TG)
