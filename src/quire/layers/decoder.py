@@ -308,7 +308,11 @@ class Decoder(CausalLM):
         for mixer in layer.mixers:
             mixer.run_normed(layer.norms["before_mixer"].weight, eps, step, views)
             self.communicator.all_reduce(views.residual_TD)
+        self._run_fused_mlp(layer, step, views)
+
+    def _run_fused_mlp(self, layer: DecoderLayer, step: StepInputs, views: TokenViews) -> None:
         if layer.mlp is not None:
+            eps = cast(RMSNorm, self.spec.norm).eps
             layer.mlp.run_normed(layer.norms["before_mlp"].weight, eps, step, views)
             self.communicator.all_reduce(views.residual_TD)
 
@@ -324,10 +328,7 @@ class Decoder(CausalLM):
         if not len(residual_SD):
             return residual_SD
         self.communicator.all_reduce(residual_SD)
-        if layer.mlp is not None:
-            sampled = cast(StepInputs, step.sampled)
-            layer.mlp.run_normed(layer.norms["before_mlp"].weight, eps, sampled, narrow.sampled)
-            self.communicator.all_reduce(residual_SD)
+        self._run_fused_mlp(layer, cast(StepInputs, step.sampled), narrow.sampled)
         return residual_SD
 
     def _run_last(self, step: StepInputs, views: TokenViews, has_delta: bool) -> torch.Tensor:
@@ -341,13 +342,7 @@ class Decoder(CausalLM):
         self.communicator.all_reduce(few.delta_TD)
         ops.gather_rows(views.residual_TD, step.logits_index[: step.num_logits], few.residual_TD)
         has_delta = self._norm_output(layer, "after_mixer", few)
-        if layer.mlp is not None:
-            normed_SD = self._read_residual(layer, "before_mlp", few, has_delta)
-            self._run_mlp(layer.mlp, cast(StepInputs, step.sampled), few, normed_SD, few.delta_TD)
-            has_delta = self._norm_output(layer, "after_mlp", few)
-        if layer.end is not None:
-            has_delta = self._end_layer(layer.end, few, has_delta)
-        if has_delta:
+        if self._run_second_half(layer, cast(StepInputs, step.sampled), few, has_delta):
             ops.add(few.delta_TD, few.residual_TD, self.spec.residual_scale)
         return few.residual_TD
 
@@ -358,6 +353,10 @@ class Decoder(CausalLM):
             normed = self._read_residual(layer, "before_mixer", views, has_delta)
             self._run_mixers(layer, step, views, normed)
             has_delta = self._norm_output(layer, "after_mixer", views)
+        return self._run_second_half(layer, step, views, has_delta)
+
+    def _run_second_half(self, layer: DecoderLayer, step: StepInputs, views: TokenViews, has_delta: bool) -> bool:
+        """The feed-forward, and what follows a layer's halves. Returns whether the delta is still to be added."""
         if layer.mlp is not None:
             normed = self._read_residual(layer, "before_mlp", views, has_delta)
             self._run_mlp(layer.mlp, step, views, normed, views.delta_TD)
