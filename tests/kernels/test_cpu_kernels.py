@@ -16,7 +16,7 @@ from tests.oracles.operations import ASYNCHRONOUS, COMPOSED, PLAIN, QUANTIZED
 from quire.attention.interface import AttentionMetadata, AttentionParams
 from quire.kernels import cpu, ops, registry
 from quire.kernels.cpu import recording
-from quire.kernels.cpu.norm import ACTIVATIONS
+from quire.kernels.norm import ACTIVATIONS
 from quire.kernels.types import Rope
 
 cpu.register()

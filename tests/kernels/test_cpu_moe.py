@@ -13,7 +13,7 @@ from tests.kernels.test_cpu_kernels import DTYPES, drawn, native, reference, tol
 
 from quire.kernels import cpu
 from quire.kernels.cpu import recording
-from quire.kernels.cpu.norm import ACTIVATIONS
+from quire.kernels.norm import ACTIVATIONS
 from quire.kernels.types import ClampedSwiglu, ExpertScratch, ExpertWeights, Routing
 
 pytestmark = pytest.mark.skipif(not cpu.library_status()[0], reason=f"no library: {cpu.library_status()[2]}")

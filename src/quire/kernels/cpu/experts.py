@@ -11,7 +11,7 @@ import torch
 from quire.kernels.cpu.arguments import structure
 from quire.kernels.cpu.binding import address, cpu_kernel, float_address, pack_panels, run
 from quire.kernels.cpu.library import DTYPES
-from quire.kernels.cpu.norm import ACTIVATIONS
+from quire.kernels.cpu.norm import NUMBERS
 from quire.kernels.types import ExpertScratch, ExpertWeights, Routing
 
 SCORINGS = {"softmax": 0, "sigmoid": 1, "sparsemixer": 2}
@@ -108,7 +108,7 @@ def moe_experts(
         experts.first,
         ids_TK.shape[1],
         DTYPES[gate_up.dtype],
-        ACTIVATIONS[kind],
+        NUMBERS[kind],
         int(experts.is_gated),
         0 if clamp is None else 1 if clamp.offset else 2,
         int(experts.scales_input),

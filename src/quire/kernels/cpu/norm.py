@@ -5,11 +5,10 @@ import torch
 from quire.kernels.cpu import arguments as native
 from quire.kernels.cpu.arguments import structure
 from quire.kernels.cpu.binding import address, cpu_kernel, float_address, rows_address, run
+from quire.kernels.norm import ACTIVATIONS
 
-ACTIVATIONS = {
-    "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "quick_gelu": 5, "gelu_10": 6, "relu6": 7, "leaky_relu": 8,
-    "sigmoid": 9, "tanh": 10, "mish": 11, "hardswish": 12, "linear": 13, "laplace": 14, "sqrtsoftplus": 15,
-}  # fmt: skip  # fmt: skip
+NUMBERS = {kind: number for number, kind in enumerate(ACTIVATIONS)}
+"""Activations by the number that the library gives them (`csrc/elementwise.h`): their place in `kernels/norm.py`."""
 
 
 _SigmoidGate = structure("_SigmoidGate", pointers="x gate", longs="d gate_stride", ints="each")
@@ -78,9 +77,9 @@ def add(x_TD: torch.Tensor, out_TD: torch.Tensor, scale: float = 1.0) -> None:
 
 
 def _activation_number(kind: str) -> int:
-    if kind not in ACTIVATIONS:
-        raise ValueError(f"activation {kind!r} is unknown; known are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[kind]
+    if kind not in NUMBERS:
+        raise ValueError(f"activation {kind!r} is unknown; known are {', '.join(NUMBERS)}")
+    return NUMBERS[kind]
 
 
 @cpu_kernel("gated_activation")

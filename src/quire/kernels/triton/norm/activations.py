@@ -6,6 +6,7 @@ Arithmetic is float32; each value depends on its own inputs alone.
 import torch
 import triton
 
+from quire.kernels.norm import ACTIVATIONS
 from quire.kernels.registry import kernel
 from quire.kernels.triton.launch import (
     cdiv,
@@ -16,10 +17,8 @@ from quire.kernels.triton.launch import (
     tl,
 )
 
-KINDS = (
-    "silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "gelu_10", "relu6", "leaky_relu", "sigmoid", "tanh", "mish",
-    "hardswish", "linear", "laplace", "sqrtsoftplus",
-)  # fmt: skip
+KINDS = tuple(ACTIVATIONS)
+"""Kernels know an activation by its place here."""
 BLOCK = 1024
 """Values a program handles: eight a thread, which is one vector of 16 bit types. Larger blocks gain nothing (H200)."""
 WARPS = 4
