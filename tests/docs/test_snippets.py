@@ -193,7 +193,8 @@ def can_run(words: list[str], block: Block, is_slow_welcome: bool) -> bool:
         starts_server = words[1] == "serve" and not any(word.startswith("--help") for word in words)
         if starts_server or words in _WAITS_FOR_A_PERSON or (words[1] in _SLOW and not is_slow_welcome):
             return False
-        return not any(_PLACEHOLDER.fullmatch(word) and not _NO_PLACEHOLDERS.fullmatch(word) for word in words[2:])
+        parts = [part for word in words[2:] for part in word.split()]  # a word may be a command line itself
+        return not any(_PLACEHOLDER.fullmatch(part) and not _NO_PLACEHOLDERS.fullmatch(part) for part in parts)
     if words[0] == "curl":
         other_model = re.search(r"^quire serve [\w.-]+/", block.text, re.MULTILINE)
         return other_model is None and any(map(DEMO_SERVER.search, words))
