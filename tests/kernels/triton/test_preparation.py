@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -132,9 +133,12 @@ def test_a_folder_that_cannot_be_written_is_replaced(tmp_path, monkeypatch, root
     assert folder.is_dir() and not folder.is_relative_to(root)
 
 
-def child(monkeypatch, code):
+def child(monkeypatch, tmp_path, code):
     """A compiling process that does as this code says instead of compiling."""
-    monkeypatch.setattr(ahead, "_CHILD", "import json, sys, time\n" + code)
+    body = textwrap.indent(textwrap.dedent(code), "    ")
+    (tmp_path / "other_compiler.py").write_text(f"import json, sys, time\n\ndef main(arguments):\n{body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ahead, "CHILD", "other_compiler:main")
     return CompilingProcess(90, 2)
 
 
@@ -148,8 +152,8 @@ for line in sys.stdin:
 """A child that compiles only what somebody waits for."""
 
 
-def test_who_waits_for_a_kernel_goes_on_when_it_is_there(monkeypatch):
-    process = child(monkeypatch, ORDERS)
+def test_who_waits_for_a_kernel_goes_on_when_it_is_there(monkeypatch, tmp_path):
+    process = child(monkeypatch, tmp_path, ORDERS)
     process.add(VARIANTS[:3], ahead.LATER)
     process.wait_for(VARIANTS[2])
     process.wait_for(VARIANTS[3])  # nobody asked for that one before
@@ -162,9 +166,10 @@ def test_who_waits_for_a_kernel_goes_on_when_it_is_there(monkeypatch):
     process.close()
 
 
-def test_later_lists_are_numbered_on(monkeypatch):
+def test_later_lists_are_numbered_on(monkeypatch, tmp_path):
     process = child(
         monkeypatch,
+        tmp_path,
         "for line in sys.stdin:\n  order = json.loads(line)\n"
         "  for i, v in enumerate(order['variants']): print(order['first'] + i, 0.25, 'no ' + v['kernel'], flush=True)",
     )
@@ -175,8 +180,8 @@ def test_later_lists_are_numbered_on(monkeypatch):
     process.close()
 
 
-def test_a_process_that_says_nothing_and_ends_is_not_waited_for(monkeypatch, caplog):
-    process = child(monkeypatch, "sys.exit('no compiler today')")
+def test_a_process_that_says_nothing_and_ends_is_not_waited_for(monkeypatch, caplog, tmp_path):
+    process = child(monkeypatch, tmp_path, "sys.exit('no compiler today')")
     process.add(VARIANTS)
     process.wait_for(VARIANTS[0])
     assert process.wait(20)

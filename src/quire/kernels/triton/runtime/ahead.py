@@ -5,10 +5,8 @@ launch that needs a kernel which is being compiled waits for that one. Imports n
 """
 
 import json
-import os
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from quire.kernels.triton.runtime import places
 from quire.kernels.triton.runtime.places import Variant, identity
 from quire.logger import init_logger
+from quire.processes import start_child
 from quire.timeline import STARTUP
 
 logger = init_logger(__name__)
@@ -23,13 +22,8 @@ logger = init_logger(__name__)
 PATIENCE_S = 120.0
 """How long a launch waits for a kernel that another process compiles, before it compiles that itself."""
 
-_CHILD = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from quire.kernels.triton.runtime.compile_worker import main
-main()
-"""
-
+CHILD = "quire.kernels.triton.runtime.compile_worker:main"
+"""What the process runs."""
 
 FIRST, SOON, LATER, PERHAPS = 0, 1, 2, 3
 """How urgent kernels are: a request or a launch waits for them; steps need them; some request will; they are guessed."""
@@ -63,13 +57,8 @@ class CompilingProcess:
         """Why a variant could not be compiled, by its identity."""
         self.seconds: dict[str, float] = {}
         """How long a variant took, by its identity."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, json.dumps([path or os.getcwd() for path in sys.path])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipe = subprocess.PIPE
+        self._process = start_child(CHILD, stdin=pipe, stdout=pipe, stderr=pipe)
         self._threads = [
             threading.Thread(target=work, name=f"kernels-{work.__name__}", daemon=True)
             for work in (self._send, self._follow, self._listen)
@@ -115,7 +104,7 @@ class CompilingProcess:
         assert stream is not None
         try:
             while (line := self._lines.get()) is not None:
-                stream.write(line + "\n")
+                stream.write(f"{line}\n".encode())
                 stream.flush()
             stream.close()
         except (OSError, ValueError) as error:
@@ -124,13 +113,13 @@ class CompilingProcess:
     def _listen(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            self._complaints = [*self._complaints[-20:], line]
+            self._complaints = [*self._complaints[-20:], line.decode(errors="replace")]
 
     def _follow(self) -> None:
         assert self._process.stdout is not None
         with STARTUP.phase("kernels", is_beside=True) as phase:
             for line in self._process.stdout:
-                number, seconds, error = line.rstrip("\n").split(" ", 2)
+                number, seconds, error = line.decode(errors="replace").rstrip("\n").split(" ", 2)
                 name = identity(self._variants[int(number)])
                 with self._changed:
                     self._pending.pop(name, None)

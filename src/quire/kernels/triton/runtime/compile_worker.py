@@ -26,8 +26,9 @@ _PR_SET_PDEATHSIG = 1
 _CHUNK = 1 << 16
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Take orders and have them compiled until the input ends and all is done."""
+    del arguments
     output = os.dup(1)
     os.dup2(2, 1)  # what the compiler prints is not for our reader
     _end_with_parent()
