@@ -125,7 +125,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_files_of_the_project_that_the_text_names_are_there() -> None:
-    homes = (ROOT, ROOT / "src", ROOT / "src/quire")
+    homes = (ROOT, ROOT / "src", ROOT / "src/quire", ROOT / "src/quire/kernels/triton")
     for page in PAGES:
         for name in re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|json|md|toml|ipynb))`", page.read_text(encoding="utf-8")):
             if any((home / name.partition("/")[0]).is_dir() for home in homes):
