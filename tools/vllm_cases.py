@@ -11,6 +11,7 @@ A case is *equal* (it passes), *different* (it does not), *absent* (Quire has no
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -27,6 +28,8 @@ COLUMNS = ("equal", "different", "absent", "not black box")
 ROOT = Path(__file__).parents[1]
 JUDGED = Path(__file__).parent / "vllm_faces" / "judged.json"
 """Why cases that are different are so: a sentence, and parts of the cases' names."""
+WHITE_BOX = "white box: "
+"""How the reasons of cases begin that are left out."""
 
 
 def server_files(root: Path) -> list[Path]:
@@ -105,14 +108,27 @@ def table(outcomes: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def leave_out(outcomes: list[dict[str, Any]]) -> None:
+    """Cases that read texts but are about something within vLLM, as `judged.json` says, are not black box."""
+    for each in outcomes:
+        why = _judged(each["case"]) if each["outcome"] in ("equal", "different") else ""
+        if why.startswith(WHITE_BOX):
+            each["outcome"], each["why"] = "not black box", why
+
+
+@functools.cache
+def _reasons() -> dict[str, list[str]]:
+    return json.loads(JUDGED.read_text(encoding="utf-8"))
+
+
+def _judged(case: str) -> str:
+    return next((why for why, parts in _reasons().items() if any(part in case for part in parts)), "not judged")
+
+
 def causes(outcomes: list[dict[str, Any]]) -> dict[str, int]:
-    """Why cases are different, as `judged.json` says, and how many; last those that nobody has judged."""
-    judged = json.loads(JUDGED.read_text(encoding="utf-8"))
-    different = [each["case"] for each in outcomes if each["outcome"] == "different"]
-    found: Counter[str] = Counter()
-    for case in different:
-        why = (why for why, parts in judged.items() if any(part in case for part in parts))
-        found[next(why, "not judged")] += 1
+    """Why cases are different, or left out, as `judged.json` says, and how many; last those that are not judged."""
+    found = Counter(_judged(each["case"]) for each in outcomes if each["outcome"] == "different")
+    found += Counter(each["why"] for each in outcomes if str(each.get("why")).startswith(WHITE_BOX))
     return dict(sorted(found.items(), key=lambda item: (item[0] == "not judged", -item[1])))
 
 
@@ -127,6 +143,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
     outcomes = run_cases(arguments.root.resolve(), arguments.only, arguments.jobs, arguments.servers)
+    leave_out(outcomes)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(outcomes, indent=1, ensure_ascii=False), encoding="utf-8")
     for each in outcomes if arguments.show else ():

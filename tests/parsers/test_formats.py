@@ -216,14 +216,17 @@ def test_reasoning_is_read_wherever_the_text_is_cut(name):
     if fmt.is_content:
         pytest.skip("its reasoning is content")
     opened, closed = (*fmt.answer, "", "")[:2]
-    for text, inside in ((f"{start}\nWhy?  Because.\n{end}\n\n", None), (f"Why?  Because.\n{end}", True)):
-        answer = f"{text}{opened}So: it is.\nYes.{closed}"
-        for parts in cuts(answer):
-            assert parse(parts, reasoning=fmt, in_reasoning=inside) == ("Why?  Because.", "So: it is.\nYes.", [])
+    for before, after, inside in (("\n", "\n\n", None), ("", "", True)):
+        thought, said = f"{before}Why?  Because.\n", f"{after}{opened}So: it is.\nYes."
+        expected = thought.lstrip() if "reasoning" not in fmt.own_space else thought
+        expected = expected.rstrip() if "reasoning" not in fmt.own_space or fmt.ends_trimmed else expected
+        content = said if "content" in fmt.own_space and not (fmt.header or opened) else "So: it is.\nYes."
+        for parts in cuts(f"{'' if inside else start}{thought}{end}{said}{closed}"):
+            assert parse(parts, reasoning=fmt, in_reasoning=inside) == (expected, content, [])
 
 
 def test_plain_text_is_passed_on_unread():
-    parser = AnswerParser(REASONING["qwen3"], TOOLS["hermes"])
+    parser = AnswerParser(REASONING["deepseek_r1"], TOOLS["hermes"])
     assert parser.pass_plain("Why") is None  # before it is known whether it thinks
     parser.push("<think>Why")
     assert parser.pass_plain("? Because") == "reasoning"
@@ -234,6 +237,9 @@ def test_plain_text_is_passed_on_unread():
     assert parser.pass_plain(" it is") == "content"
     parser.push("<tool_call>")
     assert parser.pass_plain("text") is None
+    keeps_space = AnswerParser(REASONING["qwen3"])
+    keeps_space.push("<think>\n")
+    assert keeps_space.pass_plain(" so ") == "reasoning"
     harmony = AnswerParser(is_harmony=True)
     harmony.push("<|channel|>final<|message|>An")
     assert harmony.pass_plain(" answer") == "content"
@@ -251,7 +257,7 @@ def test_reasoning_and_calls_together(tools):
     answer = f"<think>\n<tool_call> is what I write.\n</think>\n\nOK.\n\n{text}\nDone."
     for parts in cuts(answer):
         reasoning, content, found = parse(parts, reasoning=REASONING["qwen3"], tools=TOOLS[tools], offered=TOOL_LIST)
-        assert reasoning == "<tool_call> is what I write."
+        assert reasoning == "\n<tool_call> is what I write.\n"
         assert content == "OK.\n\n\nDone."
         assert [(function, json.loads(arguments)) for function, arguments in found] == calls
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tools.vllm_faces import protocol
 from tools.vllm_faces.outcomes import internal
-from tools.vllm_faces.parsers import Delegating, Face
-from tools.vllm_faces.tokenizer import stand_in_tokenizer
+from tools.vllm_faces.parsers import Delegating, Face, extract_required_tool_call_streaming
+from tools.vllm_faces.tokenizer import detokenize_incrementally, stand_in_tokenizer
 
 from quire.parsers.formats import Reasoning
 
@@ -42,8 +42,15 @@ COMBINED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "HarmonyParser": (("openai_gptoss",), ("openai",)),
     "BeamParser": (("beam",), ("beam",)),
     "CohereCommandParser": (("cohere_command3",), ("cohere_command3",)),
+    "CohereCommand3ReasoningParser": (("cohere_command3",), ("cohere_command3",)),
+    "CohereCommand4ReasoningParser": (("cohere_command4",), ("cohere_command4",)),
+    "ResponseTemplateParser": (("hf",), ("hf",)),
 }
 """Parsers of reasoning and calls together: their names in the two registries."""
+
+
+WHOLE_CALLS = ("MuseToolParser", "MuseGlimmerToolParser", "KimiK3ToolParser")
+"""Tool parsers whose cases count a call's parts in a stream."""
 
 
 _SERVERS_ONLY = ("pytest_asyncio",)
@@ -149,6 +156,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         for name in dict.fromkeys((*tools.values(), *reasoning.values())):
             thinking, calling = ([key for key, of in registry.items() if of == name] for registry in (reasoning, tools))
             faces[name] = _face(name, thinking, calling)
+            faces[name].gives_whole_calls = name in WHOLE_CALLS
         for name, (thinking, calling) in COMBINED.items():
             faces[name] = _face(name, thinking, calling)
             faces[name].looks_for_calls = True
@@ -169,6 +177,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             "IdentityReasoningParser": _face("IdentityReasoningParser", (), (), Delegating),
             "get_tokenizer": stand_in_tokenizer,
             "cached_get_tokenizer": stand_in_tokenizer,
+            "extract_required_tool_call_streaming": extract_required_tool_call_streaming,
+            "detokenize_incrementally": detokenize_incrementally,
             "TokenizerLike": Any,
             "VLLMValidationError": type("VLLMValidationError", (ValueError,), {}),
         }
@@ -254,5 +264,7 @@ def _value(node: ast.expr, known: dict[str, Any]) -> Any:
             return _value(node.left, known) + _value(node.right, known)
         case ast.Tuple():
             return tuple(_value(part, known) for part in node.elts)
+        case ast.Call(func=ast.Name(id="frozenset"), args=[inner]):
+            return frozenset(_value(inner, known))
         case _:
             return ast.literal_eval(node)

@@ -20,11 +20,15 @@ from tools.vllm_faces.protocol import (
 from quire.entrypoints.openai.answers import reasoning_count
 from quire.parsers.call_ids import count_calls, new_call_id
 from quire.parsers.choice import AnswerFormats, apply_response_template, choose_formats, reasoning_of_request
+from quire.parsers.formats import PLAIN
 from quire.parsers.pieces import Answer, Piece
 from quire.parsers.reasoning import Reasoning
 from quire.parsers.response_template import NAMES as RESPONSE_TEMPLATE
 from quire.parsers.stream import AnswerParser
 from quire.parsers.thinking import PROMPT_END
+
+ENDS_OF_ANSWERS = ("<｜end▁of▁sentence｜>", "<turn|>")
+"""The tokens with which answers end in those cases that write them."""
 
 
 def _function(tool: Any) -> dict[str, Any] | None:
@@ -54,7 +58,7 @@ class _Ids:
     def __init__(self, tokenizer: Any) -> None:
         self._vocab = dict(tokenizer.get_vocab())
 
-        self.special_ids = frozenset(self._vocab.values())
+        self.special_ids: Any = frozenset(self._vocab.values()) or range(1 << 30)
         self._encode = getattr(tokenizer, "encode", None)
 
     def token_to_id(self, token: str) -> int | None:
@@ -62,11 +66,22 @@ class _Ids:
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         if self._encode is None:
-            return []
+            return self._longest_tokens(text)
         try:
             return list(self._encode(text, add_special_tokens=add_special_tokens))
         except TypeError:  # a tokenizer of the case's own, which adds none
             return list(self._encode(text))
+
+    def _longest_tokens(self, text: str) -> list[int]:
+        """A text's tokens where a case gives no more than a vocabulary; none where it has not all of them."""
+        ids: list[int] = []
+        while text:
+            token = max((each for each in self._vocab if each and text.startswith(each)), key=len, default=None)
+            if token is None:
+                return []
+            ids.append(self._vocab[token])
+            text = text[len(token) :]
+        return ids
 
 
 class Face:
@@ -75,6 +90,8 @@ class Face:
     Attributes:
         reasoning_names, tools_names: its names; the first one that Quire has is used.
         looks_for_calls: `parse` looks for calls although it is not told to.
+        gives_whole_calls: in a stream, vLLM gives all of a call at once, and the cases count it. Quire streams the arguments:
+            the parts of a call are joined, as clients do.
     """
 
     reasoning_names: tuple[str, ...] = ()
@@ -83,6 +100,7 @@ class Face:
     tool_parser_cls: Any = None
     supports_required_and_named = True
     looks_for_calls = False
+    gives_whole_calls = False
     tool_strict_level: Any = None
 
     def __init__(self, tokenizer: Any = None, tools: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -101,12 +119,19 @@ class Face:
         if kwargs.get("reasoning_effort"):
             self._variables.setdefault("reasoning_effort", kwargs["reasoning_effort"])
         self._stream: AnswerParser | None = None
+        self._call: list[Piece] = []
         self._prompt: list[int] | None = None
 
     def _may_call(self, request: Any) -> bool:
         """Whether calls are looked for; without tools and a choice, some classes look for any."""
         looks = self.looks_for_calls or getattr(self.tool_parser_cls, "looks_for_calls", False)
         return getattr(request, "tool_choice", None) != "none" or (looks and not getattr(request, "tools", None))
+
+    def _has_refused(self, request: Any) -> bool:
+        """Whether the request offers tools and wants no call."""
+        given = getattr(request, "model_fields_set", None)
+        chosen = not isinstance(given, set) or "tool_choice" in given
+        return chosen and getattr(request, "tool_choice", None) == "none" and bool(getattr(request, "tools", None))
 
     @classmethod
     def _may_be_nothing(cls) -> bool:
@@ -129,20 +154,33 @@ class Face:
 
     # --- reading ---
 
-    def _parser(self, request: Any, with_tools: bool = True) -> AnswerParser:
+    def _parser(self, request: Any, with_tools: bool | None = True, text: str = "") -> AnswerParser:
+        """`with_tools`: None where a request wants no calls. `text`: the answer, or its beginning."""
         Watch.num_read += 1
         formats, (reasoning, inside) = self.formats, self._reasoning(request)
-        looks = with_tools and formats.tools is not None
+        variables = self._variables | (getattr(request, "chat_template_kwargs", None) or {})
+        hides = formats.tools is not None and with_tools is None and formats.tools.hides
+        tools = formats.tools.of_request(variables) if formats.tools is not None and (with_tools or hides) else None
+        if tools is not None and getattr(request, "tool_choice", None) == "required" and text.lstrip()[:1] == "[":
+            tools = dataclasses.replace(
+                PLAIN, ids=tools.ids
+            )  # vLLM's grammar has forced JSON: Quire's has it for some models
+        is_forced = tools is not None and tools.bare and tools.body is PLAIN.body
+        offered = _offered(getattr(request, "tools", None), self.tools)
+        named = getattr(getattr(getattr(request, "tool_choice", None), "function", None), "name", None)
         return AnswerParser(
             reasoning,
-            formats.tools if looks else None,
+            tools,
             is_harmony=formats.is_harmony,
-            offered=_offered(getattr(request, "tools", None), self.tools),
+            offered=[]
+            if is_forced
+            else [each for each in offered if not isinstance(named, str) or each["function"]["name"] == named],
             in_reasoning=inside,
+            hides_calls=hides,
             tokenizer=self.model_tokenizer,
             response_template=formats.response_template,
             prompt=self._prompt_text() if formats.response_template is not None else "",
-            has_tools=with_tools,
+            has_tools=bool(with_tools),
         )
 
     def _prompt_text(self) -> str:
@@ -160,8 +198,9 @@ class Face:
                 return reasoning_of_request(reasoning, end, variables)
         return reasoning.of_request(variables), False if reasoning.is_off(variables) else None
 
-    def _whole(self, text: str, request: Any, with_tools: bool = True) -> Answer:
-        parser, answer = self._parser(request, with_tools), Answer()
+    def _whole(self, text: str, request: Any, with_tools: bool | None = True) -> Answer:
+        text = _without_end(text)
+        parser, answer = self._parser(request, with_tools, text), Answer()
         for piece in (*parser.push(text), *parser.finish()):
             if _wanted(piece, request):
                 answer.add(piece)
@@ -170,15 +209,37 @@ class Face:
         return answer
 
     def _more(
-        self, text: str, request: Any, is_first: bool, finished: bool = False, with_tools: bool = True
+        self, text: str, request: Any, is_first: bool, finished: bool = False, with_tools: bool | None = True
     ) -> DeltaMessage | None:
+        text = _without_end(text)
         if is_first or self._stream is None:
-            self._stream = self._parser(request, with_tools)
+            self._stream = self._parser(request, with_tools, text)
         pieces = self._stream.push(text)
         if finished:
             pieces += self._stream.finish()
             self._stream = None
-        return self._delta([piece for piece in pieces if _wanted(piece, request)], request)
+        return self._delta([piece for piece in self._joined(pieces) if _wanted(piece, request)], request)
+
+    def _joined(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces; those of a call come when its arguments are whole, if cases want them so."""
+        if not self.gives_whole_calls:
+            return pieces
+        ready: list[Piece] = []
+        for piece in pieces:
+            if piece.kind not in ("call", "arguments"):
+                ready.append(piece)
+                continue
+            self._call.append(piece)
+            if piece.kind == "arguments" and _is_json("".join(part.text for part in self._call[1:])):
+                ready += self._call
+                self._call = []
+        return ready
+
+    def _prime(self, previous: str, request: Any, with_tools: bool = True) -> None:
+        """Read what a stream had before the first part that a case gives."""
+        if self._stream is None and previous:
+            self._stream = self._parser(request, with_tools)
+            self._stream.push(previous)
 
     def _call_id(self, name: str, index: int, request: Any, written: str) -> str:
         messages = getattr(request, "messages", None)
@@ -214,7 +275,7 @@ class Face:
     ) -> ExtractedToolCallInformation:
         """A whole answer's calls."""
         del args, kwargs
-        answer = self._whole(model_output, request)
+        answer = self._whole(model_output, request, not self._has_refused(request))
         calls = [
             ToolCall(
                 id=self._call_id(call.name, index, request, call.id or ""),
@@ -223,6 +284,12 @@ class Face:
             for index, call in enumerate(answer.calls)
         ]
         return ExtractedToolCallInformation(tools_called=bool(calls), tool_calls=calls, content=answer.content or None)
+
+    extract_tool_calls_from_content = extract_tool_calls
+
+    def initialize_streaming(self) -> None:
+        """Another answer begins."""
+        self._stream, self._call = None, []
 
     def extract_tool_calls_streaming(
         self,
@@ -236,7 +303,9 @@ class Face:
     ) -> DeltaMessage | None:
         """More of an answer."""
         del previous_token_ids, current_token_ids, delta_token_ids
-        return self._more(delta_text, request, is_first=_begins(previous_text, current_text, delta_text))
+        self._prime(previous_text, request)
+        is_first = _begins(previous_text, current_text, delta_text)
+        return self._more(delta_text, request, is_first, with_tools=not self._has_refused(request) or None)
 
     def finish_streaming(self, request: Any = None) -> DeltaMessage | None:
         """What the end of the text adds."""
@@ -246,8 +315,13 @@ class Face:
 
     def extract_reasoning(self, model_output: str, request: Any = None) -> tuple[str | None, str | None]:
         """A whole answer's reasoning and what follows."""
-        answer = self._whole(model_output, request, with_tools=False)
+        answer = self._whole(model_output, request, with_tools=self._leaves_calls_out())
         return answer.reasoning or None, answer.content or None
+
+    def _leaves_calls_out(self) -> bool:
+        """Whether this reads reasoning and calls together, so that the content that it hands on has no calls."""
+        face = self.reasoning_parser_cls or type(self)
+        return face.looks_for_calls and bool(face.reasoning_names and face.tools_names)
 
     def extract_reasoning_streaming(
         self,
@@ -260,7 +334,9 @@ class Face:
     ) -> DeltaMessage | None:
         """More of an answer."""
         del previous_token_ids, current_token_ids, delta_token_ids
-        return self._more(delta_text, None, _begins(previous_text, current_text, delta_text), with_tools=False)
+        with_tools = self._leaves_calls_out()
+        self._prime(previous_text, None, with_tools)
+        return self._more(delta_text, None, _begins(previous_text, current_text, delta_text), with_tools=with_tools)
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
         """The prompt that is answered."""
@@ -273,6 +349,8 @@ class Face:
         if self.formats.reasoning.is_off(self._variables):
             return True
         text = self.model_tokenizer.decode(list(input_ids))
+        if not self.formats.reasoning.implied and not any(map(text.count, self.formats.reasoning.start)):
+            return True
         last = {kind: max(map(text.rfind, markers)) for kind, markers in _reasoning_markers(self.formats).items()}
         return last["end"] > last["start"]
 
@@ -305,13 +383,13 @@ class Face:
         """A whole answer's reasoning, content and calls."""
         del model_output_token_ids
         answer = self._whole(
-            model_output, request, with_tools=(enable_auto_tools or self.looks_for_calls) and self._may_call(request)
+            model_output, request, ((enable_auto_tools or self.looks_for_calls) and self._may_call(request)) or None
         )
         calls = [FunctionCall(name=call.name, arguments=call.arguments) for call in answer.calls]
         for index, call in enumerate(calls):
             call.id = self._call_id(call.name, index, request, call.id or "")
-        has_parser = self.formats.tools is not None or self.formats.is_harmony
-        return answer.reasoning or None, answer.content or None, calls or (None if has_parser else [])
+        looks = (enable_auto_tools or self.looks_for_calls) and getattr(request, "tool_choice", None) == "auto"
+        return answer.reasoning or None, answer.content or None, calls or (None if looks else [])
 
     def parse_delta(
         self,
@@ -326,7 +404,9 @@ class Face:
         del delta_token_ids
         if prompt_token_ids:
             self.set_prompt_token_ids(prompt_token_ids)
-        return self._more(delta_text, request, is_first=False, finished=finished, with_tools=self._may_call(request))
+        return self._more(
+            delta_text, request, is_first=False, finished=finished, with_tools=self._may_call(request) or None
+        )
 
 
 class Delegating(Face):
@@ -335,6 +415,46 @@ class Delegating(Face):
     @classmethod
     def _may_be_nothing(cls) -> bool:
         return True
+
+
+def extract_required_tool_call_streaming(
+    previous_text: str,
+    current_text: str,
+    tool_call_idx: int | None = None,
+    tool_call_id_type: str = "random",
+    **others: Any,
+) -> tuple[DeltaMessage | None, None]:
+    """What more text adds to the JSON list of calls that an answer has to be."""
+    del others
+    Watch.num_read += 1
+    parser, calls = AnswerParser(tools=PLAIN), dict[int, DeltaToolCall]()
+    parser.push(previous_text)
+    tools = dataclasses.replace(PLAIN, ids="numbered" if tool_call_id_type == "kimi_k2" else "any")
+    for piece in parser.push(current_text[len(previous_text) :]):
+        if piece.kind == "call":
+            call_id = new_call_id(tools, piece.text, (tool_call_idx or 0) + piece.index)
+            function = DeltaFunctionCall(name=piece.text, arguments="")
+            calls[piece.index] = DeltaToolCall(id=call_id, type="function", index=piece.index, function=function)
+        elif piece.kind == "arguments":
+            call = calls.setdefault(piece.index, DeltaToolCall(index=piece.index, function=DeltaFunctionCall()))
+            assert call.function is not None
+            call.function.arguments = (call.function.arguments or "") + piece.text
+    return (DeltaMessage(tool_calls=list(calls.values())) if calls else None), None
+
+
+def _without_end(text: str) -> str:
+    """The text without the token that ends answers, which the server leaves out before parsers read it."""
+    for end in ENDS_OF_ANSWERS:
+        text = text.removesuffix(end)
+    return text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _begins(previous: str, current: str, delta: str) -> bool:

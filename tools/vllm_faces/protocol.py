@@ -57,6 +57,7 @@ class ChatCompletionRequest(_Model):
     def _choose(self) -> "ChatCompletionRequest":
         if self.tool_choice is None:
             self.tool_choice = "auto" if self.tools else "none"
+            self.model_fields_set.discard("tool_choice")
         elif isinstance(self.tool_choice, dict):
             self.tool_choice = ChatCompletionNamedToolChoiceParam(**self.tool_choice)
         return self

@@ -53,6 +53,19 @@ def stand_in_tokenizer(*names: Any, **options: Any) -> Any:
     return found
 
 
+def detokenize_incrementally(
+    tokenizer: Any, all_input_ids: list[int], prev_tokens: list[str] | None, prefix_offset: int, read_offset: int,
+    skip_special_tokens: bool = False, **options: Any
+) -> tuple[list[str], str, int, int]:  # fmt: skip
+    """The text that the last of some tokens adds: cases cut answers so. Here `prefix_offset` counts characters."""
+    del prev_tokens, options
+    text = tokenizer.decode(all_input_ids, skip_special_tokens=skip_special_tokens)
+    token = tokenizer.convert_ids_to_tokens(all_input_ids[-1:])
+    if text.endswith("\ufffd"):
+        return token, "", prefix_offset, read_offset
+    return token, text[prefix_offset:], len(text), len(all_input_ids)
+
+
 def install() -> None:
     """From here on Transformers' `AutoTokenizer` gives this tokenizer."""
     from transformers import AutoTokenizer

@@ -32,12 +32,14 @@ class JsonObject:
             function's name, and its value is the arguments: `{"get_weather": {"city": "Paris"}}`.
         ids: keys of the call's id, which the model writes.
         is_list: a list is usual.
+        nameless: an object without a name is a call, too, and its name is empty: the client then tells the model what is wrong.
     """
 
     names: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     ids: tuple[str, ...] = ()
     is_list: bool = False
+    nameless: bool = False
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         if (yield from reader.starts_with(("[", "{"))) != "[":
@@ -74,7 +76,7 @@ class JsonObject:
                 break
         if not call.has_arguments and tools.is_bare:
             raise Malformed
-        call.end()
+        call.end(self.nameless)
         complete(reader, out)
 
     def _arguments(self, reader: Reader, call: "_Call") -> Waiting[None]:
@@ -117,11 +119,14 @@ class _Call:
         self._out.arguments("".join(self._early))
         self._early.clear()
 
-    def end(self) -> None:
-        """The object has ended. Raises Malformed: it has no name."""
-        if not self.name:
+    def end(self, nameless: bool) -> None:
+        """The object has ended. Raises Malformed: it has no name, and needs one."""
+        if nameless and not self.name and self.has_arguments:
+            self._out.call("", self.id)
+            self._out.arguments("".join(self._early))
+        elif not self.name:
             raise Malformed
-        if not self.has_arguments:
+        elif not self.has_arguments:
             self.write("{}")
 
 
@@ -167,7 +172,7 @@ class JsonOr:
     """JSON or another way of writing, as the first character tells.
 
     Attributes:
-        token: the other way is usual where the tokenizer has this token; None: always.
+        token: the other way is usual where the tokenizer has this token, and may begin with it; None: always usual.
     """
 
     json: JsonObject
@@ -175,21 +180,31 @@ class JsonOr:
     token: str | None = None
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
-        is_json = (yield from reader.starts_with(("[", "{"))) is not None
-        yield from (self.json if is_json else self.other).read(reader, out, tools)
+        found = yield from reader.starts_with(("[", "{", *([self.token] if self.token else [])))
+        if found == "{" and self.json.nameless:
+            key = yield from reader.first_key()
+            if key is not None and key not in (*self.json.names, *self.json.arguments, *self.json.ids):
+                out.call("")
+                yield from reader.json_value(out.arguments)
+                complete(reader, out)
+                return
+        yield from (self.json if found in ("[", "{") else self.other).read(reader, out, tools)
 
 
 @dataclasses.dataclass(frozen=True)
 class Several:
-    """Several calls between one pair of markers, each with a marker of its own before it."""
+    """Several calls between one pair of markers, each with a marker of its own before it, and behind it (if it has one)."""
 
     begin: str
     body: Body
+    end: str = ""
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         yield from reader.expect((self.begin,))
         while True:
             yield from self.body.read(reader, out, tools)
+            if self.end:
+                yield from reader.expect((self.end,))
             if (yield from reader.starts_with((self.begin,))) is None:
                 return
             yield from reader.expect((self.begin,))

@@ -77,7 +77,8 @@ class Braces:
             text = value.strip()
             is_bare = text[:1] not in ("{", "[", '"')
             is_text = is_bare and kind == "text" and not (or_null and text == "null")
-            out.arguments(json.dumps(text, ensure_ascii=False) if is_text else value)
+            fitting = tools.as_json(function, key, text) if is_bare else value
+            out.arguments(json.dumps(text, ensure_ascii=False) if is_text else fitting)
             return
         yield from reader.expect((self.quote,))
         if self.quotes_all and kind != "text":

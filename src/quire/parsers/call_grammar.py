@@ -204,12 +204,13 @@ def _call(lark: Lark, body: Body, function: Function, written: str = "") -> str:
         case Header():
             if not re.fullmatch(body.pattern, body.usual.replace("{name}", function.name).replace("#", "0")):
                 raise Inexpressible
-            return _header(lark, body, function)
+            return _header(lark, body, function, written)
         case Addressed():
             opening = lark.text(f"{function.name}{body.after}{body.opening}")
             return f"{opening} space {_call(lark, body.body, function)}"
         case Several():
-            return f"{lark.text(body.begin)} {_call(lark, body.body, function)}"
+            space = "" if isinstance(body.body, Tags) else "space"
+            return f"{lark.text(body.begin)} {space} {_call(lark, body.body, function)} {space} {lark.text(body.end)}"
         case Tags():
             return tags_call(lark, body, function, written)
         case Pythonic():
@@ -239,10 +240,10 @@ def _arguments(lark: Lark, function: Function) -> str:
     return lark.json(prepared(function.parameters), not function.is_strict)
 
 
-def _header(lark: Lark, body: Header, function: Function) -> str:
+def _header(lark: Lark, body: Header, function: Function, written: str) -> str:
     number = lark.pattern("[0-9]{1,4}") if "#" in body.usual else ""
     before, _, after = body.usual.replace("{name}", function.name).partition("#")
-    opening = f"{lark.text(body.before + before)} {number} {lark.text(after)}"
+    opening = f"{lark.text((body.before + before).removeprefix(written))} {number} {lark.text(after)}"
     separator = "" if body.separator == "{" else lark.text(body.separator)
     fence = f"space {lark.text(body.fence[0])}" if body.fence[0] else ""
     closing = f"space {lark.text(body.fence[1])}" if body.fence[1] else ""

@@ -5,8 +5,10 @@ Facts of models' chat templates and of the names that users of vLLM know. A form
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
+from quire.errors import RequestError
 from quire.parsers.bodies import Addressed, Body, Header, JsonObject, JsonOr, Several
 from quire.parsers.braces import Braces
 from quire.parsers.elements import Elements
@@ -40,6 +42,15 @@ class ToolFormat:
         ids: how the template wants the calls' ids: `numbered` is `functions.get_weather:0`, counted through the conversation;
             `short` is nine letters and digits.
         has_suffix: a checkpoint's markers may end with a suffix of its own: `<tool_call:6124c78e>`.
+        whole: a call is handed on when it is whole, with `end` behind it; else it is content. A value in quotes that the
+            function's schema has as something else is read as that.
+        checks: parameters that the schema does not name are left out; a call without a required one is none. Such calls are
+            handed on whole.
+        ends_turn: text behind the first call is left out.
+        drops_cut: a marker, or a call without its name, that is cut off at the answer's end is left out.
+        hides: calls that a request does not want are left out; else they are content as they stand.
+        marks_only_calls: a marker is left out where no call stands behind it (or before it), too.
+        variants: a template variable, and the body for each of its values. The first one is usual.
     """
 
     body: Body
@@ -58,6 +69,29 @@ class ToolFormat:
     only_offered: bool = False
     ids: Literal["any", "numbered", "short"] = "any"
     has_suffix: bool = False
+    whole: bool = False
+    checks: bool = False
+    ends_turn: bool = False
+    drops_cut: bool = False
+    hides: bool = False
+    marks_only_calls: bool = False
+    variants: tuple[str, tuple[tuple[str, Body], ...]] = ("", ())
+
+    def of_request(self, variables: Mapping[str, Any]) -> "ToolFormat":
+        """The same as a request's template variables have it.
+
+        Raises:
+            RequestError: a variable has a value that the format does not know.
+        """
+        name, bodies = self.variants
+        if name not in variables:
+            return self
+        body = dict(bodies).get(value) if isinstance(value := variables[name], str) else None
+        if body is None:
+            allowed = ", ".join(repr(each) for each, _ in bodies)
+            message = f"chat_template_kwargs.{name}={value!r} is not supported; allowed: {allowed}"
+            raise RequestError(message, param="chat_template_kwargs")
+        return dataclasses.replace(self, body=body)
 
     def with_suffix(self, template: str) -> "ToolFormat":
         """The same with the suffix that a chat template has behind the markers' names."""
@@ -96,11 +130,26 @@ _GLM_TAGS = Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_v
 _GLM = ToolFormat(_GLM_TAGS, ("<tool_call>",), ("</tool_call>",))
 _HUNYUAN = dataclasses.replace(_GLM, section=("<tool_calls>", "</tool_calls>"), has_suffix=True)
 
+_K2_TAGS = Tags(
+    ("", ""),
+    ("<ifm|arg_key>", "</ifm|arg_key>"),
+    ("<ifm|arg_value>", "</ifm|arg_value>"),
+    "</ifm|tool_call>",
+    exact=True,
+)
+_K2_TYPED = dataclasses.replace(_K2_TAGS, type=("<ifm|arg_type>", "</ifm|arg_type>"))
+_K2_BODIES = (
+    ("xml", Several("<ifm|tool_call>", _K2_TAGS)),
+    ("json", Several("<ifm|tool_call>", _JSON, "</ifm|tool_call>")),
+    ("xml_typed", Several("<ifm|tool_call>", _K2_TYPED)),
+)
+
 _COHERE = ToolFormat(
     JsonObject(names=("tool_name",), arguments=("parameters",), ids=("tool_call_id",), is_list=True),
     ("<|START_ACTION|>",),
     ("<|END_ACTION|>",),
     frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    hides=True,
 )
 
 
@@ -122,6 +171,7 @@ def _dsml(section: str, space: str = "", other_sections: tuple[str, ...] = ()) -
         section=(f"{mark[0]}{section}>", f"{mark[1]}{section}>"),
         inner=("｜DSML｜",),
         keeps_space=True,
+        ends_turn=True,
         dropped=tuple(f"{mark[0]}{each}>" for each in other_sections),
     )
 
@@ -148,7 +198,6 @@ _MUSE = ToolFormat(
     between=("<|eom|>", "<|start|>assistant "),
     inner=("<|message|>",),
     frames=("<|message|>", "<|eom|>", "<|eot|>", "<|start|>"),
-    only_offered=True,
 )
 
 TOOLS: dict[str, ToolFormat] = {
@@ -167,18 +216,20 @@ TOOLS: dict[str, ToolFormat] = {
         _JSON_PARAMETERS, ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"), ("<|action_end|>",)
     ),
     "jamba": ToolFormat(_JSON_LIST, ("<tool_calls>",), ("</tool_calls>",)),
-    "hunyuan_a13b": ToolFormat(_JSON_LIST, ("<tool_calls>",), ("</tool_calls>",), keeps_space=True),
+    "hunyuan_a13b": ToolFormat(_JSON_LIST, ("<tool_calls>",), ("</tool_calls>",), keeps_space=True, ends_turn=True),
     "phi4_mini_json": ToolFormat(_JSON_LIST, ("functools",)),
     "lfm2": ToolFormat(Pythonic(), ("<|tool_call_start|>",), ("<|tool_call_end|>",)),
     "mistral": ToolFormat(
         JsonOr(
-            _JSON_LIST,
-            Header("{", pattern=r"\s*(?P<name>[\w.-]+?)\s*(\[CALL_ID\]\w+)?(\[ARGS\])?\s*", usual="{name}[ARGS]"),
+            dataclasses.replace(_JSON_LIST, nameless=True),
+            Header("{", pattern=r"\s*(?P<name>[\w.-]*?)\s*(\[CALL_ID\]\w+)?(\[ARGS\])?\s*", usual="{name}[ARGS]"),
             "[ARGS]",
         ),
         ("[TOOL_CALLS]",),
         inner=("[ARGS]", "[CALL_ID]"),
         ids="short",
+        ends_turn=True,
+        marks_only_calls=True,
     ),
     "deepseek_v3": ToolFormat(
         Header("\n", before="function<｜tool▁sep｜>", fence=("```json", "```")),
@@ -193,6 +244,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("<｜tool▁call▁end｜>",),
         ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         inner=("<｜tool▁sep｜>",),
+        ends_turn=True,
     ),
     "kimi_k2": ToolFormat(
         Header(
@@ -206,6 +258,7 @@ TOOLS: dict[str, ToolFormat] = {
         inner=("<|tool_call_argument_begin|>",),
         keeps_space=True,
         ids="numbered",
+        ends_turn=True,
     ),
     "qwen3_coder": _QWEN3_CODER,
     "qwen3_xml": _QWEN3_CODER,
@@ -229,6 +282,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("<invoke name=",),
         section=("<minimax:tool_call>", "</minimax:tool_call>"),
         keeps_space=True,
+        only_offered=True,
     ),
     "step3": ToolFormat(
         Tags(
@@ -254,6 +308,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("<|end_message|>", "<|content_model_end_sampling|>"),
         between=("<|message_model|>",),
         frames=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+        hides=True,
     ),
     "muse": _MUSE,
     "muse_glimmer": _MUSE,
@@ -291,6 +346,7 @@ TOOLS: dict[str, ToolFormat] = {
         ("</dots_function_call>",),
         only_offered=True,
         keeps_space=True,
+        marks_only_calls=True,
     ),
     "deepseek_v32": _dsml("function_calls"),
     "deepseek_v4": _dsml("tool_calls", other_sections=("toolcalls", "tool")),
@@ -308,22 +364,17 @@ TOOLS: dict[str, ToolFormat] = {
         section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
         inner=("<|open|>", "<|close|>", "<|sep|>"),
         dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        drops_cut=True,
+        hides=True,
     ),
     "k2_horizon": ToolFormat(
-        JsonOr(
-            _JSON,
-            Tags(
-                ("", ""),
-                ("<ifm|arg_key>", "</ifm|arg_key>"),
-                ("<ifm|arg_value>", "</ifm|arg_value>"),
-                "</ifm|tool_call>",
-                type=("<ifm|arg_type>", "</ifm|arg_type>"),
-            ),
-        ),
-        ("<ifm|tool_call>",),
-        ("</ifm|tool_call>",),
-        ("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        _K2_BODIES[0][1],
+        ("<ifm|tool_calls>",),
+        ("</ifm|tool_calls>",),
+        inner=("<ifm|tool_call>", "</ifm|tool_call>"),
         only_offered=True,
+        whole=True,
+        variants=("tool_call_format", _K2_BODIES),
     ),
     "hy_v3": dataclasses.replace(
         _HUNYUAN, body=dataclasses.replace(_GLM_TAGS, name=("", "<tool_sep>")), inner=("<tool_sep>",)
@@ -338,9 +389,12 @@ TOOLS: dict[str, ToolFormat] = {
             name_header=TagHeader(' name="{name}"'),
             key_header=TagHeader(' name="{name}"'),
             strips=True,
+            exact=True,
         ),
         ("<function",),
         only_offered=True,
+        whole=True,
+        checks=True,
     ),
     "minimax_m3": ToolFormat(
         Elements("]<]minimax[>["),
@@ -348,8 +402,11 @@ TOOLS: dict[str, ToolFormat] = {
         section=("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
         inner=("]<]minimax[>[",),
         keeps_space=True,
+        ends_turn=True,
     ),
-    "gemma4": ToolFormat(Braces('<|"|>'), ("<|tool_call>",), ("<tool_call|>",), inner=('<|"|>',)),
+    "gemma4": ToolFormat(
+        Braces('<|"|>'), ("<|tool_call>",), ("<tool_call|>",), inner=('<|"|>',), dropped=("<turn|>",), ends_turn=True
+    ),
     "functiongemma": ToolFormat(
         Braces("<escape>", quotes_all=True), ("<start_function_call>",), ("<end_function_call>",), inner=("<escape>",)
     ),
@@ -362,11 +419,14 @@ TOOLS: dict[str, ToolFormat] = {
                 "<|plamo:end_tool_arguments:plamo|>",
             ),
         ),
-        ("<|plamo:begin_tool_request:plamo|>",),
+        ("<|plamo:begin_tool_request:plamo|>", "<|plamo:begin_tool_name:plamo|>"),
         ("<|plamo:end_tool_request:plamo|>",),
         ("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
         inner=("<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>"),
+        direct=("<|plamo:begin_tool_name:plamo|>",),
         dropped=("<|plamo:tag|>",),
+        drops_cut=True,
+        hides=True,
     ),
     "olmo3": ToolFormat(Pythonic(brackets=False), ("<function_calls>",), ("</function_calls>",)),
 }

@@ -130,6 +130,31 @@ class Tools:
         known, schema = self._schema(function, parameter)
         return as_json(text, set() if known is None else known.types(schema))
 
+    def fitted(self, function: str, arguments: str, checks: bool) -> str | None:
+        """The arguments of a whole call, with values that are quoted although the schema has them as something else read as that.
+
+        Args:
+            arguments: JSON.
+            checks: those that the schema does not name are left out; None where a required one is missing, or one comes twice.
+        """
+        try:
+            pairs: Any = json.loads(arguments, object_pairs_hook=list)
+            values: Any = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return arguments
+        known = self._functions.get(function)
+        if known is None or not is_dict(values):
+            return arguments
+        kept = {key: value for key, value in values.items() if not (checks and self.lacks(function, key))}
+        if checks and (len(pairs) > len(values) or not set(map(str, _list(known.root.get("required")))) <= kept.keys()):
+            return None
+        read = {key: self._unquoted(function, key, value) for key, value in kept.items()}
+        return arguments if read == values else json.dumps(read, ensure_ascii=False)
+
+    def _unquoted(self, function: str, parameter: str, value: Any) -> Any:
+        is_quoted = isinstance(value, str) and self.kind(function, parameter) == "other"
+        return json.loads(self.as_json(function, parameter, value)) if is_quoted else value
+
     def takes_null(self, function: str, parameter: str) -> bool:
         """Whether a parameter's value may be null."""
         known, schema = self._schema(function, parameter)
@@ -174,6 +199,8 @@ def as_json(text: str, types: Collection[str] = ()) -> str:
             return json.dumps(text, ensure_ascii=False)
     if "string" in types and not any(_is_a(found, each) for each in types):
         return json.dumps(text, ensure_ascii=False)
+    if {"integer", "number"} & set(types) and isinstance(found, float) and found.is_integer():
+        return str(int(found))
     return stripped
 
 

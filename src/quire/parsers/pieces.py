@@ -31,9 +31,12 @@ class Pieces:
     Attributes:
         num_calls: calls so far.
         in_call: the last one was begun and is not complete.
+        own_space: the kinds of text that white space behind a marker belongs to.
+        own_end: those that white space before a marker belongs to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own_space: tuple[Kind, ...] = (), own_end: tuple[Kind, ...] = ()) -> None:
+        self.own_space, self.own_end = own_space, own_end
         self.num_calls = 0
         self._pieces: list[Piece] = []
         self._space = ""
@@ -49,16 +52,19 @@ class Pieces:
         if kind != self._kind:
             self.marker()
             self._kind = kind
-        if self._skips_space:
+        if self._skips_space and kind not in self.own_space:
             text = self._after_marker(kind, text)
         if not text:
             return
         self._skips_space = False
-        self._has_content = self._has_content or kind == "content"
         whole = self._space + text
-        kept = whole.rstrip()
+        # White space alone before a call, or between two, is no content.
+        begins = kind == "content" and (not self._has_content or self._before is not None)
+        kept = whole if kind in self.own_end and (whole.strip() or not begins) else whole.rstrip()
+        self._has_content = self._has_content or (kind == "content" and bool(kept))
         self._space = whole[len(kept) :]
         if kept:
+            self._before = self._before if kind == "reasoning" else None
             self._add(Piece(kind, kept))
 
     def _after_marker(self, kind: Kind, text: str) -> str:
@@ -75,7 +81,10 @@ class Pieces:
 
     def passes(self, kind: Kind, text: str) -> bool:
         """Whether `text` would add a piece that is that text, and change nothing else."""
-        return kind == self._kind and not (self._space or self._skips_space or not text or text[-1].isspace())
+        begins = kind == "content" and not self._has_content
+        if kind != self._kind or begins or self._space or self._skips_space or not text:
+            return False
+        return kind in self.own_end or not text[-1].isspace()
 
     def keep_space(self) -> None:
         """White space that was kept back belongs to the content, if that has begun."""

@@ -16,11 +16,16 @@ Waiting = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 _STRUCTURE = re.compile(r'["{}\[\]<]')
+_FIRST_KEY = re.compile(r'\s*\{\s*(?:"(?P<key>(?:[^"\\]|\\.)*)"|(?!["\s]))')
 _SCALAR_END = re.compile(r"[,\]}\s]")
 
 
 MOST_HEADER = 1 << 10
 """Characters within which a name ends."""
+
+
+LEAST_CUT = 3
+"""Characters of a marker by which it is known though it is cut off."""
 
 
 class Malformed(Exception):
@@ -33,11 +38,13 @@ class Reader:
     Attributes:
         passing: while everything that came has been emitted as pieces of one kind: that kind, and the characters with which
             something else may begin.
+        drops_cut: a marker that is cut off at the end of the text is left out.
+        holds: `mark` does nothing: all that is taken may have to be given back.
     """
 
     def __init__(self) -> None:
         self.text = ""
-        self.ended = False
+        self.ended = self.holds = self.drops_cut = False
         self.passing: tuple[Kind, frozenset[str]] | None = None
         self._taken: list[str] = []
         self._ends: tuple[str, ...] = ()
@@ -73,7 +80,8 @@ class Reader:
 
     def mark(self) -> None:
         """Forget what was taken before."""
-        self._taken.clear()
+        if not self.holds:
+            self._taken.clear()
 
     def take(self, count: int) -> str:
         """The next characters, which are there."""
@@ -98,10 +106,11 @@ class Reader:
                     continue
                 self.take(len(marker))
                 return marker
-            if self.ended:
-                emit(self.take(len(self.text)))
-                return None
             keep = begun(self.text, markers)
+            if self.ended:
+                emit(self.take(len(self.text) - (keep if self.drops_cut and keep >= LEAST_CUT else 0)))
+                self.take(len(self.text))
+                return None
             emit(self.take(len(self.text) - keep))
             if kind is not None and not keep:
                 self.passing = kind, firsts
@@ -133,6 +142,16 @@ class Reader:
                 return True
             if inner or self.ended:
                 return inner[:1] in ("", '"', "}")
+            yield
+
+    def first_key(self) -> Waiting[str | None]:
+        """The first key of the JSON object that begins here, of which nothing is taken; None: there is none."""
+        while True:
+            match = _FIRST_KEY.match(self.text)
+            if match is not None and (match["key"] is not None or self.ended or match.end() < len(self.text)):
+                return match["key"]
+            if self.ended or len(self.text) >= MOST_HEADER:
+                return None
             yield
 
     def peek(self) -> Waiting[str]:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from quire.parsers.pieces import Kind
+
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
@@ -60,6 +62,10 @@ class Reasoning:
         fills: the request has such a variable.
         has_suffix: a checkpoint's markers may end with a suffix of its own: `<think:6124c78e>`.
         forced: what is written where a budget for reasoning is spent; empty: `end`.
+        own_space: white space next to a marker belongs to the text of these kinds; else to the format.
+        ends_trimmed: this does not hold for white space at the reasoning's end.
+        recipient: a regular expression of what names a message's recipient in its header, who is neither the user nor the model
+            itself. Such a message is content from there on: it is a call, and calls are not looked for.
     """
 
     start: tuple[str, ...]
@@ -81,6 +87,9 @@ class Reasoning:
     fills: bool = False
     has_suffix: bool = False
     forced: str = ""
+    own_space: tuple[Kind, ...] = ()
+    ends_trimmed: bool = False
+    recipient: str = ""
 
     def ends_of(self, start: str | None) -> tuple[str, ...]:
         """The markers that end what `start` began (None: it was not seen)."""
@@ -120,7 +129,9 @@ _THINK = Reasoning(("<think>",), ("</think>",))
 _THINKING = dataclasses.replace(_THINK, implied=True)
 _EITHER = Switch(("thinking", "enable_thinking"))
 _QWEN3_CALLS = ("<tool_call>\n<function=", "<tool_call><function=", "<tool_call>\n{", "<tool_call>{")
-_QWEN3 = dataclasses.replace(_THINKING, writes_start=True, switch=Switch(), calls=_QWEN3_CALLS)
+_QWEN3 = dataclasses.replace(
+    _THINKING, writes_start=True, switch=Switch(), calls=_QWEN3_CALLS, own_space=("reasoning",)
+)
 _GLM = dataclasses.replace(_THINKING, writes_start=True, switch=_EITHER, again=("<think>",))
 _DEEPSEEK_V3 = dataclasses.replace(_THINKING, switch=dataclasses.replace(_EITHER, is_on=False))
 _DEEPSEEK_V4 = dataclasses.replace(
@@ -131,7 +142,6 @@ _DEEPSEEK_V4 = dataclasses.replace(
 )
 _NEMOTRON = dataclasses.replace(
     _THINKING,
-    switch=Switch(),
     calls=_QWEN3_CALLS,
     filled_by=(("enable_thinking", False), ("force_nonempty_content", True)),
 )
@@ -152,15 +162,16 @@ _MUSE = Reasoning(
     answer=_MUSE_ANSWER,
     again=("to=self<|message|>", "<|message|>"),
     header=(*_MUSE_ENDS, "to=developer<|message|>"),
-    calls=("<atem:function_calls>", "<atem:invoke"),
+    own_space=("reasoning", "content"),
+    recipient=r"to=(?!(?:commentary|developer)\b)",
 )
 
 REASONING: dict[str, Reasoning] = {
     "deepseek_r1": _THINKING,
     "step5": _THINKING,
     "step3": _THINKING,
-    "step3p5": _THINKING,
-    "olmo3": _THINKING,
+    "step3p5": dataclasses.replace(_THINKING, own_space=("reasoning", "content"), ends_trimmed=True),
+    "olmo3": dataclasses.replace(_THINKING, own_space=("reasoning", "content")),
     "minimax_m2": dataclasses.replace(_THINKING, calls=("<minimax:tool_call>",)),
     "minimax_m2_append_think": dataclasses.replace(_THINKING, is_content=True),
     "ernie45": dataclasses.replace(_THINKING, answer=("<response>", "</response>")),
@@ -182,7 +193,9 @@ REASONING: dict[str, Reasoning] = {
     "hy_v4": dataclasses.replace(_THINKING, switch=_EFFORT, has_suffix=True),
     "hunyuan_a13b": dataclasses.replace(_THINK, answer=("<answer>", "</answer>")),
     "granite": Reasoning(
-        ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:")
+        ("Here is my thought process:", "Here's my thought process:"),
+        ("Here is my response:", "Here's my response:"),
+        own_space=("reasoning", "content"),
     ),
     "mistral": Reasoning(("[THINK]", "<think>"), ("[/THINK]", "</think>"), again=("[THINK]",), is_paired=True),
     "kimi_k2": Reasoning(
@@ -207,14 +220,15 @@ REASONING: dict[str, Reasoning] = {
         implied=True,
         calls=("<ifm|tool_calls>",),
         is_paired=True,
+        own_space=("reasoning",),
     ),
     "minimax_m3": Reasoning(
         ("<mm:think>",), ("</mm:think>",), again=("<mm:think>",), opened_by=("thinking_mode", "enabled")
     ),
     "gemma4": Reasoning(
-        ("<|channel>", "<|channel>thought\n"),
+        ("<|channel>", "<|channel>thought\n", "thought\n"),
         ("<channel|>",),
-        answer=("<channel|>",),
+        answer=("<channel|>", "<turn|>"),
         calls=("<|tool_call>",),
         again=("<|channel>", "<|channel>thought\n"),
     ),
@@ -224,8 +238,9 @@ REASONING: dict[str, Reasoning] = {
         implied=True,
         again=("<|plamo:begin_think:plamo|>",),
         calls=("<|plamo:begin_tool_requests:plamo|>",),
-        answer=("<|plamo:tag|>",),
+        answer=("<|plamo:tag|>", "<|plamo:end_think:plamo|>"),
         switch=Switch(),
+        own_space=("reasoning", "content"),
     ),
     "inkling": Reasoning(
         ("<|content_thinking|>",),
@@ -235,6 +250,7 @@ REASONING: dict[str, Reasoning] = {
             *("<|end_message|>", "<|content_model_end_sampling|>"),
         ),
         again=("<|content_thinking|>",),
+        own_space=("reasoning", "content"),
         header=("<|message_model|>",),
         calls=("<|content_invoke_tool_json|>",),
     ),
@@ -244,9 +260,9 @@ REASONING: dict[str, Reasoning] = {
         _MUSE,
         start=_MUSE.start[:1],
         end=(*_MUSE_ENDS, _MUSE_ANSWER[0]),
-        answer=_MUSE_ANSWER[:1],
+        answer=(_MUSE_ANSWER[0], "<|message|>"),
         again=_MUSE.start[:1],
-        header=_MUSE_ENDS,
+        header=(*_MUSE_ENDS, "to=commentary<|message|>", "to=developer<|message|>"),
     ),
     "cohere_command3": _COHERE,
     "cohere_command4": dataclasses.replace(_COHERE, implied=True),

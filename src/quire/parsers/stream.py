@@ -4,6 +4,7 @@ However the text is cut, the pieces add up to the same. What looks like a call a
 the order of an answer's parts; knows no model.
 """
 
+import re
 from collections.abc import Generator
 from typing import Any
 
@@ -26,6 +27,7 @@ class AnswerParser:
         offered: the request's tools, in the protocol's form; types of parameters are taken from them.
         in_reasoning: the prompt ended inside the reasoning (or outside of it); None: as the format says.
         tokenizer: for parsers from outside.
+        hides_calls: calls are read, and left out of the answer.
         response_template, prompt, has_tools: as of `response_template.parse`; it reads the answer whatever else is given.
 
     Attributes:
@@ -41,13 +43,18 @@ class AnswerParser:
         offered: list[dict[str, Any]] | None = None,
         in_reasoning: bool | None = None,
         tokenizer: Any = None,
+        hides_calls: bool = False,
         response_template: dict[str, Any] | None = None,
         prompt: str = "",
         has_tools: bool = False,
     ) -> None:
-        self._reader, self._out = Reader(), Pieces()
+        own = () if reasoning is None else reasoning.own_space
+        trimmed = reasoning is not None and reasoning.ends_trimmed
+        self._reader, self._out = Reader(), Pieces(own, tuple(kind for kind in own if kind == "content" or not trimmed))
         self._tools, self._offered = tools, Tools(offered, tokenizer)
+        self._hides_calls = hides_calls
         if tools is not None:
+            self._reader.drops_cut = tools.drops_cut
             self._reader.end_calls_at(tools.end, (*tools.begin, *tools.section[1:]))
         self._reasoning = reasoning
         self._in_reasoning = in_reasoning
@@ -62,8 +69,8 @@ class AnswerParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls so far."""
-        return self._out.num_calls
+        """Calls so far that are part of the answer."""
+        return 0 if self._hides_calls else self._out.num_calls
 
     def push(self, text: str) -> list[Piece]:
         """More text."""
@@ -93,7 +100,9 @@ class AnswerParser:
                 self._steps = None
         if self._reader.ended:
             self._out.end()
-        pieces = self._out.drain()
+        pieces = [
+            piece for piece in self._out.drain() if not self._hides_calls or piece.kind in ("reasoning", "content")
+        ]
         return pieces if self._only_thoughts is None else self._filled(pieces, self._only_thoughts)
 
     def _filled(self, pieces: list[Piece], thoughts: list[str]) -> list[Piece]:
@@ -118,8 +127,14 @@ class AnswerParser:
             found = yield from thoughts.read_opening(self._reader, self._out, self._in_reasoning)
             yield from self._content(thoughts, found)
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the answer has called, and its format has nothing but calls from there on."""
+        return self._tools is not None and self._tools.ends_turn and self._out.num_calls > 0
+
     def _emit(self, text: str) -> None:
-        self._out.text("content", text)
+        if not self._is_over:
+            self._out.text("content", text)
 
     def _content(self, thoughts: Thoughts | None, found: str | None, begins_in_header: bool = False) -> Waiting[None]:
         """Content, calls, and more reasoning. `found`: the marker that has ended the reasoning, if it is more than that."""
@@ -140,7 +155,8 @@ class AnswerParser:
         if begins_in_header and (found := (yield from self._header(markers, self._emit))) is None:
             return
         while True:
-            if found is None and (found := (yield from reader.until(markers, self._emit, "content"))) is None:
+            kind = None if self._is_over else "content"
+            if found is None and (found := (yield from reader.until(markers, self._emit, kind))) is None:
                 return
             marker, found = found, None
             if tools is not None and tools.keeps_space and marker in (*begin, *tools.section[:1], *tools.dropped):
@@ -160,15 +176,27 @@ class AnswerParser:
                 self._emit(marker)
             elif out.num_calls or marker in dropped:
                 out.marker()
+            elif tools is not None and tools.marks_only_calls:
+                out.keep_space()
+                out.marker()
             else:  # an end without a beginning
                 self._emit(marker)
 
     def _header(self, markers: tuple[str, ...], if_no_header: Emit | None = None) -> Waiting[str | None]:
-        """Leave out the header of a message; returns the marker behind it. A text without any marker is no header."""
+        """Leave out the header of a message; returns the marker behind it. At the beginning of an answer, text that is no
+        header is content (`if_no_header`)."""
         parts: list[str] = []
         found = yield from self._reader.until(markers, parts.append)
-        if found is None and if_no_header is not None:
-            if_no_header("".join(parts))
+        text = "".join(parts)
+        recipient = "" if self._reasoning is None else self._reasoning.recipient
+        is_header = (
+            text.strip() in ("", "assistant") if recipient else self._reasoning and found not in self._reasoning.end
+        )
+        if if_no_header is not None and (found is None or not is_header):
+            if_no_header(text)
+        elif found is not None and recipient and (named := re.search(recipient, text)) is not None:
+            self._emit(text[named.start() :] + found)
+            found = yield from self._reader.until(markers, self._emit, "content")
         return found
 
     def _calls(self, tools: ToolFormat, marker: str) -> Waiting[None]:
@@ -181,16 +209,42 @@ class AnswerParser:
         while True:
             reader.mark()
             before, out.in_call = out.num_calls, False
+            while len(marker) > 1 and marker not in tools.direct and (yield from reader.starts_with((marker,))):
+                yield from reader.expect((marker,))  # models write it twice
             try:
-                yield from tools.body.read(reader, out, self._offered)
+                if tools.whole:
+                    yield from self._whole_calls(tools)
+                else:
+                    yield from tools.body.read(reader, out, self._offered)
             except Malformed:
                 if not out.in_call:
                     self._no_call(marker, out.num_calls > before)
                 return
+            finally:
+                reader.holds = False
             out.marker()
+            if tools.end and (yield from reader.starts_with(tools.end)) is not None:
+                yield from reader.expect(tools.end)
             if not tools.separator or (yield from reader.starts_with((tools.separator,))) is None:
                 return
             yield from reader.expect((tools.separator,))
+
+    def _whole_calls(self, tools: ToolFormat) -> Waiting[None]:
+        """Calls that are handed on when they are whole. Raises Malformed: they are not."""
+        self._reader.holds = True
+        held, answer = Pieces(), Answer()
+        yield from tools.body.read(self._reader, held, self._offered)
+        if tools.end:
+            yield from self._reader.expect(tools.end)
+        for piece in held.drain():
+            answer.add(piece)
+        fitted = [self._offered.fitted(call.name, call.arguments, tools.checks) for call in answer.calls]
+        for call, arguments in zip(answer.calls, fitted, strict=True):
+            if arguments is None:
+                raise Malformed
+            self._out.call(call.name, call.id)
+            self._out.arguments(arguments)
+        self._out.in_call = False
 
     def _no_call(self, marker: str, has_called: bool) -> None:
         """What was taken is no call: the marker is content, and what follows is read once more. Behind a bracket it is not: calls
@@ -200,9 +254,17 @@ class AnswerParser:
             self._emit(taken)
             return
         if marker and not has_called:
-            taken = taken.removeprefix(marker)
-            self._emit(marker)
-            self._is_unclosed = True
+            assert self._tools is not None
+            if marker in self._tools.direct:
+                taken = taken.removeprefix(marker)
+            if self._tools.drops_cut and self._reader.ended:
+                self._reader.take(len(self._reader.text))
+                return
+            if self._tools.marks_only_calls:
+                self._out.marker()
+            else:
+                self._emit(marker)
+                self._is_unclosed = True
         self._reader.give_back(taken)
 
 

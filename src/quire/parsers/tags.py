@@ -70,6 +70,7 @@ class Tags:
         runs_on: a value whose end tag is missing ends where the next parameter begins, or the call ends.
         guesses: a value of which neither tag nor schema tells the type is JSON if it can be.
         strips: white space around a text does not belong to it, unless it stands in a CDATA section.
+        exact: without its end, with a parameter that has no name, or no type where types are written, it is no call.
     """
 
     name: tuple[str, str]
@@ -84,6 +85,7 @@ class Tags:
     runs_on: bool = False
     guesses: bool = False
     strips: bool = False
+    exact: bool = False
 
     def read(self, reader: Reader, out: Pieces, tools: Tools) -> Waiting[None]:
         before, after = self.name
@@ -104,6 +106,8 @@ class Tags:
         while found == self.key[0]:
             found = yield from self._parameter(reader, out, tools, function, count)
             count += 1
+        if self.exact and found != self.end:
+            raise Malformed
         out.arguments("}" if count else "{}")
         complete(reader, out)
 
@@ -111,7 +115,9 @@ class Tags:
         """One parameter behind its first tag; returns the tag that follows."""
         header, _ = yield from reader.header((self.key[1],))
         name, is_text = self.key_header.read(header)
-        if self.type is not None and (yield from reader.starts_with(self.type[:1])) is not None:
+        if self.exact and not name:
+            raise Malformed
+        if self.type is not None and (self.exact or (yield from reader.starts_with(self.type[:1])) is not None):
             yield from reader.expect(self.type[:1])
             is_text = (yield from reader.header(self.type[1:]))[0].strip() == "string"
         if self.value[0]:

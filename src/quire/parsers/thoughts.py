@@ -54,6 +54,8 @@ class Thoughts:
         kind: Kind = "content" if self.reasoning.is_content else "reasoning"
         ends, raw = self.reasoning.ends_of(start), self.reasoning.calls if self.tools is None else ()
         begin, section = ((), ()) if self.tools is None else (self.tools.begin, self.tools.section[:1])
+        if self.tools is not None and section:  # a call that the model only drafts has nothing around it
+            section = (*section, *self.tools.dropped)
 
         noise = dict(self.reasoning.noise)
 
@@ -61,7 +63,8 @@ class Thoughts:
             if not self.reasoning.is_hidden:
                 out.text(kind, text)
 
-        while (found := (yield from reader.until((*ends, *begin, *section, *raw, *noise), emit, kind))) is not None:
+        markers = (*ends, *(section or begin), *raw, *noise)
+        while (found := (yield from reader.until(markers, emit, kind))) is not None:
             if found in noise:
                 yield from self.skip_noise(reader, found)
                 continue
@@ -102,7 +105,7 @@ class Thoughts:
         probe, out, num_read = Reader(), Pieces(), skipped
         probe.give_back(marker if marker in self.tools.direct else "")
         steps = self.tools.body.read(probe, out, self.offered)
-        self.offered.is_strict = True
+        self.offered.is_strict = not begin  # behind the marker of a section, whatever is written so is a call
         while True:
             text = reader.text
             found = [at for end in ends if (at := text.find(end)) >= 0]

@@ -36,10 +36,10 @@ BOTH = Vocabulary(think=START, end=END)
 
 
 def expected(token_ids, inside):
-    """By the definition: from the start marker (or the answer's beginning) to the first end marker after it."""
+    """By the definition: between the start marker (or the answer's beginning) and the first end marker after it."""
     begin = 0 if inside else next((at for at, token in enumerate(token_ids) if token == START), len(token_ids))
     rest = token_ids[begin:]
-    return rest.index(END) + 1 if END in rest else len(rest)
+    return len([token for token in rest[: rest.index(END) if END in rest else len(rest)] if token != START])
 
 
 @given(
@@ -71,14 +71,30 @@ class Pieces:
 
 @given(cuts=st.lists(st.integers(1, 3), min_size=20, max_size=20))
 def test_markers_of_several_tokens_are_counted_wherever_the_answer_is_cut(cuts):
-    answer = [1, 7, 9, 5, 7, 9, 6, 2, 2, 8, 9, 2, 8, 9, 6, 3, 7, 9, 6, 3]
+    answer = [1, 7, 9, 5, 7, 9, 6, 2, 2, 8, 9, 2, 8, 9, 6, 3, 7, 9, 6, 3]  # 7, 9, 6 begins it; 8, 9, 6 ends it
     count = reasoning_count(FORMAT, False, Pieces())
     assert count is not None
     rest = list(answer)
     for step in cuts:
         count.add(0, rest[:step])
         del rest[:step]
-    assert count.total == len(answer[answer.index(5) + 1 : 15])
+    assert count.total == len(answer[7:12])
+
+
+def test_every_part_that_is_reasoning_is_counted_where_a_model_may_reason_again():
+    answer = [5, START, 5, 5, END, 5, START, 5, END, 5]
+    for again, total in ((("<think>",), 3), ((), 2)):
+        count = reasoning_count(Reasoning(("<think>",), ("</think>",), again=again), False, BOTH)
+        assert count is not None
+        count.add(0, answer)
+        assert count.total == total
+
+
+def test_a_start_marker_that_the_model_repeats_is_not_counted():
+    count = reasoning_count(FORMAT, True, BOTH)
+    assert count is not None
+    count.add(0, [START, 5, 5, END, 5])
+    assert count.total == 2
 
 
 def test_what_cannot_be_told_apart_is_not_counted():
@@ -98,3 +114,10 @@ def test_markers_that_are_special_tokens_stay_in_the_text_that_is_read():
     ):
         reader = answer_reader(formats, request, vocabulary, [5])
         assert reader is not None and reader.keeps_special_tokens is keeps
+
+
+def test_markers_are_told_from_content_though_they_are_not_counted():
+    count = reasoning_count(FORMAT, False, BOTH)
+    assert count is not None
+    assert [count.add(0, [token]) for token in (START, 5, 5, END, 5)] == [1, 1, 1, 1, 0]
+    assert count.total == 2

@@ -13,6 +13,7 @@ from quire.entrypoints.openai.tool_choice import ToolChoice, enforced, read_tool
 from quire.outputs import CompletionOutput
 from quire.parsers.call_ids import count_calls, new_call_id
 from quire.parsers.choice import AnswerFormats, reasoning_of_request
+from quire.parsers.offered import offered_functions
 from quire.parsers.pieces import Answer, Kind, Piece
 from quire.parsers.reasoning import Reasoning
 from quire.parsers.stream import AnswerParser
@@ -24,15 +25,18 @@ if TYPE_CHECKING:
 
 
 class ReasoningCount:
-    """Counts tokens up to the end of the reasoning, markers included, in each of a request's answers.
+    """Counts the tokens of the reasoning in each of a request's answers, without its markers.
 
     Args:
         starts, ends: the markers' tokens.
         begins_inside: an answer begins within its reasoning.
+        again: an answer may have more than one part that is reasoning.
     """
 
-    def __init__(self, starts: Collection[list[int]], ends: Collection[list[int]], begins_inside: bool) -> None:
-        self._starts, self._ends = starts, ends
+    def __init__(
+        self, starts: Collection[list[int]], ends: Collection[list[int]], begins_inside: bool, again: bool = False
+    ) -> None:
+        self._starts, self._ends, self._again = starts, ends, again
         self._last_ids = frozenset(marker[-1] for marker in (*starts, *ends))
         self._longest = max(map(len, (*starts, *ends)))
         self._begins_inside = begins_inside
@@ -41,25 +45,30 @@ class ReasoningCount:
         self._over: set[int] = set()
         self.total = 0
 
-    def add(self, index: int, token_ids: Sequence[int]) -> None:
-        """More tokens of the answer `index`."""
+    def add(self, index: int, token_ids: Sequence[int]) -> int:
+        """More tokens of the answer `index`; returns how many of them are reasoning or its markers."""
         if index in self._over:
-            return
-        inside = self._inside.get(index, self._begins_inside)
+            return 0
+        num_here, inside = 0, self._inside.get(index, self._begins_inside)
         read = [*self._tails.get(index, ()), *token_ids]
         for count in range(len(read) - len(token_ids) + 1, len(read) + 1):
+            self.total += inside
+            num_here += inside
             if read[count - 1] not in self._last_ids:
-                self.total += inside
-            elif inside:
-                self.total += 1
-                if _ends_with(read, count, self._ends):
+                continue
+            if inside and (size := _ends_with(read, count, self._ends)):
+                self.total -= size
+                inside = False
+                if not self._again:
                     self._over.add(index)
-                    return
-            elif start := _ends_with(read, count, self._starts):
+                    return num_here
+            elif size := _ends_with(read, count, self._starts):
+                self.total -= size if inside else 0
+                num_here += not inside
                 inside = True
-                self.total += start
         self._inside[index] = inside
         self._tails[index] = read[len(read) - min(len(read), self._longest - 1) :]
+        return num_here
 
 
 def _ends_with(token_ids: list[int], count: int, markers: Collection[list[int]]) -> int:
@@ -74,7 +83,9 @@ def reasoning_count(reasoning: Reasoning | None, in_reasoning: bool | None, toke
         return None
     starts, ends = _ids(reasoning.start, tokenizer), _ids(reasoning.end, tokenizer)
     inside = reasoning.implied if in_reasoning is None else in_reasoning
-    return ReasoningCount(starts, ends, inside) if ends and (starts or inside) else None
+    if not ends or not (starts or inside):
+        return None
+    return ReasoningCount(starts, ends, inside, bool(reasoning.again) and not reasoning.recipient)
 
 
 def _ids(markers: tuple[str, ...], tokenizer: Any) -> list[list[int]]:
@@ -110,13 +121,23 @@ class AnswerReader:
     call_grammar: str | None
     prompt: str = ""
 
+    @property
+    def hides_calls(self) -> bool:
+        """Whether calls that are not wanted are left out of the answer."""
+        return not self.has_tools and self.formats.tools is not None and self.formats.tools.hides
+
     def parser(self) -> AnswerParser:
-        formats = self.formats
+        formats, tools = self.formats, self.request.tools or []
+        names = {function.name for function in self.choice.functions}
+        offered = [
+            tool for tool, function in zip(tools, offered_functions(tools), strict=True) if function.name in names
+        ]
         return AnswerParser(
             formats.reasoning,
-            formats.tools if self.has_tools else None,
+            formats.tools if self.has_tools or self.hides_calls else None,
             is_harmony=formats.is_harmony,
-            offered=self.request.tools,
+            offered=offered,
+            hides_calls=self.hides_calls,
             in_reasoning=self.in_reasoning,
             tokenizer=self.tokenizer,
             response_template=formats.response_template if formats.tools is None else None,
@@ -219,16 +240,19 @@ def answer_reader(
 ) -> AnswerReader | None:
     """How a request's answers are read; None where they are content as they stand."""
     choice = read_tool_choice(request)
+    variables = template_variables(request, settings)
+    if formats.tools is not None:
+        formats = dataclasses.replace(formats, tools=formats.tools.of_request(variables))
     formats, grammar = enforced(formats, choice, tokenizer, request.parallel_tool_calls is False)
     has_tools = choice.kind != "none" and formats.tools is not None
     is_own = formats.response_template is not None and formats.tools is None
-    if not (has_tools or formats.reasoning is not None or formats.is_harmony or is_own):
+    hides = formats.tools is not None and formats.tools.hides
+    if not (has_tools or hides or formats.reasoning is not None or formats.is_harmony or is_own):
         return None
     inside = None
     if formats.reasoning is not None:
         continues = bool(request.continue_final_message)
         prompt_end = tokenizer.decode(prompt_ids if continues else prompt_ids[-PROMPT_END:], skip_special_tokens=False)
-        variables = template_variables(request, settings)
         reasoning, inside = reasoning_of_request(formats.reasoning, prompt_end, variables, continues)
         formats = dataclasses.replace(formats, reasoning=reasoning)
     hides_markers = any(tokenizer.token_to_id(marker) in tokenizer.special_ids for marker in formats.markers)

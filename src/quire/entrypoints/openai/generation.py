@@ -98,12 +98,9 @@ class TokenCount:
     times: list[RequestMetrics] | None = None
 
     def add_choice(self, choice: CompletionOutput) -> int:
-        """Count an answer's new tokens; returns how many of them, which come first, are thoughts."""
+        """Count an answer's new tokens; returns how many of them, which come first, are thoughts or their markers."""
         self.completion += len(choice.token_ids)
-        before = self.num_thoughts
-        if self.thoughts is not None:
-            self.thoughts.add(choice.index, choice.token_ids)
-        return self.num_thoughts - before
+        return 0 if self.thoughts is None else self.thoughts.add(choice.index, choice.token_ids)
 
     @property
     def num_thoughts(self) -> int:
