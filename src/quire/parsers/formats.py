@@ -404,9 +404,7 @@ TOOLS: dict[str, ToolFormat] = {
         keeps_space=True,
         ends_turn=True,
     ),
-    "gemma4": ToolFormat(
-        Braces('<|"|>'), ("<|tool_call>",), ("<tool_call|>",), inner=('<|"|>',), dropped=("<turn|>",), ends_turn=True
-    ),
+    "gemma4": ToolFormat(Braces('<|"|>'), ("<|tool_call>",), ("<tool_call|>",), inner=('<|"|>',), dropped=("<turn|>",)),
     "functiongemma": ToolFormat(
         Braces("<escape>", quotes_all=True), ("<start_function_call>",), ("<end_function_call>",), inner=("<escape>",)
     ),
