@@ -22,6 +22,7 @@ from quire.kernels.types import ClampedSwiglu, ExpertScratch, ExpertWeights, Rou
 
 EPS = 1e-6
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # noqa: TID251
+ops.select("cuda")  # the cases below are made at import
 
 
 @pytest.fixture(autouse=True)
