@@ -36,6 +36,10 @@ class LateRuntime(AsyncCpuRuntime):
     def settled(self) -> None:
         self.has_settled.set()
 
+    def synchronize(self) -> None:
+        if threading.current_thread().name == "first-uses":
+            raise RuntimeError("operation not permitted when stream is capturing")
+
 
 class Batches:
     """Notes what is used."""

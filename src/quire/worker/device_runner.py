@@ -412,7 +412,7 @@ class DeviceRunner(Runner):
             is_plain,
             is_narrow=not self._prompt_logprobs.is_wanted,
             decodes=bool((counts_B == 1).any()),
-            has_short=0 < counts_B[is_short_B].sum() <= SHORT_TOKENS,
+            has_short=bool(0 < counts_B[is_short_B].sum() <= SHORT_TOKENS),
         )
 
     def _compute(self, shape: StepShape) -> None:

@@ -114,7 +114,10 @@ class FeatureUses:
             self._run(name)
         except Exception as error:  # the request that needs it is told
             logger.warning("the feature %s could not be used ahead (%s: %s)", name, type(error).__name__, error)
-        self._runtime.synchronize()
+        # Of its own work only: the device as a whole cannot be waited for while a step is being captured.
+        done = self._runtime.event()
+        done.record()
+        done.wait()
         with self._changed:
             self._left = [other for other in self._left if other != name]
             self._let_go()
