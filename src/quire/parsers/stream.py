@@ -174,13 +174,18 @@ class AnswerParser:
             elif self._is_unclosed and tools is not None and marker in tools.end:
                 self._is_unclosed = False
                 self._emit(marker)
-            elif out.num_calls or marker in dropped:
-                out.marker()
-            elif tools is not None and tools.marks_only_calls:
-                out.keep_space()
-                out.marker()
-            else:  # an end without a beginning
-                self._emit(marker)
+            else:
+                self._stray(marker, marker in dropped)
+
+    def _stray(self, marker: str, is_dropped: bool) -> None:
+        """A marker that begins nothing here: left out, or content where it is an end without a beginning."""
+        if self._out.num_calls or is_dropped:
+            self._out.marker()
+        elif self._tools is not None and self._tools.marks_only_calls:
+            self._out.keep_space()
+            self._out.marker()
+        else:
+            self._emit(marker)
 
     def _header(self, markers: tuple[str, ...], if_no_header: Emit | None = None) -> Waiting[str | None]:
         """Leave out the header of a message; returns the marker behind it. At the beginning of an answer, text that is no
