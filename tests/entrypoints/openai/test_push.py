@@ -88,7 +88,7 @@ class HandFedEngine:
         return self.inputs.require_tokenizer()
 
     async def open_stream(self, prompt, params, request_id, *, priority=0):
-        processed = self.inputs.process(request_id, self.inputs.tokenize(prompt), params, priority=priority)
+        processed = self.inputs.process(request_id, prompt, params, priority=priority)
         self.record = make_record(processed, self.get_tokenizer())
         self.outputs.add(self.record)
         return RequestStream(self.record, self.aborted.append)
@@ -118,6 +118,7 @@ async def open_response(state):
         stream_answer(connection, CompletionStream(state, await prepare_completion(state, body, "id")))
     )
     while not len(state.engine.outputs):
+        assert not starting.done(), starting.result()
         await asyncio.sleep(0)
     state.engine.feed(67)
     return connection, await starting
@@ -128,6 +129,7 @@ async def begin(state):
     connection, response = await open_response(state)
     answering = asyncio.create_task(response(connection.scope, connection.receive, connection.send))
     while connection.body.on_gone is None:
+        assert not answering.done(), answering.result()
         await asyncio.sleep(0)
     return connection, answering
 
