@@ -13,13 +13,20 @@ VARIANTS = [
 ]
 COMPILER = """
 import json, pathlib, sys
-for line in sys.stdin:
-    order = json.loads(line)
-    for number, variant in enumerate(order["variants"]):
-        folder = pathlib.Path(order["folder"]) / variant["kernel"].rpartition(":")[2]
-        folder.mkdir(parents=True)
-        (folder / f"sm{order['capability']}").touch()
-        print(order["first"] + number, 0.1, "LookupError: gone" if variant["kernel"].endswith("k2") else "", flush=True)
+
+def compile_all(arguments):
+    for line in sys.stdin:
+        order = json.loads(line)
+        for number, variant in enumerate(order["variants"]):
+            folder = pathlib.Path(order["folder"]) / variant["kernel"].rpartition(":")[2]
+            folder.mkdir(parents=True)
+            (folder / f"sm{order['capability']}").touch()
+            error = "LookupError: gone" if variant["kernel"].endswith("k2") else ""
+            print(order["first"] + number, 0.1, error, flush=True)
+
+def fail(arguments):
+    sys.stdin.readline()
+    return "no room"
 """
 
 
@@ -29,7 +36,9 @@ def lists(tmp_path, monkeypatch):
     monkeypatch.delenv("QUIRE_KERNEL_CACHE", raising=False)
     monkeypatch.setattr(places, "SHIPPED", tmp_path / "none")
     monkeypatch.setattr(places, "SHIPPED_LISTS", tmp_path / "none")
-    monkeypatch.setattr(ahead, "_CHILD", COMPILER)
+    (tmp_path / "other_compiler.py").write_text(COMPILER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ahead, "CHILD", "other_compiler:compile_all")
     places.writable_folder.cache_clear()
     folder = places.list_folders()[0]
     places.write_list(folder / "A-bfloat16-sm90-1.json", VARIANTS[:2])
@@ -72,7 +81,7 @@ def test_where_nothing_is_known_the_way_out_is_named(lists, capsys):
 
 
 def test_a_compiler_that_fails_is_an_error_and_leaves_no_stamp(lists, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ahead, "_CHILD", "import sys; sys.stdin.readline(); sys.exit('no room')")
+    monkeypatch.setattr(ahead, "CHILD", "other_compiler:fail")
     assert cli.main(["compile-cache", "--output", str(tmp_path / "out"), "--capability", "90"]) == 1
     assert "ended before it was through" in capsys.readouterr().err
     assert list((tmp_path / "out").glob("done-*")) == []
