@@ -127,12 +127,12 @@ def test_followers_go_on_when_their_leader_cannot_help_them(end: str, depth: int
     harness = SchedulerHarness(long_prefill_token_threshold=9, depth=depth)
     add_alike(harness, "abc")
     harness.step()
-    assert len(harness.scheduler._followers) == 2
+    assert len(harness.scheduler.waiting.prefixes) == 2
     if end == "abort":
         harness.abort(["a"])
     else:
         harness.scheduler.reset_prefix_cache()
-    assert len(harness.scheduler._followers) == 0
+    assert len(harness.scheduler.waiting.prefixes) == 0
     harness.run()
     assert [name for name in "bc" if harness.expected[name].finish is FinishReason.LENGTH] == ["b", "c"]
 
@@ -142,7 +142,7 @@ def test_a_follower_can_be_aborted_while_it_waits() -> None:
     add_alike(harness, "abc")
     harness.step()
     harness.abort(["b"])
-    assert list(harness.scheduler._followers._leader_of) == [harness.scheduler._requests["c"]]
+    assert list(harness.scheduler.waiting.prefixes._leader_of) == [harness.scheduler._requests["c"]]
     harness.run()
 
 

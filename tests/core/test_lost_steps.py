@@ -4,7 +4,7 @@ import pytest
 from tests.oracles.hash_model import RECURRENT, Faults, HashModel
 from tests.oracles.scheduler_harness import SchedulerHarness
 
-from quire.core.step_limit import GOOD_STEPS, StepLimit
+from quire.core.step_budget import GOOD_STEPS, StepLimit
 
 
 @pytest.mark.parametrize("swaps", [False, True])

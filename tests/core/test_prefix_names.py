@@ -7,7 +7,7 @@ from tests.oracles.hash_model import HashExecutor
 
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, KVKind, group_layers
-from quire.core.followers import count_equal_pages
+from quire.core.common_prefix import count_equal_pages
 from quire.core.kv_cache_manager import KVCacheManager
 from quire.core.prefix_hash import PrefixHasher
 from quire.core.request_state import Request

@@ -105,7 +105,7 @@ def test_a_follower_names_the_request_that_computes_for_it() -> None:
 
 
 def test_siblings_wait_for_the_prompt_and_are_found_together() -> None:
-    harness = SchedulerHarness(max_num_batched_tokens=8)
+    harness = SchedulerHarness(max_num_batched_tokens=32)
     for index in range(3):
         harness.add(f"chat-1.{index}", PROMPT[:20], max_tokens=2, group_id="chat-1")
     harness.run()

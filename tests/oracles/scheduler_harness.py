@@ -77,7 +77,7 @@ class SchedulerHarness:
         self.scheduler = Scheduler(config, cache, self.kv_config, hash_key=b"test", min_common_tokens=min_common_tokens)
         self.preparer = preparer
         if preparer is not None:
-            self.scheduler.preparations = Preparations(preparer)
+            self.scheduler.waiting.preparations = Preparations(preparer)
         self.config = config
         self.depth = depth
         self.expected: dict[str, Expected] = {}
@@ -156,7 +156,7 @@ class SchedulerHarness:
                 break
             was_idle = not self.in_flight
             step = self.step()
-            if was_idle and not step.total_num_tokens and self.scheduler.preparations.wait(1.0):
+            if was_idle and not step.total_num_tokens and self.scheduler.waiting.preparations.wait(1.0):
                 continue
             assert step.total_num_tokens or not was_idle, "nothing runs although requests wait"
         assert not self.scheduler.has_unfinished(), f"unfinished after {max_steps} steps"
@@ -218,7 +218,7 @@ class SchedulerHarness:
         pool, batch = scheduler.kv.pool, scheduler._batch
         holders = self._holders()
         references = Counter(block for holder in holders for table in holder.block_ids for block in table)
-        references.update(scheduler._groups.held_blocks())
+        references.update(scheduler.waiting.prefixes.held_blocks())
         del references[NULL_BLOCK]
         for block in range(1, pool.num_blocks):
             assert pool.reference_count(block) == references[block], f"page {block}"
@@ -255,17 +255,17 @@ class SchedulerHarness:
         scheduler = self.scheduler
         waiting = [r for r in scheduler._requests.values() if r.status in (RequestStatus.WAITING, RequestStatus.HELD)]
         assert scheduler.num_waiting == len(waiting)
-        assert scheduler._waiting_tokens == sum(len(request.token_ids) for request in waiting)
+        assert scheduler.waiting.num_tokens == sum(len(request.token_ids) for request in waiting)
         assert all(not request.block_ids and request.row < 0 for request in waiting)
         swapped = [block for r in waiting for table in r.host_block_ids for block in table if block >= 0]
         host = scheduler.kv.host_pool
         assert len(set(swapped)) == len(swapped) == host.num_blocks - host.num_free
         assert {name for name in self.expected if not self._is_done(name)} == set(scheduler._requests)
-        for follower, leader in scheduler._followers._leader_of.items():
+        for follower, leader in scheduler.waiting.prefixes._leader_of.items():
             assert follower.status is RequestStatus.HELD and leader.status is RequestStatus.RUNNING
-            assert leader.rank < follower.rank and follower in scheduler._followers._followers[leader]
-        assert set(scheduler._followers._page_of) == set(scheduler._followers._leader_at.values())
-        assert all(leader.status is RequestStatus.RUNNING for leader in scheduler._followers._page_of)
+            assert leader.rank < follower.rank and follower in scheduler.waiting.prefixes._followers[leader]
+        assert set(scheduler.waiting.prefixes._page_of) == set(scheduler.waiting.prefixes._leader_at.values())
+        assert all(leader.status is RequestStatus.RUNNING for leader in scheduler.waiting.prefixes._page_of)
 
     def check_idle(self) -> None:
         """With no request left, everything is free and nothing remembers anybody."""
@@ -273,7 +273,7 @@ class SchedulerHarness:
         assert not scheduler.has_work() and scheduler.num_running == scheduler.num_waiting == 0
         assert scheduler.kv.pool.num_free == scheduler.kv.pool.num_usable
         assert scheduler.kv.host_pool.num_free == scheduler.kv.host_pool.num_blocks
-        assert scheduler._waiting_tokens == 0 and not scheduler._leaving and not scheduler._groups._groups
-        assert not len(scheduler.preparations) and not scheduler.preparations._ahead
-        assert not len(scheduler._followers) and not scheduler._followers._page_of
+        assert scheduler.waiting.num_tokens == 0 and not scheduler._leaving and not scheduler.waiting.prefixes._groups
+        assert not len(scheduler.waiting.preparations) and not scheduler.waiting.preparations._ahead
+        assert not len(scheduler.waiting.prefixes) and not scheduler.waiting.prefixes._page_of
         assert all(expected.finish is not None for expected in self.expected.values())

@@ -1,4 +1,4 @@
-"""Requests held back until what they need besides pages is there: a form's grammar, the kernels of a sampling feature that
+"""Requests held back until what they need besides pages is there: a grammar, the kernels of a sampling feature that
 nobody has used yet. These are compiled beside the steps.
 
 Whether something has to be prepared is asked when a request could start. One that has to wait leaves the queue, so that others
@@ -13,7 +13,7 @@ from quire.core.request_state import Request
 from quire.request import EngineRequest
 
 _MOST_BEGUN = 4
-"""Forms that are prepared at a time: more than are made at once, and few enough to be waited for when a process ends."""
+"""Grammars that are compiled at a time: more than are made at once, and few enough to be waited for when a process ends."""
 _MOST_AHEAD = 64
 """Requests of higher precedence that are prepared, or nearly, and have not started; makers keep several times as many things."""
 
@@ -65,8 +65,8 @@ class Preparations:
         return True
 
     @staticmethod
-    def has_form(request: Request) -> bool:
-        """Whether a grammar has to be compiled for it, which takes a thread's time; else it only waits its turn."""
+    def has_grammar(request: Request) -> bool:
+        """Whether a grammar has to be compiled for it, which takes a thread's time."""
         params = request.source.sampling_params
         return params is not None and params.structured_outputs is not None
 
@@ -103,8 +103,9 @@ class Preparations:
         """Begin what may be begun, in the order of precedence. What has become known meanwhile is ready."""
         assert self._preparer is not None
         for request in sorted(self._line.values(), key=lambda one: one.rank):
-            if self.has_form(request) and (
-                sum(map(self.has_form, self._begun.values())) >= _MOST_BEGUN or self._num_before(request) >= _MOST_AHEAD
+            if self.has_grammar(request) and (
+                sum(map(self.has_grammar, self._begun.values())) >= _MOST_BEGUN
+                or self._num_before(request) >= _MOST_AHEAD
             ):
                 continue
             del self._line[request.request_id]

@@ -18,25 +18,31 @@ import numpy as np
 from quire.config import CacheConfig, SchedulerConfig
 from quire.config.kv_spec import KVCacheConfig
 from quire.core.admission import AdmissionDelay, QueueBounds, check_fits, check_settings
+from quire.core.common_prefix import MIN_COMMON_TOKENS
 from quire.core.cost_model import CostModel
-from quire.core.followers import MIN_COMMON_TOKENS, Followers
 from quire.core.inspection import Inspection
 from quire.core.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
 from quire.core.preemption import PageSaver
 from quire.core.prefix_hash import PrefixHasher
-from quire.core.preparations import Preparations
-from quire.core.prompt_groups import PromptGroups
 from quire.core.publication import PendingPages
 from quire.core.request_queue import build_request_queue
 from quire.core.request_state import Request, RequestStatus
 from quire.core.running import RunningBatch
+from quire.core.step import (
+    PendingDiff,
+    StepInFlight,
+    build_error,
+    build_new_request,
+    build_output,
+    find_errors,
+    keep_prompt_logprobs,
+)
 from quire.core.step_budget import StepBudget
-from quire.core.step_outputs import build_error, build_new_request, build_output, find_errors, keep_prompt_logprobs
-from quire.core.step_state import PendingDiff, StepInFlight
 from quire.core.step_stats import StepStats
 from quire.core.stop import compute_finish, until_end
 from quire.core.timelines import Timelines
+from quire.core.waiting import WaitingRoom
 from quire.errors import EngineError, RequestError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, EngineRequest, FinishReason, Pooled, SchedulerStats
 
@@ -81,14 +87,11 @@ class Scheduler:
         self.kv = KVCacheManager(kv_config, hasher)
         self._batch = RunningBatch(config.max_num_seqs, kv_config.block_size)
         self._pages = PendingPages(self.kv, self._batch)
-        self._queue = build_request_queue(config.policy)
-        self._groups = PromptGroups(self.kv)
-        self._followers = Followers(self.kv, min_common_tokens)
-        self.preparations = Preparations()  # an engine core puts its own here
+        self._timelines = Timelines(config.record_timelines, clock)
+        self.waiting = WaitingRoom(build_request_queue(config.policy), self.kv, min_common_tokens, self._timelines)
         self._saver = PageSaver(self.kv, swaps=config.preemption_mode == "swap")
         self._bounds = QueueBounds(config, self.cost_model)
         self._delay = AdmissionDelay(config.delay_factor, clock)
-        self._timelines = Timelines(config.record_timelines, clock)
         self._hindrance = ""
         self._budget = StepBudget(config, self._batch, self.cost_model, self._timelines, self.kv.block_size)
         self._requests: dict[str, Request] = {}
@@ -100,8 +103,7 @@ class Scheduler:
         self._blocked: tuple[Request, int] | None = None
         self._num_arrivals = 0
         self._next_step_id = 0
-        self._waiting_tokens = 0
-        self._stats = StepStats(self.kv, lambda: self.num_waiting - len(self._queue))
+        self._stats = StepStats(self.kv, lambda: self.waiting.num_held)
         self.inspection = Inspection(self.stats, self._requests, self._batch, self.kv, self._timelines)
 
     # What the engine core asks.
@@ -114,7 +116,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, and those that are held back."""
-        return len(self._queue) + self._groups.num_held + len(self._followers) + len(self.preparations)
+        return len(self.waiting)
 
     def has_unfinished(self) -> bool:
         """Whether any request has not ended."""
@@ -138,19 +140,14 @@ class Scheduler:
         if source.request_id in self._requests:
             raise RequestError(f"request_id {source.request_id!r} is in use", param="request_id")
         check_fits(source, self.kv, self._max_model_len, self._config.max_open_tokens)
-        self._bounds.check(source, self.num_waiting, self._waiting_tokens)
+        self._bounds.check(source, self.num_waiting, self.waiting.num_tokens)
         request = Request(source, self._num_arrivals, self._max_model_len)
         self._num_arrivals += 1
         if self._config.policy == "priority":
             request.rank = (source.priority, source.arrival_time, request.arrival)
         request.cost = len(request.token_ids)
         self._requests[request.request_id] = request
-        self._waiting_tokens += len(request.token_ids)
-        if self._groups.add(request):
-            request.status = RequestStatus.HELD
-            self._timelines.held(request, "sibling", source.group_id or "")
-        else:
-            self._enqueue(request)
+        self.waiting.arrive(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
         """End requests at once; unknown ids are passed over. What a step in flight uses is released when it is collected."""
@@ -170,8 +167,7 @@ class Scheduler:
                 request.was_lost = True  # nothing of it is kept
                 self._preempt(request)
             self._saver.drop_saved(request)
-        self._groups.drop_references()
-        self._enqueue(*self._followers.leave_all())
+        self.waiting.forget_prefixes()
         self.kv.reset_prefix_cache()
         self._timelines.cache_was_reset()
         for request in self._requests.values():
@@ -183,19 +179,12 @@ class Scheduler:
         """Plan the next step. One without rows needs neither execution nor `update`; nothing in it is lost."""
         self._has_shortage = False
         self._dropped.clear()
-        self._enqueue(*self.preparations.take_ready())
-        rows, counts, budget = self._budget.divide(has_waiting=len(self._queue) > 0)
+        self.waiting.take_ready()
+        rows, counts, budget = self._budget.divide(has_waiting=self.waiting.num_queued > 0)
         rows, counts = self._ensure_pages(rows, counts)
-        self._hindrance = "pages" if self._has_shortage else "tokens"
-        if not self._has_shortage and budget > 0 and self._may_admit():
-            self._pages.publish()
-            new_rows, new_counts = self._admit_waiting(rows, counts, budget)
-            if new_rows:
-                self._delay.admitted()
-                rows = np.concatenate([rows, np.array(new_rows, dtype=np.int32)])
-                counts = np.concatenate([counts, np.array(new_counts, dtype=np.int32)])
-        if len(self._queue):
-            self._timelines.queue_stands(self._queue.peek(), self._hindrance)
+        if budget > 0 and self._may_admit():
+            rows, counts = self._admit_waiting(rows, counts, budget)
+        self._timelines.queue_stands(self.waiting.next(), self._hindrance)
         return self._launch(rows, counts)
 
     def catch_up(self) -> None:
@@ -207,9 +196,12 @@ class Scheduler:
                 self.kv.name_pages(self._batch.request(row))
 
     def _may_admit(self) -> bool:
-        head = self._queue.peek()
-        self._hindrance = "delay"
-        return head is not None and self._delay.may_admit(head.source.arrival_time, is_idle=not self._batch.num_active)
+        """Whether requests that wait may start in this step; `_hindrance` says what keeps them from it."""
+        self._hindrance = "pages" if self._has_shortage else "delay"
+        head = self.waiting.next()
+        if head is None or self._has_shortage:
+            return False
+        return self._delay.may_admit(head.source.arrival_time, is_idle=not self._batch.num_active)
 
     def _ensure_pages(self, rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         """Pages for every row's tokens, taken from lower-ranked requests if need be; rows that got none are left out."""
@@ -253,7 +245,7 @@ class Scheduler:
                 self._batch.capacity[row] = len(request.block_ids[0]) * self.kv.block_size
                 return True
             self._has_shortage = True
-            if self._groups.drop_references():
+            if self.waiting.prefixes.drop_references():
                 continue
             if self._leaving:
                 return False  # Pages are on their way back: they come when the steps in flight are collected.
@@ -269,18 +261,20 @@ class Scheduler:
         self._dropped.add(request.row)
         self._batch.deactivate(request)
         request.status = RequestStatus.PREEMPTING
-        self._enqueue(*self._followers.leave(request))
+        self.waiting.lose_leader(request)
         self._leave(request)
 
-    def _admit_waiting(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[list[int], list[int]]:
-        """Give rows to waiting requests, in the queue's order, until one of them does not fit."""
+    def _admit_waiting(self, rows: IntArray, counts: IntArray, budget: int) -> tuple[IntArray, IntArray]:
+        """Give rows to waiting requests, in the queue's order, until one of them does not fit: the step's rows with theirs."""
+        self._pages.publish()
         new_rows: list[int] = []
         new_counts: list[int] = []
         swap_ins_before = len(self._diff.swap_ins)
         max_partial = self._config.max_num_partial_prefills
         num_partial = self._batch.count_partial(rows, counts) if max_partial > 0 else 0
-        while budget > 0 and self._batch.num_free_rows > len(self._followers):  # Who follows finds its row free.
-            request = self._queue.peek()
+        # A request that waits for a common prefix finds its row free.
+        while budget > 0 and self._batch.num_free_rows > len(self.waiting.prefixes):
+            request = self.waiting.next()
             if request is None:
                 break
             count = self._admit(request, budget, may_be_partial=max_partial <= 0 or num_partial < max_partial)
@@ -295,14 +289,18 @@ class Scheduler:
         else:
             self._hindrance = "rows" if budget > 0 else "tokens"
         self._saver.release_host_blocks(self._diff.swap_ins[swap_ins_before:])
-        return new_rows, new_counts
+        if not new_rows:
+            return rows, counts
+        self._delay.admitted()
+        new = np.array([new_rows, new_counts], dtype=np.int32)
+        return np.concatenate([rows, new[0]]), np.concatenate([counts, new[1]])
 
     def _admit(self, request: Request, budget: int, *, may_be_partial: bool) -> int:
         """Admit one request if it fits. Returns its tokens in this step; 0 where it waits on, in the queue or held back."""
         self._hindrance = "pages"
         if self._is_blocked(request):
             return 0
-        hit = NO_HIT if request.is_swapped else self._find_hit(request)
+        hit = NO_HIT if request.is_swapped else self.waiting.find_hit(request)
         computed = request.num_computed_tokens if request.is_swapped else hit.num_tokens
         remaining = len(request.token_ids) - computed
         count = min(remaining, budget)
@@ -316,22 +314,14 @@ class Scheduler:
             self._hindrance = "partial prefills"
             return 0
         if not self._saver.has_room(request, hit, self._config.max_open_tokens):
-            if self._batch.num_active or self._leaving or not self._groups.drop_references():
+            if self._batch.num_active or self._leaving or not self.waiting.prefixes.drop_references():
                 self._blocked = (request, self.kv.pool.num_free)
                 return 0
             return self._admit(request, budget, may_be_partial=may_be_partial)
-        if not request.is_swapped and self._followers.must_follow(request, hit.num_tokens):
-            return self._hold(request, "common prefix", self._followers.leader_of(request).request_id)
-        if self.preparations.must_wait(request):
-            return self._hold(request, "form" if self.preparations.has_form(request) else "kernels", "")
+        if self.waiting.hold_back(request, hit.num_tokens):
+            return 0
         self._start(request, hit, count)
         return count
-
-    def _hold(self, request: Request, cause: str, other: str) -> int:
-        self._queue.remove(request)
-        request.status = RequestStatus.HELD
-        self._timelines.held(request, cause, other)
-        return 0
 
     def _is_blocked(self, request: Request) -> bool:
         """Whether this request did not fit before and no page has come free since: it need not be looked at again."""
@@ -339,17 +329,9 @@ class Scheduler:
             return False
         return self.kv.pool.num_free <= self._blocked[1]
 
-    def _find_hit(self, request: Request) -> PrefixHit:
-        """The longest prefix that is there already: a sibling's pages, or cached ones."""
-        shared = self._groups.hit(request)
-        cached = self.kv.find_prefix(request)
-        return shared if shared is not None and shared.num_tokens >= cached.num_tokens else cached
-
     def _start(self, request: Request, hit: PrefixHit, count: int) -> None:
         """Give a request its pages and a row."""
-        self._queue.pop()
         self._blocked = None
-        self._waiting_tokens -= len(request.token_ids)
         if request.is_swapped:
             self._diff.swap_ins += self._saver.restore(request)
         else:
@@ -359,15 +341,14 @@ class Scheduler:
                 request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
         if self.kv.grow(request, request.num_computed_tokens + count) is None:
             raise EngineError(f"{request.request_id} was admitted without room for its pages")
-        self._groups.admitted(request)
-        self._followers.advance(request, request.num_computed_tokens)
+        self.waiting.start(request)
         self._batch.add(request)
         self._diff.new_requests.append(build_new_request(request))
         request.token_ids = request.token_ids[:]  # This one will grow.
         self._timelines.scheduled(request, hit.num_tokens, self.kv.pool.num_free)
 
     def _launch(self, rows: IntArray, counts: IntArray) -> SchedulerOutput:
-        """Book a step as in flight, and pack it together with all news for the workers."""
+        """Book a step as in flight, and pack it together with all output for the workers."""
         batch = self._batch
         computed = batch.computed[rows]
         ends = computed + counts
@@ -474,9 +455,7 @@ class Scheduler:
         if row in output.prompt_logprobs:
             keep_prompt_logprobs(request, output.prompt_logprobs[row])
         if request.status is RequestStatus.RUNNING:
-            self._enqueue(*self._followers.advance(request, collected))
-        if collected >= request.num_prompt_tokens and request.source.group_id is not None:
-            self._enqueue(*self._groups.prompt_computed(request))
+            self.waiting.computed(request, collected)
 
     def _finish_pooled(self, row: int, pooled: Pooled, outputs: EngineCoreOutputs) -> None:
         if self._batch.accepts[row]:
@@ -495,18 +474,18 @@ class Scheduler:
         if len(full_rows):
             self._pages.add_rows(full_rows, batch.collected[full_rows])
         ends = batch.stops.check(rows, token_ids, lengths)
-        is_news = ends | batch.is_special[rows]
+        is_more = ends | batch.is_special[rows]
         if output.forced:
-            is_news |= np.isin(rows, list(output.forced))
-        news = is_news.nonzero()[0]
-        if not len(news):
+            is_more |= np.isin(rows, list(output.forced))
+        more = is_more.nonzero()[0]
+        if not len(more):
             outputs.plain_ids = batch.request_ids[rows].tolist()
             outputs.plain_tokens = token_ids.tolist()
             return
-        plain = ~is_news
+        plain = ~is_more
         outputs.plain_ids = batch.request_ids[rows[plain]].tolist()
         outputs.plain_tokens = token_ids[plain].tolist()
-        for index in news.tolist():
+        for index in more.tolist():
             row, token_id, is_end = int(rows[index]), int(token_ids[index]), bool(ends[index])
             request = batch.request(row)
             if not request.has_reported:
@@ -538,33 +517,21 @@ class Scheduler:
 
     # Ends and releases.
 
-    def _enqueue(self, *requests: Request) -> None:
-        for request in requests:
-            request.status = RequestStatus.WAITING
-            self._timelines.queued(request, len(self._queue))
-            self._queue.push(request)
-
     def _end(self, request: Request, reason: FinishReason) -> None:
         """The request has ended, wherever it is."""
         self._timelines.ended(request, str(reason), self._batch)
         del self._requests[request.request_id]
-        self.preparations.leave(request)
-        if request.status in (RequestStatus.RUNNING, RequestStatus.PREEMPTING):
-            row = request.row
-            self._batch.accepts[row] = False
-            self._batch.deactivate(request)
-            self._queue.charge(request.source.tenant, int(self._batch.known[row]) - request.num_prompt_tokens)
-            request.status = RequestStatus.ENDING
-            self._leave(request)
-        else:
-            if request.status is RequestStatus.WAITING:
-                self._queue.remove(request)
-            self._waiting_tokens -= len(request.token_ids)
+        self.waiting.end(request)
+        if request.row < 0:
             self.kv.free(request)
             request.status = RequestStatus.ENDED
-        self._enqueue(*self._followers.leave(request))
-        if request.source.group_id is not None:
-            self._enqueue(*self._groups.ended(request))
+            return
+        row = request.row
+        self._batch.accepts[row] = False
+        self._batch.deactivate(request)
+        self.waiting.charge(request, int(self._batch.known[row]) - request.num_prompt_tokens)
+        request.status = RequestStatus.ENDING
+        self._leave(request)
 
     def _leave(self, request: Request) -> None:
         """Release a row that is no longer scheduled, or wait until the last step in flight that names it is collected."""
@@ -588,5 +555,4 @@ class Scheduler:
         else:
             self._diff.swap_outs += self._saver.give_up(request)
             request.cost = 0
-            self._waiting_tokens += len(request.token_ids)
-            self._enqueue(request)
+            self.waiting.come_back(request)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from quire.core.request_state import Request, RequestStatus
 from quire.core.request_timeline import Timeline
 from quire.core.running import RunningBatch
-from quire.core.step_state import StepInFlight
+from quire.core.step import StepInFlight
 
 MAX_FINISHED = 512
 """Requests remembered after their end."""

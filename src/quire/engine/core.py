@@ -148,7 +148,7 @@ class EngineCore:
         scheduler = scheduler_class(
             self.config.scheduler, self.config.cache, self.kv_cache, max_model_len=self.config.model.max_model_len
         )
-        scheduler.preparations = self._preparations
+        scheduler.waiting.preparations = self._preparations
         return scheduler
 
     def on_failure(self, callback: Callable[[], None]) -> None:

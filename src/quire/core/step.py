@@ -1,12 +1,53 @@
-"""What is told about one request: to the workers when it gets a row, to the frontend when there is news of it.
+"""The scheduler's notes on steps: what the workers have to be told yet, what is in flight, and the messages about one request:
+to the workers when it gets a row, to the frontend when it has new output.
 
-Knows the fields of the messages; takes no decisions.
+Plain records and the functions that fill them; takes no decisions.
 """
 
-from quire.core.output import ModelRunnerOutput, NewRequestData, TokenLogprobs
+import msgspec
+import numpy as np
+
+from quire.core.output import IntArray, ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
 from quire.core.request_state import Request
-from quire.core.step_state import StepInFlight
 from quire.request import EngineCoreOutput, FinishReason
+
+NO_ROWS: IntArray = np.zeros(0, dtype=np.int32)
+
+
+class PendingDiff(msgspec.Struct):
+    """What the workers have to be told with the next step that computes anything."""
+
+    new_requests: list[NewRequestData] = []
+    new_blocks: list[tuple[int, int, list[int]]] = []
+    finished_rows: list[int] = []
+    swap_outs: list[tuple[int, int]] = []
+    swap_ins: list[tuple[int, int]] = []
+    known_tokens: list[tuple[int, int, list[int]]] = []
+
+    def forget(self, row: int) -> None:
+        """The row has no owner any more: what was to be told of it is of no use."""
+        self.new_blocks = [entry for entry in self.new_blocks if entry[0] != row]
+        self.known_tokens = [entry for entry in self.known_tokens if entry[0] != row]
+
+
+class StepInFlight(msgspec.Struct):
+    """A step that was scheduled and is not collected yet. `num_prompt_tokens`: how many of its tokens are of prompts. `began`:
+    when it was planned, in seconds."""
+
+    step: SchedulerOutput
+    prefill_rows: list[int]
+    num_prompt_tokens: int
+    num_samples: int
+    attended: float
+    began: float
+
+
+def without_zeros(rows: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Rows that have anything to compute."""
+    if np.count_nonzero(counts) == len(counts):
+        return rows, counts
+    wanted = counts > 0
+    return rows[wanted], counts[wanted]
 
 
 def build_new_request(request: Request) -> NewRequestData:
@@ -38,7 +79,7 @@ def find_errors(flight: StepInFlight, output: ModelRunnerOutput) -> dict[int, st
 
 
 def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs | None = None) -> EngineCoreOutput:
-    """The request's news. The first one also tells how much of the prompt was cached, and the prompt's logprobs."""
+    """A request's new output. The first one also tells how much of the prompt was cached, and the prompt's logprobs."""
     output = EngineCoreOutput(request_id=request.request_id, new_token_ids=token_ids)
     output.num_preemptions = request.num_preemptions
     if logprobs is not None:
@@ -58,7 +99,7 @@ def build_output(request: Request, token_ids: list[int], logprobs: TokenLogprobs
 
 
 def build_error(request: Request, message: str) -> EngineCoreOutput:
-    """The last news of a request whose computation failed."""
+    """The last output of a request whose computation failed."""
     return EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=message)
 
 

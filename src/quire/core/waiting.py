@@ -1,0 +1,125 @@
+"""The waiting room: every request that has no row, whether it is in the queue or held back.
+
+A request is held back, outside of the queue, while another one computes what both begin with (`common_prefix`), or while
+something that it needs is prepared (`preparations`). It then queues again at its own place. Knows nothing of rows or budgets.
+"""
+
+from quire.core.common_prefix import CommonPrefixes
+from quire.core.kv_cache_manager import KVCacheManager, PrefixHit
+from quire.core.preparations import Preparations
+from quire.core.request_queue import RequestQueue
+from quire.core.request_state import Request, RequestStatus
+from quire.core.timelines import Timelines
+
+
+class WaitingRoom:
+    """Who waits, and who is next.
+
+    Args:
+        queue: orders the requests that could start.
+        kv: finds the prefixes that are computed already.
+        min_common_tokens: a prompt waits for another that computes at least this much of it.
+        timelines: are told who waits for what.
+
+    Attributes:
+        preparations: an engine core puts its own here.
+        num_tokens: tokens known of all requests that wait.
+    """
+
+    def __init__(self, queue: RequestQueue, kv: KVCacheManager, min_common_tokens: int, timelines: Timelines) -> None:
+        self._queue = queue
+        self._kv = kv
+        self._timelines = timelines
+        self.prefixes = CommonPrefixes(kv, min_common_tokens)
+        self.preparations = Preparations()
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) + self.num_held
+
+    @property
+    def num_held(self) -> int:
+        """Requests that could not start even if there were room."""
+        return len(self.prefixes) + len(self.preparations)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    def next(self) -> Request | None:
+        """Who is to start next; the same one until something changes."""
+        return self._queue.peek()
+
+    def arrive(self, request: Request) -> None:
+        """Take in a new request."""
+        self.prefixes.arrived(request)
+        self.come_back(request)
+
+    def come_back(self, request: Request) -> None:
+        """A request waits: it is new, or it gave its row back."""
+        self.num_tokens += len(request.token_ids)
+        self._push(request)
+
+    def take_ready(self) -> None:
+        """Let those queue whose preparation has ended."""
+        self._push(*self.preparations.take_ready())
+
+    def find_hit(self, request: Request) -> PrefixHit:
+        """The longest prefix that is there already: a sibling's pages, or cached ones."""
+        shared = self.prefixes.shared(request)
+        cached = self._kv.find_prefix(request)
+        return shared if shared is not None and shared.num_tokens >= cached.num_tokens else cached
+
+    def hold_back(self, request: Request, num_cached_tokens: int) -> bool:
+        """Whether the next request, which has room, is to wait for another one or for what is prepared: it then does."""
+        leader = None if request.is_swapped else self.prefixes.follow(request, num_cached_tokens)
+        if leader is not None:
+            group_id = request.source.group_id
+            is_sibling = group_id is not None and leader.source.group_id == group_id
+            cause, other = ("sibling", group_id or "") if is_sibling else ("common prefix", leader.request_id)
+        elif self.preparations.must_wait(request):
+            cause, other = "grammar" if self.preparations.has_grammar(request) else "kernels", ""
+        else:
+            return False
+        self._queue.remove(request)
+        request.status = RequestStatus.HELD
+        self._timelines.held(request, cause, other)
+        return True
+
+    def start(self, request: Request) -> None:
+        """The next request gets a row; its pages are attached already."""
+        self._queue.pop()
+        self.num_tokens -= len(request.token_ids)
+        self.prefixes.started(request)
+
+    def computed(self, request: Request, num_tokens: int) -> None:
+        """The first `num_tokens` tokens of a request that runs are computed."""
+        self._push(*self.prefixes.advance(request, num_tokens))
+
+    def lose_leader(self, request: Request) -> None:
+        """A request that runs gives its pages back."""
+        self._push(*self.prefixes.leave(request, has_ended=False))
+
+    def end(self, request: Request) -> None:
+        """A request has ended, wherever it was."""
+        self.preparations.leave(request)
+        if request.status is RequestStatus.WAITING:
+            self._queue.remove(request)
+        if request.status in (RequestStatus.WAITING, RequestStatus.HELD):
+            self.num_tokens -= len(request.token_ids)
+        self._push(*self.prefixes.leave(request, has_ended=True))
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """A request that ran has ended; its tenant used so many tokens beside the prompt."""
+        self._queue.charge(request.source.tenant, num_tokens)
+
+    def forget_prefixes(self) -> None:
+        """Nothing that is computed now will be found."""
+        self._push(*self.prefixes.leave_all())
+
+    def _push(self, *requests: Request) -> None:
+        for request in requests:
+            request.status = RequestStatus.WAITING
+            self._timelines.queued(request, len(self._queue))
+            self._queue.push(request)
