@@ -1,4 +1,4 @@
-# Two commands: `make serve` talks to the built-in demo model, `make test` proves the tree.
+# `make serve` serves the built-in demo model; `make test` runs every check; `make docs` builds the site; `make dist` builds the packages.
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -11,7 +11,7 @@ SOURCES := pyproject.toml setup.py $(wildcard src/quire/kernels/cpu/build.py src
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: serve test test-all lint types layers format install install-dev clean
+.PHONY: serve test test-all test-wheel lint types layers format docs docs-serve dist install install-dev clean
 
 serve: install
 	$(BIN)/quire serve $(ARGS)
@@ -21,6 +21,10 @@ test: lint types layers
 
 test-all: lint types layers
 	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) tests
+
+# Builds the wheel, installs it into an empty environment, and generates text with it. Needs the network.
+test-wheel: install-dev
+	$(BIN)/python -m pytest -q -m exhaustive tests/packaging
 
 lint: install-dev
 	$(BIN)/ruff check .
@@ -35,6 +39,16 @@ layers: install-dev
 format: install-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: install-dev
+	$(BIN)/python -m mkdocs build --quiet --strict
+	@echo "The site is in build/site: open build/site/index.html"
+
+docs-serve: install-dev
+	$(BIN)/python -m mkdocs serve --strict
+
+dist: install-dev
+	$(BIN)/python -m build --outdir dist .
 
 install: $(INSTALLED)
 
@@ -53,8 +67,9 @@ $(INSTALLED): $(SOURCES) | $(BIN)/python
 	@touch $@
 	@echo "Installed. To have the command quire at hand: source $(BIN)/activate"
 
+# Names the installed distribution, not the folder: pip then adds the packages of the extra and does not build the kernels again.
 $(DEV_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet "quire-llm[dev]"
 	@touch $@
 
 clean:
