@@ -14,33 +14,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.attention.interface import LONG_CONTEXT, SHORT_TOKENS, AttentionBackend
+from quire.attention.interface import LONG_CONTEXT, SHORT_TOKENS
 from quire.config import EngineConfig
-from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from quire.distributed.communicator import Communicator, SingleRank
 from quire.errors import EngineError
 from quire.kernels import ops
 from quire.kernels.step import HEADER
-from quire.layers.interface import CausalLM
 from quire.logger import init_logger
-from quire.model_loader import load_model
 from quire.platforms.interface import DeviceEvent, DeviceRuntime, Platform
 from quire.sample.feature_batches import FeatureBatches
 from quire.sample.grammar_masks import GrammarMasks
-from quire.sample.logits_processor import load_logits_processors
 from quire.sample.sampler import Sampled, Sampler
 from quire.sampling_params import SamplingParams
-from quire.worker.batch_state import BatchState
 from quire.worker.device_inputs import DeviceInputs
 from quire.worker.feature_uses import FeatureUses
-from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.input_prep import PreparedBatch
-from quire.worker.page_store import PageStore
-from quire.worker.pooling import PooledRows, Pooler, make_pooler
-from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.pooling import PooledRows, Pooler
 from quire.worker.runner import Runner
-from quire.worker.step_diff import apply_diff
 from quire.worker.step_graphs import StepGraphs, StepShape
 
 logger = init_logger(__name__)
@@ -160,70 +151,33 @@ class DeviceRunner(Runner):
     ) -> None:
         self.lock = threading.RLock()
         self._communicator = communicator or SingleRank()
-        self._config = config
-        self._runtime = runtime
-        self._device = runtime.device()
-        self._max_rows = config.scheduler.max_num_seqs
-        self._max_tokens = -(-max(config.scheduler.max_num_batched_tokens, self._max_rows) // 16) * 16
-        free, _ = runtime.memory_info()
-        max_logits = self._max_rows if config.model.pooling is None else 1
-        self._loaded = load_model(config, platform, self._device, self._max_tokens, max_logits, free, communicator)
-        self._model = self._loaded.model
-        self._pooler = make_pooler(config, self._model, self._device, self._max_tokens)
-        self._backend: AttentionBackend = self._loaded.backend
-        processors = load_logits_processors(config.model.logits_processors, config, self._device)
-        self._grammars = WorkerGrammars(config, jumps=False)
-        self._sampler = Sampler(
-            self._max_rows,
-            config.model.vocab_size,
-            self._device,
-            config.model.logprobs_mode,
-            processors,
-            self._grammars,
-        )
-        self._prompt_logprobs = PromptLogprobs(
-            self._model, self._sampler, self._max_rows, lambda count: self._graphs.num_logits(count)
+        rows = config.scheduler.max_num_seqs
+        super().__init__(
+            config,
+            platform,
+            runtime,
+            communicator,
+            max_tokens=-(-max(config.scheduler.max_num_batched_tokens, rows) // 16) * 16,
+            jumps=False,
+            round_up=lambda count: self._graphs.num_logits(count),
         )
         self._features: FeatureUses | None = None
         if self._pooler is None:
             self._features = FeatureUses(runtime, self._make_feature_batches)
-        self._pages: PageStore | None = None
         self._in_flight: deque[PendingStep] = deque(maxlen=2)
         self._late: _LateDraw | None = None
-        self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
         self._logits: dict[int, torch.Tensor] = {}
         self._hidden: dict[int, torch.Tensor] = {}
         self._slots: list[_Slot] = []
         self._next_slot = 0
 
-    @property
-    def model(self) -> CausalLM:
-        """The loaded model."""
-        return self._model
+    def _workspace_bytes(self) -> int:
+        """Workspaces of libraries, and captured graphs."""
+        return RESERVED_BYTES
 
-    def kv_cache_specs(self) -> list[KVCacheSpec]:
-        """One a layer."""
-        return self._model.kv_cache_specs()
-
-    def untouched_bytes(self) -> int:
-        """Memory that only steps will take: workspaces of libraries, and logits once more for sampling."""
-        logits = 0 if self._pooler is not None else self._max_rows * self._config.model.vocab_size * 4
-        return RESERVED_BYTES + logits
-
-    @property
-    def has_pages(self) -> bool:
-        """Whether the cache is allocated."""
-        return self._pages is not None
-
-    def allocate(self, kv_cache: KVCacheConfig) -> None:
-        """Allocate and bind the pages, and run an empty step so that the kernels are ready."""
-        self._pages = PageStore(kv_cache, self._backend, self._device)
-        self._model.bind_kv_cache(*self._pages.by_layer())
-        max_len = self._config.model.max_model_len
-        self._state = BatchState(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
-        self._inputs = DeviceInputs(
-            self._state, self._sampler.table, self._max_tokens, kv_cache.block_size, self._runtime
-        )
+    def _warm_up(self, block_size: int) -> None:
+        """Run an empty step, so that the kernels are ready."""
+        self._inputs = DeviceInputs(self._state, self._sampler.table, self._max_tokens, block_size, self._runtime)
         if self._pooler is not None:
             self._inputs.token_types = self._pooler.token_types
         self._graphs = StepGraphs(
@@ -258,9 +212,7 @@ class DeviceRunner(Runner):
         self._slots.clear()
         self._in_flight.clear()
         self._late = None
-        self._pages = None
-        num_layers = len(self.kv_cache_specs())
-        self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
+        super().free_pages()
 
     def _prepare_empty(self) -> None:
         """A step without tokens on the device: whatever then runs does no harm."""
@@ -283,12 +235,9 @@ class DeviceRunner(Runner):
 
     def _execute(self, plan: SchedulerOutput) -> "ModelRunnerOutput | PendingStep":
         self.draw_late()
-        apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
-        if self._pooler is not None:
-            self._pooler.apply_diff(plan)
-        if not plan.total_num_tokens:
-            nothing = plan.rows[:0]
-            return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
+        nothing = self._apply_diff(plan)
+        if nothing is not None:
+            return nothing
         try:
             return self._generate(plan) if self._pooler is None else self._pool(plan, self._pooler)
         except torch.OutOfMemoryError as error:
@@ -482,13 +431,6 @@ class DeviceRunner(Runner):
         """Nothing is running: capture a graph; whether there is more to do."""
         return self._pages is not None and self._graphs.capture_next()
 
-    def explain(self) -> dict[str, Any]:
-        """What was chosen and why."""
-        return {
-            "attention_backend": {"chosen": self._backend.name, **self._loaded.explain()},
-            "recorded_step": self._pages is not None and self._graphs.num_captured > 0,
-            "graphs": self._graphs.num_captured if self._pages is not None else 0,
-            "kv_cache_bytes": self._pages.num_bytes() if self._pages is not None else 0,
-            "max_tokens": self._max_tokens,
-            "max_rows": self._max_rows,
-        }
+    def _explain_steps(self) -> dict[str, Any]:
+        captured = self._graphs.num_captured if self._pages is not None else 0
+        return {"recorded_step": captured > 0, "graphs": captured}

@@ -11,28 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
-from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.kernels.step import allocate_columns
-from quire.layers.interface import CausalLM, StepInputs
+from quire.layers.interface import StepInputs
 from quire.logger import init_logger
-from quire.model_loader import load_model
 from quire.platforms.interface import DeviceRuntime, Platform, RecordedStep
 from quire.sample.grammar_masks import GrammarMasks
-from quire.sample.logits_processor import load_logits_processors
-from quire.sample.sampler import Sampler
 from quire.sample.sampling_rows import RANDOM
-from quire.worker.batch_state import BatchState
-from quire.worker.grammar_source import WorkerGrammars
 from quire.worker.input_prep import InputPreparation, PreparedBatch
-from quire.worker.page_store import PageStore
-from quire.worker.pooling import Pooler, make_pooler
-from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.pooling import Pooler
 from quire.worker.runner import Runner
-from quire.worker.step_diff import apply_diff
 
 logger = init_logger(__name__)
 
@@ -47,88 +37,34 @@ class ModelRunner(Runner):
         runtime: DeviceRuntime,
         communicator: Communicator | None = None,
     ) -> None:
-        self._config = config
-        self._runtime = runtime
-        self._device = runtime.device()
-        self._max_rows = config.scheduler.max_num_seqs
         # Recording tells token rows from logits rows by their number, so the two must differ.
-        self._max_tokens = max(config.scheduler.max_num_batched_tokens, self._max_rows + 1)
-        free, _ = runtime.memory_info()
-        max_logits = self._max_rows if config.model.pooling is None else 1
-        self._loaded = load_model(config, platform, self._device, self._max_tokens, max_logits, free, communicator)
-        self._model = self._loaded.model
-        self._pooler = make_pooler(config, self._model, self._device, self._max_tokens)
-        self._backend: AttentionBackend = self._loaded.backend
-        processors = load_logits_processors(config.model.logits_processors, config, self._device)
-        self._grammars = WorkerGrammars(config, jumps=True)
-        self._sampler = Sampler(
-            self._max_rows,
-            config.model.vocab_size,
-            self._device,
-            config.model.logprobs_mode,
-            processors,
-            self._grammars,
-        )
+        max_tokens = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs + 1)
+        super().__init__(config, platform, runtime, communicator, max_tokens=max_tokens, jumps=True)
         self._columns = allocate_columns(self._max_rows, self._device)
-        self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
-        self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows)
-        self._pages: PageStore | None = None
         self._recorded: RecordedStep | None = None
         self._recorded_out: torch.Tensor | None = None
 
-    @property
-    def model(self) -> CausalLM:
-        """The loaded model."""
-        return self._model
+    def _workspace_bytes(self) -> int:
+        """The model's own buffers get their memory when they are used."""
+        return self._model.buffer_bytes
 
-    def kv_cache_specs(self) -> list[KVCacheSpec]:
-        """One a layer."""
-        return self._model.kv_cache_specs()
-
-    def untouched_bytes(self) -> int:
-        """Buffers that get their memory only when they are used: the model's own, and logits once more for sampling."""
-        logits = 0 if self._pooler is not None else self._max_rows * self._config.model.vocab_size * 4
-        return self._model.buffer_bytes + logits
-
-    @property
-    def has_pages(self) -> bool:
-        """Whether the cache is allocated."""
-        return self._pages is not None
-
-    def allocate(self, kv_cache: KVCacheConfig) -> None:
-        """Allocate and bind the pages, run the step once and record it."""
-        self._pages = PageStore(kv_cache, self._backend, self._device)
-        self._model.bind_kv_cache(*self._pages.by_layer())
-        max_len = self._config.model.max_model_len
-        self._state = BatchState(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
-        self._inputs = InputPreparation(self._state, self._max_tokens, kv_cache.block_size)
+    def _warm_up(self, block_size: int) -> None:
+        """Run the step once, one token into the null page, and record it."""
+        self._inputs = InputPreparation(self._state, self._max_tokens, block_size)
         if self._pooler is not None:
             self._inputs.step.token_types = self._pooler.token_types
             self._inputs.step.sampled = None
-        self._warm_up()
+        one = np.ones(1, dtype=np.int32)
+        self._inputs.prepare(SchedulerOutput(-1, one - 1, one, one.astype(np.bool_), total_num_tokens=1))
+        self._compute()
+        self._state.remove_row(0)
         if not self._config.model.enforce_eager and self._model.can_replay:
             self._record()
 
     def free_pages(self) -> None:
-        """Give the cache back; rows are forgotten with it."""
-        self._pages = None
+        super().free_pages()
         self._recorded = None
         self._recorded_out = None
-        num_layers = len(self.kv_cache_specs())
-        self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
-
-    def _warm_up(self) -> None:
-        """One token through the model, into the null page: first-call costs are paid before the first request."""
-        plan = SchedulerOutput(
-            step_id=-1,
-            rows=np.zeros(1, dtype=np.int32),
-            num_scheduled_tokens=np.ones(1, dtype=np.int32),
-            needs_sample=np.ones(1, dtype=np.bool_),
-            total_num_tokens=1,
-        )
-        self._inputs.prepare(plan)
-        self._compute()
-        self._state.remove_row(0)
 
     def _compute(self) -> torch.Tensor:
         """The prepared step's logits [S, V]; of a pooling model its hidden states [T, D]."""
@@ -148,12 +84,9 @@ class ModelRunner(Runner):
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step."""
         begin = time.perf_counter()
-        apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
-        if self._pooler is not None:
-            self._pooler.apply_diff(plan)
-        if not plan.total_num_tokens:
-            nothing = plan.rows[:0]
-            return ModelRunnerOutput(step_id=plan.step_id, rows=nothing, token_ids=nothing)
+        nothing = self._apply_diff(plan)
+        if nothing is not None:
+            return nothing
         if self._pooler is not None:
             return self._pool(plan, self._pooler, begin)
         starts_B = self._state.num_computed_R[plan.rows] if self._prompt_logprobs.is_wanted else None
@@ -224,12 +157,5 @@ class ModelRunner(Runner):
         """The prepared step, of which every token's hidden state is wanted."""
         return dataclasses.replace(self._inputs.step, sampled=None)
 
-    def explain(self) -> dict[str, Any]:
-        """What was chosen and why."""
-        return {
-            "attention_backend": {"chosen": self._backend.name, **self._loaded.explain()},
-            "recorded_step": self._recorded is not None,
-            "kv_cache_bytes": self._pages.num_bytes() if self._pages is not None else 0,
-            "max_tokens": self._max_tokens,
-            "max_rows": self._max_rows,
-        }
+    def _explain_steps(self) -> dict[str, Any]:
+        return {"recorded_step": self._recorded is not None}

@@ -1,19 +1,33 @@
-"""What a worker asks of its model runner; a platform says which one (`Platform.runner_class`)."""
+"""What every model runner is: the model, the rows, the pages and the sampler of one device, and what a step changes about them.
+
+A platform says which runner it takes (`Platform.runner_class`): `model_runner` computes a step when it is asked to,
+`device_runner` submits it to a device that works beside the host. Knows nothing of why a step was planned so.
+"""
 
 import abc
 import concurrent.futures
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
+import torch
+
+from quire.attention.interface import AttentionBackend
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.distributed.communicator import Communicator
+from quire.layers.interface import CausalLM
+from quire.model_loader import load_model
 from quire.platforms.interface import DeviceRuntime, Platform
+from quire.sample.logits_processor import load_logits_processors
+from quire.sample.sampler import Sampler
 from quire.sampling_params import SamplingParams
+from quire.worker.batch_state import BatchState
 from quire.worker.grammar_source import WorkerGrammars
-
-if TYPE_CHECKING:
-    from quire.distributed.communicator import Communicator
-    from quire.layers.interface import CausalLM
+from quire.worker.page_store import PageStore
+from quire.worker.pooling import make_pooler
+from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.step_diff import apply_diff
 
 
 class PendingStep(Protocol):
@@ -27,39 +41,69 @@ class PendingStep(Protocol):
 class Runner(abc.ABC):
     """Turns scheduler steps into tokens on one device. Making one builds the model and reads its weights.
 
+    Args:
+        max_tokens: tokens that a step may have.
+        jumps: whether grammars tell of tokens that can only follow.
+        round_up: how many rows of logits are computed where so many are wanted.
+
     Attributes:
         waited_seconds: how long the host has waited for results so far; 0 where steps run when they are executed.
     """
 
-    _grammars: WorkerGrammars
-    _config: EngineConfig
     waited_seconds: float = 0.0
 
-    @abc.abstractmethod
     def __init__(
         self,
         config: EngineConfig,
         platform: Platform,
         runtime: DeviceRuntime,
-        communicator: "Communicator | None" = None,
-    ) -> None: ...
+        communicator: Communicator | None,
+        *,
+        max_tokens: int,
+        jumps: bool,
+        round_up: Callable[[int], int] = lambda count: count,
+    ) -> None:
+        model, self._max_rows = config.model, config.scheduler.max_num_seqs
+        self._config = config
+        self._runtime = runtime
+        self._device = runtime.device()
+        self._max_tokens = max_tokens
+        free, _ = runtime.memory_info()
+        max_logits = self._max_rows if model.pooling is None else 1
+        self._loaded = load_model(config, platform, self._device, max_tokens, max_logits, free, communicator)
+        self._model = self._loaded.model
+        self._pooler = make_pooler(config, self._model, self._device, max_tokens)
+        self._backend: AttentionBackend = self._loaded.backend
+        processors = load_logits_processors(model.logits_processors, config, self._device)
+        self._grammars = WorkerGrammars(config, jumps=jumps)
+        self._sampler = Sampler(
+            self._max_rows, model.vocab_size, self._device, model.logprobs_mode, processors, self._grammars
+        )
+        self._prompt_logprobs = PromptLogprobs(self._model, self._sampler, self._max_rows, round_up)
+        self._out_S = torch.zeros(self._max_rows, dtype=torch.int32, device=self._device)
+        self._pages: PageStore | None = None
 
     @property
-    @abc.abstractmethod
-    def model(self) -> "CausalLM":
+    def model(self) -> CausalLM:
         """The loaded model."""
+        return self._model
 
-    @abc.abstractmethod
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """One a layer."""
+        return self._model.kv_cache_specs()
+
+    def untouched_bytes(self) -> int:
+        """Device memory that steps will take and that is not taken yet: workspaces, and logits once more for sampling."""
+        logits = 0 if self._pooler is not None else self._max_rows * self._config.model.vocab_size * 4
+        return self._workspace_bytes() + logits
 
     @abc.abstractmethod
-    def untouched_bytes(self) -> int:
-        """Device memory that steps will take and that is not taken yet."""
+    def _workspace_bytes(self) -> int:
+        """Device memory of buffers and libraries that only steps will take."""
 
     @property
     def grammars(self) -> WorkerGrammars:
-        """What rows with a form follow."""
+        """What rows with a grammar follow."""
         return self._grammars
 
     def is_prepared(self, params: SamplingParams) -> bool:
@@ -71,21 +115,39 @@ class Runner(abc.ABC):
         return [] if params.structured_outputs is None else [self._grammars.compile(params)]
 
     @property
-    @abc.abstractmethod
     def has_pages(self) -> bool:
         """Whether the cache is allocated."""
+        return self._pages is not None
 
-    @abc.abstractmethod
     def allocate(self, kv_cache: KVCacheConfig) -> None:
         """Allocate and bind the pages, and warm up."""
+        self._pages = PageStore(kv_cache, self._backend, self._device)
+        self._model.bind_kv_cache(*self._pages.by_layer())
+        max_len = self._config.model.max_model_len
+        self._state = BatchState(self._max_rows, max_len, kv_cache.block_size, len(kv_cache.groups))
+        self._warm_up(kv_cache.block_size)
 
     @abc.abstractmethod
+    def _warm_up(self, block_size: int) -> None:
+        """Make what holds a step's inputs, and pay for first calls; a page has `block_size` tokens."""
+
     def free_pages(self) -> None:
         """Give the cache back; rows are forgotten with it."""
+        self._pages = None
+        num_layers = len(self.kv_cache_specs())
+        self._model.bind_kv_cache([torch.empty(0)] * num_layers, [0] * num_layers)
 
     @abc.abstractmethod
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | PendingStep:
         """Run or submit one step; at most two are in flight."""
+
+    def _apply_diff(self, plan: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Change the rows as a step says. A step that computes nothing has its result at once."""
+        apply_diff(plan, self._state, self._sampler, self._prompt_logprobs, self._pages)
+        if self._pooler is not None:
+            self._pooler.apply_diff(plan)
+        nothing = plan.rows[:0]
+        return None if plan.total_num_tokens else ModelRunnerOutput(plan.step_id, rows=nothing, token_ids=nothing)
 
     def prepare_to_serve(self, wait: bool = False) -> None:
         """Begin, in another thread, to read the vocabulary for grammars; or wait until it is read."""
@@ -102,6 +164,16 @@ class Runner(abc.ABC):
         """No step is in flight: prepare something for later; whether there is more to prepare."""
         return False
 
-    @abc.abstractmethod
     def explain(self) -> dict[str, Any]:
         """What was chosen and why."""
+        return {
+            "attention_backend": {"chosen": self._backend.name, **self._loaded.explain()},
+            **self._explain_steps(),
+            "kv_cache_bytes": self._pages.num_bytes() if self._pages is not None else 0,
+            "max_tokens": self._max_tokens,
+            "max_rows": self._max_rows,
+        }
+
+    @abc.abstractmethod
+    def _explain_steps(self) -> dict[str, Any]:
+        """Whether steps are replayed."""
