@@ -216,7 +216,7 @@ def measure_parts(num_streams: int) -> dict[str, float]:
     from quire.engine.messages import Outputs, core_to_frontend
     from quire.engine.output_processor import OutputProcessor
     from quire.engine.tokenizer_source import TokenizerSource
-    from quire.entrypoints.openai.streaming import completion_chunk_writer
+    from quire.entrypoints.http.streaming import completion_chunk_writer
     from quire.metrics.engine_metrics import EngineMetrics
     from quire.request import EngineCoreOutputs
     from quire.sampling_params import RequestOutputKind, SamplingParams

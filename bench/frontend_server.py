@@ -9,7 +9,7 @@ from bench.steady import FIRST_TOKEN, NUM_MARKS
 
 from bench import stand_in
 from quire.config import EngineConfig, SchedulerConfig
-from quire.entrypoints.openai.listen import ListenOptions, open_socket
+from quire.entrypoints.http.listen import ListenOptions, open_socket
 
 CHAT_TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}<assistant>"
 
@@ -37,9 +37,9 @@ def main() -> int:
     listener, options = open_socket(ListenOptions(port=0, access_log=False))
 
     from quire.engine.async_llm import AsyncLLM
-    from quire.entrypoints.openai.app import build_app
-    from quire.entrypoints.openai.server import ServerProcess
-    from quire.entrypoints.openai.state import ServerSettings, ServerState
+    from quire.entrypoints.http.state import ServerSettings, ServerState
+    from quire.entrypoints.server.app import build_app
+    from quire.entrypoints.server.process import ServerProcess
 
     state = ServerState(ServerSettings())
 

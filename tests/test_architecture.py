@@ -177,7 +177,7 @@ def test_help_loads_neither_torch_nor_a_server() -> None:
 
 
 def test_the_server_loads_neither_fastapi_nor_pydantic() -> None:
-    assert {"fastapi", "pydantic"} & modules_after("import quire.entrypoints.openai.app") == set()
+    assert {"fastapi", "pydantic"} & modules_after("import quire.entrypoints.server.app") == set()
 
 
 def test_the_floors_without_tensors_load_no_torch() -> None:

@@ -157,8 +157,8 @@ def server() -> Any:
     """The real application, over an engine that answers without a model; in development mode, as vLLM's list of routes has it."""
     from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-    from quire.entrypoints.openai.app import build_app
-    from quire.entrypoints.openai.state import ServerSettings, ServerState
+    from quire.entrypoints.http.state import ServerSettings, ServerState
+    from quire.entrypoints.server.app import build_app
 
     with mock.patch.dict(os.environ, QUIRE_SERVER_DEV_MODE="1"):
         return build_app(ServerState(ServerSettings(trust_request_chat_template=True), FakeAsyncLLM()))
@@ -166,9 +166,9 @@ def server() -> Any:
 
 @functools.cache
 def openapi() -> Any:
-    from quire.entrypoints.openai.openapi import build_openapi
-    from quire.entrypoints.openai.operations import OPERATIONS
-    from quire.entrypoints.openai.routes import WORK
+    from quire.entrypoints.http.openapi import build_openapi
+    from quire.entrypoints.server.operations import OPERATIONS
+    from quire.entrypoints.server.routes import WORK
 
     return build_openapi([*WORK, *OPERATIONS])
 
@@ -190,7 +190,7 @@ def is_closed(status: int, answer: Any) -> bool:
 
 
 def check_routes(table: dict[str, Any]) -> Verdicts:
-    from quire.entrypoints.openai.operations import DEV_ROUTES
+    from quire.entrypoints.server.operations import DEV_ROUTES
 
     unasked = {endpoint.path for endpoint in DEV_ROUTES}  # they need a real engine
     routes = {

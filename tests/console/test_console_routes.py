@@ -8,8 +8,8 @@ import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
 from quire.entrypoints.console.routes import build_console_routes
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
 
 FOLDER = Path(__file__).parents[2] / "src" / "quire" / "assets" / "console"
 SCRIPTS = sorted(FOLDER.glob("*.js"))

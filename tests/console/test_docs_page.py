@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.console.test_console_routes import client
 
-from quire.entrypoints.openai.openapi import build_openapi
-from quire.entrypoints.openai.operations import OPERATIONS
-from quire.entrypoints.openai.routes import WORK
+from quire.entrypoints.http.openapi import build_openapi
+from quire.entrypoints.server.operations import OPERATIONS
+from quire.entrypoints.server.routes import WORK
 
 FOLDER = Path(__file__).parents[2] / "src" / "quire" / "assets" / "docs"
 

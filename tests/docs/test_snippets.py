@@ -29,8 +29,8 @@ from tests.docs.pages import (
 from quire.engine.arg_parser import ArgumentParser
 from quire.entrypoints.cli import bench
 from quire.entrypoints.cli.main import COMMANDS, build_parser
-from quire.entrypoints.openai.decoding import BodyDecoder
-from quire.entrypoints.openai.routes import WORK
+from quire.entrypoints.http.decoding import BodyDecoder
+from quire.entrypoints.server.routes import WORK
 
 BODY_KINDS = {endpoint.path: endpoint.body[0] for endpoint in WORK if len(endpoint.body) == 1}
 

@@ -14,8 +14,8 @@ from opentelemetry.trace import StatusCode
 from quire.engine import async_llm as async_llm_module
 from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
 from quire.errors import ConfigError
 from quire.metrics.spans import RequestSpan, SpanWriter
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.listen import ListenOptions, open_socket
-from quire.entrypoints.openai.server import ServerProcess
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.listen import ListenOptions, open_socket
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
+from quire.entrypoints.server.process import ServerProcess
 from quire.errors import ConfigError, EngineDeadError
 
 

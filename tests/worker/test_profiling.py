@@ -12,8 +12,8 @@ from quire import LLM, SamplingParams
 from quire.config.observability import ProfilerConfig, resolve_profiler
 from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
 from quire.errors import ConfigError, RequestError
 
 SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 2}

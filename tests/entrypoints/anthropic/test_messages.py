@@ -9,7 +9,7 @@ from tests.oracles.fake_async_llm import FakeAsyncLLM
 from quire.entrypoints.anthropic.conversion import to_chat_request
 from quire.entrypoints.anthropic.messages import BlockWriter, whole_blocks
 from quire.entrypoints.anthropic.protocol import MessagesRequest, TextBlock, ThinkingBlock, ToolUseBlock
-from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.http.errors import HTTPError
 from quire.errors import CapacityError, EngineError
 from quire.parsers.pieces import Piece
 

@@ -16,8 +16,8 @@ from quire.entrypoints.cli import run_batch
 from quire.entrypoints.cli.in_process import metrics_port
 from quire.entrypoints.cli.main import main
 from quire.entrypoints.cli.run_batch import BatchResult, LineAnswerer, answer_lines
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
 from quire.errors import CapacityError, ConfigError, EngineDeadError
 
 

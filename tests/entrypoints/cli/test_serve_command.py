@@ -13,8 +13,8 @@ from tests.oracles.tiny_models import make_tiny_model
 from quire.engine.async_llm import AsyncLLM
 from quire.entrypoints.cli import generate, serve
 from quire.entrypoints.cli.main import COMMANDS, build_parser, main
-from quire.entrypoints.openai.server import ServerProcess
-from quire.entrypoints.openai.state import ServerSettings
+from quire.entrypoints.http.state import ServerSettings
+from quire.entrypoints.server.process import ServerProcess
 from quire.errors import ConfigError
 
 

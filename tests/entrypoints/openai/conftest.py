@@ -8,8 +8,8 @@ import httpx
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
 
 
 class InProcessServer:

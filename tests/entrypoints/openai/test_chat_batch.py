@@ -4,7 +4,7 @@ import pytest
 from tests.entrypoints.openai.conftest import serve
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.openai.state import ServerSettings
+from quire.entrypoints.http.state import ServerSettings
 from quire.errors import EngineError
 
 PATH = "/v1/chat/completions/batch"

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.openapi import build_openapi
-from quire.entrypoints.openai.operations import OPERATIONS
-from quire.entrypoints.openai.routes import WORK
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.openapi import build_openapi
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
+from quire.entrypoints.server.operations import OPERATIONS
+from quire.entrypoints.server.routes import WORK
 
 GOLDEN = Path(__file__).with_name("golden_routes.json")
 OPEN = {"api_keys": ["secret"], "allowed_origins": ["http://friend"], "root_path": "/far"}

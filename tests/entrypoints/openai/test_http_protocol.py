@@ -6,7 +6,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from quire.entrypoints.openai.http_protocol import bounded_to
+from quire.entrypoints.http.http_protocol import bounded_to
 
 BODY = b'{"prompt": "a"}'
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.openai.prompts import normalize_messages, template_variables
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.state import ServerSettings
 
 
 def one(message: dict[str, Any], keep_parts: bool = True) -> dict[str, Any]:

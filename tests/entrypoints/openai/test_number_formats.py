@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.entrypoints.openai.number_formats import to_bytes
+from quire.entrypoints.pooling_api.number_formats import to_bytes
 
 TYPES = {
     "float32": torch.float32,

@@ -8,11 +8,11 @@ import pytest
 
 from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.engine_start import begin_engine, connect_engine
+from quire.entrypoints.http.state import ServerSettings, ServerState
 from quire.entrypoints.openai.generation import build_timing
 from quire.entrypoints.openai.protocol import Timing
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
+from quire.entrypoints.server.engine_start import begin_engine, connect_engine
 from quire.metrics.prometheus import PrometheusExposition
 from quire.outputs import RequestMetrics
 

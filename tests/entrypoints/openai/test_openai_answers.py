@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
 
-from quire.entrypoints.openai.state import ServerSettings
+from quire.entrypoints.http.state import ServerSettings
 
 pytestmark = pytest.mark.anyio
 

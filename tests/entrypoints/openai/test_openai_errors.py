@@ -9,9 +9,10 @@ import pytest
 from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
 
 from quire.config import SchedulerConfig, limits
-from quire.entrypoints.openai import app, middleware
-from quire.entrypoints.openai.errors import error_of_finished
-from quire.entrypoints.openai.state import ServerSettings
+from quire.entrypoints.http import middleware
+from quire.entrypoints.http.errors import error_of_finished
+from quire.entrypoints.http.state import ServerSettings
+from quire.entrypoints.server import app
 from quire.errors import CapacityError, EngineDeadError, EngineError, RequestError
 
 pytestmark = pytest.mark.anyio

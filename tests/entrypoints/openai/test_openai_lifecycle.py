@@ -8,9 +8,9 @@ import uvicorn
 import uvicorn.server
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.openai import decoding, http_protocol
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http import decoding, http_protocol
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
 from quire.errors import EngineDeadError
 
 pytestmark = pytest.mark.anyio

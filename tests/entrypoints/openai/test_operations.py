@@ -8,8 +8,8 @@ from tests.entrypoints.openai.test_pooling_routes import start
 from tests.oracles.fake_async_llm import FakeAsyncLLM, engine_config
 from tests.oracles.tiny_models import make_tiny_model
 
-from quire.entrypoints.openai.operations import OPERATIONS
-from quire.entrypoints.openai.routes import WORK
+from quire.entrypoints.server.operations import OPERATIONS
+from quire.entrypoints.server.routes import WORK
 from quire.errors import EngineDeadError
 
 pytestmark = pytest.mark.anyio

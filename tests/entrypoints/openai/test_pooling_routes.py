@@ -13,7 +13,7 @@ from tests.oracles.fake_async_llm import FakeAsyncLLM
 from tests.oracles.tiny_models import make_tiny_model
 
 from quire import AsyncEngineArgs, AsyncLLMEngine
-from quire.entrypoints.openai.pooling_protocol import (
+from quire.entrypoints.pooling_api.pooling_protocol import (
     ClassificationRequest,
     CohereEmbedRequest,
     EmbeddingRequest,

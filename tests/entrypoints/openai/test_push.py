@@ -13,14 +13,14 @@ from quire.engine.input_processor import InputProcessor
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_stream import RequestStream
 from quire.engine.tokenizer_source import TokenizerSource
-from quire.entrypoints.openai import streaming
-from quire.entrypoints.openai.admission import AT_ONCE, INLINE_CHARACTERS, AdmissionGate, encode_text
+from quire.entrypoints.http import streaming
+from quire.entrypoints.http.admission import AT_ONCE, INLINE_CHARACTERS, AdmissionGate, encode_text
+from quire.entrypoints.http.http_protocol import DirectBody, WriteBatch
+from quire.entrypoints.http.push import stream_answer
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.http.streaming import ClientGone
 from quire.entrypoints.openai.completions import CompletionStream, prepare_completion
-from quire.entrypoints.openai.http_protocol import DirectBody, WriteBatch
 from quire.entrypoints.openai.protocol import CompletionRequest, StreamOptions
-from quire.entrypoints.openai.push import stream_answer
-from quire.entrypoints.openai.state import ServerSettings, ServerState
-from quire.entrypoints.openai.streaming import ClientGone
 from quire.errors import EngineDeadError
 from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason
 

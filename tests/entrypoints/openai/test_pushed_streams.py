@@ -17,7 +17,7 @@ from tests.engine.builders import write_model_folder
 from tests.oracles.hash_model import HashModel
 from tests.oracles.server_process import ServerProcess
 
-from quire.entrypoints.openai.push import PushedStream
+from quire.entrypoints.http.push import PushedStream
 from quire.sampling_params import SamplingParams
 from quire.tokenizers.loader import get_tokenizer
 

@@ -5,8 +5,8 @@ import pytest
 
 from quire.engine.arg_utils import AsyncEngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.oracles.server_process import ServerProcess
 
-from quire.entrypoints.openai.listen import ListenOptions, open_socket
+from quire.entrypoints.http.listen import ListenOptions, open_socket
 from quire.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from quire.entrypoints.openai.siblings import Siblings, merge_metrics
+from quire.entrypoints.http.siblings import Siblings, merge_metrics
 
 OWN = b"""# HELP quire:tokens_total Tokens.
 # TYPE quire:tokens_total counter

@@ -9,8 +9,8 @@ from tests.entrypoints.openai.test_demo_server import DemoServer
 from tests.parsers.test_thinking import FORMATS as GPT_OSS
 from tests.parsers.test_thinking import Tokenizer as Channels
 
+from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.openai.answers import answer_reader
-from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.sampling import constrain_answer, find_thinking, limit_thinking, read_constraint
 from quire.errors import RequestError

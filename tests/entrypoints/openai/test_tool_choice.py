@@ -11,8 +11,8 @@ import pytest
 from tests.entrypoints.openai.test_demo_server import DemoServer
 from tests.parsers.writing import SPECIAL_IDS, accepts, write
 
+from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.openai.answers import answer_reader
-from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.entrypoints.openai.sampling import constrain_answer
 from quire.entrypoints.openai.tool_choice import enforced, read_tool_choice

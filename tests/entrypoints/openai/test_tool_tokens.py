@@ -12,8 +12,8 @@ from tests.oracles.tiny_models import make_tiny_model
 
 from quire.engine.arg_utils import EngineArgs
 from quire.engine.async_llm import AsyncLLM
-from quire.entrypoints.openai.app import build_app
-from quire.entrypoints.openai.state import ServerSettings, ServerState
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.server.app import build_app
 
 pytest.importorskip("mistral_common")
 

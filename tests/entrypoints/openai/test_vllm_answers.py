@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.entrypoints.openai.test_openai_answers import events
 
+from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.openai.logprobs import CompletionTokens, chat_logprobs
-from quire.entrypoints.openai.state import ServerSettings
 from quire.errors import EngineDeadError
 from quire.logprobs import Logprob
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from quire.entrypoints.anthropic.protocol import THREAD_NOT_FOUND, CountTokensRequest, MessagesRequest
-from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request, object_at, string_field
+from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request, object_at, string_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat
 
 Fields = dict[str, Any]

@@ -16,14 +16,14 @@ from quire.engine.request_stream import OutputStream
 from quire.entrypoints.anthropic import protocol
 from quire.entrypoints.anthropic.conversion import to_chat_request
 from quire.entrypoints.anthropic.protocol import Block, TextBlock, ThinkingBlock, ToolUseBlock, error_event
+from quire.entrypoints.http.errors import bad_field
+from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.http.streaming import failure_of
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, open_chat, prepare_chat, token_count
-from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.generation import TokenCount, check_output, last_output, start_generation
 from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
-from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import failure_of
 from quire.errors import RequestError
 from quire.json_text import parse_json
 from quire.outputs import CompletionOutput, RequestOutput

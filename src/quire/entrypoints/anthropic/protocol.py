@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.openai.protocol import CacheSalt, Priority, RequestId
 
 

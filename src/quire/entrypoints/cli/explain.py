@@ -136,7 +136,7 @@ def explain_server(args: argparse.Namespace, config: EngineConfig) -> dict[str, 
     """Each fact with its value and why it is so. Raises ConfigError: a flag of the server that cannot work."""
     from quire.engine.tokenizer_source import TokenizerSource
     from quire.entrypoints.cli.serve import check_server_flags, listen_options, server_settings
-    from quire.entrypoints.openai.state import answer_formats
+    from quire.entrypoints.http.state import answer_formats
     from quire.parsers.choice import AUTO, NONE
 
     check_server_flags(args)

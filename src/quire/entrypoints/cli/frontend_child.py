@@ -7,7 +7,7 @@ import socket
 import sys
 from typing import Any
 
-from quire.entrypoints.openai.listen import ListenOptions, open_socket
+from quire.entrypoints.http.listen import ListenOptions, open_socket
 from quire.processes import end_with_parent
 
 
@@ -21,8 +21,8 @@ def main(arguments: list[str]) -> int:
     from quire.config.wire import config_from_plain
     from quire.engine.guests import GuestChannel, Seat
     from quire.entrypoints.cli.serve import check_server_flags, make_app, set_up_log
-    from quire.entrypoints.openai.server import ServerProcess
-    from quire.entrypoints.openai.siblings import Siblings
+    from quire.entrypoints.http.siblings import Siblings
+    from quire.entrypoints.server.process import ServerProcess
     from quire.logger import set_process_label
 
     set_up_log(args)
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
     def build_engine() -> Any:
         from quire.engine.async_llm import AsyncLLM
-        from quire.entrypoints.openai.engine_start import connect_engine
+        from quire.entrypoints.server.engine_start import connect_engine
 
         return connect_engine(
             AsyncLLM(config_from_plain(told["config"]), core=Seat(folder, number, told["life_fd"])), state

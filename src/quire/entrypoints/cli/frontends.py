@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire import envs
 from quire.entrypoints import exit_codes
-from quire.entrypoints.openai.listen import ListenOptions, open_socket
+from quire.entrypoints.http.listen import ListenOptions, open_socket
 from quire.errors import ConfigError, QuireError
 from quire.logger import init_logger
 from quire.processes import start_child

@@ -25,7 +25,7 @@ from quire.engine.arg_parser import switch
 from quire.errors import ConfigError, EngineDeadError
 
 if TYPE_CHECKING:
-    from quire.entrypoints.openai.state import ServerState
+    from quire.entrypoints.http.state import ServerState
 
 
 TIMEOUT_S = 300.0
@@ -317,9 +317,9 @@ async def _serve_offline(args: argparse.Namespace, requests: str, sink: BinaryIO
     from quire.engine.arg_utils import AsyncEngineArgs
     from quire.entrypoints.cli.in_process import metrics_port
     from quire.entrypoints.cli.serve import server_settings
-    from quire.entrypoints.openai.app import build_app
-    from quire.entrypoints.openai.engine_start import begin_engine, connect_engine
-    from quire.entrypoints.openai.state import ServerState
+    from quire.entrypoints.http.state import ServerState
+    from quire.entrypoints.server.app import build_app
+    from quire.entrypoints.server.engine_start import begin_engine, connect_engine
 
     state = ServerState(server_settings(args))
     loading = begin_engine(AsyncEngineArgs.from_cli_args(args))
@@ -356,7 +356,7 @@ class LineAnswerer:
     """
 
     def __init__(self, app: Any, state: "ServerState") -> None:
-        from quire.entrypoints.openai.operations import OPERATIONS
+        from quire.entrypoints.server.operations import OPERATIONS
 
         self._app = app
         self._state = state

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from quire.config import EngineConfig, ModelConfig
-    from quire.entrypoints.openai.listen import ListenOptions
-    from quire.entrypoints.openai.state import ServerSettings, ServerState
+    from quire.entrypoints.http.listen import ListenOptions
+    from quire.entrypoints.http.state import ServerSettings, ServerState
 
 
 _UNREAD = (None, False, True)
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def listen_options(args: argparse.Namespace) -> "ListenOptions":
     """Where and how to listen. Raises ConfigError: TLS is half given."""
     from quire.engine.arg_resolve import section
-    from quire.entrypoints.openai.listen import ListenOptions
+    from quire.entrypoints.http.listen import ListenOptions
 
     options = section(
         ListenOptions,
@@ -82,7 +82,7 @@ def listen_options(args: argparse.Namespace) -> "ListenOptions":
 def run(args: argparse.Namespace) -> int:
     from quire.engine.arg_checks import check as check_args
     from quire.engine.arg_utils import AsyncEngineArgs
-    from quire.entrypoints.openai.listen import open_socket
+    from quire.entrypoints.http.listen import open_socket
 
     take_model(args)
     set_up_log(args)
@@ -100,10 +100,10 @@ def run(args: argparse.Namespace) -> int:
         return serve_frontends(args, options, engine_args, keys, announce_all)
     listener, options = open_socket(options)
 
-    from quire.entrypoints.openai.engine_start import begin_engine, connect_engine
+    from quire.entrypoints.server.engine_start import begin_engine, connect_engine
 
     engine = begin_engine(engine_args)  # before the routes are imported: on a GPU the core starts in another process
-    from quire.entrypoints.openai.server import ServerProcess
+    from quire.entrypoints.server.process import ServerProcess
 
     app, state = make_app(args, keys)
 
@@ -120,9 +120,9 @@ def run(args: argparse.Namespace) -> int:
 
 def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[ASGIApp, ServerState]":
     """The application that the flags ask for, and its state."""
-    from quire.entrypoints.openai.app import build_app
-    from quire.entrypoints.openai.middleware import named_middleware
-    from quire.entrypoints.openai.state import ServerState
+    from quire.entrypoints.http.middleware import named_middleware
+    from quire.entrypoints.http.state import ServerState
+    from quire.entrypoints.server.app import build_app
 
     state = ServerState(server_settings(args))
     app = build_app(
@@ -184,7 +184,7 @@ def check_server_flags(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work, before a port is opened or a model is read.
     Raises ConfigError: a parser is unknown, a template cannot be read, a middleware cannot be imported."""
     from quire.config.reasoning import read_reasoning_config
-    from quire.entrypoints.openai.fingerprint import check_fingerprint
+    from quire.entrypoints.server.fingerprint import check_fingerprint
     from quire.parsers.choice import AUTO, choose_formats
     from quire.parsers.plugin import load_parser_file
     from quire.plugins import load_general_plugins
@@ -201,7 +201,7 @@ def check_server_flags(args: argparse.Namespace) -> None:
 
         read_template(args.chat_template)
     if args.middleware:
-        from quire.entrypoints.openai.middleware import named_middleware
+        from quire.entrypoints.http.middleware import named_middleware
 
         for path in args.middleware:
             named_middleware(path)
@@ -210,7 +210,7 @@ def check_server_flags(args: argparse.Namespace) -> None:
 def server_settings(args: argparse.Namespace) -> "ServerSettings":
     """The operator's choices as routes see them: the flags that are called as its fields."""
     from quire.engine.arg_resolve import section
-    from quire.entrypoints.openai.state import ServerSettings
+    from quire.entrypoints.http.state import ServerSettings
 
     return section(ServerSettings, args, max_body_bytes=envs.QUIRE_HTTP_MAX_REQUEST_BODY_SIZE)
 

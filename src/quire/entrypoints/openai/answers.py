@@ -21,7 +21,7 @@ from quire.parsers.thinking import PROMPT_END, marker_ids
 from quire.tokenizers.interface import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.entrypoints.openai.state import ServerSettings
+    from quire.entrypoints.http.state import ServerSettings
 
 
 class ReasoningCount:

@@ -10,9 +10,11 @@ import msgspec
 from quire.config import limits
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream
+from quire.entrypoints.http.errors import HTTPError, bad_field
+from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.http.streaming import DONE, ChunkWriter, chat_chunk_writer, error_event, failure_of
 from quire.entrypoints.openai import sampling
 from quire.entrypoints.openai.answers import AnswerReader, PieceReader, answer_reader
-from quire.entrypoints.openai.errors import HTTPError, bad_field
 from quire.entrypoints.openai.generation import (
     TokenCount,
     all_of,
@@ -37,8 +39,6 @@ from quire.entrypoints.openai.protocol import (
     build_usage,
 )
 from quire.entrypoints.openai.sampling import constrain_answer, limit_thinking
-from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import DONE, ChunkWriter, chat_chunk_writer, error_event, failure_of
 from quire.entrypoints.openai.tool_choice import read_tool_choice
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams

@@ -11,8 +11,10 @@ from typing import Any
 from quire.config import limits
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import MergedStream, OutputStream
+from quire.entrypoints.http.errors import bad_field
+from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.http.streaming import DONE, ChunkWriter, completion_chunk_writer, error_event, failure_of
 from quire.entrypoints.openai import sampling
-from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.generation import (
     TokenCount,
     all_of,
@@ -31,8 +33,6 @@ from quire.entrypoints.openai.protocol import (
     CompletionRequest,
     CompletionResponse,
 )
-from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import DONE, ChunkWriter, completion_chunk_writer, error_event, failure_of
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.thinking import find_prompt_thinking
 from quire.sampling_params import BeamSearchParams, SamplingParams

@@ -7,10 +7,10 @@ from typing import Any, Protocol, TypeVar
 
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream
+from quire.entrypoints.http.errors import error_of_finished
+from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.answers import ReasoningCount
-from quire.entrypoints.openai.errors import error_of_finished
 from quire.entrypoints.openai.protocol import GenerationFields, Timing, Usage, build_usage
-from quire.entrypoints.openai.state import ServerState
 from quire.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.sampling_params import BeamSearchParams, SamplingParams
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.engine.input_processor import TokenizedPrompt, check_in_vocabulary
-from quire.entrypoints.openai.admission import encode_text
-from quire.entrypoints.openai.decoding import instead_of
-from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
+from quire.entrypoints.http.admission import encode_text
+from quire.entrypoints.http.decoding import instead_of
+from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError, RequestError
 from quire.json_text import TooDeepError, parse_json
@@ -21,7 +21,7 @@ from quire.request import TokenIds, token_array
 from quire.tokenizers.interface import Tokenizer, check_template_variables
 
 if TYPE_CHECKING:
-    from quire.entrypoints.openai.state import ServerSettings
+    from quire.entrypoints.http.state import ServerSettings
 
 logger = init_logger(__name__)
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.config import limits
+from quire.entrypoints.http.errors import TOO_LONG, HTTPError, bad_field, bad_request
+from quire.entrypoints.http.state import ServerSettings
 from quire.entrypoints.openai.answers import AnswerReader
-from quire.entrypoints.openai.errors import TOO_LONG, HTTPError, bad_field, bad_request
 from quire.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -18,7 +19,6 @@ from quire.entrypoints.openai.protocol import (
     ResponseFormat,
     StreamOptions,
 )
-from quire.entrypoints.openai.state import ServerSettings
 from quire.entrypoints.openai.tool_choice import calls_or_answer
 from quire.errors import RequestError
 from quire.guards import is_dict

@@ -13,7 +13,9 @@ import msgspec
 
 from quire.engine.input_processor import TokenizedPrompt
 from quire.engine.request_stream import OutputStream
-from quire.entrypoints.openai.errors import bad_field
+from quire.entrypoints.http.errors import bad_field
+from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.http.streaming import DONE, error_event, failure_of
 from quire.entrypoints.openai.generation import (
     TokenCount,
     check_output,
@@ -25,8 +27,6 @@ from quire.entrypoints.openai.logprobs import chat_logprobs, finite, prompt_logp
 from quire.entrypoints.openai.prompts import check_token_ids
 from quire.entrypoints.openai.protocol import ChatLogprobs
 from quire.entrypoints.openai.sampling import resolve_max_tokens
-from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import DONE, error_event, failure_of
 from quire.entrypoints.openai.token_protocol import (
     GeneratedChoice,
     GenerateRequest,

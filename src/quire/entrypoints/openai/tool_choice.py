@@ -10,7 +10,7 @@ import importlib.util
 import json
 from typing import Any, Literal
 
-from quire.entrypoints.openai.errors import HTTPError, bad_field
+from quire.entrypoints.http.errors import HTTPError, bad_field
 from quire.entrypoints.openai.protocol import ChatCompletionRequest
 from quire.guards import is_dict, is_sequence
 from quire.parsers.call_grammar import calls_only, calls_or_json, harmony_calls, text_and_calls

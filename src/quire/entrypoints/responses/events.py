@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.http.errors import HTTPError
 from quire.entrypoints.openai.protocol import TokenLogprob
-from quire.entrypoints.responses_api import protocol
+from quire.entrypoints.responses import protocol
 from quire.parsers.pieces import Piece
 
 _encode = msgspec.json.Encoder().encode

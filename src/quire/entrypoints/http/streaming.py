@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.entrypoints.openai.errors import HTTPError, from_exception
-from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
+from quire.entrypoints.http.errors import HTTPError, from_exception
+from quire.entrypoints.http.http_protocol import DirectBody, direct_body
 from quire.entrypoints.openai.protocol import Timing, Usage
 from quire.errors import EngineDeadError
 from quire.logger import init_logger

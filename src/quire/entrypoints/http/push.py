@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.engine.request_stream import OutputStream
-from quire.entrypoints.openai.http_protocol import DirectBody, direct_body
-from quire.entrypoints.openai.streaming import STREAM_HEADERS, ClientGone, EventStream
+from quire.entrypoints.http.http_protocol import DirectBody, direct_body
+from quire.entrypoints.http.streaming import STREAM_HEADERS, ClientGone, EventStream
 from quire.outputs import AnyOutput, RequestOutput
 
 KEEP_ALIVE = b": keep-alive\n\n"

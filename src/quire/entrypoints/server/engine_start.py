@@ -9,7 +9,7 @@ from quire.engine.arg_utils import AsyncEngineArgs
 
 if TYPE_CHECKING:
     from quire.engine.async_llm import AsyncLLM
-    from quire.entrypoints.openai.state import ServerState
+    from quire.entrypoints.http.state import ServerState
 
 
 def begin_engine(engine_args: AsyncEngineArgs) -> "concurrent.futures.Future[AsyncLLM]":

@@ -14,10 +14,8 @@ from starlette.responses import Response
 
 from quire.engine.pausing import PAUSE_MODES
 from quire.entrypoints.anthropic.protocol import ModelInfo, ModelPage
-from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request, not_ready
-from quire.entrypoints.openai.prompts import require_tokenizer
-from quire.entrypoints.openai.protocol import ModelCard, ModelList
-from quire.entrypoints.openai.route_tools import (
+from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request, not_ready
+from quire.entrypoints.http.route_tools import (
     Endpoint,
     Handler,
     flag_of,
@@ -26,9 +24,11 @@ from quire.entrypoints.openai.route_tools import (
     read_request,
     state_of,
 )
-from quire.entrypoints.openai.siblings import OWN, merge_metrics
-from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.responses_api.handlers import KEPT
+from quire.entrypoints.http.siblings import OWN, merge_metrics
+from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.openai.prompts import require_tokenizer
+from quire.entrypoints.openai.protocol import ModelCard, ModelList
+from quire.entrypoints.responses.handlers import KEPT
 from quire.errors import EngineDeadError
 from quire.version import __version__
 

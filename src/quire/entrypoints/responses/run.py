@@ -11,17 +11,17 @@ from contextlib import aclosing
 import msgspec
 
 from quire.engine.request_stream import OutputStream
+from quire.entrypoints.http.errors import HTTPError
+from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.http.streaming import failure_of
 from quire.entrypoints.openai.chat import open_chat
-from quire.entrypoints.openai.errors import HTTPError
 from quire.entrypoints.openai.generation import TokenCount, check_output
 from quire.entrypoints.openai.logprobs import chat_logprobs
 from quire.entrypoints.openai.protocol import UNSET
-from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import failure_of
-from quire.entrypoints.responses_api import protocol
-from quire.entrypoints.responses_api.events import error_event
-from quire.entrypoints.responses_api.prepare import ResponseJob
-from quire.entrypoints.responses_api.store import Missing, Record
+from quire.entrypoints.responses import protocol
+from quire.entrypoints.responses.events import error_event
+from quire.entrypoints.responses.prepare import ResponseJob
+from quire.entrypoints.responses.store import Missing, Record
 from quire.logger import init_logger
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.parsers.pieces import Piece

@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from quire.config.limits import MAX_JSON_DEPTH
-from quire.entrypoints.openai.errors import HTTPError, bad_field, bad_request
+from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request
 from quire.errors import nearest
 from quire.guards import is_dict, is_sequence
 from quire.json_text import TooDeepError, check_depth

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from quire.entrypoints.openai.errors import ErrorResponse, openapi_error_responses
-from quire.entrypoints.openai.route_tools import Endpoint
+from quire.entrypoints.http.errors import ErrorResponse, openapi_error_responses
+from quire.entrypoints.http.route_tools import Endpoint
 from quire.version import __version__
 
 

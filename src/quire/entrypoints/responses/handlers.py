@@ -4,12 +4,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.entrypoints.openai.errors import bad_field, bad_request
-from quire.entrypoints.openai.push import stream_answer
-from quire.entrypoints.openai.route_tools import Endpoint, flag_of, json_response, read_request, state_of
-from quire.entrypoints.openai.streaming import STREAM_HEADERS, EventStream, run_while_connected
-from quire.entrypoints.responses_api.prepare import count_input_tokens, prepare_response
-from quire.entrypoints.responses_api.protocol import (
+from quire.entrypoints.http.errors import bad_field, bad_request
+from quire.entrypoints.http.push import stream_answer
+from quire.entrypoints.http.route_tools import Endpoint, flag_of, json_response, read_request, state_of
+from quire.entrypoints.http.streaming import STREAM_HEADERS, EventStream, run_while_connected
+from quire.entrypoints.responses.prepare import count_input_tokens, prepare_response
+from quire.entrypoints.responses.protocol import (
     DeletedResponse,
     InputTokensRequest,
     InputTokensResponse,
@@ -17,8 +17,8 @@ from quire.entrypoints.responses_api.protocol import (
     ResponseObject,
     ResponsesRequest,
 )
-from quire.entrypoints.responses_api.run import BackgroundRun, ResponseStream, answer_response, find, not_found
-from quire.entrypoints.responses_api.store import Missing
+from quire.entrypoints.responses.run import BackgroundRun, ResponseStream, answer_response, find, not_found
+from quire.entrypoints.responses.store import Missing
 
 MAX_LISTED = 100
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.entrypoints.openai.number_formats import EmbedDtype, Endianness
 from quire.entrypoints.openai.protocol import CacheSalt, Priority, PromptItem, RequestId
+from quire.entrypoints.pooling_api.number_formats import EmbedDtype, Endianness
 
 UNSET = msgspec.UNSET
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]

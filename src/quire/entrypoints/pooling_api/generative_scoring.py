@@ -8,8 +8,9 @@ import math
 import time
 
 from quire.config import limits
+from quire.entrypoints.http.errors import bad_field
+from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.completions import prepare_completion, run_completion
-from quire.entrypoints.openai.errors import bad_field
 from quire.entrypoints.openai.prompts import check_token_ids, encode_text, require_tokenizer
 from quire.entrypoints.openai.protocol import (
     CompletionRequest,
@@ -18,7 +19,6 @@ from quire.entrypoints.openai.protocol import (
     LabelScore,
     build_usage,
 )
-from quire.entrypoints.openai.state import ServerState
 from quire.logprobs import LogprobsOnePosition
 from quire.tokenizers.interface import Tokenizer
 

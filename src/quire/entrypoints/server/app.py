@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire import envs
 from quire.entrypoints.anthropic.protocol import error_body
 from quire.entrypoints.console.routes import build_console_routes, build_docs_routes
-from quire.entrypoints.openai.errors import HTTPError
-from quire.entrypoints.openai.middleware import (
+from quire.entrypoints.http.errors import HTTPError
+from quire.entrypoints.http.middleware import (
     PROBED_PATHS,
     Authentication,
     BehindOthers,
@@ -24,11 +24,11 @@ from quire.entrypoints.openai.middleware import (
     logged_error,
     route_path,
 )
-from quire.entrypoints.openai.openapi import build_openapi
-from quire.entrypoints.openai.operations import DEV_ROUTES, OPERATIONS
-from quire.entrypoints.openai.route_tools import Endpoint, Handler, build_routes, json_response
-from quire.entrypoints.openai.routes import WORK
-from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.http.openapi import build_openapi
+from quire.entrypoints.http.route_tools import Endpoint, Handler, build_routes, json_response
+from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.server.operations import DEV_ROUTES, OPERATIONS
+from quire.entrypoints.server.routes import WORK
 from quire.errors import QuireError, did_you_mean
 from quire.logger import init_logger
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from quire.entrypoints.openai.errors import HTTPError
-from quire.entrypoints.responses_api.prepare import normalize_input, to_chat_request
-from quire.entrypoints.responses_api.protocol import ReasoningConfig, ResponsesRequest, TextConfig
+from quire.entrypoints.http.errors import HTTPError
+from quire.entrypoints.responses.prepare import normalize_input, to_chat_request
+from quire.entrypoints.responses.protocol import ReasoningConfig, ResponsesRequest, TextConfig
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}

@@ -20,10 +20,10 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.entrypoints.anthropic.protocol import error_body
-from quire.entrypoints.openai.errors import HTTPError, from_exception, not_ready
-from quire.entrypoints.openai.http_protocol import BODY_EXTENSION
-from quire.entrypoints.openai.state import ServerSettings, ServerState
-from quire.entrypoints.openai.streaming import ClientGone
+from quire.entrypoints.http.errors import HTTPError, from_exception, not_ready
+from quire.entrypoints.http.http_protocol import BODY_EXTENSION
+from quire.entrypoints.http.state import ServerSettings, ServerState
+from quire.entrypoints.http.streaming import ClientGone
 from quire.errors import ConfigError, EngineDeadError
 from quire.logger import init_logger
 from quire.metrics.spans import TRACE_HEADERS

@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.entrypoints.openai.errors import bad_request
+from quire.entrypoints.http.errors import bad_request
 from quire.entrypoints.openai.protocol import TokenLogprob
-from quire.entrypoints.responses_api.events import EventWriter, error_event
-from quire.entrypoints.responses_api.protocol import (
+from quire.entrypoints.responses.events import EventWriter, error_event
+from quire.entrypoints.responses.protocol import (
     FunctionCallItem,
     MessageItem,
     ReasoningConfig,

@@ -22,9 +22,9 @@ from starlette.types import ASGIApp
 from quire import envs
 from quire.descriptors import raise_limit
 from quire.entrypoints import exit_codes
-from quire.entrypoints.openai.http_protocol import bounded_to
-from quire.entrypoints.openai.listen import BACKLOG, ListenOptions
-from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.http.http_protocol import bounded_to
+from quire.entrypoints.http.listen import BACKLOG, ListenOptions
+from quire.entrypoints.http.state import ServerState
 from quire.errors import QuireError
 from quire.logger import init_logger
 

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.entrypoints.anthropic.protocol import CountTokensRequest
-from quire.entrypoints.openai.decoding import read_body
-from quire.entrypoints.openai.errors import HTTPError, bad_field
-from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, PoolingFields
+from quire.entrypoints.http.decoding import read_body
+from quire.entrypoints.http.errors import HTTPError, bad_field
+from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.protocol import GenerationFields, GenerativeScoringRequest
-from quire.entrypoints.openai.state import ServerState
 from quire.entrypoints.openai.token_protocol import GenerateRequest
+from quire.entrypoints.pooling_api.pooling_protocol import CohereEmbedRequest, PoolingFields
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 RequestWithId = (

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from quire.entrypoints.responses_api.store import MAX_AGE_S, Missing, Record, ResponseStore, StillRunning, StoreLimits
+from quire.entrypoints.responses.store import MAX_AGE_S, Missing, Record, ResponseStore, StillRunning, StoreLimits
 from quire.errors import ConfigError
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ from tests.entrypoints.openai.conftest import serve
 from tests.entrypoints.openai.test_openai_fuzz import JSON
 from tests.oracles.fake_async_llm import FakeAsyncLLM
 
-from quire.entrypoints.openai.state import ServerSettings
-from quire.entrypoints.responses_api.prepare import prepare_response
-from quire.entrypoints.responses_api.protocol import InputTokensRequest, ResponsesRequest
-from quire.entrypoints.responses_api.run import BackgroundRun, ResponseStream
+from quire.entrypoints.http.state import ServerSettings
+from quire.entrypoints.responses.prepare import prepare_response
+from quire.entrypoints.responses.protocol import InputTokensRequest, ResponsesRequest
+from quire.entrypoints.responses.run import BackgroundRun, ResponseStream
 from quire.errors import CapacityError, EngineError
 
 BODY = {"input": "hi", "max_output_tokens": 4}

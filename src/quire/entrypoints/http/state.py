@@ -11,12 +11,12 @@ import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from quire.entrypoints.openai.admission import AdmissionGate
-from quire.entrypoints.openai.decoding import MAX_BODY_BYTES, BodyDecoder
-from quire.entrypoints.openai.errors import HTTPError, bad_field, not_ready
-from quire.entrypoints.openai.fingerprint import build_fingerprint
-from quire.entrypoints.openai.siblings import Siblings
-from quire.entrypoints.responses_api.store import ResponseStore
+from quire.entrypoints.http.admission import AdmissionGate
+from quire.entrypoints.http.decoding import MAX_BODY_BYTES, BodyDecoder
+from quire.entrypoints.http.errors import HTTPError, bad_field, not_ready
+from quire.entrypoints.http.siblings import Siblings
+from quire.entrypoints.responses.store import ResponseStore
+from quire.entrypoints.server.fingerprint import build_fingerprint
 from quire.errors import CapacityError
 from quire.metrics.prometheus import HttpMetrics
 from quire.parsers.choice import AUTO, AnswerFormats, apply_response_template, apply_strings, choose_formats

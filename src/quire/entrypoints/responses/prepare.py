@@ -8,17 +8,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from quire.entrypoints.http.errors import HTTPError, bad_field, object_at, string_field
+from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.openai.answers import PieceReader
 from quire.entrypoints.openai.chat import ChatJob, prepare_chat, token_count
-from quire.entrypoints.openai.errors import HTTPError, bad_field, object_at, string_field
 from quire.entrypoints.openai.generation import TokenCount
 from quire.entrypoints.openai.prompts import chat_prompt
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, ResponseFormat, TokenLogprob
-from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.responses_api import protocol
-from quire.entrypoints.responses_api.events import EventWriter
-from quire.entrypoints.responses_api.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
-from quire.entrypoints.responses_api.store import Missing, StillRunning
+from quire.entrypoints.responses import protocol
+from quire.entrypoints.responses.events import EventWriter
+from quire.entrypoints.responses.protocol import InputTokensRequest, ReasoningConfig, ResponsesRequest, new_id
+from quire.entrypoints.responses.store import Missing, StillRunning
 from quire.json_text import parse_json
 from quire.sampling_params import SamplingParams
 

@@ -20,14 +20,14 @@ from starlette.responses import Response
 
 from quire.config import PoolingConfig, limits
 from quire.engine.input_processor import TokenizedPrompt
+from quire.entrypoints.http.errors import TOO_LONG, bad_field, bad_request, error_of_finished
+from quire.entrypoints.http.state import ServerState
 from quire.entrypoints.long_texts import join
-from quire.entrypoints.openai import pooling_protocol as protocol
-from quire.entrypoints.openai.errors import TOO_LONG, bad_field, bad_request, error_of_finished
 from quire.entrypoints.openai.generation import all_of
-from quire.entrypoints.openai.number_formats import to_bytes
-from quire.entrypoints.openai.pooling_protocol import CohereEmbedRequest, CohereEmbedResponse, CohereMeta
 from quire.entrypoints.openai.prompts import listed, render_chat, require_tokenizer, run_sized
-from quire.entrypoints.openai.state import ServerState
+from quire.entrypoints.pooling_api import pooling_protocol as protocol
+from quire.entrypoints.pooling_api.number_formats import to_bytes
+from quire.entrypoints.pooling_api.pooling_protocol import CohereEmbedRequest, CohereEmbedResponse, CohereMeta
 from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
 from quire.errors import RequestError, TooLongError
 from quire.guards import is_dict, is_sequence

@@ -14,7 +14,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.entrypoints.openai.errors import HTTPError
+from quire.entrypoints.http.errors import HTTPError
 from quire.logger import init_logger
 
 logger = init_logger(__name__)

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 from tests.entrypoints.openai.test_demo_server import DemoServer
 
-from quire.entrypoints.responses_api.store import ResponseStore
+from quire.entrypoints.responses.store import ResponseStore
 
 QUESTION = "What is 17 + 25?"
 CALL = "Use the calculator: 12 * 7"

@@ -18,19 +18,22 @@ from quire.entrypoints.anthropic.protocol import (
     MessageResponse,
     MessagesRequest,
 )
-from quire.entrypoints.openai import pooling_protocol
+from quire.entrypoints.http.errors import bad_request
+from quire.entrypoints.http.push import AnswerStream, stream_answer
+from quire.entrypoints.http.route_tools import (
+    Endpoint,
+    Handler,
+    RequestWithId,
+    json_response,
+    public_id,
+    read_bytes,
+    read_request,
+    state_of,
+)
+from quire.entrypoints.http.state import ServerState
+from quire.entrypoints.http.streaming import run_while_connected
 from quire.entrypoints.openai.chat import ChatStream, answer_chat, answer_chat_batch, prepare_chat
 from quire.entrypoints.openai.completions import CompletionStream, answer_completion, prepare_completion
-from quire.entrypoints.openai.errors import bad_request
-from quire.entrypoints.openai.generative_scoring import answer_generative_scoring
-from quire.entrypoints.openai.pooled import (
-    answer_classification,
-    answer_cohere_embed,
-    answer_embeddings,
-    answer_pooling,
-    answer_rerank,
-    answer_score,
-)
 from quire.entrypoints.openai.prompts import check_token_ids, require_tokenizer, run_sized, tokenize_prompt
 from quire.entrypoints.openai.protocol import (
     BatchChatRequest,
@@ -45,22 +48,19 @@ from quire.entrypoints.openai.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from quire.entrypoints.openai.push import AnswerStream, stream_answer
-from quire.entrypoints.openai.route_tools import (
-    Endpoint,
-    Handler,
-    RequestWithId,
-    json_response,
-    public_id,
-    read_bytes,
-    read_request,
-    state_of,
-)
-from quire.entrypoints.openai.state import ServerState
-from quire.entrypoints.openai.streaming import run_while_connected
 from quire.entrypoints.openai.token_generation import TokenStream, answer_tokens, prepare_tokens
 from quire.entrypoints.openai.token_protocol import GenerateRequest, GenerateResponse
-from quire.entrypoints.responses_api import handlers as responses_api
+from quire.entrypoints.pooling_api import pooling_protocol
+from quire.entrypoints.pooling_api.generative_scoring import answer_generative_scoring
+from quire.entrypoints.pooling_api.pooled import (
+    answer_classification,
+    answer_cohere_embed,
+    answer_embeddings,
+    answer_pooling,
+    answer_rerank,
+    answer_score,
+)
+from quire.entrypoints.responses import handlers as responses_api
 
 BodyT = TypeVar("BodyT", bound=RequestWithId)
 

@@ -1,0 +1,1 @@
+"""The HTTP layer of the server: connections, bodies, streams, errors. Knows no protocol."""

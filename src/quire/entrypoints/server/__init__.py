@@ -1,0 +1,1 @@
+"""The server as a whole: its application, its table of routes, its process."""
