@@ -1,23 +1,26 @@
 """Checks of a request's parameters: each returns the value in its normal form, or raises a `RequestError` that names the
 parameter, the value and what is allowed.
 
-The common case (right type, in range) costs one type test and one comparison: parameters are made for every request.
+Parameters are made for every request, so a field at its default costs one comparison.
 """
 
 import math
 import operator
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
 from quire.errors import RequestError, did_you_mean
 from quire.guards import is_sequence
 
+T = TypeVar("T")
+Rule = Callable[[str, Any], Any]
+"""Takes a parameter's name and value; returns the value in its normal form."""
+
 _SHOWN_CHARS = 100
 _INT64 = 1 << 63
-
 
 _UNKNOWN = re.compile(r"Unexpected keyword argument '(\w+)'")
 _GIVEN_UP = {
@@ -25,11 +28,11 @@ _GIVEN_UP = {
     "use_beam_search": "use LLM.beam_search with BeamSearchParams",
     "best_of": "use n, and choose among the outputs",
 }
-"""Names of older releases of vLLM, or how they begin, and what there is instead."""
+"""Parameters of older releases of vLLM (or prefixes of their names), and what replaces them."""
 
 
 class ParamsMeta(msgspec.StructMeta):
-    """Metaclass of parameters: an unknown keyword is a TypeError that says which one was probably meant."""
+    """Metaclass of parameters. An unknown keyword raises a TypeError that suggests the nearest known one."""
 
     if not TYPE_CHECKING:  # a checker reads the fields, not this
 
@@ -49,8 +52,30 @@ def _hint(name: str, known: tuple[str, ...]) -> str:
     return f"; {instead}" if instead else did_you_mean(name, known, "; {}")
 
 
+class Check(NamedTuple):
+    """One field's rule, and the field's default, which needs no check."""
+
+    name: str
+    default: Any
+    rule: Rule
+
+
+def checks_of(params: type[msgspec.Struct], rules: Mapping[str, Rule]) -> tuple[Check, ...]:
+    """The checks of a class of parameters; `rules` gives a rule to each field that has one."""
+    fields = {field.name: field for field in msgspec.structs.fields(params)}
+    return tuple(Check(name, fields[name].default, rule) for name, rule in rules.items())
+
+
+def apply(checks: Iterable[Check], params: Any) -> None:
+    """Check each field and bring it to its normal form. Raises RequestError if a value is not allowed."""
+    for name, default, rule in checks:
+        value = getattr(params, name)
+        if value is not default:
+            setattr(params, name, rule(name, value))
+
+
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
-    """Raise in the one form that these errors have."""
+    """Raise a RequestError that names the parameter, its value and what is allowed."""
     shown = repr(value)
     if len(shown) > _SHOWN_CHARS:
         shown = shown[:_SHOWN_CHARS] + "…"
@@ -87,14 +112,22 @@ def real(name: str, value: Any, low: float, high: float, allowed: str) -> float:
     return number
 
 
-def flag(name: str, value: Any) -> None:
+def flag(name: str, value: Any) -> bool:
     """True or False."""
     if value is not True and value is not False:
         refuse(name, value, "true or false")
+    return value
+
+
+def text(name: str, value: Any, most: int) -> str:
+    """A string that is not empty or too long."""
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        refuse(name, value, f"text of 1 to {most} characters")
+    return value
 
 
 def items(name: str, value: Any, most: int, kind: str) -> list[Any]:
-    """A list (or tuple) of at most so many entries, as a list of the request's own."""
+    """A list or tuple of at most `most` entries, copied into a new list."""
     if not is_sequence(value):
         refuse(name, value, f"a list of {kind}")
     if len(value) > most:
@@ -124,3 +157,42 @@ def functions(name: str, value: Any, most: int) -> list[Callable[..., Any]]:
         if not callable(item):
             refuse(name, item, "functions")
     return found
+
+
+def instance(name: str, value: Any, kind: type[T]) -> T | None:
+    """An object of a class, or None."""
+    if value is not None and not isinstance(value, kind):
+        refuse(name, value, f"{kind.__name__}, or None")
+    return value
+
+
+def one_of(name: str, value: Any, words: tuple[str, ...], allowed: str) -> str:
+    """One of some words."""
+    if value not in words:
+        refuse(name, value, allowed)
+    return value
+
+
+# --- rules ---
+
+
+def whole_rule(low: int, high: int, allowed: str = "") -> Rule:
+    """A whole number in a range; `allowed` describes the range if its limits are not enough."""
+    told = allowed or f"a whole number from {low} to {high}"
+    return lambda name, value: whole(name, value, low, high, told)
+
+
+def real_rule(low: float, high: float, allowed: str = "") -> Rule:
+    """A number in a range; `allowed` describes the range if its limits are not enough."""
+    told = allowed or f"a number from {low:g} to {high:g}"
+    return lambda name, value: real(name, value, low, high, told)
+
+
+def or_none(rule: Rule) -> Rule:
+    """As `rule`; None is allowed too."""
+    return lambda name, value: None if value is None else rule(name, value)
+
+
+def without(none: int, rule: Rule) -> Rule:
+    """As `rule`; the number `none` means None."""
+    return lambda name, value: None if (checked := rule(name, value)) == none else checked

@@ -1,7 +1,8 @@
 """How to pool: one pooling request's parameters, checked when they are made."""
 
 import copy
-from typing import Any, Self
+import functools
+from typing import Self
 
 import msgspec
 
@@ -51,28 +52,38 @@ class PoolingParams(
     token_type_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.task is not None and self.task not in POOLING_TASKS:
-            checks.refuse("task", self.task, f"one of {', '.join(POOLING_TASKS)}, or null")
-        if self.truncation_side not in (None, "left", "right"):
-            checks.refuse("truncation_side", self.truncation_side, "left, right, or null")
-        for name in ("use_activation", "normalize", "activation", "skip_reading_prefix_cache"):
-            value: Any = getattr(self, name)
-            if value is not None:
-                checks.flag(name, value)
+        checks.apply(_CHECKS, self)
         for name in ("normalize", "activation"):
             if getattr(self, name) is not None:
                 self.use_activation = getattr(self, name)
                 setattr(self, name, None)
-        for name, low in (("dimensions", 1), ("truncate_prompt_tokens", -1), ("step_tag_id", 0)):
-            if getattr(self, name) is not None:
-                number = checks.whole(name, getattr(self, name), low, _MOST, f"a whole number from {low}, or null")
-                setattr(self, name, number)
         if self.truncate_prompt_tokens == 0:
             checks.refuse("truncate_prompt_tokens", 0, "a whole number from 1, -1, or null")
-        for name in ("returned_token_ids", "token_type_ids"):
-            if getattr(self, name) is not None:
-                setattr(self, name, checks.token_ids(name, getattr(self, name), _MOST))
 
     def clone(self) -> Self:
         """A copy."""
         return copy.copy(self)
+
+
+def _whole(low: int) -> checks.Rule:
+    return checks.whole_rule(low, _MOST, f"a whole number from {low}, or null")
+
+
+_CHECKS = checks.checks_of(
+    PoolingParams,
+    {
+        "task": functools.partial(
+            checks.one_of, words=POOLING_TASKS, allowed=f"one of {', '.join(POOLING_TASKS)}, or null"
+        ),
+        "dimensions": _whole(1),
+        "use_activation": checks.flag,
+        "truncate_prompt_tokens": _whole(-1),
+        "truncation_side": functools.partial(checks.one_of, words=("left", "right"), allowed="left, right, or null"),
+        "step_tag_id": _whole(0),
+        "returned_token_ids": functools.partial(checks.token_ids, most=_MOST),
+        "skip_reading_prefix_cache": checks.flag,
+        "normalize": checks.flag,
+        "activation": checks.flag,
+        "token_type_ids": functools.partial(checks.token_ids, most=_MOST),
+    },
+)

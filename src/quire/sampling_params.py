@@ -1,14 +1,13 @@
 """How to sample: one request's parameters, checked when they are made.
 
-Knows ranges. Knows nothing of tensors, tokenizers or the model (what depends on those is checked by the input
-processor).
+Knows ranges. Knows nothing of tensors, tokenizers or the model: the input processor checks what depends on those.
 """
 
 import copy
 import enum
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -26,15 +25,7 @@ MOST_TEMPERATURE = 2.0
 _INT32_MAX = (1 << 31) - 1
 _INT64 = 1 << 63
 _MOST_LOGITS_PROCESSORS = 64
-
-_FLAGS = (
-    "ignore_eos",
-    "flat_logprobs",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-)
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -46,7 +37,7 @@ class RequestOutputKind(enum.IntEnum):
 
 
 class SamplingType(enum.IntEnum):
-    """Three ways to draw a token."""
+    """How tokens are chosen."""
 
     GREEDY = 0
     RANDOM = 1
@@ -56,7 +47,7 @@ class SamplingType(enum.IntEnum):
 class StructuredOutputsParams(
     msgspec.Struct, metaclass=checks.ParamsMeta, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One constraint on the output's form; exactly one of the first six."""
+    """A constraint on the output: exactly one of the first six fields."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -76,41 +67,26 @@ class StructuredOutputsParams(
                 f"structured_outputs needs exactly one of {', '.join(_CONSTRAINTS)}; {found}",
                 param="structured_outputs",
             )
-        _CONSTRAINT_CHECKS[given[0]](getattr(self, given[0]))
-        checks.flag("disable_any_whitespace", self.disable_any_whitespace)
-        checks.flag("disable_additional_properties", self.disable_additional_properties)
-        if self.whitespace_pattern is not None:
-            _check_text("whitespace_pattern", self.whitespace_pattern, limits.MAX_REGEX_CHARS)
+        checks.apply(_STRUCTURED_OUTPUTS_CHECKS, self)
 
     def constraint(self) -> tuple[str, Any]:
-        """The one that is set: (`regex`, its value), for example."""
+        """The field that is set and its value, for example `("regex", "a+")`."""
         return next((name, value) for name in _CONSTRAINTS if (value := getattr(self, name)) is not None)
 
 
-_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_JSON_VALUES = {"json": "a JSON schema", "structural_tag": "a structural tag"}
 
 
-def _check_text(name: str, value: Any, most: int) -> None:
-    if not isinstance(value, str) or not 0 < len(value) <= most:
-        checks.refuse(name, value, f"text of 1 to {most} characters")
-
-
-def _check_json(name: str, value: Any) -> None:
+def _check_json(name: str, value: Any) -> Any:
     """A JSON object (or the schema `true`), or text that holds one."""
     if isinstance(value, str):
-        _check_text(name, value, limits.MAX_GRAMMAR_BYTES)
-        _check_json_text(name, value)
+        _check_json_text(name, checks.text(name, value, limits.MAX_GRAMMAR_BYTES))
     else:
         _check_json_value(name, value)
+    return value
 
 
-def _check_json_value(name: str, value: Any) -> None:
-    if not is_dict(value) and not (name == "json" and isinstance(value, bool)):
-        checks.refuse(name, value, f"{_JSON_VALUES[name]}: an object, or text that holds one")
-    _check_depth(name, value, limits.MAX_JSON_DEPTH)
-
-
-@functools.lru_cache(maxsize=16)  # a batch's requests tend to have the same one
+@functools.lru_cache(maxsize=16)  # requests of one batch often have the same schema
 def _check_json_text(name: str, text: str) -> None:
     try:
         value = json.loads(text)
@@ -119,7 +95,10 @@ def _check_json_text(name: str, text: str) -> None:
     _check_json_value(name, value)
 
 
-_JSON_VALUES = {"json": "a JSON schema", "structural_tag": "a structural tag"}
+def _check_json_value(name: str, value: Any) -> None:
+    if not is_dict(value) and not (name == "json" and isinstance(value, bool)):
+        checks.refuse(name, value, f"{_JSON_VALUES[name]}: an object, or text that holds one")
+    _check_depth(name, value, limits.MAX_JSON_DEPTH)
 
 
 def _check_depth(name: str, value: Any, left: int) -> None:
@@ -127,41 +106,53 @@ def _check_depth(name: str, value: Any, left: int) -> None:
         raise RequestError(
             f"structured_outputs.{name} is nested deeper than {limits.MAX_JSON_DEPTH} levels", param=name
         )
-    inner = list(value.values()) if is_dict(value) else value if is_sequence(value) else ()
-    for part in inner:
-        _check_depth(name, part, left - 1)
+    for entry in _entries(value):
+        _check_depth(name, entry, left - 1)
 
 
-def _check_choice(value: Any) -> None:
-    if not checks.texts("choice", value, limits.MAX_CHOICES, limits.MAX_GRAMMAR_BYTES):
-        checks.refuse("choice", value, "a list of at least one string")
+def _entries(value: object) -> Iterable[Any]:
+    """What a dict or a list holds; nothing for any other value."""
+    if is_dict(value):
+        return value.values()
+    return value if is_sequence(value) else ()
 
 
-def _check_json_object(value: Any) -> None:
-    if value is not True:
-        checks.refuse("json_object", value, "true, or left out")
+def _check_choice(name: str, value: Any) -> list[str]:
+    words = checks.texts(name, value, limits.MAX_CHOICES, limits.MAX_GRAMMAR_BYTES)
+    return words or checks.refuse(name, value, "a list of at least one string")
 
 
-_CONSTRAINT_CHECKS: dict[str, Callable[[Any], None]] = {
-    "json": lambda value: _check_json("json", value),
-    "regex": lambda value: _check_text("regex", value, limits.MAX_REGEX_CHARS),
-    "choice": _check_choice,
-    "grammar": lambda value: _check_text("grammar", value, limits.MAX_GRAMMAR_BYTES),
-    "json_object": _check_json_object,
-    "structural_tag": lambda value: _check_json("structural_tag", value),
-}
+def _check_json_object(name: str, value: Any) -> bool:
+    return True if value is True else checks.refuse(name, value, "true, or left out")
+
+
+_STRUCTURED_OUTPUTS_CHECKS = checks.checks_of(
+    StructuredOutputsParams,
+    {
+        "json": _check_json,
+        "regex": functools.partial(checks.text, most=limits.MAX_REGEX_CHARS),
+        "choice": _check_choice,
+        "grammar": functools.partial(checks.text, most=limits.MAX_GRAMMAR_BYTES),
+        "json_object": _check_json_object,
+        "structural_tag": _check_json,
+        "disable_any_whitespace": checks.flag,
+        "disable_additional_properties": checks.flag,
+        "whitespace_pattern": functools.partial(checks.text, most=limits.MAX_REGEX_CHARS),
+    },
+)
 
 
 class Thinking(msgspec.Struct, array_like=True, frozen=True):
-    """Where a model thinks before it answers: a form is asked of the answer alone.
+    """The markers of a model's reasoning, as tokens. Structured output constrains the answer after the reasoning, not the
+    reasoning itself.
 
     Attributes:
-        end: tokens that end it.
-        start: the token that begins it, if an answer may also begin without; None where the output begins inside.
-        close: what is forced where a budget is spent; nothing means `end`.
-        lead: tokens that are no thoughts, at the beginning of the output and of what is thought again.
-        over: what else tells that it has ended: other channels of an answer.
-        rest: the tokens behind `start`, where the marker that begins it has several.
+        end: tokens that end the reasoning.
+        start: the first token of the marker that begins the reasoning; None if the output begins inside the reasoning.
+        close: tokens that are forced when the thinking budget is spent; empty means `end`.
+        lead: tokens that may precede the reasoning and do not count as reasoning.
+        over: other token sequences that show that the reasoning has ended (other channels of an answer).
+        rest: the tokens after `start`, if the marker has several.
     """
 
     end: list[int]
@@ -173,19 +164,19 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def opening(self) -> list[int]:
-        """The tokens of the marker that begins it; none where the output begins inside."""
+        """The tokens of the marker that begins the reasoning; empty if the output begins inside the reasoning."""
         return [] if self.start is None else [self.start, *self.rest]
 
 
 class RepetitionDetectionParams(
     msgspec.Struct, metaclass=checks.ParamsMeta, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What ends an output that goes round in circles: its last tokens are one pattern, `min_count` times in a row.
+    """Ends an output that repeats itself: its last tokens are one pattern, `min_count` times in a row.
 
     Attributes:
-        max_pattern_size: tokens of the longest pattern that is looked for; 0 looks for none.
-        min_pattern_size: of the shortest; 0 means 1.
-        min_count: repetitions that end it, 2 or more.
+        max_pattern_size: tokens of the longest pattern; 0 turns the detection off.
+        min_pattern_size: tokens of the shortest pattern; 0 means 1.
+        min_count: repetitions that end the output, 2 or more.
 
     Raises:
         RequestError: a value of the wrong type or out of range.
@@ -196,12 +187,9 @@ class RepetitionDetectionParams(
     min_count: int = 0
 
     def __post_init__(self) -> None:
-        most = limits.MAX_PATTERN_SIZE
-        for name, low in (("max_pattern_size", 0), ("min_pattern_size", 0), ("min_count", 2 * self.is_on)):
-            high = limits.MAX_TOKENS if name == "min_count" else most
-            setattr(
-                self, name, checks.whole(name, getattr(self, name), low, high, f"a whole number from {low} to {high}")
-            )
+        checks.apply(_REPETITION_CHECKS, self)
+        check_count = checks.whole_rule(2 if self.is_on else 0, limits.MAX_TOKENS)
+        self.min_count = check_count("min_count", self.min_count)
         if self.min_pattern_size > self.max_pattern_size:
             checks.refuse(
                 "min_pattern_size", self.min_pattern_size, f"at most max_pattern_size={self.max_pattern_size}"
@@ -209,8 +197,17 @@ class RepetitionDetectionParams(
 
     @property
     def is_on(self) -> bool:
-        """Whether it looks for anything."""
+        """Whether repetitions end the output."""
         return self.max_pattern_size != 0
+
+
+_REPETITION_CHECKS = checks.checks_of(
+    RepetitionDetectionParams,
+    {
+        "max_pattern_size": checks.whole_rule(0, limits.MAX_PATTERN_SIZE),
+        "min_pattern_size": checks.whole_rule(0, limits.MAX_PATTERN_SIZE),
+    },
+)
 
 
 class SamplingParams(
@@ -229,15 +226,15 @@ class SamplingParams(
         repetition_penalty: above 0; divides (or multiplies, where negative) logits of tokens seen in prompt or output.
         temperature: 0 to 2; below 1e-5 means greedy, from there to 0.01 means 0.01.
         top_p: above 0, at most 1. top_k: 0 or -1 means all. min_p: 0 to 1, relative to the likeliest token.
-        seed: makes the tokens reproducible; None (or -1) draws one.
-        stop: strings that end the output; they need `detokenize`. stop_token_ids: further ids that end it.
-        max_tokens: None means up to the model's length. min_tokens: no end before that many.
+        seed: makes the tokens reproducible; None (or -1) means a random seed.
+        stop: strings that end the output; they need `detokenize`. stop_token_ids: further ids that end the output.
+        max_tokens: None means up to the model's length. min_tokens: the output has at least that many.
         logprobs, prompt_logprobs: alternatives a position; 0 for the token's own alone, -1 for the whole vocabulary.
-        logprob_token_ids: tokens whose logprobs are told at every position, in place of the likeliest ones.
+        logprob_token_ids: tokens whose logprobs each position returns, instead of the likeliest ones.
         thinking_token_budget: tokens that a model may reason with (-1 or None: no limit); then the end of the reasoning is
             forced. Needs a model whose reasoning is marked.
         repetition_detection: ends an output that repeats itself, with finish reason `repetition`.
-        stream_interval: tokens that are told together, after the first one; the engine's own number is the least.
+        stream_interval: tokens that a stream sends together, after the first one; the engine's setting is the minimum.
         truncate_prompt_tokens: keep that many tokens at the prompt's end; -1 for as many as fit.
 
     Raises:
@@ -279,7 +276,7 @@ class SamplingParams(
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
 
-    # Filled by the input processor and the server, never by users.
+    # The input processor and the server fill these fields, never users.
     thinking: Thinking | None = None
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
@@ -288,123 +285,18 @@ class SamplingParams(
         self.validate()
 
     def validate(self) -> None:
-        """Check every parameter and bring it to its normal form; construction does it, later assignments may ask again.
+        """Check every parameter and bring it to its normal form. The constructor does this; call it after assignments.
 
         Raises:
             RequestError: a value of the wrong type or out of range.
         """
-        self._check_numbers()
-        self._check_logprobs()
-        for name in _FLAGS:
-            value = getattr(self, name)
-            if value is not True and value is not False:
-                checks.refuse(name, value, "true or false")
-        self._check_lists()
-        self._check_others()
-        if self.temperature < GREEDY_BELOW:
-            self._make_greedy()
-
-    def _check_numbers(self) -> None:
-        self.n = checks.whole("n", self.n, 1, limits.MAX_N, f"a whole number from 1 to {limits.MAX_N}")
-        self.presence_penalty = checks.real(
-            "presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2"
-        )
-        self.frequency_penalty = checks.real(
-            "frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2"
-        )
-        self.repetition_penalty = checks.real(
-            "repetition_penalty", self.repetition_penalty, 1e-9, 1e9, "a finite number above 0"
-        )
-        self.temperature = checks.real("temperature", self.temperature, 0.0, MOST_TEMPERATURE, "a number from 0 to 2")
-        if GREEDY_BELOW <= self.temperature < LEAST_TEMPERATURE:
-            self.temperature = LEAST_TEMPERATURE
-        self.top_p = checks.real("top_p", self.top_p, 1e-9, 1.0, "a number above 0 and at most 1")
-        top_k = checks.whole("top_k", self.top_k, -1, _INT64, "0 or -1 (all), or a whole number from 1")
-        self.top_k = 0 if top_k == -1 else min(top_k, _INT32_MAX)
-        self.min_p = checks.real("min_p", self.min_p, 0.0, 1.0, "a number from 0 to 1")
-        if self.seed is not None:
-            seed = checks.whole("seed", self.seed, -_INT64, _INT64 - 1, "a whole number of at most 64 bits, or null")
-            self.seed = None if seed == -1 else seed
-        if self.max_tokens is not None:
-            allowed = f"a whole number from 1 to {limits.MAX_TOKENS}, or null"
-            self.max_tokens = checks.whole("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS, allowed)
-        allowed = f"a whole number from 0 to {limits.MAX_TOKENS}"
-        self.min_tokens = checks.whole("min_tokens", self.min_tokens, 0, limits.MAX_TOKENS, allowed)
+        checks.apply(_SAMPLING_CHECKS, self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             checks.refuse("min_tokens", self.min_tokens, f"at most max_tokens={self.max_tokens}")
-
-    def _check_logprobs(self) -> None:
-        allowed = "a whole number from 0, -1 (the whole vocabulary), or null"
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is True:  # as 1; False is not 0, which asks for the token's own
-                setattr(self, name, 1)
-            elif getattr(self, name) is False:
-                setattr(self, name, None)
-        if self.logprobs is not None:
-            self.logprobs = checks.whole("logprobs", self.logprobs, -1, _INT32_MAX, allowed)
-        if self.prompt_logprobs is not None:
-            self.prompt_logprobs = checks.whole("prompt_logprobs", self.prompt_logprobs, -1, _INT32_MAX, allowed)
-        if self.logprob_token_ids is not None:
-            given = checks.token_ids("logprob_token_ids", self.logprob_token_ids, limits.MAX_LOGPROB_TOKEN_IDS)
-            self.logprob_token_ids = list(dict.fromkeys(given)) or None
-
-    def _check_lists(self) -> None:
-        if self.stop is not None:
-            given = [self.stop] if isinstance(self.stop, str) else self.stop
-            self.stop = checks.texts("stop", given, limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_CHARS)
-            if self.stop and not self.detokenize:
-                raise RequestError("stop strings need detokenize=True; use stop_token_ids without it", param="stop")
-        if self.stop_token_ids is not None:
-            self.stop_token_ids = checks.token_ids("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKEN_IDS)
-        if self.bad_words is not None:
-            self.bad_words = checks.texts("bad_words", self.bad_words, limits.MAX_BAD_WORDS, limits.MAX_BAD_WORD_CHARS)
-        if self.allowed_token_ids is not None:
-            self.allowed_token_ids = checks.token_ids(
-                "allowed_token_ids", self.allowed_token_ids, limits.MAX_ALLOWED_TOKEN_IDS
-            )
-            if not self.allowed_token_ids:
-                raise RequestError("allowed_token_ids is empty: no token could be sampled", param="allowed_token_ids")
-        if self.logit_bias is not None:
-            self.logit_bias = _checked_bias(self.logit_bias)
-        if self.logits_processors is not None:
-            self.logits_processors = checks.functions(
-                "logits_processors", self.logits_processors, _MOST_LOGITS_PROCESSORS
-            )
-
-    def _check_others(self) -> None:
-        if self.truncate_prompt_tokens is not None:
-            allowed = "a whole number from 1, -1 (as many as fit), or null"
-            kept = checks.whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, _INT32_MAX, allowed)
-            if kept == 0:
-                checks.refuse("truncate_prompt_tokens", 0, allowed)
-        if type(self.output_kind) is not RequestOutputKind:
-            try:
-                self.output_kind = RequestOutputKind(self.output_kind)
-            except ValueError:
-                checks.refuse("output_kind", self.output_kind, "CUMULATIVE, DELTA or FINAL_ONLY")
-        if self.stream_interval is not None:
-            name, most = "stream_interval", limits.MAX_STREAM_INTERVAL
-            allowed = f"a whole number from 1 to {most}, or null"
-            self.stream_interval = checks.whole(name, self.stream_interval, 1, most, allowed)
-        structured: Any = self.structured_outputs
-        if structured is not None and not isinstance(structured, StructuredOutputsParams):
-            checks.refuse("structured_outputs", structured, "StructuredOutputsParams, or None")
-        repetition: Any = self.repetition_detection
-        if is_dict(repetition):
-            self.repetition_detection = _repetition(repetition)
-        elif repetition is not None and not isinstance(repetition, RepetitionDetectionParams):
-            checks.refuse("repetition_detection", repetition, "RepetitionDetectionParams, or None")
-        if self.thinking_token_budget is not None:
-            name, allowed = (
-                "thinking_token_budget",
-                f"a whole number from 0 to {limits.MAX_TOKENS}, -1 (no limit), or null",
-            )
-            budget = checks.whole(name, self.thinking_token_budget, -1, limits.MAX_TOKENS, allowed)
-            self.thinking_token_budget = None if budget == -1 else budget
-        if self.extra_args is not None:
-            _check_extra_args(self.extra_args)
-        if self.skip_reading_prefix_cache is not None:
-            checks.flag("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings need detokenize=True; use stop_token_ids without it", param="stop")
+        if self.temperature < GREEDY_BELOW:
+            self._make_greedy()
 
     def _make_greedy(self) -> None:
         if self.n != 1:
@@ -416,10 +308,10 @@ class SamplingParams(
 
     @classmethod
     def from_optional(cls, **values: Any) -> Self:
-        """From values where None means "the default"; `max_tokens=None` keeps its own meaning.
+        """Make parameters from values where None means the default; `max_tokens=None` keeps its own meaning.
 
         Raises:
-            RequestError: as the constructor; also for `logit_bias` keys that are not token ids.
+            RequestError: as the constructor, and for `logit_bias` keys that are not token ids.
         """
         given: dict[str, Any] = {
             name: value for name, value in values.items() if value is not None or name == "max_tokens"
@@ -434,17 +326,13 @@ class SamplingParams(
 
     def clone(self) -> Self:
         """A copy that shares nothing that could be changed, except the functions in `logits_processors`."""
-        copied = copy.copy(self)
-        for name in _MUTABLE:
-            value = getattr(copied, name)
-            if value is not None:
-                setattr(copied, name, list(value) if name == "logits_processors" else copy.deepcopy(value))
-        return copied
+        shared = {id(function): function for function in self.logits_processors or ()}
+        return copy.deepcopy(self, shared)
 
     def update_from_generation_config(
         self, generation_config: Mapping[str, Any], eos_token_id: int | None = None
     ) -> None:
-        """Let generation also end at the model's eos ids: the tokenizer's own, and those of its generation config."""
+        """Add the EOS ids of the tokenizer and of the model's generation config to those that end the output."""
         listed = generation_config.get("eos_token_id")
         found: list[Any] = [eos_token_id, *(listed if is_sequence(listed) else [listed])]
         ids = list(self.eos_token_ids)
@@ -461,69 +349,144 @@ class SamplingParams(
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 
 
-_MUTABLE = (
-    "stop",
-    "stop_token_ids",
-    "structured_outputs",
-    "logprob_token_ids",
-    "repetition_detection",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "logits_processors",
-    "extra_args",
-    "eos_token_ids",
-    "bad_words_token_ids",
-)
+def _check_temperature(name: str, value: Any) -> float:
+    """Low temperatures are raised: logits divided by less than `LEAST_TEMPERATURE` overflow half precision."""
+    temperature = checks.real(name, value, 0.0, MOST_TEMPERATURE, "a number from 0 to 2")
+    return LEAST_TEMPERATURE if GREEDY_BELOW <= temperature < LEAST_TEMPERATURE else temperature
 
 
-def _repetition(given: dict[Any, Any]) -> RepetitionDetectionParams:
+def _check_top_k(name: str, value: Any) -> int:
+    top_k = checks.whole(name, value, -1, _INT64, "0 or -1 (all), or a whole number from 1")
+    return 0 if top_k == -1 else min(top_k, _INT32_MAX)
+
+
+def _check_logprobs(name: str, value: Any) -> int | None:
+    if isinstance(value, bool):
+        return 1 if value else None  # not 0, which asks for the logprob of the token itself
+    return checks.whole(name, value, -1, _INT32_MAX, "a whole number from 0, -1 (the whole vocabulary), or null")
+
+
+def _check_logprob_token_ids(name: str, value: Any) -> list[int] | None:
+    return list(dict.fromkeys(checks.token_ids(name, value, limits.MAX_LOGPROB_TOKEN_IDS))) or None
+
+
+def _check_stop(name: str, value: Any) -> list[str]:
+    given = [value] if isinstance(value, str) else value
+    return checks.texts(name, given, limits.MAX_STOP_STRINGS, limits.MAX_STOP_STRING_CHARS)
+
+
+def _check_allowed_token_ids(name: str, value: Any) -> list[int]:
+    allowed = checks.token_ids(name, value, limits.MAX_ALLOWED_TOKEN_IDS)
+    if not allowed:
+        raise RequestError(f"{name} is empty: no token could be sampled", param=name)
+    return allowed
+
+
+def _check_truncation(name: str, value: Any) -> int:
+    allowed = "a whole number from 1, -1 (as many as fit), or null"
+    return checks.whole(name, value, -1, _INT32_MAX, allowed) or checks.refuse(name, 0, allowed)
+
+
+def _check_output_kind(name: str, value: Any) -> RequestOutputKind:
+    try:
+        return RequestOutputKind(value)
+    except ValueError:
+        checks.refuse(name, value, "CUMULATIVE, DELTA or FINAL_ONLY")
+
+
+def _check_repetition(name: str, value: Any) -> RepetitionDetectionParams | None:
+    if not is_dict(value):
+        return checks.instance(name, value, RepetitionDetectionParams)
     allowed = RepetitionDetectionParams.__struct_fields__
-    if unknown := [key for key in given if key not in allowed]:
-        checks.refuse("repetition_detection", unknown[0], f"an object with {', '.join(allowed)}")
-    return RepetitionDetectionParams(**given)
+    if unknown := [key for key in value if key not in allowed]:
+        checks.refuse(name, unknown[0], f"an object with {', '.join(allowed)}")
+    return RepetitionDetectionParams(**value)
 
 
-def _check_extra_args(extra: Any) -> None:
-    if not is_dict(extra) or not all(type(key) is str for key in extra):
-        checks.refuse("extra_args", extra, "a dict with string keys")
-    if len(extra) > limits.MAX_EXTRA_ARGS:
-        raise RequestError(
-            f"extra_args has {len(extra)} entries; at most {limits.MAX_EXTRA_ARGS} are allowed", param="extra_args"
-        )
-    if (number := _too_large(extra)) is not None:
-        checks.refuse("extra_args", number, "made of whole numbers from -2**63 to 2**64 - 1, which can be sent")
+def _check_extra_args(name: str, value: Any) -> dict[str, Any]:
+    if not is_dict(value) or not all(type(key) is str for key in value):
+        checks.refuse(name, value, "a dict with string keys")
+    if len(value) > limits.MAX_EXTRA_ARGS:
+        raise RequestError(f"{name} has {len(value)} entries; at most {limits.MAX_EXTRA_ARGS} are allowed", param=name)
+    if (number := _too_large(value)) is not None:
+        checks.refuse(name, number, "made of whole numbers from -2**63 to 2**64 - 1, which can be sent")
+    return value
 
 
 def _too_large(values: object) -> int | None:
-    """A whole number somewhere in these containers that messages between processes have no room for."""
+    """The first whole number in these containers that does not fit into a message between processes."""
     pending, seen = [values], set[int]()
     while pending:
         value = pending.pop()
         if isinstance(value, int) and not -_INT64 <= value < 2 * _INT64:
             return value
-        inner = list(value.values()) if is_dict(value) else value if is_sequence(value) else ()
-        if inner and id(value) not in seen:
+        if id(value) not in seen:  # a container may hold itself
             seen.add(id(value))
-            pending += inner
+            pending += _entries(value)
     return None
 
 
-def _checked_bias(bias: Any) -> dict[int, float]:
-    """Token id to bias, clamped to what is allowed."""
-    if not is_mapping(bias):
-        checks.refuse("logit_bias", bias, "an object from token ids to numbers")
-    if len(bias) > limits.MAX_LOGIT_BIAS:
-        raise RequestError(
-            f"logit_bias has {len(bias)} entries; at most {limits.MAX_LOGIT_BIAS} are allowed", param="logit_bias"
-        )
+def _check_bias(name: str, value: Any) -> dict[int, float]:
+    """Token id to bias, clamped to the allowed range."""
+    if not is_mapping(value):
+        checks.refuse(name, value, "an object from token ids to numbers")
+    if len(value) > limits.MAX_LOGIT_BIAS:
+        raise RequestError(f"{name} has {len(value)} entries; at most {limits.MAX_LOGIT_BIAS} are allowed", param=name)
     low, high = limits.LOGIT_BIAS_RANGE
     checked: dict[int, float] = {}
-    for token_id, value in bias.items():
-        number = checks.real("logit_bias", value, -3.4e38, 3.4e38, "an object from token ids to finite numbers")
-        token = checks.whole("logit_bias", token_id, 0, _INT64, "an object whose keys are token ids")
+    for token_id, bias in value.items():
+        number = checks.real(name, bias, -3.4e38, 3.4e38, "an object from token ids to finite numbers")
+        token = checks.whole(name, token_id, 0, _INT64, "an object whose keys are token ids")
         checked[token] = min(max(number, low), high)
     return checked
+
+
+_TOKENS = limits.MAX_TOKENS
+_SAMPLING_CHECKS = checks.checks_of(
+    SamplingParams,
+    {
+        "n": checks.whole_rule(1, limits.MAX_N),
+        "presence_penalty": checks.real_rule(-2.0, 2.0),
+        "frequency_penalty": checks.real_rule(-2.0, 2.0),
+        "repetition_penalty": checks.real_rule(1e-9, 1e9, "a finite number above 0"),
+        "temperature": _check_temperature,
+        "top_p": checks.real_rule(1e-9, 1.0, "a number above 0 and at most 1"),
+        "top_k": _check_top_k,
+        "min_p": checks.real_rule(0.0, 1.0),
+        "seed": checks.without(
+            -1, checks.whole_rule(-_INT64, _INT64 - 1, "a whole number of at most 64 bits, or null")
+        ),
+        "stop": _check_stop,
+        "stop_token_ids": functools.partial(checks.token_ids, most=limits.MAX_STOP_TOKEN_IDS),
+        "ignore_eos": checks.flag,
+        "max_tokens": checks.or_none(checks.whole_rule(1, _TOKENS, f"a whole number from 1 to {_TOKENS}, or null")),
+        "min_tokens": checks.whole_rule(0, _TOKENS),
+        "logprobs": _check_logprobs,
+        "prompt_logprobs": _check_logprobs,
+        "logprob_token_ids": _check_logprob_token_ids,
+        "flat_logprobs": checks.flag,
+        "detokenize": checks.flag,
+        "skip_special_tokens": checks.flag,
+        "spaces_between_special_tokens": checks.flag,
+        "include_stop_str_in_output": checks.flag,
+        "truncate_prompt_tokens": _check_truncation,
+        "output_kind": _check_output_kind,
+        "stream_interval": checks.whole_rule(
+            1, limits.MAX_STREAM_INTERVAL, f"a whole number from 1 to {limits.MAX_STREAM_INTERVAL}, or null"
+        ),
+        "structured_outputs": functools.partial(checks.instance, kind=StructuredOutputsParams),
+        "logit_bias": _check_bias,
+        "allowed_token_ids": _check_allowed_token_ids,
+        "bad_words": functools.partial(checks.texts, most=limits.MAX_BAD_WORDS, most_chars=limits.MAX_BAD_WORD_CHARS),
+        "logits_processors": functools.partial(checks.functions, most=_MOST_LOGITS_PROCESSORS),
+        "extra_args": _check_extra_args,
+        "skip_reading_prefix_cache": checks.flag,
+        "thinking_token_budget": checks.without(
+            -1, checks.whole_rule(-1, _TOKENS, f"a whole number from 0 to {_TOKENS}, -1 (no limit), or null")
+        ),
+        "repetition_detection": _check_repetition,
+    },
+)
 
 
 class BeamSearchParams(
@@ -547,13 +510,18 @@ class BeamSearchParams(
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        most = limits.MAX_BEAM_WIDTH
-        self.beam_width = checks.whole("beam_width", self.beam_width, 1, most, f"a whole number from 1 to {most}")
-        allowed = f"a whole number from 1 to {limits.MAX_TOKENS}"
-        self.max_tokens = checks.whole("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS, allowed)
-        self.temperature = checks.real("temperature", self.temperature, 0.0, MOST_TEMPERATURE, "a number from 0 to 2")
-        self.length_penalty = checks.real(
-            "length_penalty", self.length_penalty, -100.0, 100.0, "a number from -100 to 100"
-        )
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            checks.flag(name, getattr(self, name))
+        checks.apply(_BEAM_SEARCH_CHECKS, self)
+
+
+_BEAM_SEARCH_CHECKS = checks.checks_of(
+    BeamSearchParams,
+    {
+        "beam_width": checks.whole_rule(1, limits.MAX_BEAM_WIDTH),
+        "max_tokens": checks.whole_rule(1, limits.MAX_TOKENS),
+        "ignore_eos": checks.flag,
+        "temperature": checks.real_rule(0.0, MOST_TEMPERATURE),
+        "length_penalty": checks.real_rule(-100.0, 100.0),
+        "include_stop_str_in_output": checks.flag,
+        "skip_special_tokens": checks.flag,
+    },
+)
