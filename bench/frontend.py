@@ -211,9 +211,10 @@ def measure_server(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_parts(num_streams: int) -> dict[str, float]:
     """Microseconds a token of each part before the socket, for a step in which every stream gets a token."""
+    from quire.codec import encode
+    from quire.engine.frontend import make_record
     from quire.engine.input_processor import InputProcessor
-    from quire.engine.llm_engine import make_record
-    from quire.engine.messages import Outputs, core_to_frontend
+    from quire.engine.messages import Outputs, decoder_at_frontend
     from quire.engine.output_processor import OutputProcessor
     from quire.engine.tokenizer_source import TokenizerSource
     from quire.entrypoints.http.streaming import completion_chunk_writer
@@ -235,15 +236,15 @@ def measure_parts(num_streams: int) -> dict[str, float]:
     ids = [record.engine_requests[0].request_id for record in records]
     sequences = [record.sequences[0] for record in records]
     writers = [completion_chunk_writer(record.request_id, 1, "steady", False) for record in records]
-    codec, clock = core_to_frontend(), time.process_time
+    decode, clock = decoder_at_frontend(), time.process_time
     seconds = dict.fromkeys(PARTS, 0.0)
 
     def step(number: int) -> None:
         times = [clock()]
         message = Outputs(EngineCoreOutputs(plain_ids=ids, plain_tokens=[FIRST_TOKEN + number] * num_streams))
-        data = codec.encode(message)
+        data = encode(message)
         times.append(clock())
-        outputs = codec.decode(data)
+        outputs = decode(data)
         assert isinstance(outputs, Outputs)
         times.append(clock())
         touched, _ = processor.process(outputs.outputs, time.monotonic())

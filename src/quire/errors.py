@@ -82,6 +82,11 @@ class EngineDeadError(EngineError):
     status = 503
 
 
+def describe(error: BaseException) -> str:
+    """An error's message; an error that Quire did not raise on purpose is named with its class."""
+    return str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+
+
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word that is most like this one, if one is like it."""
     from difflib import get_close_matches

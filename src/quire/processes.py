@@ -4,8 +4,11 @@ pipes, each with its size before it.
 Knows nothing of what children do or say.
 """
 
+import contextlib
+import fcntl
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -19,6 +22,7 @@ _CHILD = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); module, name = sys.argv[2].split(':'); "
     "sys.exit(getattr(importlib.import_module(module), name)(sys.argv[3:]))"
 )
+_PARENTS_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _LENGTH = struct.Struct("=Q")
 _CHUNK = 1 << 20
 
@@ -53,6 +57,85 @@ def start_child(
         stderr=stderr,
         start_new_session=start_new_session,
     )
+
+
+class Child:
+    """A fresh interpreter that ends when this process ends, and whose end this process notices, however either ends.
+
+    Each of them holds one end of two pipes; an end closes when its holder dies. SIGINT and SIGTERM are this process's to handle:
+    a terminal and a service manager send them to the whole group, and a child that ended with them would leave its parent
+    nothing to drain.
+
+    Args:
+        function: `module:name`; it takes a list of arguments and calls `begin_child` first.
+        keep: descriptors that the child inherits.
+
+    Attributes:
+        life_fd: readable when the child has written last words, and when it has ended.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+
+    def __init__(self, function: str, arguments: Sequence[str] = (), keep: Sequence[int] = ()) -> None:
+        parent_read, self._parent_fd = os.pipe()
+        self.life_fd, life_write = os.pipe()
+        inherited = (parent_read, life_write)
+        words = [*map(str, inherited), *arguments]
+        # The child begins with both signals blocked, so that none can end it before it ignores them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
+        try:
+            self.process = start_child(function, words, keep=(*keep, *inherited), stdin=subprocess.DEVNULL)
+        except OSError:
+            self.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            for descriptor in inherited:
+                os.close(descriptor)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def end(self, patience_s: float) -> None:
+        """Wait until the child has ended; kill it after `patience_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(max(0.01, patience_s))
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def describe_exit(self) -> str:
+        """How it ended; waits for that."""
+        code = self.process.wait()
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with code {code}"
+
+    def close(self) -> None:
+        """Close this process's ends of the pipes; a child that still lives ends by that."""
+        os.close(self.life_fd)
+        os.close(self._parent_fd)
+
+
+def begin_child(arguments: list[str]) -> tuple[list[str], int]:
+    """The first call in a `Child`. Returns the function's own arguments, and the descriptor for last words."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())  # the parent blocked them until here
+    parent_fd, life_fd = map(int, arguments[:2])
+    for descriptor in (parent_fd, life_fd):
+        os.set_inheritable(descriptor, False)
+    end_with_parent(parent_fd)
+    if sys.platform == "linux":
+        # The kernel's signal ends the process too: a library that waits for other ranks may keep the interpreter to itself,
+        # and the thread above from its work.
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        fcntl.fcntl(parent_fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent_fd, fcntl.F_SETFL, fcntl.fcntl(parent_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    return arguments[2:], life_fd
 
 
 def end_with_parent(descriptor: int) -> None:

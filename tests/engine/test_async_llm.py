@@ -291,7 +291,7 @@ def test_the_death_of_the_core_process_raises_in_every_pending_generator():
         streams = [engine.generate([5, i], sampling(max_tokens=3900, seed=i), str(i)) for i in range(5)]
         for stream in streams:
             await anext(stream)
-        os.kill(engine._channel.handle.pid, signal.SIGKILL)
+        os.kill(engine._client.pid, signal.SIGKILL)
         results = await asyncio.gather(*map(collect, streams), return_exceptions=True)
         assert all(isinstance(result, EngineDeadError) for result in results)
         assert engine.errored and not engine.is_running
@@ -307,7 +307,7 @@ def test_signals_to_the_whole_group_leave_the_core_to_its_parent_who_drains():
         stream = engine.generate([5, 1], sampling(max_tokens=300, seed=1), "a")
         await anext(stream)
         for number in (signal.SIGTERM, signal.SIGINT):
-            os.kill(engine._channel.handle.pid, number)
+            os.kill(engine._client.pid, number)
         outputs = await collect(stream)
         assert outputs[-1].outputs[0].token_ids == oracle([5, 1], 300, 1)
         engine.shutdown()
@@ -414,7 +414,7 @@ def test_a_loop_that_ends_with_readers_pending_leaves_the_engine_usable(engine):
 def test_functions_reach_a_core_in_this_process_and_are_refused_by_another(engine):
     async def main():
         params = sampling(max_tokens=2, logits_processors=[lambda ids, logits: logits])
-        if engine._channel.shares_memory:
+        if engine._client.shares_memory:
             assert (await collect(engine.generate([5], params, "r")))[-1].finished
         else:
             with pytest.raises(RequestError, match="logits_processors"):

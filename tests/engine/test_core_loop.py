@@ -8,7 +8,7 @@ from tests.oracles.hash_model import HashExecutor
 
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox
-from quire.engine.messages import AbortRequests, AddRequests, FrontendMessage, Outputs, Shutdown, Utility, UtilityCall
+from quire.engine.messages import AbortRequests, AddRequests, FrontendMessage, Outputs, Shutdown, UtilityCall
 from quire.errors import EngineError
 from quire.sampling_params import SamplingParams
 
@@ -84,7 +84,7 @@ def test_after_work_the_core_asks_again_whether_there_is_something_to_prepare():
 
 
 def test_a_sleeping_core_prepares_nothing():
-    calls, _ = run([[UtilityCall(1, Utility.SLEEP, [1])]], num_left=5)
+    calls, _ = run([[UtilityCall(1, "sleep", [1])]], num_left=5)
     assert calls == ["look", "wait"]
 
 

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from quire.engine import core_loop
-from quire.engine.messages import Ready, Start
+from quire.engine import core_process
+from quire.engine.messages import Start
 
 
 def test_the_child_loads_general_plugins_as_a_core_before_it_builds_anything(monkeypatch) -> None:
@@ -14,15 +14,10 @@ def test_the_child_loads_general_plugins_as_a_core_before_it_builds_anything(mon
         def __init__(self, config: Any, executor: Any, **options: Any) -> None:
             events.append("built")
 
-        def ready(self) -> Ready:
-            return Ready(8, 16, 256)
-
-    monkeypatch.setattr(core_loop, "load_general_plugins", lambda kind: events.append(kind))
-    monkeypatch.setattr(core_loop, "config_from_plain", lambda plain: SimpleNamespace(instance_id="x"))
-    monkeypatch.setattr(core_loop, "EngineCore", Core)
-    monkeypatch.setattr(core_loop, "gc", SimpleNamespace(collect=int, freeze=int, set_threshold=print))
-    process = core_loop.CoreProcess.__new__(core_loop.CoreProcess)
-    process._inbox = SimpleNamespace(receive=lambda block: [Start(config={})])  # type: ignore[assignment]
-    process._send = lambda message: events.append(type(message).__name__)  # type: ignore[method-assign]
-    process._start()
-    assert events == ["core", "built", "Ready"]
+    monkeypatch.setattr(core_process, "load_general_plugins", lambda kind: events.append(kind))
+    monkeypatch.setattr(core_process, "config_from_plain", lambda plain: SimpleNamespace(instance_id="x"))
+    monkeypatch.setattr(core_process, "EngineCore", Core)
+    monkeypatch.setattr(core_process, "gc", SimpleNamespace(collect=int, freeze=int, set_threshold=print))
+    inbox: Any = SimpleNamespace(receive=lambda block: [Start(config={})])
+    assert core_process.start_core(inbox) is not None
+    assert events == ["core", "built"]

@@ -10,6 +10,7 @@ from tests.engine.builders import make_config
 from tests.oracles.hash_model import Faults, HashExecutor, HashModel
 
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.messages import AddRequests
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.tokenizers.detokenizer import detokenize
@@ -231,7 +232,7 @@ def test_a_record_goes_on_in_a_new_core_from_where_it_stopped():
     emitted = [list(sequence.token_ids) for sequence in record.sequences]
     assert all(0 < len(tokens) < 20 for tokens in emitted)
     second._outputs.add(record)
-    second._client.add_requests(record.resumption())
+    second._client.send(AddRequests(record.resumption()))
     completions = run(second)[-1].outputs
     assert [
         completion.token_ids[: len(tokens)] for completion, tokens in zip(completions, emitted, strict=True)
@@ -242,10 +243,10 @@ def test_a_record_goes_on_in_a_new_core_from_where_it_stopped():
 
 ORPHAN = """
 import sys
-from quire.engine.core_client import ProcessClient
+from quire.engine.process_client import ProcessClient
 from tests.engine.builders import make_config
 client = ProcessClient(make_config())
-print(client.handle.pid, flush=True)
+print(client.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -257,7 +258,7 @@ def test_the_core_process_ends_when_its_parent_is_killed():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
     )
     child = next(int(line) for line in parent.stdout if line.strip().isdigit())
     watch = os.pidfd_open(child)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 DROPPED = """
 import gc, os, select
-from quire.engine.process_client import CoreProcessHandle
+from quire.engine.process_client import ProcessClient
 from tests.engine.builders import make_config
-handle = CoreProcessHandle(make_config(), "tests.oracles.hash_model:HashExecutor")
+handle = ProcessClient(make_config(), "tests.oracles.hash_model:HashExecutor")
 watch = os.pidfd_open(handle.pid)
 handle.itself = handle
 del handle

@@ -10,6 +10,7 @@ import pytest
 from tests.oracles.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.worker.tiny_engine import TinyEngine, make_request
 
+from quire.codec import encode
 from quire.core.output import ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenLogprobs
 from quire.entrypoints.llm import LLM
 from quire.errors import EngineError, RequestError
@@ -223,19 +224,19 @@ def test_messages_survive_the_way() -> None:
         new_blocks=[(1, 0, [9])],
         extras={"a": [1]},
     )
-    got = wire.decode_to_worker(wire.encode(wire.Step(plan)))
+    got = wire.decode_to_worker(encode(wire.Step(plan)))
     assert isinstance(got, wire.Step)
     for field in ("rows", "num_scheduled_tokens", "needs_sample"):
         mine, theirs = getattr(got.plan, field), getattr(plan, field)
         assert mine.dtype == theirs.dtype and mine.tolist() == theirs.tolist()
     assert got.plan.new_requests == [new] and got.plan.new_blocks == [(1, 0, [9])] and got.plan.extras == {"a": [1]}
     output = ModelRunnerOutput(7, plan.rows, plan.rows, logprobs={3: TokenLogprobs([[1]], [[-0.5]], [2])}, step_ms=1.5)
-    back = wire.decode_from_worker(wire.encode(wire.Result(output)))
+    back = wire.decode_from_worker(encode(wire.Result(output)))
     assert isinstance(back, wire.Result) and back.output.logprobs == output.logprobs and back.output.step_ms == 1.5
     assert dataclasses.is_dataclass(plan) is False
 
 
 def test_what_is_no_array_is_refused_as_one() -> None:
-    wrong = wire.encode(wire.Answer(1, 5))
+    wrong = encode(wire.Answer(1, 5))
     with pytest.raises(Exception, match=r"Invalid|Expected"):
         wire.decode_to_worker(wrong)

@@ -29,7 +29,6 @@ from gpu_check import (  # noqa: E402
     tokens_of,
     versions,
 )
-from quire.engine.messages import Utility  # noqa: E402
 
 LEFT_FREE = 6 << 20
 """Bytes: enough for the small tensors of a small step, too little for one of the allocator's larger blocks."""
@@ -60,7 +59,7 @@ def check_memory(report: Report) -> None:
             with report.timed("memory", "full: requests wait, none is lost") as line:
                 outputs = generate(llm, prompts, **params)
                 same = sum(a == b for a, b in zip(tokens_of(outputs), expected, strict=True))
-                preempted = llm.llm_engine._client.call(Utility.STATS).num_preemptions
+                preempted = llm.llm_engine.call("stats").num_preemptions
                 line(same == len(prompts) and preempted > 0, f"{same} of {len(prompts)} equal, {preempted} preemptions")
             del neighbour
             torch.cuda.empty_cache()

@@ -1,38 +1,36 @@
 """The asynchronous engine: `async for output in engine.generate(…)`.
 
-The core runs in a thread or a process of its own; its news come into the event loop in one batch a step, and readers are
-called from there (`request_stream.py`), after the news of all steps that have come.
+The core runs in a thread or a process of its own. Its messages come into the event loop together, and readers are called from
+there (`request_stream.py`), after the outputs of all steps that have come.
 """
 
 import asyncio
 import collections
 import contextlib
-import dataclasses
+import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from quire.config import EngineConfig, ModelConfig
+from quire.config import EngineConfig
 from quire.engine import messages
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from quire.engine.async_control import AsyncControl
-from quire.engine.beam_search import BeamSearch
-from quire.engine.core_client import CoreChannel, open_channel
-from quire.engine.guests import CALL_BITS, GuestChannel, Seat, first_serial
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
-from quire.engine.llm_engine import check_lora, make_record, settle, supported_tasks
-from quire.engine.output_processor import OutputProcessor, StatsHook
-from quire.engine.pooling_processor import PoolingProcessor
+from quire.engine.beam_search import BeamSearch, BeamSearches
+from quire.engine.control import AsyncControl
+from quire.engine.core_client import CoreClient, open_client
+from quire.engine.frontend import Frontend, check_unsupported, make_record
+from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
+from quire.engine.output_processor import StatsHook
 from quire.engine.request_state import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestLog, RequestTracing
+from quire.engine.router import FrontendSlot, RoutedClient, first_serial
 from quire.engine.tokenization import Tokenization
-from quire.engine.tokenizer_source import TokenizerSource
-from quire.errors import ConfigError, EngineDeadError, EngineError, QuireError, RequestError
+from quire.errors import EngineDeadError, EngineError, QuireError, RequestError
 from quire.inputs import PromptType
 from quire.logger import init_logger
-from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
+from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.spans import SpanWriter
 from quire.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from quire.pooling_params import PoolingParams
@@ -74,12 +72,13 @@ _OPTIONS = frozenset(RequestOptions.__annotations__)
 _NOT_YET = ("data_parallel_rank", "kv_hints", "reasoning_ended", "reasoning_parser_kwargs")
 
 
-class AsyncLLM(AsyncControl):
+class AsyncLLM(Frontend[CoreClient], AsyncControl):
     """Generates for many readers at once, on one event loop at a time.
 
     Args:
         config: the engine's.
-        core: `inproc` (a thread), `process`, None to let the device decide, or a seat at a core that another process runs.
+        core: `inproc` (a thread), `process`, None to let the device decide, or a slot at the router of a core that another
+            process runs.
         stat_hooks: told about steps, tokens and finished requests, besides the engine's own `metrics`.
 
     Raises:
@@ -88,9 +87,8 @@ class AsyncLLM(AsyncControl):
     """
 
     def __init__(
-        self, config: EngineConfig, *, core: str | Seat | None = None, stat_hooks: Sequence[StatsHook] = ()
+        self, config: EngineConfig, *, core: str | FrontendSlot | None = None, stat_hooks: Sequence[StatsHook] = ()
     ) -> None:
-        source = TokenizerSource(config.model, for_server=True)
         self._to_add: list[RequestRecord] = []
         self._add_since = 0.0
         self._inbox: collections.deque[messages.CoreMessage] = collections.deque()
@@ -104,10 +102,15 @@ class AsyncLLM(AsyncControl):
         self._num_calls = 0
         self._idle_waiters: list[asyncio.Future[None]] = []
         self.metrics = EngineMetrics(config.model.model, config.model.max_model_len)
-        self._stats_logger: StatsLogger | None = None
-        if not config.observability.disable_log_stats:
-            self._stats_logger = StatsLogger(self.metrics, config.observability.log_stats_interval_s)
-        self._outputs = OutputProcessor([self.metrics, *stat_hooks])
+
+        def start_core() -> CoreClient:
+            if isinstance(core, FrontendSlot):
+                return RoutedClient(core, self._on_message)
+            return open_client(config, core, self._on_message)
+
+        super().__init__(config, start_core, self.metrics, stat_hooks, for_server=True)
+        if isinstance(core, FrontendSlot):
+            self.input_processor.distinguish(first_serial())
         self._request_log = RequestLog.of(config.observability)
         if self._request_log is not None:
             self._outputs.on_end.append(self._request_log.ended)
@@ -117,23 +120,6 @@ class AsyncLLM(AsyncControl):
             model_name = (config.model.served_model_name or (config.model.model,))[0]
             self._tracing = RequestTracing(SpanWriter(endpoint), model_name, self.timeline)
             self._outputs.on_end.append(self._tracing.ended)
-        if isinstance(core, Seat):
-            self._channel: CoreChannel = GuestChannel(core, self._on_message)
-            self._num_calls = core.number << CALL_BITS
-        else:
-            self._channel = open_channel(config, core, self._on_message)
-        self.config = config = settle(config, self._channel.ready)
-        try:
-            self.tokenizer: Tokenizer | None = source.get()
-        except ConfigError:
-            self._channel.shutdown()
-            raise
-        self.input_processor = InputProcessor(
-            config, source, allow_functions=self._channel.shares_memory, try_grammars_apart=True
-        )
-        if isinstance(core, Seat):
-            self.input_processor.distinguish(first_serial())
-        self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
 
     @classmethod
     def from_engine_args(
@@ -168,6 +154,7 @@ class AsyncLLM(AsyncControl):
         Raises RequestError: it cannot be served; nothing was queued.
         Raises CapacityError: the queue is full, or the engine sleeps.
         Raises EngineDeadError: the core has died."""
+        check_params(sampling_params, SamplingParams, "sampling_params")
         stream = await self.open_stream(prompt, sampling_params, request_id, **options)
         async with contextlib.aclosing(stream.outputs()) as outputs:
             async for output in outputs:
@@ -177,38 +164,34 @@ class AsyncLLM(AsyncControl):
     async def open_stream(
         self,
         prompt: PromptType | TokenizedPrompt,
-        sampling_params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str,
         **options: Unpack[RequestOptions],
     ) -> RequestStream:
         """Queue a request; for a reader that wants to be called rather than to wait. It must be closed.
         Raises RequestError: it cannot be served; nothing was queued.
         Raises EngineDeadError: the core has died."""
-        arrival_time, tokenization = self._begin(options)
-        prompt = await self._tokenize(prompt, tokenization.add_special_tokens is not False)
-        (prompt,) = tokenization.cut([_with_text(prompt, options)], self.config.model.max_model_len)
-        constraint: StructuredOutputsParams | None = getattr(sampling_params, "structured_outputs", None)
+        self._check_alive()
+        _check_options(options)
+        arrival_time = options.get("arrival_time")
+        if arrival_time is None:
+            arrival_time = time.monotonic()
+        tokenization = Tokenization.of(options.get("tokenization_kwargs"))
+        tokenized = await self._tokenize(prompt, params, tokenization)
+        constraint: StructuredOutputsParams | None = getattr(params, "structured_outputs", None)
         if constraint is not None and not self.input_processor.knows_grammar(constraint):
             await asyncio.to_thread(self.input_processor.check_grammar, constraint)
-        priority, tenant = options.get("priority", 0), options.get("tenant", "")
-        processed = self.input_processor.process(
-            request_id, prompt, sampling_params, arrival_time=arrival_time, priority=priority, tenant=tenant
+        processed = self.process(
+            request_id,
+            tokenized,
+            params,
+            tokenization,
+            prompt_text=options.get("prompt_text"),
+            arrival_time=arrival_time,
+            priority=options.get("priority", 0),
+            tenant=options.get("tenant", ""),
         )
         return self._queue(processed, options.get("trace_headers"))
-
-    def _begin(self, options: RequestOptions) -> tuple[float, Tokenization]:
-        """A new request's arrival time, and how its text is tokenized. Raises where it cannot be served."""
-        self._check_alive()
-        if unknown := options.keys() - _OPTIONS:
-            raise TypeError(f"a request has no option {min(unknown)!r}; it has {', '.join(sorted(_OPTIONS))}")
-        for name in _NOT_YET:
-            is_only_rank = name == "data_parallel_rank" and options.get(name) == 0
-            if options.get(name) is not None and not is_only_rank:
-                raise RequestError(f"{name} is not available yet: leave it out", param=name)
-        check_lora(options.get("lora_request"))
-        arrival_time = options.get("arrival_time")
-        tokenization = Tokenization.of(options.get("tokenization_kwargs"))
-        return time.monotonic() if arrival_time is None else arrival_time, tokenization
 
     def _queue(self, processed: ProcessedRequest, trace_headers: Mapping[str, str] | None = None) -> RequestStream:
         self._use_running_loop()
@@ -236,7 +219,7 @@ class AsyncLLM(AsyncControl):
         if not records or self._dead is not None:
             return
         try:
-            self._channel.send(
+            self._client.send(
                 messages.AddRequests([request for record in records for request in record.engine_requests])
             )
         except QuireError:
@@ -245,18 +228,22 @@ class AsyncLLM(AsyncControl):
 
     def _send_alone(self, record: RequestRecord) -> None:
         try:
-            self._channel.send(messages.AddRequests(record.engine_requests))
+            self._client.send(messages.AddRequests(record.engine_requests))
         except QuireError as error:
             self._outputs.discard(record.request_id)
             record.refusal, record.num_unfinished = error, 0
             self._notify([record])
 
-    async def _tokenize(self, prompt: PromptType | TokenizedPrompt, special: bool) -> TokenizedPrompt:
-        if isinstance(prompt, TokenizedPrompt):
-            return prompt
-        if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self.input_processor.tokenize, prompt, special)
-        return self.input_processor.tokenize(prompt, special)
+    async def _tokenize(
+        self,
+        prompt: PromptType | TokenizedPrompt,
+        params: SamplingParams | PoolingParams,
+        tokenization: Tokenization,
+    ) -> TokenizedPrompt:
+        """A prompt as token ids; a long text is tokenized in a thread."""
+        if not isinstance(prompt, TokenizedPrompt) and self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self.tokenize, prompt, params, tokenization)
+        return self.tokenize(prompt, params, tokenization)
 
     async def beam_search(
         self, prompt: PromptType | TokenizedPrompt, params: BeamSearchParams, request_id: str, *, priority: int = 0
@@ -265,23 +252,17 @@ class AsyncLLM(AsyncControl):
         Raises RequestError: it cannot be served.
         Raises EngineDeadError: the core has died."""
         self._check_alive()
-        tokenized = await self._tokenize(prompt, True)
+        tokenized = await self._tokenize(prompt, SamplingParams(), Tokenization())
         search = BeamSearch(self.config.model, self.tokenizer, tokenized, params, priority)
-        step = 0
-        while not search.is_finished:
-            steps = [
-                self.input_processor.process(
-                    f"{request_id}.{step}.{index}", beam, search.step_params, priority=search.priority, is_beam=True
-                )
-                for index, beam in enumerate(search.next_prompts())
-            ]
-            tasks = [asyncio.ensure_future(self._final(self._queue(processed))) for processed in steps]
+        ids = (f"{request_id}.{number}" for number in itertools.count())
+        searches = BeamSearches([search], self.input_processor, ids)
+        while requests := searches.next_requests():
+            tasks = [asyncio.ensure_future(self._final(self._queue(processed))) for processed in requests]
             try:
-                search.advance(await asyncio.gather(*tasks))
+                searches.advance(await asyncio.gather(*tasks))
             finally:
                 for task in tasks:
                     task.cancel()
-            step += 1
         yield search.result(request_id)
 
     @staticmethod
@@ -305,20 +286,8 @@ class AsyncLLM(AsyncControl):
         Raises CapacityError: the queue is full, or the engine sleeps.
         Raises EngineDeadError: the core has died.
         Raises EngineError: its computation failed."""
-        arrival_time, tokenization = self._begin(options)
-        special = tokenization.add_special_tokens is not False
-        processor = self.pooling_processor
-        if not isinstance(prompt, TokenizedPrompt):
-            if self.input_processor.needs_tokenizer(prompt) > INLINE_CHARACTERS:
-                (prompt,) = await asyncio.to_thread(processor.tokenize_batch, [prompt], special)
-            else:
-                (prompt,) = processor.tokenize_batch([prompt], special)
-        prompt, params = _with_text(prompt, options), tokenization.of_pooling(pooling_params)
-        priority, tenant = options.get("priority", 0), options.get("tenant", "")
-        processed = processor.process(
-            request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
-        )
-        stream = self._queue(processed, options.get("trace_headers"))
+        check_params(pooling_params, PoolingParams, "pooling_params")
+        stream = await self.open_stream(prompt, pooling_params, request_id, **options)
         async with contextlib.aclosing(stream.outputs()) as outputs:
             async for output in outputs:
                 if isinstance(output, PoolingRequestOutput):
@@ -336,11 +305,11 @@ class AsyncLLM(AsyncControl):
         records, core_ids = self._outputs.abort(request_ids, time.monotonic())
         if core_ids and self._dead is None:
             self._send_added()  # what is aborted must have come before
-            self._channel.send(messages.AbortRequests(core_ids))
+            self._client.send(messages.AbortRequests(core_ids))
         self._notify(records)
         self._tell_idle_waiters()
 
-    # --- the core's news ---
+    # --- the core's messages ---
 
     def _use_running_loop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -363,31 +332,32 @@ class AsyncLLM(AsyncControl):
     def _handle_inbox(self) -> None:
         """In the event loop: everything that came. Steps that came together are told of together."""
         self._is_waking = False
-        news: list[RequestRecord] = []
+        touched: list[RequestRecord] = []
         while self._inbox:
             message = self._inbox.popleft()
             match message:
                 case messages.Outputs(outputs=outputs):
-                    news += self._take_in(outputs)
+                    touched += self._take_in(outputs)
                 case messages.UtilityResult(call_id=call_id):
                     self._resolve_call(call_id, message)
                 case messages.Dead(message=text):
                     self._die(text)
                 case _:
                     pass
-        self._notify(news)
-        self.do_log_stats_sync()
+        self._notify(touched)
+        self._log_stats()
         self._tell_idle_waiters()
 
     def _take_in(self, outputs: EngineCoreOutputs) -> list[RequestRecord]:
-        """A step's news: who has some. News that cannot be read would leave readers waiting: then it is the end."""
+        """A step's outputs: the requests that have new ones. Where they cannot be read, the engine ends: its readers
+        would wait for ever."""
         try:
             touched, aborts = self._outputs.process(outputs, time.monotonic())
             if aborts:
-                self._channel.send(messages.AbortRequests(aborts))
+                self._client.send(messages.AbortRequests(aborts))
         except Exception as error:
-            logger.exception("The engine core's news cannot be taken in.")
-            self._die(f"its news could not be taken in: {error}")
+            logger.exception("The engine core's outputs cannot be read.")
+            self._die(f"its outputs could not be read: {error}")
             return []
         return touched
 
@@ -405,10 +375,10 @@ class AsyncLLM(AsyncControl):
         future = self._calls.pop(call_id, None)
         if future is None or future.done():
             return
-        if result.error is not None:
-            future.set_exception(result.to_error())
-        else:
-            future.set_result(result.value)
+        try:
+            future.set_result(result.get())
+        except QuireError as error:
+            future.set_exception(error)
 
     def _die(self, message: str) -> None:
         """The core has ended: every reader and caller gets the error."""
@@ -459,10 +429,6 @@ class AsyncLLM(AsyncControl):
         if self._is_shut_down:
             raise EngineDeadError("the engine was shut down")
 
-    def get_num_unfinished_requests(self) -> int:
-        """Requests that have not ended; one with n > 1 counts once."""
-        return len(self._outputs)
-
     async def wait_for_requests_to_drain(self, drain_timeout: float | None = None) -> None:
         """Return when no request is unfinished. Raises TimeoutError: that took longer than `drain_timeout` seconds."""
         self._use_running_loop()
@@ -481,17 +447,15 @@ class AsyncLLM(AsyncControl):
 
     # --- utilities ---
 
-    def _abort_all(self) -> None:
-        self._abort([record.request_id for record in self._outputs.records])
-
-    async def _call(self, utility: messages.Utility, *args: Any) -> Any:
+    async def call(self, utility: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a utility of the core and wait for its value."""
         self._check_alive()
         self._use_running_loop()
         self._num_calls += 1
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[self._num_calls] = future
         self._send_added()
-        self._channel.send(messages.UtilityCall(self._num_calls, utility, list(args)))
+        self._client.send(messages.UtilityCall(self._num_calls, utility, list(args), kwargs))
         return await future
 
     async def is_tracing_enabled(self) -> bool:
@@ -500,45 +464,35 @@ class AsyncLLM(AsyncControl):
 
     async def do_log_stats(self) -> None:
         """Write the log line with throughput and load, if it is time for one."""
-        self.do_log_stats_sync()
-
-    def do_log_stats_sync(self) -> None:
-        """As `do_log_stats`."""
-        if self._stats_logger is not None:
-            self._stats_logger.tick()
+        self._log_stats()
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model can be asked for: `generate`, or what it pools."""
-        return supported_tasks(self.config)
+        return self._supported_tasks()
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, None where the engine works on token ids alone."""
         return self.tokenizer
-
-    @property
-    def vllm_config(self) -> EngineConfig:
-        """The configuration, as programs written for vLLM ask for it (`vllm_config.model_config` …)."""
-        return self.config
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The model's settings."""
-        return self.config.model
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the core; unfinished requests get `EngineDeadError`. May be called twice, from any thread."""
         if self._is_shut_down:
             return
         self._is_shut_down = True
-        self._channel.shutdown()
+        self._client.shutdown()
         if self._tracing is not None:
             self._tracing.shutdown()
 
 
-def _with_text(prompt: TokenizedPrompt, options: RequestOptions) -> TokenizedPrompt:
-    """The prompt with the text that the caller knows it by."""
-    text = options.get("prompt_text")
-    return prompt if text is None else dataclasses.replace(prompt, text=text)
+def _check_options(options: RequestOptions) -> None:
+    """Raises TypeError: an option does not exist. Raises RequestError: it is not available yet."""
+    if unknown := options.keys() - _OPTIONS:
+        raise TypeError(f"a request has no option {min(unknown)!r}; it has {', '.join(sorted(_OPTIONS))}")
+    for name in _NOT_YET:
+        is_only_rank = name == "data_parallel_rank" and options.get(name) == 0
+        if options.get(name) is not None and not is_only_rank:
+            raise RequestError(f"{name} is not available yet: leave it out", param=name)
+    check_unsupported(options.get("lora_request"))
 
 
 AsyncLLMEngine = AsyncLLM

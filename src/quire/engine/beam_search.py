@@ -7,10 +7,11 @@ prefix cache shares their pages. Knows nothing of event loops.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 from quire.config import ModelConfig, limits
-from quire.engine.input_processor import TokenizedPrompt
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.errors import EngineError, RequestError
 from quire.logprobs import LogprobsOnePosition
 from quire.outputs import CompletionOutput, RequestOutput
@@ -75,6 +76,11 @@ class BeamSearch:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+    @property
+    def num_beams(self) -> int:
+        """Hypotheses that run."""
+        return len(self._running)
 
     def next_prompts(self) -> list[TokenizedPrompt]:
         """What to run: one token each, with `step_params`."""
@@ -164,6 +170,40 @@ class BeamSearch:
         if self._tokenizer is None:
             return ""
         return detokenize(self._tokenizer, self.prompt.token_ids, beam.token_ids, self.params.skip_special_tokens)
+
+
+class BeamSearches:
+    """Drives the searches of several prompts; their beams run in common batches.
+
+    Args:
+        processor: makes the requests of each step.
+        ids: a new request id each time.
+        limit: searches that run at a time; None: all.
+    """
+
+    def __init__(
+        self, searches: Sequence[BeamSearch], processor: InputProcessor, ids: Iterator[str], limit: int | None = None
+    ) -> None:
+        self._searches = searches
+        self._processor = processor
+        self._ids = ids
+        self._limit = limit
+        self._active: list[BeamSearch] = []
+
+    def next_requests(self) -> list[ProcessedRequest]:
+        """What to run to its end next; none when all searches have ended."""
+        self._active = [search for search in self._searches if not search.is_finished][: self._limit]
+        return [
+            self._processor.process(next(self._ids), prompt, search.step_params, priority=search.priority, is_beam=True)
+            for search in self._active
+            for prompt in search.next_prompts()
+        ]
+
+    def advance(self, outputs: Iterable[RequestOutput]) -> None:
+        """Take in the outputs of `next_requests`, in its order."""
+        rest = iter(outputs)
+        for search in self._active:
+            search.advance(list(itertools.islice(rest, search.num_beams)))
 
 
 def _eos_ids(model: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:

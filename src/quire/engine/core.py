@@ -4,13 +4,16 @@ Each call of `step` starts what may be started and takes in one finished step. W
 flight, so that planning overlaps execution. Knows nothing of text, users, processes or sockets.
 """
 
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
+from quire import param_checks as checks
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
+from quire.config.observability import profile_overrides
 from quire.core.kv_planner import blocks_for_one_request, largest_model_len, plan_kv_cache
 from quire.core.output import SchedulerOutput
 from quire.core.preparations import Preparations
@@ -42,6 +45,17 @@ _PREPARATION_WAIT_S = 0.002
 
 _MAX_EMPTY_PLANS = 64
 """Plans without a token, nothing being in flight, after which the scheduler must be at fault."""
+
+CoreMethod = TypeVar("CoreMethod", bound=Callable[..., Any])
+
+UTILITIES: set[str] = set()
+"""The control verbs: methods of the core that frontends may call. Nothing else of it can be called from outside."""
+
+
+def utility(method: CoreMethod) -> CoreMethod:
+    """Mark a method as a control verb. `engine/control.py` gives it to both engines, with its parameters and its docstring."""
+    UTILITIES.add(method.__name__)
+    return method
 
 
 class EngineCore:
@@ -80,7 +94,7 @@ class EngineCore:
                 raise
         self._depth = 2 if config.scheduler.async_scheduling else 1
         self._in_flight: deque[SchedulerOutput] = deque()
-        self._news: list[EngineCoreOutput] = []
+        self._outputs: list[EngineCoreOutput] = []
         self._asleep: set[str] = set()
         self._pause = Pause()
         self._unfinished: set[str] = set()
@@ -177,7 +191,7 @@ class EngineCore:
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
         refusal = refusal_of(error)
-        self._news.append(
+        self._outputs.append(
             EngineCoreOutput(request_id, finish_reason=FinishReason.ERROR, error=str(error), refusal=refusal)
         )
         if refusal is None:
@@ -191,9 +205,10 @@ class EngineCore:
             self._unfinished.discard(output.request_id)
             self._lost_some = True
 
-    def abort_named(self, given: list[str]) -> int:
+    @utility
+    def abort_named(self, request_ids: Sequence[str]) -> int:
         """End the requests that a server's clients call so, whichever frontend they came from, which is told; how many."""
-        found = [core_id for core_id in self._all_ids() if any(is_named(core_id, name) for name in given)]
+        found = [core_id for core_id in self._all_ids() if any(is_named(core_id, name) for name in request_ids)]
         self._abort_and_tell(found)
         return len(found)
 
@@ -202,14 +217,14 @@ class EngineCore:
 
     def _abort_and_tell(self, request_ids: list[str]) -> None:
         held = self._pause.forget(request_ids)
-        self._news += [EngineCoreOutput(request_id, finish_reason=FinishReason.ABORT) for request_id in held]
-        self._news += self._scheduler.abort(request_ids)
+        self._outputs += [EngineCoreOutput(request_id, finish_reason=FinishReason.ABORT) for request_id in held]
+        self._outputs += self._scheduler.abort(request_ids)
         self._unfinished.difference_update(request_ids)
         self._lost_some |= bool(request_ids)
 
     def has_work(self) -> bool:
         """Whether `step` would have anything to do."""
-        waits = bool(self._news or self._in_flight or self._lost_some)
+        waits = bool(self._outputs or self._in_flight or self._lost_some)
         return (
             waits or self._pause.state is PauseState.DRAINING or (self._schedules and self._scheduler.has_unfinished())
         )
@@ -221,15 +236,15 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs:
         """Start what may be started, take in the oldest finished step; returns its news.
         Raises EngineError: the executor failed. The core is of no use after that."""
-        if self._news:  # older than what another step would tell
-            return self.take_news()
+        if self._outputs:  # older than what another step would tell
+            return self.take_outputs()
         if self._schedules:
             self._start_steps()
         if not self._in_flight:
             self._end_draining()
-            return self._with_news(EngineCoreOutputs(stats=self._gauges() if self._lost_some else None))
+            return self._with_outputs(EngineCoreOutputs(stats=self._gauges() if self._lost_some else None))
         self._scheduler.catch_up()  # The device works: the host has time.
-        return self._with_news(self._take_in())
+        return self._with_outputs(self._take_in())
 
     def _end_draining(self) -> None:
         """The pause begins that waits for what runs, if that has ended; what was held may come in, and stands still."""
@@ -298,25 +313,34 @@ class EngineCore:
             num_free_blocks=now.num_free_blocks,
         )
 
-    def take_news(self) -> EngineCoreOutputs:
+    def take_outputs(self) -> EngineCoreOutputs:
         """What is to be told without another step."""
-        return self._with_news(EngineCoreOutputs())
+        return self._with_outputs(EngineCoreOutputs())
 
-    def _with_news(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-        if self._news:
-            outputs.outputs = [*self._news, *outputs.outputs]
-            self._news = []
+    def _with_outputs(self, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+        if self._outputs:
+            outputs.outputs = [*self._outputs, *outputs.outputs]
+            self._outputs = []
         return outputs
 
     # --- utilities ---
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget every cached prefix; running requests may be made to compute theirs again."""
+    def call_utility(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a control verb by its name. Raises EngineError: there is none of this name."""
+        if name not in UTILITIES:
+            raise EngineError(f"the engine core has no utility {name!r}")
+        return getattr(self, name)(*args, **kwargs)
+
+    @utility
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget every cached prefix; with `reset_running_requests` these compute theirs again. There is no connector."""
+        del reset_connector
         if reset_running_requests:
             self._drain()
         self._scheduler.reset_prefix_cache(drop_running=reset_running_requests)
         return True
 
+    @utility
     def pause(self, mode: str = "abort", clear_cache: bool = True) -> None:
         """Schedule nothing until `resume`; new requests wait. What runs is aborted, or goes on first (`wait`: see
         `pause_state`), or stands still (`keep`). With `clear_cache` cached prefixes are forgotten then, and what stands still is
@@ -332,18 +356,22 @@ class EngineCore:
             self._abort_and_tell(self._all_ids())
         self._begin_pause(clear_cache)
 
+    @utility
     def resume(self) -> None:
         self._pause.state = PauseState.RUNNING
         self._enter_held()
 
+    @utility
     def pause_state(self) -> str:
         """`running`, `draining` or `paused`."""
         return self._pause.state.value
 
+    @utility
     def is_standing_still(self) -> bool:
         """Whether the core sleeps, or requests are unfinished that no step goes on with."""
         return bool(self._asleep) or (not self._schedules and self._scheduler.has_unfinished())
 
+    @utility
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`: level 0 none (a pause), level 1 the pages, level 2 the weights too. Unfinished
         requests are aborted, or (`keep`) stand still and are computed anew; `wait` is for who asks, except at level 0."""
@@ -363,7 +391,8 @@ class EngineCore:
         self._executor.sleep(level)
         self._asleep = set(_SLEEPING_PARTS)
 
-    def release_kv_cache(self) -> None:
+    @utility
+    def release_kv_cache_memory(self) -> None:
         """Give the pages alone back, until `wake_up(["kv_cache"])`; unfinished requests stand still and are computed anew."""
         self.sleep(1, "keep")
         self._asleep = {"kv_cache"}
@@ -372,12 +401,13 @@ class EngineCore:
         """Take in what is in flight; nothing of it is lost."""
         while self._in_flight:
             outputs = self._take_in()
-            self._news += [
+            self._outputs += [
                 EngineCoreOutput(core_id, [token_id])
                 for core_id, token_id in zip(outputs.plain_ids, outputs.plain_tokens, strict=True)
             ]
-            self._news += outputs.outputs
+            self._outputs += outputs.outputs
 
+    @utility
     def wake_up(self, tags: list[str] | None = None) -> bool:
         """Undo `sleep`, all of it or only `weights`, `kv_cache` or `scheduling` (a pause); whether nothing sleeps any more."""
         asked = set(tags if tags is not None else _WAKING_PARTS)
@@ -390,22 +420,27 @@ class EngineCore:
             self.resume()
         return not self.is_sleeping()
 
+    @utility
     def is_sleeping(self) -> bool:
         """Whether anything sleeps still, or nothing is scheduled."""
         return bool(self._asleep) or self._pause.state is PauseState.PAUSED
 
+    @utility
     def stats(self) -> SchedulerStats:
         """Figures of now; counters since the start."""
         return self._scheduler.stats()
 
+    @utility
     def inspect(self) -> dict[str, Any]:
         """The scheduler's state, its last steps, live and finished requests; see `core/inspection.py`."""
         return self._scheduler.inspection.state()
 
+    @utility
     def timeline(self, request_id: str) -> dict[str, Any] | None:
         """What happened to a request; None where it is not remembered."""
         return self._scheduler.inspection.timeline(request_id)
 
+    @utility
     def explain(self) -> dict[str, Any]:
         return {
             **self._executor.explain(),
@@ -418,14 +453,50 @@ class EngineCore:
             ],
         }
 
+    @utility
     def collective_rpc(
         self,
         method: str | Callable[..., Any],
-        args: list[Any] | None = None,
-        kwargs: dict[str, Any] | None = None,
         timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        return self._executor.collective_rpc(method, tuple(args or ()), kwargs, timeout)
+        """Call a method on every worker, or a function whose first argument is the worker.
+        Raises RequestError: there is no such method, or workers in other processes cannot be sent a function.
+        Raises TimeoutError: workers in other processes gave no answer within `timeout` seconds."""
+        return self._executor.collective_rpc(method, tuple(args), kwargs, timeout)
+
+    @utility
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+        profiler_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Profile the workers' steps from now on, as `profiler_config` says.
+        Raises RequestError: profiles are off, one is being taken, or an argument cannot be used.
+
+        Args:
+            profile_prefix: how the traces' names begin.
+            delay_iterations: steps to leave out first; max_iterations: steps after which it ends by itself.
+            profiler_kwargs: further fields of `profiler_config` for this profile.
+        """
+        if profile_prefix is not None and not re.fullmatch(r"[A-Za-z0-9_-]{0,64}", profile_prefix):
+            checks.refuse("profile_prefix", profile_prefix, "up to 64 letters, digits, '-' and '_'")
+        overrides = profile_overrides(delay_iterations, max_iterations, profiler_kwargs)
+        problems = self._executor.collective_rpc("start_profile", (profile_prefix or "", overrides))
+        if problems[0] is not None:
+            raise RequestError(problems[0], param="profiler_config")
+
+    @utility
+    def stop_profile(self) -> list[str]:
+        """End the profile; the files that were written. Raises RequestError: none is being taken."""
+        results = self._executor.collective_rpc("stop_profile")
+        if results[0]["problem"] is not None:
+            raise RequestError(results[0]["problem"], param="profiler_config")
+        return [result["file"] for result in results if result["file"] is not None]
 
     def shutdown(self) -> None:
         """Release everything; may be called twice."""

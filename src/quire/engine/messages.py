@@ -1,41 +1,14 @@
-"""Every message that crosses the border between a frontend and an engine core, and how it becomes bytes.
+"""Every message that crosses the border between a frontend and an engine core. Of sockets it knows how one is made."""
 
-Typed msgpack both ways: a message that is not one of these is an error, and nothing is ever unpickled. Of sockets it knows
-how one is made.
-"""
-
-import enum
-from array import array
+import functools
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 import msgspec
-import numpy as np
 
+from quire.codec import decoder
 from quire.errors import CapacityError, EngineError, QuireError, RequestError
-from quire.request import TOKEN_BYTES, EngineCoreOutputs, EngineRequest, Refusal, TokenIds
-
-MessageT = TypeVar("MessageT")
-
-
-class Utility(enum.StrEnum):
-    """What a frontend may call on a core, besides adding and aborting requests."""
-
-    RESET_PREFIX_CACHE = "reset_prefix_cache"
-    SLEEP = "sleep"
-    WAKE_UP = "wake_up"
-    IS_SLEEPING = "is_sleeping"
-    RELEASE_KV_CACHE = "release_kv_cache"
-    PAUSE = "pause"
-    RESUME = "resume"
-    PAUSE_STATE = "pause_state"
-    IS_STANDING_STILL = "is_standing_still"
-    ABORT_NAMED = "abort_named"
-    STATS = "stats"
-    EXPLAIN = "explain"
-    INSPECT = "inspect"
-    TIMELINE = "timeline"
-    COLLECTIVE_RPC = "collective_rpc"
+from quire.request import EngineCoreOutputs, EngineRequest, Refusal
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
@@ -59,11 +32,12 @@ class AbortRequests(msgspec.Struct, tag="abort", array_like=True):
 
 
 class UtilityCall(msgspec.Struct, tag="call", array_like=True):
-    """Call a utility; answered by a `UtilityResult` with the same `call_id`."""
+    """Call a method of the core that is marked as a utility; answered by a `UtilityResult` with the same `call_id`."""
 
     call_id: int
-    utility: Utility
+    utility: str
     args: list[Any] = []
+    kwargs: dict[str, Any] = {}
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
@@ -86,7 +60,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True):
-    """One step's news."""
+    """One step's outputs."""
 
     outputs: EngineCoreOutputs
 
@@ -99,14 +73,11 @@ class UtilityResult(msgspec.Struct, tag="result", array_like=True):
     error: str | None = None
     refusal: Refusal | None = None
 
-    def to_error(self) -> QuireError:
-        """The exception that `error` and `refusal` stand for."""
-        message, refusal = self.error or "", self.refusal
-        if refusal is None:
-            return EngineError(message)
-        if refusal.is_capacity:
-            return CapacityError(message, retry_after=refusal.retry_after)
-        return RequestError(message, param=refusal.param)
+    def get(self) -> Any:
+        """The value. Raises what the call raised."""
+        if self.error is None:
+            return self.value
+        raise EngineError(self.error) if self.refusal is None else to_error(self.refusal, self.error)
 
 
 def refusal_of(error: BaseException) -> Refusal | None:
@@ -114,6 +85,13 @@ def refusal_of(error: BaseException) -> Refusal | None:
     if isinstance(error, CapacityError):
         return Refusal(is_capacity=True, retry_after=error.retry_after)
     return Refusal(param=error.param) if isinstance(error, RequestError) else None
+
+
+def to_error(refusal: Refusal, message: str) -> QuireError:
+    """The error that `refusal_of` was asked about."""
+    if refusal.is_capacity:
+        return CapacityError(message, retry_after=refusal.retry_after)
+    return RequestError(message, param=refusal.param)
 
 
 class Dead(msgspec.Struct, tag="dead", array_like=True):
@@ -128,55 +106,16 @@ FrontendMessage = Start | AddRequests | AbortRequests | UtilityCall | Shutdown
 CoreMessage = Ready | Outputs | UtilityResult | Dead
 
 
-def _encode_other(value: Any) -> Any:
-    """What msgpack does not know: token ids become their bytes, numpy arrays and scalars lists and numbers; functions cannot
-    travel."""
-    if isinstance(value, array):
-        return cast("TokenIds", value).tobytes()
-    if isinstance(value, np.ndarray | np.generic):
-        return cast("Any", value).tolist()
-    if callable(value):
-        raise RequestError(
-            "logits_processors are functions and cannot be sent to an engine core in another process; run the core "
-            "in-process, or give the engine a logits processor class by its path",
-            param="logits_processors",
-        )
-    raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
+@functools.cache
+def decoder_at_core() -> Callable[[bytes], FrontendMessage]:
+    """Reads frontends' messages."""
+    return decoder(FrontendMessage)
 
 
-def _decode_other(expected: Any, value: Any) -> Any:
-    if expected == TokenIds and isinstance(value, bytes) and len(value) % TOKEN_BYTES == 0:
-        return array("i", value)
-    raise ValueError(f"a {expected} cannot come from another process, but {value!r} did")
-
-
-class Codec(Generic[MessageT]):
-    """Messages to bytes and back, for one direction."""
-
-    def __init__(self, decoder: Callable[[bytes], MessageT]) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_encode_other)
-        self.decode = decoder
-
-    def encode(self, message: Any) -> bytes:
-        """One message as bytes. Raises RequestError: it holds a function."""
-        try:
-            return self._encoder.encode(message)
-        except RequestError:
-            if not isinstance(message, UtilityCall):
-                raise
-        raise RequestError(
-            "a function cannot be sent to an engine core in another process: name a method of the worker (worker_cls gives it "
-            "methods of your own), or run the core in-process",
-            param="method",
-        )
-
-
-def frontend_to_core() -> Codec[FrontendMessage]:
-    return Codec(msgspec.msgpack.Decoder(FrontendMessage, dec_hook=_decode_other).decode)
-
-
-def core_to_frontend() -> Codec[CoreMessage]:
-    return Codec(msgspec.msgpack.Decoder(CoreMessage, dec_hook=_decode_other).decode)
+@functools.cache
+def decoder_at_frontend() -> Callable[[bytes], CoreMessage]:
+    """Reads a core's messages."""
+    return decoder(CoreMessage)
 
 
 def zmq_socket(context: Any, kind: int, address: str, *, bind: bool, linger_ms: int = 0) -> Any:

@@ -7,8 +7,9 @@ have news and which the core should abort because a stop string was completed.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from quire.engine.messages import to_error
 from quire.engine.request_state import RequestRecord, SequenceState
-from quire.errors import CapacityError, QuireError, RequestError
+from quire.errors import CapacityError, RequestError
 from quire.metrics.engine_metrics import FinishedRequest
 from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
 
@@ -196,7 +197,7 @@ class OutputProcessor:
                 return
         if output.error is not None:
             record.error = output.error
-            record.refusal = _refusal_error(output)
+            record.refusal = None if output.refusal is None else to_error(output.refusal, output.error)
         sequence.finish(reason, output.stop_reason)
 
     def _record_tokens(self, record: RequestRecord, sequence: SequenceState, count: int, now: float) -> None:
@@ -225,16 +226,6 @@ class OutputProcessor:
                 hook.record_finished(finished)
             for listener in self.on_end:
                 listener(record, sequence, finished)
-
-
-def _refusal_error(output: EngineCoreOutput) -> QuireError | None:
-    """The error that a refused request would have raised, had the frontend known."""
-    refusal, message = output.refusal, output.error or ""
-    if refusal is None:
-        return None
-    if refusal.is_capacity:
-        return CapacityError(message, retry_after=refusal.retry_after)
-    return RequestError(message, param=refusal.param)
 
 
 def _finished(record: RequestRecord, sequence: SequenceState, now: float) -> FinishedRequest:

@@ -1,196 +1,273 @@
-"""The parent's side of an engine core process: starts it, talks to it, notices its death.
+"""An engine core in another process: messages over two Unix sockets (ZMQ, one for each direction), and notice of its death.
 
-Messages go over two Unix sockets (ZMQ, one for each direction) in a folder that only the owner can enter; the folder is
-removed as soon as the child is connected. Knows nothing of requests.
+`SocketClient` is what all such clients have in common; `ProcessClient` starts the core as a child process. Their sockets are in a
+folder that only the owner may enter.
 """
 
-import contextlib
-import os
+import collections
 import shutil
-import signal
-import subprocess
 import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire import envs
+from quire.codec import encode
 from quire.config import EngineConfig
 from quire.config.wire import config_to_plain
 from quire.engine import messages
+from quire.engine.core_client import BlockingClient, OnMessage
+from quire.engine.messages import CoreMessage, Dead, FrontendMessage
 from quire.engine.model_files import fetch_missing_weights
-from quire.errors import ConfigError, EngineDeadError
-from quire.logger import init_logger
-from quire.processes import start_child
-
-logger = init_logger(__name__)
+from quire.errors import ConfigError, EngineDeadError, RequestError
+from quire.processes import Child
+from quire.request import EngineCoreOutputs
 
 _PATIENCE_S = 5.0
 """How long an orderly end may take before the child is killed."""
 
 _LAST_WORDS_MS = 200
-"""What the child said before it died has left its process by then; this is for the way through our own socket thread."""
+"""What a process said before it died has left it by then; this is for the way through our own socket thread."""
 
 
-class CoreProcessHandle:
-    """One child process with its sockets.
+class SocketClient(BlockingClient):
+    """Two sockets, and descriptors that become readable when the other process has ended.
 
-    Sends may come from any thread; `receive` belongs to one thread at a time. `ready` is what the core said when it began to
-    serve.
+    `send` may be called from any thread. Either a thread of this client's hands every message to `on_message`, or the caller
+    waits for them, in one thread at a time.
+
+    Args:
+        out_address, in_address: of the sockets; `bind`: they are made here, not there.
+        life_fds: readable when the other process has ended, or this client shall.
+        release: closes what belongs to this client besides its sockets.
+    """
+
+    shares_memory = False
+
+    def __init__(
+        self,
+        out_address: str,
+        in_address: str,
+        *,
+        bind: bool,
+        life_fds: Sequence[int],
+        release: Callable[[], None],
+        on_message: OnMessage | None,
+    ) -> None:
+        import zmq
+
+        self._zmq = zmq
+        self._decode = messages.decoder_at_frontend()
+        self._send_lock = threading.Lock()
+        self._is_ending = self._is_closed = False
+        self._on_message = on_message
+        self._listener: threading.Thread | None = None
+        self._num_calls = 0
+        self._early: collections.deque[EngineCoreOutputs] = collections.deque()
+        """Outputs that came while a call waited for its value."""
+        context = zmq.Context()
+        self._out = messages.zmq_socket(context, zmq.PUSH, out_address, bind=bind)
+        self._in = messages.zmq_socket(context, zmq.PULL, in_address, bind=bind)
+        # Also for a client that is dropped without `shutdown`: a child ends when its pipe closes, and a context that were left
+        # to the collector would wait for sockets that nobody closes any more.
+        self._release = weakref.finalize(self, _release, context, (self._out, self._in), release)
+        self._life_fds = life_fds
+        self._writable, self._readable = zmq.Poller(), zmq.Poller()
+        self._writable.register(self._out, zmq.POLLOUT)
+        self._readable.register(self._in, zmq.POLLIN)
+        for descriptor in life_fds:
+            self._writable.register(descriptor, zmq.POLLIN)
+            self._readable.register(descriptor, zmq.POLLIN)
+
+    def _await_ready(self, timeout_s: float) -> bool:
+        """Wait until the core serves; whether it does.
+        Raises ConfigError: the core refuses its configuration.
+        Raises EngineDeadError: it died while it started."""
+        deadline = time.monotonic() + timeout_s
+        while (message := self._receive(max(0.0, deadline - time.monotonic()))) is not None:
+            match message:
+                case messages.Ready():
+                    self.ready = message
+                    return True
+                case Dead(message=text, is_config_error=True, setting=setting):
+                    raise ConfigError(text, setting=setting)
+                case Dead(message=text):
+                    raise EngineDeadError(f"the engine core could not start: {text}")
+                case _:
+                    pass
+        return False
+
+    def _start_listener(self) -> None:
+        if self._on_message is not None:
+            arguments = (self._on_message,)
+            self._listener = threading.Thread(
+                target=self._listen, args=arguments, name="engine-core-listener", daemon=True
+            )
+            self._listener.start()
+
+    def _listen(self, on_message: OnMessage) -> None:
+        message: CoreMessage | None = None
+        while not isinstance(message, Dead):
+            try:
+                message = self._receive()
+            except Exception as error:  # a message that is none: the core is not to be trusted any more
+                message = Dead(f"the engine core sent something unreadable: {error}")
+            if message is not None:
+                on_message(message)
+
+    # --- messages ---
+
+    def send(self, message: FrontendMessage) -> None:
+        """Send a message. Waits only for a core that has not connected yet; one that has ended gets none.
+        Raises RequestError: it holds something that is not data, for example a function."""
+        try:
+            data = encode(message)
+        except TypeError as error:
+            raise RequestError(
+                f"{error}: name a method of the worker, or a class by its path; or run the core in-process",
+                param="method" if isinstance(message, messages.UtilityCall) else None,
+            ) from None
+        self._send_data(data)
+
+    def _send_data(self, *frames: bytes) -> None:
+        with self._send_lock:
+            while not self._is_closed:
+                try:
+                    self._out.send_multipart(frames, self._zmq.NOBLOCK)
+                    return
+                except self._zmq.Again:
+                    ready = dict(self._writable.poll())
+                    if any(descriptor in ready for descriptor in self._life_fds):
+                        return
+
+    def _receive(self, timeout_s: float | None = None) -> CoreMessage | None:
+        """The next message; None after `timeout_s`. The other process's death is a `Dead`, after everything that it said."""
+        if self._is_closed:
+            return Dead("the engine was shut down")
+        ready = dict(self._readable.poll(None if timeout_s is None else int(timeout_s * 1000)))
+        if self._is_ending:
+            return Dead("the engine was shut down")
+        if not ready:
+            return None
+        if self._in in ready or self._in.poll(_LAST_WORDS_MS):
+            return self._decode(self._in.recv())
+        return Dead(self._describe_death())
+
+    def _describe_death(self) -> str:
+        raise NotImplementedError
+
+    def get_outputs(self) -> EngineCoreOutputs:
+        if self._early:
+            return self._early.popleft()
+        while True:
+            message = self._receive_alive()
+            if isinstance(message, messages.Outputs):
+                return message.outputs
+
+    def call(self, utility: str, *args: Any, **kwargs: Any) -> Any:
+        self.check_alive()
+        self._num_calls += 1
+        self.send(messages.UtilityCall(self._num_calls, utility, list(args), kwargs))
+        while True:
+            message = self._receive_alive()
+            if isinstance(message, messages.Outputs):
+                self._early.append(message.outputs)
+            elif isinstance(message, messages.UtilityResult) and message.call_id == self._num_calls:
+                return message.get()
+
+    def _receive_alive(self) -> CoreMessage | None:
+        self.check_alive()
+        message = self._receive()
+        if isinstance(message, Dead):
+            self.death = EngineDeadError(message.message)
+            raise self.death
+        return message
+
+    # --- the end ---
+
+    def _leave(self) -> None:
+        """Have the core, or this client's part in it, end, so that `_receive` returns."""
+        raise NotImplementedError
+
+    def shutdown(self) -> None:
+        if self._is_closed:
+            return
+        self._is_ending = True
+        self._leave()
+        if self._listener is not None:
+            self._listener.join()
+        with self._send_lock:
+            self._is_closed = True
+        self._release()
+        self.death = self.death or EngineDeadError("the engine was shut down")
+
+
+def _release(context: Any, sockets: tuple[Any, ...], release: Callable[[], None]) -> None:
+    release()
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
+
+
+class ProcessClient(SocketClient):
+    """The core is a child process.
 
     Args:
         executor: class path of the executor, if not the one that the configuration names.
+        on_message: called with the core's messages, in another thread; None: the caller waits for them.
 
     Raises:
         ConfigError: the configuration cannot be sent, or the core refuses it.
         EngineDeadError: the core died before it was ready, or is not ready in time.
     """
 
-    def __init__(self, config: EngineConfig, executor: str | None = None) -> None:
-        import zmq
-
+    def __init__(
+        self, config: EngineConfig, executor: str | None = None, *, on_message: OnMessage | None = None
+    ) -> None:
         if executor is None:
             fetch_missing_weights(config)
         start = messages.Start(config_to_plain(config), executor)
-        self._zmq = zmq
-        self._encode = messages.frontend_to_core().encode
-        self._decode = messages.core_to_frontend().decode
-        self._send_lock = threading.Lock()
-        self._closed = False
-        self._folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
-        self._context = zmq.Context()
-        self._input, input_address = self._bind(zmq.PUSH, "in")
-        self._output, output_address = self._bind(zmq.PULL, "out")
-        self._process, self._life_fd, parent_fd = self._spawn(input_address, output_address)
-        # Also for a handle that is dropped without `close`: the child ends when its pipe does, and a context that were left
-        # to the collector would wait for sockets that nobody closes any more.
-        self._release = weakref.finalize(
-            self, _release, self._context, (self._input, self._output), (parent_fd, self._life_fd)
-        )
-        self._writable = zmq.Poller()
-        self._writable.register(self._input, zmq.POLLOUT)
-        self._writable.register(self._life_fd, zmq.POLLIN)
-        self._poller = zmq.Poller()
-        self._poller.register(self._output, zmq.POLLIN)
-        self._poller.register(self._life_fd, zmq.POLLIN)
+        folder = tempfile.mkdtemp(prefix="quire-", dir=envs.QUIRE_RPC_BASE_PATH)
         try:
-            self.send(start)
-            self._wait_until_ready()
-        except BaseException:
-            self.shutdown(patience_s=0.0)
-            raise
+            out_address, in_address = f"ipc://{folder}/in", f"ipc://{folder}/out"
+            self._child = child = Child("quire.engine.core_process:main", [out_address, in_address])
+            super().__init__(
+                out_address,
+                in_address,
+                bind=True,
+                life_fds=(child.life_fd,),
+                release=child.close,
+                on_message=on_message,
+            )
+            try:
+                self._start(start)
+            except BaseException:
+                child.end(0.0)
+                self.shutdown()
+                raise
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)  # the child is connected, or will never be
 
-    def _bind(self, kind: int, name: str) -> tuple[Any, str]:
-        address = f"ipc://{self._folder}/{name}"
-        return messages.zmq_socket(self._context, kind, address, bind=True), address
-
-    def _spawn(self, input_address: str, output_address: str) -> tuple["subprocess.Popen[bytes]", int, int]:
-        """The child, an end of the pipe that closes with it, and an end that closes with this process."""
-        parent_read, parent_write = os.pipe()
-        life_read, life_write = os.pipe()
-        try:
-            words = [input_address, output_address, str(parent_read), str(life_write)]
-            keep = (parent_read, life_write)
-            process = start_child("quire.engine.core_loop:main", words, keep=keep, stdin=subprocess.DEVNULL)
-        except OSError:
-            os.close(parent_write)
-            os.close(life_read)
-            raise
-        finally:
-            os.close(parent_read)
-            os.close(life_write)
-        return process, life_read, parent_write
+    def _start(self, start: messages.Start) -> None:
+        self.send(start)
+        if not self._await_ready(envs.QUIRE_ENGINE_READY_TIMEOUT_S):
+            raise EngineDeadError(
+                f"the engine core was not ready within {envs.QUIRE_ENGINE_READY_TIMEOUT_S:.0f} s "
+                "(QUIRE_ENGINE_READY_TIMEOUT_S)"
+            )
+        self._start_listener()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + envs.QUIRE_ENGINE_READY_TIMEOUT_S
-        while True:
-            message = self.receive(max(0.0, deadline - time.monotonic()))
-            match message:
-                case messages.Ready():
-                    self.ready = message
-                    return
-                case messages.Dead(message=text, is_config_error=True, setting=setting):
-                    raise ConfigError(text, setting=setting)
-                case messages.Dead(message=text):
-                    raise EngineDeadError(f"the engine core could not start: {text}")
-                case None:
-                    raise EngineDeadError(
-                        f"the engine core was not ready within {envs.QUIRE_ENGINE_READY_TIMEOUT_S:.0f} s "
-                        "(QUIRE_ENGINE_READY_TIMEOUT_S)"
-                    )
-                case _:
-                    pass
+    def _describe_death(self) -> str:
+        return f"the engine core process {self.pid} {self._child.describe_exit()}"
 
-    def send(self, message: messages.FrontendMessage) -> None:
-        """Send a message. Waits only for a child that has not connected yet; one that has ended gets no message.
-        Raises RequestError: it holds a function."""
-        data = self._encode(message)
-        with self._send_lock:
-            while not self._closed:
-                try:
-                    self._input.send(data, self._zmq.NOBLOCK)
-                    return
-                except self._zmq.Again:
-                    if self._life_fd in dict(self._writable.poll()):
-                        return
-
-    def receive(self, timeout_s: float | None = None) -> messages.CoreMessage | None:
-        """The next message; None after `timeout_s`. The child's death is a `Dead`, after everything that it said."""
-        if self._closed:
-            return messages.Dead("the engine core was shut down")
-        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
-        if self._output in ready:
-            return self._decode(self._output.recv())
-        if self._life_fd in ready:
-            if self._output.poll(_LAST_WORDS_MS):
-                return self._decode(self._output.recv())
-            return messages.Dead(f"the engine core process {self.pid} {_describe_exit(self._process.wait())}")
-        return None
-
-    def end_child(self, patience_s: float = _PATIENCE_S) -> None:
-        """End the child: in good order if it can within `patience_s`, else by force. From any thread."""
-        if self._process.poll() is None:
-            if patience_s > 0:
-                with contextlib.suppress(self._zmq.ZMQError):
-                    self.send(messages.Shutdown())
-            try:
-                self._process.wait(patience_s if patience_s > 0 else 0.01)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def close(self) -> None:
-        """Close sockets and pipes; only when no other thread is in `receive`. May be called twice."""
-        with self._send_lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._release()
-
-    def shutdown(self, patience_s: float = _PATIENCE_S) -> None:
-        """`end_child` and `close`."""
-        if not self._closed:
-            self.end_child(patience_s)
-            self.close()
-
-
-def _release(context: Any, sockets: tuple[Any, ...], descriptors: tuple[int, ...]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-    for socket in sockets:
-        socket.close(linger=0)
-    context.term()
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}"
+    def _leave(self) -> None:
+        """End the child: in good order if it can, else by force."""
+        if self._child.process.poll() is None:
+            self.send(messages.Shutdown())
+            self._child.end(_PATIENCE_S)

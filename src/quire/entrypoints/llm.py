@@ -16,11 +16,12 @@ from quire import param_checks as checks
 from quire.config import EngineConfig, ModelConfig
 from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import EngineArgs
-from quire.engine.beam_search import BeamSearch
+from quire.engine.beam_search import BeamSearch, BeamSearches
 from quire.engine.collector import CollectorPause
-from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt, check_params
-from quire.engine.llm_engine import EngineControl, LLMEngine, check_lora, check_media
-from quire.engine.messages import Utility
+from quire.engine.control import EngineControl
+from quire.engine.frontend import check_unsupported
+from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
+from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import (
     as_prompts,
@@ -41,9 +42,6 @@ from quire.tokenizers.interface import Tokenizer, check_template_variables
 if TYPE_CHECKING:
     from quire.metrics.snapshot import Metric
 
-RunRequests = Callable[[list[ProcessedRequest]], list[RequestOutput]]
-"""Runs requests to their end and gives their final outputs in the same order."""
-
 
 @dataclasses.dataclass(slots=True)
 class BeamSearchSequence:
@@ -62,30 +60,6 @@ class BeamSearchOutput:
     """A prompt's hypotheses, best first."""
 
     sequences: list[BeamSearchSequence]
-
-
-def run_beam_searches(
-    searches: Sequence[BeamSearch],
-    processor: InputProcessor,
-    run: RunRequests,
-    next_id: Callable[[], str],
-    concurrency_limit: int | None,
-) -> None:
-    """Drive searches to their end, at most `concurrency_limit` at a time; their beams run in common batches."""
-    limit = concurrency_limit or len(searches)
-    for start in range(0, len(searches), limit):
-        active = list(searches[start : start + limit])
-        while active := [search for search in active if not search.is_finished]:
-            requests = [
-                [
-                    processor.process(next_id(), beam, search.step_params, priority=search.priority, is_beam=True)
-                    for beam in search.next_prompts()
-                ]
-                for search in active
-            ]
-            outputs = iter(run([request for group in requests for request in group]))
-            for search, group in zip(active, requests, strict=True):
-                search.advance([next(outputs) for _ in group])
 
 
 def build_output(search: BeamSearch, tokenizer: Tokenizer | None) -> BeamSearchOutput:
@@ -160,12 +134,9 @@ class LLM(PoolingMethods, EngineControl):
 
     def _start(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
-        self._ids = itertools.count()
+        self._ids = map(str, itertools.count())
         self._enqueued: dict[str, AnyOutput | None] = {}
         """Requests that nobody has waited for yet, in order; with their last outputs, once they have ended."""
-
-    def _next_id(self) -> str:
-        return str(next(self._ids))
 
     # --- generating ---
 
@@ -192,8 +163,7 @@ class LLM(PoolingMethods, EngineControl):
             tokenization_kwargs: `add_special_tokens`, `truncate_prompt_tokens`, `truncation_side`.
             mm_processor_kwargs: for media, which no model reads yet.
         """
-        check_lora(lora_request)
-        check_media(mm_processor_kwargs)
+        check_unsupported(lora_request, mm_processor_kwargs)
         with CollectorPause() as pause:
             tokenized = self._tokenize(prompts, tokenization_kwargs)
             return self._run(self._process(tokenized, sampling_params, priority), use_tqdm, pause)
@@ -210,8 +180,7 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[str]:
         """Queue prompts as `generate` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
-        check_lora(lora_request)
-        check_media(mm_processor_kwargs)
+        check_unsupported(lora_request, mm_processor_kwargs)
         return self._enqueue(self._process(self._tokenize(prompts, tokenization_kwargs), sampling_params, priority))
 
     def _tokenize(
@@ -260,7 +229,7 @@ class LLM(PoolingMethods, EngineControl):
             messages: a list of messages (`role`, `content`), or a list of such lists.
             options: see `ChatOptions`.
         """
-        check_lora(lora_request)
+        check_unsupported(lora_request)
         with CollectorPause() as pause:
             return self._run(self._process_chat(messages, sampling_params, **options), use_tqdm, pause)
 
@@ -274,7 +243,7 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[str]:
         """Queue conversations as `chat` does and return their ids; `wait_for_completion` gives the outputs."""
         del use_tqdm
-        check_lora(lora_request)
+        check_unsupported(lora_request)
         return self._enqueue(self._process_chat(messages, sampling_params, **options))
 
     def _process_chat(
@@ -292,7 +261,7 @@ class LLM(PoolingMethods, EngineControl):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[ProcessedRequest]:
-        check_media(mm_processor_kwargs)
+        check_unsupported(mm_processor_kwargs=mm_processor_kwargs)
         check_template_variables(chat_template_kwargs or {})
         tokenization = Tokenization.of(tokenization_kwargs)
         template = {
@@ -329,7 +298,7 @@ class LLM(PoolingMethods, EngineControl):
         priorities = _priorities(priority, len(prompts))
         process = self.llm_engine.input_processor.process
         return [
-            process(self._next_id(), prompt, one, priority=rank)
+            process(next(self._ids), prompt, one, priority=rank)
             for prompt, one, rank in zip(prompts, params, priorities, strict=True)
         ]
 
@@ -388,7 +357,7 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[BeamSearchOutput]:
         """The `beam_width` best sequences of each prompt, as Transformers' `generate(num_beams=…)` defines them.
         Raises RequestError: a prompt or a parameter cannot be served."""
-        check_lora(lora_request)
+        check_unsupported(lora_request)
         if concurrency_limit is not None and concurrency_limit < 1:
             raise RequestError(f"concurrency_limit is {concurrency_limit}; at least 1", param="concurrency_limit")
         engine = self.llm_engine
@@ -398,7 +367,9 @@ class LLM(PoolingMethods, EngineControl):
             BeamSearch(model, engine.tokenizer, prompt, params, rank)
             for prompt, rank in zip(tokenized, _priorities(priority, len(tokenized)), strict=True)
         ]
-        run_beam_searches(searches, engine.input_processor, self._run, self._next_id, concurrency_limit)
+        driver = BeamSearches(searches, engine.input_processor, self._ids, concurrency_limit)
+        while requests := driver.next_requests():
+            driver.advance(self._run(requests))
         return [build_output(search, engine.tokenizer) for search in searches]
 
     # --- the rest ---
@@ -420,9 +391,9 @@ class LLM(PoolingMethods, EngineControl):
         """As `LLMEngine.get_metrics`: they are kept with `disable_log_stats=False`."""
         return self.llm_engine.get_metrics(names)
 
-    def call(self, utility: Utility, *args: Any) -> Any:
+    def call(self, utility: str, *args: Any, **kwargs: Any) -> Any:
         """Call a utility of the core and wait for its value."""
-        return self.llm_engine.call(utility, *args)
+        return self.llm_engine.call(utility, *args, **kwargs)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`: level 0 none (a pause), 1 the KV cache, 2 the weights too.

@@ -8,8 +8,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
+from quire.engine.frontend import check_unsupported
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
-from quire.engine.llm_engine import LLMEngine, check_lora
+from quire.engine.llm_engine import LLMEngine
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import as_prompts, check_count
 from quire.entrypoints.long_texts import join
@@ -50,7 +51,7 @@ class PoolingMethods:
     """
 
     llm_engine: LLMEngine
-    _next_id: Callable[[], str]
+    _ids: Iterator[str]
     _run: Callable[[list[ProcessedRequest], Any], list[Any]]
 
     def encode(
@@ -73,7 +74,7 @@ class PoolingMethods:
             truncate_prompt_tokens: as in `PoolingParams`.
             prompt_name: put this prompt of config_sentence_transformers.json before each text.
         """
-        check_lora(lora_request)
+        check_unsupported(lora_request)
         tokenization = Tokenization.of(tokenization_kwargs)
         processor = self.llm_engine.pooling_processor
         special = tokenization.add_special_tokens is not False
@@ -122,7 +123,7 @@ class PoolingMethods:
             chat_template: how a cross-encoder's pair becomes a prompt (roles `query` and `document`); None joins them as
                 the tokenizer joins pairs.
         """
-        check_lora(lora_request)
+        check_unsupported(lora_request)
         pooling_params = Tokenization.of(tokenization_kwargs).of_pooling(pooling_params or PoolingParams())
         firsts, seconds = pair_texts(data_1, data_2)
         config = self.llm_engine.pooling_processor.config
@@ -181,7 +182,7 @@ class PoolingMethods:
         processor = self.llm_engine.pooling_processor
         pieces = [processor.pieces(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         requests = [
-            processor.process(self._next_id(), piece, one)
+            processor.process(next(self._ids), piece, one)
             for parts, one in zip(pieces, params, strict=True)
             for piece in parts
         ]

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from quire.codec import encode
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.config.wire import config_to_plain
@@ -274,7 +275,7 @@ class MultiprocExecutor(Executor):
     def _send(self, message: wire.ToWorker) -> None:
         self._check_alive()
         try:
-            data = wire.encode(message)
+            data = encode(message)
         except TypeError as error:
             raise EngineError(f"this cannot be sent to the workers: {error}") from None
         try:
@@ -322,7 +323,7 @@ class MultiprocExecutor(Executor):
         self._is_shut_down = True
         if patience_s > 0 and self._processes.failure is None:
             with contextlib.suppress(OSError), self._send_lock:
-                self._ring.send(wire.encode(End()), give_up=lambda: True)
+                self._ring.send(encode(End()), give_up=lambda: True)
         self._results.clear()
         self._release.detach()
         self._processes.end(patience_s if self._processes.failure is None else 0.0)

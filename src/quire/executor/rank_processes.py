@@ -4,12 +4,9 @@ One thread waits for their ends, whether the engine works or idles: when one end
 it for ever), and the failure is there to be raised, with the rank, how it ended and its last words. Knows nothing of steps.
 """
 
-import contextlib
 import os
 import select
 import shutil
-import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -22,21 +19,19 @@ from quire.errors import EngineError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingWriter
 from quire.logger import init_logger
-from quire.processes import start_child
+from quire.processes import Child
 
 logger = init_logger(__name__)
 
 _GRACE_S = 0.3
 """After a first end: time for the others' last words, since the first to speak need not be the cause."""
-_HELD_BACK = {signal.SIGINT, signal.SIGTERM}
 
 
 class _Rank:
-    """One child and this process's ends of its pipes."""
+    """One child, the pipe of its answers, and the last words that have come."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", answers_fd: int, last_words_fd: int, parent_fd: int) -> None:
-        self.process = process
-        self.answers_fd, self.last_words_fd, self.parent_fd = answers_fd, last_words_fd, parent_fd
+    def __init__(self, child: Child, answers_fd: int) -> None:
+        self.child, self.answers_fd = child, answers_fd
         self.last_words = b""
 
     def problem(self) -> wire.Problem:
@@ -47,9 +42,9 @@ class _Rank:
             return wire.Problem("engine", "its last words cannot be read")
 
     def close(self) -> None:
-        """Close this process's ends; the child ends by that, if nothing else ended it."""
-        for descriptor in (self.answers_fd, self.last_words_fd, self.parent_fd):
-            os.close(descriptor)
+        """Close this process's ends of the pipes."""
+        os.close(self.answers_fd)
+        self.child.close()
 
 
 class RankProcesses:
@@ -78,8 +73,7 @@ class RankProcesses:
                 self.ranks.append(self._spawn(rank, size))
         except BaseException:
             for started in self.ranks:
-                started.process.kill()
-                started.process.wait()
+                started.child.end(0.0)
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         finally:
@@ -90,27 +84,20 @@ class RankProcesses:
     @property
     def pids(self) -> list[int]:
         """Process ids, by rank."""
-        return [rank.process.pid for rank in self.ranks]
+        return [rank.child.pid for rank in self.ranks]
 
     def _spawn(self, rank: int, size: int) -> _Rank:
         answers_read, answers_write = os.pipe()
-        words_read, words_write = os.pipe()
-        parent_read, parent_write = os.pipe()
-        inherited = (self._ring.memory_fd, self._ring.reader_fds[rank], answers_write, words_write, parent_read)
+        inherited = (self._ring.memory_fd, self._ring.reader_fds[rank], answers_write)
         words = [str(rank), str(size), f"file://{self._folder}/meet", *map(str, inherited)]
-        # The child begins with both signals held back, so that none can end it before it ignores them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
         try:
-            process = start_child("quire.executor.worker_process:main", words, keep=inherited, stdin=subprocess.DEVNULL)
+            child = Child("quire.executor.worker_process:main", words, inherited)
         except OSError:
-            for descriptor in (answers_read, words_read, parent_write):
-                os.close(descriptor)
+            os.close(answers_read)
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            for descriptor in (answers_write, words_write, parent_read):
-                os.close(descriptor)
-        return _Rank(process, answers_read, words_read, parent_write)
+            os.close(answers_write)
+        return _Rank(child, answers_read)
 
     # Watching.
 
@@ -123,9 +110,9 @@ class RankProcesses:
                 return
             cause = self._find_cause(ended)
             for rank in self.ranks:
-                rank.process.kill()
+                rank.child.process.kill()
             for rank in self.ranks:
-                rank.process.wait()
+                rank.child.process.wait()
             self.failure = EngineError(self._describe(cause))
         logger.error("%s; the other ranks were ended", self.failure)
         os.write(self._failure_write_fd, b"!")
@@ -136,7 +123,7 @@ class RankProcesses:
         stop."""
         poll = select.poll()
         poll.register(self._stop_fd, select.POLLIN)
-        by_fd = {rank.last_words_fd: number for number, rank in enumerate(self.ranks)}
+        by_fd = {rank.child.life_fd: number for number, rank in enumerate(self.ranks)}
         for descriptor in by_fd:
             poll.register(descriptor, select.POLLIN)
         ended: list[int] = []
@@ -166,8 +153,8 @@ class RankProcesses:
 
     def _describe(self, number: int) -> str:
         rank = self.ranks[number]
-        who = f"rank {number} (process {rank.process.pid})"
-        how = _describe_exit(rank.process.wait())
+        who = f"rank {number} (process {rank.child.pid})"
+        how = rank.child.describe_exit()
         if not rank.last_words:
             return f"{who} {how}"
         return f"{who} {how}: {rank.problem().message}"
@@ -181,11 +168,7 @@ class RankProcesses:
             self._is_ending = True
         deadline = time.monotonic() + patience_s
         for rank in self.ranks:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                rank.process.wait(max(0.01, deadline - time.monotonic()))
-            if rank.process.poll() is None:
-                rank.process.kill()
-                rank.process.wait()
+            rank.child.end(deadline - time.monotonic())
         self._close()
 
     def _close(self) -> None:
@@ -202,10 +185,3 @@ class RankProcesses:
             os.close(descriptor)
         self._ring.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}"

@@ -7,6 +7,8 @@ from typing import Any
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.executor.interface import Executor
+from quire.platforms import current_platform
+from quire.timeline import STARTUP
 
 SETTING = "distributed_executor_backend"
 BUILT_IN = {"uni": "quire.executor.uniproc:UniprocExecutor", "mp": "quire.executor.multiproc:MultiprocExecutor"}
@@ -52,6 +54,18 @@ def executor_class(config: EngineConfig) -> type[Executor]:
         f"{SETTING}={backend!r} is unknown: use None, 'uni' (in this process), 'mp' (a process a device) or a class path",
         setting=SETTING,
     )
+
+
+def make_worker(config: EngineConfig) -> Any:
+    """The platform's worker, or the one that `worker_cls` names, with the model loaded."""
+    platform = current_platform(config.device.device)
+    platform.begin_start(config)
+    path = config.parallel.worker_cls
+    with STARTUP.phase("imports"):
+        worker_class = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
+    worker = worker_class(config, platform)
+    worker.load_model()
+    return worker
 
 
 def import_class(path: str, setting: str) -> Any:

@@ -14,10 +14,8 @@ from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.output import ModelRunnerOutput, SchedulerOutput
 from quire.errors import EngineError
 from quire.executor.interface import Executor, find_method
-from quire.executor.selector import import_class
-from quire.platforms import current_platform
+from quire.executor.selector import make_worker
 from quire.request import EngineRequest
-from quire.timeline import STARTUP
 from quire.worker.runner import PendingStep
 
 
@@ -26,15 +24,9 @@ class UniprocExecutor(Executor):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        platform = current_platform(config.device.device)
-        platform.begin_start(config)
-        path = config.parallel.worker_cls
-        with STARTUP.phase("imports"):
-            worker_class = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
         self._results: deque[ModelRunnerOutput | PendingStep] = deque()
         self._preparing: dict[str, concurrent.futures.Future[Any]] = {}
-        self._worker = worker_class(config, platform)
-        self._worker.load_model()
+        self._worker = make_worker(config)
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         return self._worker.kv_cache_specs()

@@ -1,21 +1,14 @@
-"""What crosses the border between an executor and its workers' processes, and how it becomes bytes.
+"""Every message between an executor and its workers' processes. Knows no pipes and no memory."""
 
-Typed msgpack both ways, arrays as their own bytes; nothing is ever unpickled. Knows no pipes and no memory.
-"""
-
-from array import array
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
-import numpy as np
 
-from quire.core.output import IntArray, ModelRunnerOutput, SchedulerOutput
-from quire.errors import ConfigError, EngineError, QuireError, RequestError
-from quire.request import TokenIds
+from quire.codec import decoder
+from quire.core.output import ModelRunnerOutput, SchedulerOutput
+from quire.errors import ConfigError, EngineError, RequestError, describe
 from quire.sampling_params import SamplingParams
-
-_ARRAY_TYPES = (np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_))
-"""An array's type is the code of its msgpack extension, counted from 1."""
 
 
 class Start(msgspec.Struct, tag="start", array_like=True):
@@ -100,56 +93,14 @@ ToWorker = Start | Step | Call | Prepare | End
 FromWorker = Result | Answer | Prepared
 
 
-def _encode_array(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype in _ARRAY_TYPES:
-        return msgspec.msgpack.Ext(_ARRAY_TYPES.index(value.dtype) + 1, value.tobytes())
-    if isinstance(value, array):
-        return msgspec.msgpack.Ext(1, cast("TokenIds", value).tobytes())
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot be sent to another process")
+decode_to_worker: Callable[[bytes], ToWorker] = decoder(ToWorker)
+"""What the executor said."""
 
+decode_from_worker: Callable[[bytes], FromWorker] = decoder(FromWorker)
+"""What a worker said."""
 
-def _decode_array(code: int, data: memoryview) -> Any:
-    if not 1 <= code <= len(_ARRAY_TYPES):
-        raise ValueError(f"unknown extension {code}")
-    return np.frombuffer(data, dtype=_ARRAY_TYPES[code - 1])
-
-
-def _accept_array(expected: Any, value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        raise ValueError(f"an array should have come, but {value!r} did")
-    return array("i", cast("IntArray", value).tobytes()) if expected == TokenIds else value
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-_to_worker = msgspec.msgpack.Decoder(ToWorker, ext_hook=_decode_array, dec_hook=_accept_array)
-_from_worker = msgspec.msgpack.Decoder(FromWorker, ext_hook=_decode_array, dec_hook=_accept_array)
-_problem = msgspec.msgpack.Decoder(Problem)
-
-
-def encode(message: ToWorker | FromWorker | Problem) -> bytes:
-    """Any message as bytes.
-
-    Raises:
-        TypeError: it holds something that is not data.
-    """
-    return _encoder.encode(message)
-
-
-def decode_to_worker(data: bytes | memoryview) -> ToWorker:
-    """What the executor said. Arrays are read-only views of the bytes."""
-    return _to_worker.decode(data)
-
-
-def decode_from_worker(data: bytes | memoryview) -> FromWorker:
-    """What a worker said."""
-    return _from_worker.decode(data)
-
-
-def decode_problem(data: bytes) -> Problem:
-    """A worker's last words."""
-    return _problem.decode(data)
+decode_problem: Callable[[bytes], Problem] = decoder(Problem)
+"""A worker's last words."""
 
 
 def problem_of(error: BaseException, at_ns: int) -> Problem:
@@ -160,8 +111,6 @@ def problem_of(error: BaseException, at_ns: int) -> Problem:
         return Problem("request", str(error), error.param, at_ns)
     if isinstance(error, MemoryError):
         return Problem("memory", str(error), None, at_ns)
-    if isinstance(error, QuireError):
-        return Problem("engine", str(error), None, at_ns)
     if isinstance(error, ValueError):
         return Problem("value", str(error), None, at_ns)
-    return Problem("engine", f"{type(error).__name__}: {error}", None, at_ns)
+    return Problem("engine", describe(error), None, at_ns)

@@ -1,18 +1,14 @@
 """A worker as a process of its own: the child's side of `MultiprocExecutor`.
 
 The main thread takes messages in order: a step is submitted as soon as it comes, a call is made and answered. A second thread
-waits for the steps' results, in order, so that submitting never waits for an earlier result; rank 0 alone sends them. Last
-words go through a pipe of their own, which closes with the process: however it ends, the parent hears of it. SIGINT and
-SIGTERM are the parent's to handle, and a worker ends with its parent, however that ends.
+waits for the steps' results, in order, so that submitting never waits for an earlier result; rank 0 alone sends them.
 """
 
 import contextlib
 import dataclasses
-import fcntl
 import gc
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -21,6 +17,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from quire.codec import encode
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig
 from quire.config.wire import config_from_plain
@@ -30,13 +27,12 @@ from quire.errors import QuireError
 from quire.executor import wire
 from quire.executor.broadcast_ring import RingReader
 from quire.executor.interface import find_method
-from quire.executor.selector import import_class
+from quire.executor.selector import make_worker
 from quire.executor.wire import Answer, Call, End, Prepare, Prepared, Problem, Result, Start, Step
 from quire.logger import init_logger, set_process_label, trace_this_thread_if_asked
-from quire.platforms import current_platform
 from quire.platforms.host import usable_cpus
 from quire.plugins import load_general_plugins
-from quire.processes import end_with_parent, write_message
+from quire.processes import begin_child, write_message
 from quire.worker.runner import PendingStep
 
 logger = init_logger(__name__)
@@ -178,18 +174,13 @@ class WorkerProcess:
         config = dataclasses.replace(self._config, parallel=mine)
         trace_this_thread_if_asked(config.instance_id)
         load_general_plugins("worker")
-        platform = current_platform(config.device.device)
-        platform.begin_start(config)
-        path = config.parallel.worker_cls
-        worker_class: Any = import_class(platform.worker_class() if path == "auto" else path, "worker_cls")
-        self._worker = worker_class(config, platform)
-        self._worker.load_model()
+        self._worker = make_worker(config)
         return os.getpid()
 
     # Words.
 
     def _send(self, message: Result | Answer | Prepared) -> None:
-        data = wire.encode(message)
+        data = encode(message)
         with self._send_lock, contextlib.suppress(BrokenPipeError):
             write_message(self._answer_fd, data)
 
@@ -200,16 +191,7 @@ class WorkerProcess:
             logger.exception("rank %d ends", self._rank)
         problem: Problem = wire.problem_of(error, time.monotonic_ns())
         with contextlib.suppress(OSError):
-            os.write(self._last_words_fd, wire.encode(problem))
-
-
-def _be_killed_with_parent(parent_fd: int) -> None:
-    """As `end_with_parent`, by a signal of the kernel, whose default is to end the process: a library that waits for the
-    other ranks and keeps the interpreter to itself keeps that thread from its work."""
-    if sys.platform == "linux":
-        signal.signal(signal.SIGIO, signal.SIG_DFL)
-        fcntl.fcntl(parent_fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(parent_fd, fcntl.F_SETFL, fcntl.fcntl(parent_fd, fcntl.F_GETFL) | os.O_ASYNC)
+            os.write(self._last_words_fd, encode(problem))
 
 
 def _spin_seconds(size: int) -> float:
@@ -218,16 +200,12 @@ def _spin_seconds(size: int) -> float:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Entry of the child process: rank, size, the ranks' meeting place, and five descriptors."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())  # the parent held them back until here
+    """Entry of the child process: rank, size, the ranks' meeting place, and three descriptors."""
+    arguments, last_words_fd = begin_child(arguments)
     rank, size, address = int(arguments[0]), int(arguments[1]), arguments[2]
-    memory_fd, ring_fd, answer_fd, last_words_fd, parent_fd = map(int, arguments[3:])
-    for descriptor in (memory_fd, ring_fd, answer_fd, last_words_fd, parent_fd):
+    memory_fd, ring_fd, answer_fd = map(int, arguments[3:])
+    for descriptor in (memory_fd, ring_fd, answer_fd):
         os.set_inheritable(descriptor, False)
-    end_with_parent(parent_fd)
-    _be_killed_with_parent(parent_fd)
     set_process_label(f"rank {rank}")
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*_COLLECT_AFTER)

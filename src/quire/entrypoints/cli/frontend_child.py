@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> int:
     args = argparse.Namespace(**told["args"])
     options = ListenOptions(**{**told["options"], "quiet_paths": tuple(told["options"]["quiet_paths"])})
     from quire.config.wire import config_from_plain
-    from quire.engine.guests import GuestChannel, Seat
+    from quire.engine.router import FrontendSlot, RoutedClient
     from quire.entrypoints.cli.serve import check_server_flags, make_app, set_up_log
     from quire.entrypoints.http.siblings import Siblings
     from quire.entrypoints.server.process import ServerProcess
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         from quire.entrypoints.server.engine_start import connect_engine
 
         return connect_engine(
-            AsyncLLM(config_from_plain(told["config"]), core=Seat(folder, number, told["life_fd"])), state
+            AsyncLLM(config_from_plain(told["config"]), core=FrontendSlot(folder, number, told["life_fd"])), state
         )
 
     engine = build_engine() if told["is_replacement"] else None  # others serve: be heard of when it can answer
@@ -49,9 +49,9 @@ def main(arguments: list[str]) -> int:
         listener, _ = open_socket(options, shared=True)
 
     def announce(engine: Any, seconds: float) -> None:
-        channel = engine._channel
-        assert isinstance(channel, GuestChannel)
-        channel.serves()
+        client = engine._client
+        assert isinstance(client, RoutedClient)
+        client.serves()
 
     options = dataclasses.replace(options, uds=None)  # the parent removes it
     build = build_engine if engine is None else lambda: engine

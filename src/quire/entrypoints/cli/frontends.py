@@ -1,6 +1,6 @@
 """`quire serve --api-server-count N`: N frontend processes before one engine core, and the process that looks after them.
 
-This process owns the core and routes its news (`engine/guests.py`); it serves no requests itself. A frontend that dies is
+This process owns the core and routes its news (`engine/router.py`); it serves no requests itself. A frontend that dies is
 replaced and its requests are aborted; one that cannot start, or dies again and again, ends the server.
 """
 
@@ -78,7 +78,7 @@ class Frontends:
         announce: Callable[["EngineConfig", ListenOptions, float], None],
     ) -> None:
         from quire.config.wire import config_to_plain
-        from quire.engine.guests import GuestRouter
+        from quire.engine.router import FrontendRouter
 
         self._count: int = args.api_server_count
         self._listener_fd = listener.fileno() if options.uds else None
@@ -96,7 +96,7 @@ class Frontends:
             "life_fd": self._life_fd,
             "listener_fd": self._listener_fd,
         }
-        self._router = GuestRouter(Path(folder), self._count, self._on_serving)
+        self._router = FrontendRouter(Path(folder), self._count, self._on_serving)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
         self._serving: set[int] = set()
@@ -104,7 +104,7 @@ class Frontends:
         self._is_announced = self._is_ending = False
         self._exit_code = 0
         self._deaths: list[float] = []
-        self._channel: Any = None
+        self._client: Any = None
 
     def run(self) -> int:
         """Start everything, and look after it until no frontend is left."""
@@ -127,23 +127,23 @@ class Frontends:
         finally:
             for child in self._children.values():
                 child.kill()
-            if self._channel is not None:
-                self._channel.shutdown()
+            if self._client is not None:
+                self._client.shutdown()
             self._router.close()
         return self._exit_code
 
     def _load(self) -> None:
         """Start the core, in a thread: signals and frontends are looked after meanwhile."""
-        from quire.engine.core_client import open_channel
+        from quire.engine.core_client import open_client
 
         try:
-            self._channel = open_channel(self._config, None, self._router.on_message)
+            self._client = open_client(self._config, None, self._router.on_message)
         except Exception as error:
             logger.error("%s", error, exc_info=None if isinstance(error, QuireError) else error)
             self._exit_code = exit_codes.of_error(error)
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        self._router.attach(self._channel)
+        self._router.attach(self._client)
 
     def _start(self, number: int, is_replacement: bool) -> None:
         """Start a frontend. It leads a group of its own: a terminal's Ctrl-C comes to it through us."""

@@ -1,0 +1,136 @@
+"""The control verbs of both engines: what an engine may be told besides requests (to pause, to sleep, to forget, to measure).
+
+A verb is declared once, with its parameters and its docstring: as a method of `EngineCore` that is marked as a utility. Here it
+becomes a method of the synchronous engine, which waits, and of the asynchronous one, which is awaited.
+"""
+
+import abc
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from quire.engine.core import EngineCore
+from quire.engine.pausing import PauseState
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_DRAIN_CHECK_S = 0.01
+"""Between two looks at whether the requests of all frontends have ended."""
+
+
+def _blocking(method: Callable[Concatenate[EngineCore, P], R]) -> Callable[Concatenate["EngineControl", P], R]:
+    """A method that calls the core's method of the same name and parameters."""
+
+    @functools.wraps(method)
+    def verb(self: "EngineControl", *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.call(method.__name__, *args, **kwargs)
+
+    return verb
+
+
+def _awaitable(
+    method: Callable[Concatenate[EngineCore, P], R],
+) -> Callable[Concatenate["AsyncControl", P], Coroutine[Any, Any, R]]:
+    """As `_blocking`, to be awaited."""
+
+    @functools.wraps(method)
+    async def verb(self: "AsyncControl", *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.call(method.__name__, *args, **kwargs)
+
+    return verb
+
+
+class EngineControl(abc.ABC):
+    """The verbs of the synchronous engine."""
+
+    @abc.abstractmethod
+    def call(self, utility: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a utility of the core and wait for its value."""
+
+    reset_prefix_cache = _blocking(EngineCore.reset_prefix_cache)
+    release_kv_cache_memory = _blocking(EngineCore.release_kv_cache_memory)
+    wake_up = _blocking(EngineCore.wake_up)
+    is_sleeping = _blocking(EngineCore.is_sleeping)
+    is_standing_still = _blocking(EngineCore.is_standing_still)
+    start_profile = _blocking(EngineCore.start_profile)
+    stop_profile = _blocking(EngineCore.stop_profile)
+    collective_rpc = _blocking(EngineCore.collective_rpc)
+    explain = _blocking(EngineCore.explain)
+
+    def reset_mm_cache(self) -> None:
+        """Forget media that were prepared. None are kept: no model reads media yet."""
+
+    def reset_encoder_cache(self) -> None:
+        """Forget encoders' outputs. None are kept: no model reads media yet."""
+
+
+class AsyncControl(abc.ABC):
+    """The verbs of the asynchronous engine."""
+
+    @abc.abstractmethod
+    async def call(self, utility: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a utility of the core and wait for its value."""
+
+    reset_prefix_cache = _awaitable(EngineCore.reset_prefix_cache)
+    release_kv_cache_memory = _awaitable(EngineCore.release_kv_cache_memory)
+    wake_up = _awaitable(EngineCore.wake_up)
+    is_sleeping = _awaitable(EngineCore.is_sleeping)
+    start_profile = _awaitable(EngineCore.start_profile)
+    stop_profile = _awaitable(EngineCore.stop_profile)
+    resume_generation = _awaitable(EngineCore.resume)
+    abort_named = _awaitable(EngineCore.abort_named)
+    explain = _awaitable(EngineCore.explain)
+    inspect = _awaitable(EngineCore.inspect)
+    timeline = _awaitable(EngineCore.timeline)
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Schedule nothing until `resume_generation`; new requests wait meanwhile. Returns when nothing is computed any more.
+        Raises RequestError: no such mode.
+
+        Args:
+            mode: what becomes of unfinished requests: `abort` ends them, `wait` lets them end first, `keep` lets them stand still
+                and go on later.
+            clear_cache: forget the KV cache, for example because weights will change: what stands still is computed anew.
+        """
+        await self.call("pause", mode, clear_cache)
+        await self._wait_until_drained()
+
+    async def _wait_until_drained(self) -> None:
+        while await self.call("pause_state") == PauseState.DRAINING:
+            await asyncio.sleep(_DRAIN_CHECK_S)
+
+    async def is_paused(self) -> bool:
+        """Whether nothing is scheduled, or new requests wait until what runs has ended."""
+        return await self.call("pause_state") != PauseState.RUNNING
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`: level 0 none (a pause), 1 the KV cache, 2 the weights too. `mode`: what becomes
+        of unfinished requests, as `pause_generation` has it.
+        Raises RequestError: no such mode."""
+        if mode == "wait" and level:
+            await self.pause_generation(mode="wait", clear_cache=False)
+            await self.call("sleep", level, "keep")
+            await self.resume_generation()  # what came meanwhile goes on after `wake_up`
+            return
+        await self.call("sleep", level, mode)
+        await self._wait_until_drained()
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method on every worker, or a function whose first argument is the worker.
+        Raises RequestError: there is no such method, or workers in other processes cannot be sent a function.
+        Raises TimeoutError: no answer within `timeout` seconds."""
+        return await asyncio.wait_for(self.call("collective_rpc", method, timeout, list(args), kwargs), timeout)
+
+    async def reset_mm_cache(self) -> None:
+        """Forget media that were prepared. None are kept: no model reads media yet."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Forget encoders' outputs. None are kept: no model reads media yet."""

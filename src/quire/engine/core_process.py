@@ -1,0 +1,111 @@
+"""An engine core as a process of its own: the child's side of `ProcessClient`.
+
+The first message is the configuration. The parent says `Shutdown`, or dies.
+"""
+
+import gc
+import os
+from typing import Any
+
+from quire.codec import encode
+from quire.config.wire import config_from_plain
+from quire.engine import messages
+from quire.engine.core import EngineCore
+from quire.engine.core_loop import CoreLoop, last_words
+from quire.errors import EngineError
+from quire.executor.interface import Executor
+from quire.executor.selector import import_class
+from quire.logger import set_process_label, trace_this_thread_if_asked
+from quire.plugins import load_general_plugins
+from quire.processes import begin_child
+
+EXIT_FAILED = 1
+_LINGER_MS = 2000
+"""How long what was said may take to leave an ending process."""
+_COLLECT_AFTER = (50_000, 20, 50)
+"""When Python's collector runs: a collection visits every token id of every new prompt, so that they shall be few."""
+
+
+class SocketInbox:
+    """Messages from the socket."""
+
+    def __init__(self, socket: Any) -> None:
+        import zmq
+
+        self._zmq = zmq
+        self._socket = socket
+        self._decode = messages.decoder_at_core()
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._interrupt_fd, self._interrupt_write_fd = os.pipe()
+        self._poller.register(self._interrupt_fd, zmq.POLLIN)
+
+    def interrupt(self) -> None:
+        """Have a waiting `receive` return, with nothing; from any thread."""
+        os.write(self._interrupt_write_fd, b"!")
+
+    def receive(self, block: bool) -> list[messages.FrontendMessage]:
+        """Every message that has come; with `block`, waits for the first."""
+        taken: list[messages.FrontendMessage] = []
+        ready = dict(self._poller.poll(None if block else 0))
+        if self._interrupt_fd in ready:
+            os.read(self._interrupt_fd, 1)
+        if self._socket in ready:
+            while True:
+                try:
+                    taken.append(self._decode(self._socket.recv(self._zmq.NOBLOCK)))
+                except self._zmq.Again:
+                    break
+        return taken
+
+
+def start_core(inbox: SocketInbox) -> EngineCore | None:
+    """The core that the first message asks for; None when it says to end instead."""
+    came: list[messages.FrontendMessage] = []
+    while not came:
+        came = inbox.receive(block=True)
+    first = came[0]
+    if isinstance(first, messages.Shutdown):
+        return None
+    if not isinstance(first, messages.Start):
+        raise EngineError(f"the first message to an engine core must be messages.Start, not {type(first).__name__}")
+    config = config_from_plain(first.config)
+    trace_this_thread_if_asked(config.instance_id)
+    load_general_plugins("core")
+    executor: Executor | None = None
+    if first.executor is not None:
+        executor = import_class(first.executor, "executor")(config)
+    core = EngineCore(config, executor, serves=True)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: later collections need not look at it
+    gc.set_threshold(*_COLLECT_AFTER)
+    return core
+
+
+def main(arguments: list[str]) -> int:
+    """Connect to the parent's two sockets, start the core, run it; the exit code."""
+    import zmq
+
+    arguments, _ = begin_child(arguments)
+    set_process_label("core")
+    context = zmq.Context()
+    inbox = SocketInbox(messages.zmq_socket(context, zmq.PULL, arguments[0], bind=False, linger_ms=_LINGER_MS))
+    output = messages.zmq_socket(context, zmq.PUSH, arguments[1], bind=False, linger_ms=_LINGER_MS)
+    core: EngineCore | None = None
+
+    def send(message: messages.CoreMessage) -> None:
+        output.send(encode(message))
+
+    try:
+        core = start_core(inbox)
+        if core is not None:
+            send(core.ready())
+            CoreLoop(core, inbox, send).run()
+    except BaseException as error:
+        send(last_words(error))
+        return EXIT_FAILED
+    finally:
+        if core is not None:
+            core.shutdown()
+        context.destroy(linger=_LINGER_MS)
+    return 0

@@ -1,0 +1,151 @@
+"""What both engines are made of: a tokenizer, processors of inputs and outputs, figures, and a client of the core.
+
+Knows no transport: `LLMEngine` waits for the core's outputs, `AsyncLLM` is called with them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from quire.config import EngineConfig, ModelConfig
+from quire.engine.core_client import CoreClient
+from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
+from quire.engine.output_processor import OutputProcessor, StatsHook
+from quire.engine.pooling_processor import PoolingProcessor
+from quire.engine.request_state import NO_TOKENS, PoolingRecord, RequestRecord
+from quire.engine.tokenization import Tokenization
+from quire.engine.tokenizer_source import TokenizerSource
+from quire.errors import ConfigError, RequestError
+from quire.inputs import PromptType
+from quire.metrics.engine_metrics import EngineMetrics, StatsLogger
+from quire.pooling_params import PoolingParams
+from quire.sampling_params import SamplingParams
+from quire.tokenizers.interface import Tokenizer
+
+ClientT = TypeVar("ClientT", bound=CoreClient)
+
+
+class Frontend(Generic[ClientT]):
+    """A frontend of one engine core.
+
+    Args:
+        config: the engine's.
+        start_core: starts the core; the tokenizer is read meanwhile.
+        metrics: the engine's own figures, where they are kept.
+        stat_hooks: told about steps, tokens and finished requests besides.
+        for_server: requests come one by one, from clients that are not trusted.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        start_core: Callable[[], ClientT],
+        metrics: EngineMetrics | None,
+        stat_hooks: Sequence[StatsHook],
+        *,
+        for_server: bool,
+    ) -> None:
+        self.tokenizer_source = source = TokenizerSource(config.model, for_server=for_server)
+        self._outputs = OutputProcessor([*([] if metrics is None else [metrics]), *stat_hooks])
+        self._stats_logger: StatsLogger | None = None
+        if metrics is not None and not config.observability.disable_log_stats:
+            self._stats_logger = StatsLogger(metrics, config.observability.log_stats_interval_s)
+        self._client = start_core()
+        ready = self._client.ready
+        self.config = config = config.settled(
+            ready.num_blocks, ready.block_size, ready.max_model_len, ready.max_concurrency
+        )
+        try:
+            self.tokenizer: Tokenizer | None = source.get()
+        except ConfigError:
+            self._client.shutdown()
+            raise
+        self.input_processor = InputProcessor(
+            config, source, allow_functions=self._client.shares_memory, try_grammars_apart=for_server
+        )
+        self.pooling_processor = PoolingProcessor(config, source, self.input_processor)
+
+    def tokenize(
+        self,
+        prompt: PromptType | TokenizedPrompt,
+        params: SamplingParams | PoolingParams,
+        tokenization: Tokenization,
+    ) -> TokenizedPrompt:
+        """A prompt as token ids. Raises RequestError: it cannot be served."""
+        if isinstance(prompt, TokenizedPrompt):
+            return prompt
+        special = tokenization.add_special_tokens is not False
+        if isinstance(params, PoolingParams):
+            return self.pooling_processor.tokenize_batch([prompt], special)[0]
+        return self.input_processor.tokenize(prompt, special)
+
+    def process(
+        self,
+        request_id: str,
+        prompt: TokenizedPrompt,
+        params: SamplingParams | PoolingParams,
+        tokenization: Tokenization,
+        *,
+        prompt_text: str | None = None,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        tenant: str = "",
+    ) -> ProcessedRequest:
+        """A request that may be queued, of either kind. Raises RequestError: it cannot be served."""
+        if prompt_text is not None:
+            prompt = dataclasses.replace(prompt, text=prompt_text)
+        if isinstance(params, PoolingParams):
+            params = tokenization.of_pooling(params)
+            process = self.pooling_processor.process
+            return process(request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant)
+        (prompt,) = tokenization.cut([prompt], self.config.model.max_model_len)
+        return self.input_processor.process(
+            request_id, prompt, params, arrival_time=arrival_time, priority=priority, tenant=tenant
+        )
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that have not ended; one with n > 1 counts once."""
+        return len(self._outputs)
+
+    def _log_stats(self) -> None:
+        """Write the log line with throughput and load, if it is time for one."""
+        if self._stats_logger is not None:
+            self._stats_logger.tick()
+
+    def _supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for: `generate`, or what it pools."""
+        pooling = self.config.model.pooling
+        return ("generate",) if pooling is None else tuple(pooling.tasks)
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """The configuration, as programs written for vLLM ask for it (`vllm_config.model_config` …)."""
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's settings."""
+        return self.config.model
+
+
+def make_record(processed: ProcessedRequest) -> RequestRecord:
+    """The record of a request that is about to be queued."""
+    pools = isinstance(processed.params, PoolingParams)
+    return (PoolingRecord if pools else RequestRecord)(
+        request_id=processed.request_id,
+        prompt=processed.prompt.text,
+        prompt_token_ids=processed.prompt.token_ids,
+        params=NO_TOKENS if isinstance(processed.params, PoolingParams) else processed.params,
+        engine_requests=processed.engine_requests,
+        arrival_time=processed.arrival_time,
+        tokenizer=processed.tokenizer,
+    )
+
+
+def check_unsupported(lora_request: Any = None, mm_processor_kwargs: Any = None) -> None:
+    """Raises RequestError: a request asks for an adapter, or has options of media."""
+    if lora_request is not None:
+        raise RequestError("LoRA adapters are not supported yet", param="lora_request")
+    if mm_processor_kwargs:
+        message = "media input is not supported yet: leave mm_processor_kwargs out"
+        raise RequestError(message, param="mm_processor_kwargs")
