@@ -9,7 +9,12 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 DEMO_SERVER = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):8000")
 COMMANDS = frozenset(["quire", "curl", "pip", "make", "python", "cat", "export", "vllm", "source", "git"])
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
