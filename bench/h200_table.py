@@ -69,7 +69,7 @@ def main(paths: list[str]) -> int:
         for line in Path(path).read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             results[record["model"], record["workload"], record.get("label", "")] = record
-    print("| model | work | Quire | vLLM | SGLang | beside the better | limit | share of it | aim |")
+    print("| model | work | Quire | vLLM | SGLang | ratio to the better | limit | share of it | aim |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in ROWS:
         record = results.get((row.model, row.workload, row.label))
