@@ -41,11 +41,11 @@ format: install-dev
 	$(BIN)/ruff format .
 
 docs: install-dev
-	$(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "The site is in build/site: open build/site/index.html"
 
 docs-serve: install-dev
-	$(BIN)/python -m mkdocs serve --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --strict
 
 dist: install-dev
 	$(BIN)/python -m build --outdir dist .
