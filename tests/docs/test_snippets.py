@@ -108,7 +108,8 @@ def test_packages_that_the_pages_install_are_those_of_the_project() -> None:
     known.add(DECLARED["name"])
     pages = [page for page in PAGES if page.name != "clients.md"]
     lines = [line for page in pages for line in re.findall(r"pip install ([^`\n]+)", page.read_text(encoding="utf-8"))]
-    named = {word.strip("'") for line in lines for word in line.split() if word[0] not in "-(….#" and "/" not in word}
+    words = [word.strip("'") for line in lines for word in line.split()]
+    named = {word for word in words if word[0] not in "-(….#" and "/" not in word}
     assert lines and not {re.split(r"[<>=\[]", name)[0] for name in named} - known
 
 
