@@ -3,8 +3,9 @@
     python -m tools.migration_table            write the tables
     python -m tools.migration_table --check    exit with 1 if they are stale
 
-`migration/vllm.json` holds vLLM's names and defaults, `migration/notes.json` what a reader must know where a name is there and
-means something else (`different`), or is not there (`absent`); a note that does not apply any more is left out.
+vLLM's flags of `serve` and their defaults are in `src/quire/engine/vllm_settings.json`, its other names in
+`migration/vllm.json`. `migration/notes.json` holds what a reader must know about a name that means something else (`different`)
+or is missing (`absent`); a note that does not apply any more is left out.
 `migration/signatures.json` holds the parameters of vLLM's methods, for `tests/tools/test_migration_signatures.py`, which calls
 those that are there. The text above the marker in the document is written by hand.
 """
@@ -68,7 +69,7 @@ def parser_of(command: str) -> Any:
 
     words = command.split()
     parser = bench.build_parser(words[1]) if words[0] == "bench" and words[1:] else main.build_parser(command)
-    parser.add_accepted()
+    parser.add_foreign()
     return parser
 
 
@@ -94,10 +95,23 @@ def accepted(values: Iterable[Any], default: Any) -> Verdict:
     return Verdict(ABSENT, AT_DEFAULT if taken else REFUSED)
 
 
+def vllm_settings() -> Any:
+    from quire.engine import vllm_settings
+
+    return vllm_settings
+
+
+def compare_foreign(name: str, default: Any) -> Verdict:
+    """Of a setting that Quire does not have, or that has no effect."""
+    settings = vllm_settings()
+    if name in settings.NO_EFFECT:
+        return Verdict(DIFFERENT, f"taken, no effect: {settings.NO_EFFECT[name]}")
+    return accepted(settings.accepted_values(name), default)
+
+
 def check_flags(table: dict[str, Any]) -> Verdicts:
     from quire.engine.arg_help import visible_options
-    from quire.engine.arg_parser import AbsentFlag
-    from quire.engine.arg_unavailable import NO_EFFECT
+    from quire.engine.arg_parser import ForeignFlag
 
     parser = parser_of(table["of"])
     visible = {name: action for action in visible_options(parser) for name in action.option_strings}
@@ -108,29 +122,24 @@ def check_flags(table: dict[str, Any]) -> Verdicts:
             ours = None if visible[name].default == argparse.SUPPRESS else visible[name].default
             known = defaults and visible[name].dest != argparse.SUPPRESS
             yield name, compare_default(ours, names[name]) if known else Verdict(SAME)
-        elif isinstance(hidden, AbsentFlag) and hidden.name in NO_EFFECT:
-            yield name, Verdict(DIFFERENT, f"taken, no effect: {NO_EFFECT[hidden.name]}")
-        elif isinstance(hidden, AbsentFlag):
-            yield name, accepted(hidden.table[hidden.name], names[name] if defaults else None)
+        elif isinstance(hidden, ForeignFlag):
+            yield name, compare_foreign(hidden.name, names[name] if defaults else None)
         else:
             yield name, Verdict(ABSENT)
 
 
 def check_settings(table: dict[str, Any]) -> Verdicts:
-    import dataclasses
-
-    from quire.engine.arg_unavailable import NO_EFFECT, UNAVAILABLE
     from quire.engine.arg_utils import EngineArgs
 
-    defaults = EngineArgs()
-    known = {field.name for field in dataclasses.fields(EngineArgs)}
-    for name, default in table["names"].items():
-        if name in known:
-            yield name, compare_default(getattr(defaults, name), default)
-        elif name in NO_EFFECT:
-            yield name, Verdict(DIFFERENT, f"taken, no effect: {NO_EFFECT[name]}")
-        elif name in UNAVAILABLE:
-            yield name, accepted(UNAVAILABLE[name], default)
+    defaults = vars(EngineArgs())
+    for name in table["names"]:
+        default = vllm_settings().ENGINE_DEFAULTS.get(name)
+        if name == "model":  # vLLM's LLM has no default for it
+            yield name, Verdict(SAME)
+        elif name in defaults:
+            yield name, compare_default(defaults[name], default)
+        elif name in vllm_settings().ENGINE_DEFAULTS:
+            yield name, compare_foreign(name, default)
         else:
             yield name, Verdict(ABSENT)
 
@@ -349,10 +358,24 @@ def with_note(kind: str, name: str, verdict: Verdict) -> Verdict:
     return Verdict(DIFFERENT, "; ".join(filter(None, (verdict.note, told)))) if told else verdict
 
 
+@functools.cache
+def tables() -> list[dict[str, Any]]:
+    """vLLM's names by topic: the flags of `serve` first."""
+    settings = vllm_settings()
+    found: list[dict[str, Any]] = []
+    for part in ("engine", "server"):
+        for title, group in settings.LIST[part].items():
+            if title != "older releases":
+                flags = {flag: value for name, value in group.items() for flag in settings.flags_of(name)}
+                found.append(
+                    {"title": f"{part.capitalize()} flags: {title}", "kind": "flag", "of": "serve", "names": flags}
+                )
+    return found + json.loads((ROOT / "tools/migration/vllm.json").read_text(encoding="utf-8"))["tables"]
+
+
 def verdicts() -> Iterator[tuple[dict[str, Any], list[tuple[str, Verdict]]]]:
     """Every table with its names' verdicts."""
-    data = json.loads((ROOT / "tools/migration/vllm.json").read_text(encoding="utf-8"))
-    for table in data["tables"]:
+    for table in tables():
         rows = [(name, with_note(table["kind"], name, verdict)) for name, verdict in CHECKS[table["kind"]](table)]
         yield table, rows
 
@@ -375,7 +398,7 @@ def render(rows: list[tuple[str, Verdict]]) -> list[str]:
 
 
 def build_tables() -> str:
-    """What stands below the marker."""
+    """The text below the marker."""
     sections: list[str] = []
     total: Counter[str] = Counter()
     overview = ["| of vLLM's | same | different | absent |", "| --- | --- | --- | --- |"]
@@ -397,7 +420,7 @@ def build_document(current: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only tell whether the document is stale")
+    parser.add_argument("--check", action="store_true", help="only check whether the document is stale")
     check = parser.parse_args().check
     current = DOCUMENT.read_text(encoding="utf-8")
     fresh = build_document(current)

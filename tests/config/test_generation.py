@@ -85,5 +85,8 @@ def test_an_override_is_checked_under_its_own_name() -> None:
         ConfigError, match=r"override_generation_config: its sampling defaults cannot be used.*temperature"
     ):
         default_sampling({}, "auto", {"temperature": "hot"})
-    with pytest.raises(ConfigError, match=r"override_generation_config has 'temprature'; allowed: temperature, top_k"):
+    with pytest.raises(
+        ConfigError,
+        match=r"override_generation_config has 'temprature', which is not known; did you mean 'temperature'",
+    ):
         default_sampling({}, "auto", {"temprature": 1.0})

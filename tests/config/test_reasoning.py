@@ -24,7 +24,7 @@ def test_flags_name_the_format_and_its_strings() -> None:
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [({"reasoning_paser": "qwen3"}, "allowed: reasoning_parser"), ({"reasoning_end_str": 1}, "must be text")],
+    [({"reasoning_paser": "qwen3"}, "did you mean 'reasoning_parser'"), ({"reasoning_end_str": 1}, "must be a string")],
 )
 def test_wrong_settings_are_refused(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -28,7 +28,7 @@ def test_flags_of_old_and_new_name_a_backend() -> None:
     [
         ({"backend": "outlines"}, None, "auto, xgrammar, guidance"),
         ({"backned": "auto"}, None, "'backned'"),
-        ({"disable_any_whitespace": "yes"}, None, "must be true or false"),
+        ({"disable_any_whitespace": "yes"}, None, "must be True or False"),
         (None, "lm-format-enforcer", "guided_decoding_backend"),
     ],
 )

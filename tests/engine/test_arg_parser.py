@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.config.checks import aliases_of
 from quire.engine.arg_help import visible_options
 from quire.engine.arg_parser import GROUPS, ArgumentParser, human_int, json_object
-from quire.engine.arg_unavailable import NO_EFFECT, UNAVAILABLE
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from quire.engine.vllm_settings import ENGINE_DEFAULTS, NO_EFFECT
 from quire.errors import ConfigError
 
 FIELDS = dataclasses.fields(AsyncEngineArgs)
+UNAVAILABLE = (
+    ENGINE_DEFAULTS.keys() - NO_EFFECT.keys() - aliases_of(AsyncEngineArgs).keys() - {field.name for field in FIELDS}
+)
 
 
 def parser() -> ArgumentParser:
@@ -325,7 +329,7 @@ def test_a_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
         ("enforce-eager: 3", "enforce-eager=3 must be true or false"),
         ("swap-space: [1, 2]", r"swap-space=\[1, 2\] must be one value"),
         ("max-model-len: 4.5", "'4.5' is not a whole number"),
-        ("optimization-level: 9", "'9' is not one of 0, 1, 2, 3"),
+        ("optimization-level: 9", r"invalid choice: 9 \(choose from 0, 1, 2, 3\)"),
         ("enable-dbo: true", "enable_dbo=True is not available yet"),
         ("hf-overrides: 3\nhf-overrides.a: 1", "both as a value and as an object"),
         ("[1, 2]", "must hold a mapping"),

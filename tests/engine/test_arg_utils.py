@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire.config import AttentionConfig, PoolerConfig, ProfilerConfig, StructuredOutputsConfig
-from quire.engine import arg_checks, arg_objects, arg_unavailable
+from quire.config import AttentionConfig, PoolerConfig, ProfilerConfig, StructuredOutputsConfig, checks
+from quire.engine import arg_resolve, settings, vllm_settings
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs, UsageContext
 from quire.errors import ConfigError
 
@@ -155,8 +155,8 @@ def test_a_key_that_kernel_config_does_not_have_is_refused(wrong: dict[str, Any]
 def test_the_log_is_written_as_logging_config_says(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
     for name in ("use_log_level", "use_log_format", "use_log_config"):
-        monkeypatch.setattr(arg_objects, name, lambda value, name=name: asked.append((name, value)))
-    monkeypatch.setattr(arg_objects, "leave_logging_alone", lambda: asked.append(("leave", "")))
+        monkeypatch.setattr(arg_resolve, name, lambda value, name=name: asked.append((name, value)))
+    monkeypatch.setattr(arg_resolve, "leave_logging_alone", lambda: asked.append(("leave", "")))
     resolve(model, logging_config={"log_level": "debug", "formatter": "json", "pylogging_config_file": "f.json"})
     assert asked == [("use_log_config", "f.json"), ("use_log_level", "DEBUG"), ("use_log_format", "json")]
     resolve(model, logging_config={"configure_logging": False})
@@ -297,8 +297,8 @@ def test_an_impossible_value_is_refused_by_its_settings_name(model: str, name: s
 
 
 def test_every_field_has_a_check_and_its_default_passes_it() -> None:
-    arg_checks.check(AsyncEngineArgs())
-    assert all(isinstance(field.metadata["check"], arg_checks.Check) for field in dataclasses.fields(AsyncEngineArgs))
+    settings.check_settings(AsyncEngineArgs())
+    assert all(isinstance(field.metadata["check"], checks.Check) for field in dataclasses.fields(AsyncEngineArgs))
 
 
 def test_a_mistyped_word_gets_a_hint(model: str) -> None:
@@ -332,8 +332,10 @@ def test_a_secret_is_not_repeated_in_an_error() -> None:
 
 def test_no_name_is_both_there_and_not_there() -> None:
     fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    assert not fields & (set(arg_unavailable.UNAVAILABLE) | set(arg_unavailable.ALIASES))
-    assert set(arg_unavailable.ALIASES.values()) <= fields
+    aliases = checks.aliases_of(AsyncEngineArgs)
+    assert not fields & (vllm_settings.NO_EFFECT.keys() | aliases.keys())
+    assert set(vllm_settings.LIST["also_accepted"]) <= vllm_settings.DEFAULTS.keys() - fields
+    assert vllm_settings.NO_EFFECT.keys() <= vllm_settings.DEFAULTS.keys() and not set(aliases.values()) - fields
 
 
 def test_other_spellings_set_the_same_field() -> None:

@@ -83,7 +83,7 @@ def test_a_limit_without_pieces_only_refuses_more(folder):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"enable_chunked_processing": 1}, "true or false"),
+        ({"enable_chunked_processing": 1}, "True, False or None"),
         ({"max_embed_len": -1}, "a whole number"),
     ],
 )

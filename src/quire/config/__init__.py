@@ -15,7 +15,18 @@ from quire.config.observability import ObservabilityConfig, ProfilerConfig, Stru
 from quire.config.pooling import PoolerConfig, PoolingConfig
 
 __all__ = [
-    "AttentionConfig", "CacheConfig", "DeviceConfig", "EngineConfig", "HFConfig", "LoadConfig", "ModelConfig",
-    "ObservabilityConfig", "ParallelConfig", "PoolerConfig", "PoolingConfig", "ProfilerConfig", "SchedulerConfig",
+    "AttentionConfig",
+    "CacheConfig",
+    "DeviceConfig",
+    "EngineConfig",
+    "HFConfig",
+    "LoadConfig",
+    "ModelConfig",
+    "ObservabilityConfig",
+    "ParallelConfig",
+    "PoolerConfig",
+    "PoolingConfig",
+    "ProfilerConfig",
+    "SchedulerConfig",
     "StructuredOutputsConfig",
-]  # fmt: skip
+]

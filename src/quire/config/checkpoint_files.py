@@ -16,9 +16,18 @@ INDEX_NAME = "model.safetensors.index.json"
 PICKLED_INDEX_NAME = "pytorch_model.bin.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 DESCRIPTION = (
-    "*.json", "*.txt", "*.jinja", "*.model", "*.model.v*", "*.tiktoken", "*.spm", "*.bpe", "*.codes",
-    "additional_chat_templates/*.jinja", "[0-9]*_*/config.json",
-)  # fmt: skip
+    "*.json",
+    "*.txt",
+    "*.jinja",
+    "*.model",
+    "*.model.v*",
+    "*.tiktoken",
+    "*.spm",
+    "*.bpe",
+    "*.codes",
+    "additional_chat_templates/*.jinja",
+    "[0-9]*_*/config.json",
+)
 """A checkpoint's files beside its weights: configurations, tokenizers of every kind, chat templates, and the configurations of
 sentence-transformers' modules."""
 NOT_DESCRIPTION = ("*.index.json", "*_state.json", "*_results.json", "*requirements*.txt", "LICENSE*", "README*")
@@ -48,7 +57,7 @@ def _is_description(name: str) -> bool:
 
 
 def index_name(names: Iterable[str], load_format: str) -> str | None:
-    """The file that tells which shards there are, where the checkpoint has one."""
+    """The file that lists the shards, if the checkpoint has one."""
     wanted = PICKLED_INDEX_NAME if load_format == "pt" else INDEX_NAME
     return wanted if wanted in set(names) and load_format not in ("sharded_state", "dummy") else None
 
@@ -68,7 +77,7 @@ def weight_files(
         where: what an error calls the place, a folder or a repository.
 
     Raises:
-        ConfigError: there are none of this format, or an index that is none, or names files that are not there.
+        ConfigError: there are none of this format, or the index is not valid, or names files that are missing.
     """
     if load_format == "dummy":
         return []
@@ -90,7 +99,7 @@ def weight_files(
 
 
 def shards_of(content: object, index: str, where: str) -> list[str]:
-    """Files that an index names. Raises ConfigError: it is no index, or names a file outside of its folder."""
+    """Files that an index names. Raises ConfigError if it is no index, or names a file outside of its folder."""
     weight_map = content.get("weight_map") if is_dict(content) else None
     if not is_dict(weight_map):
         raise ConfigError(f"{where}: {index} is not an index with a weight_map", setting="model")
@@ -102,7 +111,7 @@ def shards_of(content: object, index: str, where: str) -> list[str]:
 
 
 def check_shards(files: Sequence[str], present: set[str], index: str, where: str) -> None:
-    """Raises ConfigError: some of an index's files are missing."""
+    """Raises ConfigError if some of an index's files are missing."""
     missing = [file for file in files if file not in present]
     if missing:
         raise ConfigError(
@@ -113,7 +122,7 @@ def check_shards(files: Sequence[str], present: set[str], index: str, where: str
 
 
 def safetensors_files(names: Sequence[str], ignore_patterns: Sequence[str], where: str) -> list[str]:
-    """Of a folder without an index. Raises ConfigError: it has none; the message says what it has instead."""
+    """Of a folder without an index. Raises ConfigError if it has none; the message says what it has instead."""
     files = [name for name in names if name.endswith(".safetensors") and not matches(name, ignore_patterns)]
     files = [name for name in files if not matches(name, SECOND_COPY)] or files
     if files:
@@ -133,7 +142,7 @@ def safetensors_files(names: Sequence[str], ignore_patterns: Sequence[str], wher
 
 
 def pickled_files(names: Sequence[str], ignore_patterns: Sequence[str], where: str) -> list[str]:
-    """Of a folder without an index. Raises ConfigError: it has none."""
+    """Of a folder without an index. Raises ConfigError if it has none."""
     files = [
         name
         for name in names

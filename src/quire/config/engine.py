@@ -19,7 +19,7 @@ class DeviceConfig:
 @dataclasses.dataclass(frozen=True)
 class LoadConfig:
     """`load_format`: `auto`, `safetensors`, `pt` (pickled tensors), `dummy` (random weights from the seed). `hf_token`: the
-    user's at the hub; None or True means the one that the hub's client finds."""
+    user's token at the hub; None or True means the one that the hub's client finds."""
 
     load_format: str = "auto"
     download_dir: str | None = None
@@ -30,7 +30,7 @@ class LoadConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """`backend`: a backend's name, or None to let the platform choose. Other engines' names of the same are taken too."""
+    """`backend`: a backend's name, or None to let the platform choose. vLLM's names are accepted, too."""
 
     backend: str | None = None
 
@@ -53,9 +53,9 @@ class ParallelConfig:
     """Parallel layout.
 
     Attributes:
-        enable_expert_parallel: the workers that share a model have each some of its experts whole, not all of them in part.
+        enable_expert_parallel: each worker has some experts whole, not a part of every expert.
         distributed_executor_backend: None (in-process for one worker, else `mp`), `uni`, `mp` (a process a device), or a class.
-        rank: which of the workers this is; set by whoever starts them.
+        rank: which of the workers this is; the executor sets it when it starts them.
         rendezvous: the address where the workers meet; set with the rank.
     """
 
@@ -81,7 +81,7 @@ class SchedulerConfig:
 
     Attributes:
         max_num_batched_tokens: tokens a step.
-        max_num_seqs: requests that may hold a row at once.
+        max_num_seqs: requests that may run at once.
         policy: `fcfs`, `priority` (lower first) or `fair` (deficit round robin over tenants).
         preemption_mode: `recompute` drops pages, `swap` moves them to host memory (needs swap_space).
         long_prefill_token_threshold: a prefill gets at most this many tokens a step; 0 means no limit.
@@ -89,7 +89,7 @@ class SchedulerConfig:
         max_step_ms: size chunks so that a step is predicted to take at most this long; 0 turns it off.
         async_scheduling: plan step N+1 before step N's tokens are known.
         max_num_waiting, max_waiting_tokens: bounds of the queue; 0 means the built-in limit.
-        stream_interval: tokens of a stream that are told together, after the first one.
+        stream_interval: tokens of a stream that are sent together, after the first one.
         record_timelines: keep what happened to requests, for the console.
     """
 
@@ -121,14 +121,14 @@ class CacheConfig:
     """KV-cache settings.
 
     Attributes:
-        block_size: tokens a page. `is_block_size_given`: the user said so; otherwise a model whose layers keep states may
-            have longer ones.
+        block_size: tokens a page. `is_block_size_given`: the user set it; otherwise a model whose layers keep states may
+            have longer pages.
         gpu_memory_utilization: share of the device's memory that the engine may use (on a CPU, of the host's free memory).
         kv_cache_memory_bytes: an explicit size for the cache; overrides the share.
         num_gpu_blocks_override: an explicit number of pages; overrides both.
         swap_space: GiB of host memory for swapped pages.
         cache_dtype: `auto` (the model's) or a torch dtype name.
-        num_gpu_blocks: the pages that there are, once the engine has started.
+        num_gpu_blocks: the number of pages, known once the engine has started.
         kv_cache_size_tokens, kv_cache_max_concurrency: known from then on, too: how many requests of `max_model_len` tokens fit
             into the cache at once, and their tokens together.
     """
@@ -150,7 +150,7 @@ class CacheConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Everything that was decided before anything is built.
+    """Every decision, made before anything is built.
 
     Attributes:
         instance_id: a short random id, in logs and metrics.
@@ -171,8 +171,8 @@ class EngineConfig:
     provenance: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     def settled(self, num_blocks: int, block_size: int, max_model_len: int, max_concurrency: float) -> Self:
-        """With what is known when the core has started: the cache's pages, the length that fits in them, and how many requests
-        of that length fit at once."""
+        """The configuration with what is known once the core has started: the number of pages, the length that fits in them, and
+        how many requests of that length fit at once."""
         cache = dataclasses.replace(
             self.cache,
             num_gpu_blocks=num_blocks,

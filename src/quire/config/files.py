@@ -1,4 +1,4 @@
-"""Reading the small JSON files of a checkpoint, with errors that name the file and the setting it came from.
+"""Reads the small JSON files of a checkpoint, with errors that name the file and the setting.
 
 Knows files and JSON. Knows nothing of what they mean.
 """
@@ -12,7 +12,7 @@ from quire.errors import ConfigError
 
 
 def read_json(path: str, *, setting: str) -> object:
-    """A file's JSON value. Raises ConfigError: it cannot be read, is too large, or is not JSON."""
+    """A file's JSON value. Raises ConfigError if it cannot be read, is too large, or is not JSON."""
     try:
         size = os.path.getsize(path)
         if size > limits.MAX_CONFIG_FILE_BYTES:
@@ -29,7 +29,7 @@ def read_json(path: str, *, setting: str) -> object:
 
 
 def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
-    """A file's JSON object. Raises ConfigError: as `read_json`, or it is not an object."""
+    """A file's JSON object. Raises ConfigError as `read_json` does, and if the value is not an object."""
     content = read_json(path, setting=setting)
     if not isinstance(content, dict):
         raise ConfigError(f"{path!r} must hold a JSON object, not {type(content).__name__}", setting=setting)
@@ -37,5 +37,5 @@ def read_json_object(path: str, *, setting: str) -> dict[str, Any]:
 
 
 def read_json_object_if_there(path: str, *, setting: str) -> dict[str, Any]:
-    """As `read_json_object`, or an empty one where there is no such file."""
+    """As `read_json_object`; an empty object if there is no such file."""
     return read_json_object(path, setting=setting) if os.path.isfile(path) else {}

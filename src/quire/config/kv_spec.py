@@ -28,7 +28,7 @@ class KVCacheSpec(msgspec.Struct, frozen=True):
         block_size: tokens a page.
         bytes_per_token: keys and values of one token in this layer (for `RECURRENT`, bytes of one state).
         window: tokens that stay visible, for `SLIDING_WINDOW` and `CHUNKED_LOCAL`; 0 means all.
-        num_kv_heads, head_dim, dtype: for whoever allocates.
+        num_kv_heads, head_dim, dtype: what the allocator needs.
     """
 
     kind: KVKind
@@ -53,9 +53,9 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True):
-    """The result of planning: how many pages there are, and who uses them.
+    """The result of planning: how many pages there are, and which layers use them.
 
-    All groups draw page ids from one pool of `num_blocks`. Memory is `num_tensors` tensors of `num_blocks` pages each;
+    All groups take page ids from one pool of `num_blocks`. Memory is `num_tensors` tensors of `num_blocks` pages each;
     the j-th layer of *every* group lives in tensor j, so that a page id is used by exactly one group at a time and no
     byte is reserved twice. Page 0 is the null page: never handed out, and where padding writes go.
     """

@@ -36,7 +36,7 @@ MAX_PROMPT_LOGPROBS = 1 << 21
 MAX_LOGPROB_TOKEN_IDS = 128
 """Entries of `logprob_token_ids`."""
 MAX_STREAM_INTERVAL = 1 << 20
-"""Tokens of a stream that may be told together."""
+"""Tokens of a stream that may be sent together."""
 MAX_PATTERN_SIZE = 4096
 """Tokens of a pattern that `repetition_detection` looks for: each of its requests compares as many at every token."""
 MAX_EXTRA_ARGS = 256

@@ -27,8 +27,8 @@ class ModelConfig:
         default_sampling: sampling defaults from the model's generation config.
         hf_overrides, rope_scaling, rope_theta: what the user asked for; `hf_config` has them in already (an override
             that is a function leaves no other trace).
-        model_impl: who runs the model: its spec (`quire`, or `vllm` as others say), Transformers, or a spec where
-            there is one (`auto`).
+        model_impl: the implementation: Quire's spec (`quire`, or `vllm`), Transformers, or the spec if there is one
+            (`auto`).
         pooling: what prompts become; None for a model that generates.
         hub: where weights that are not in `path` yet are fetched from; None for a model of this machine.
     """
@@ -85,7 +85,7 @@ class ModelConfig:
 
     @property
     def tells_logits(self) -> bool:
-        """Whether logits are told in place of logprobs, which no score can be made of."""
+        """Whether logits are returned in place of logprobs; a score cannot be computed from them."""
         return self.logprobs_mode.endswith("logits")
 
     # --- what programs written for vLLM read ---

@@ -1,14 +1,18 @@
-"""What a pooling model gives for a prompt, decided once from its files and the user's wishes.
+"""What a pooling model returns for a prompt, decided once from its files and the user's settings.
 
 Knows names of architectures, config.json, and the module files that sentence-transformers writes beside it. Knows nothing
 of tensors. Kinds of pooling: `last`, `cls` (the first token), `mean`, `weighted_mean` (weights 1, 2, 3 …), `mean_sqrt` (the
-sum over the square root of the length) and `max`; several are put side by side.
+sum over the square root of the length) and `max`; the vectors of several kinds are concatenated.
 """
+
+# ruff: noqa: RUF009  (`setting` makes the field)
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
+from quire.config.checks import FLAG, TEXT, Check, read_object, setting, whole
 from quire.config.files import read_json, read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
 from quire.errors import Because, ConfigError
@@ -29,14 +33,14 @@ SUFFIXES: dict[str, Convert] = {
     "TextModel": "embed",
     "Model": "embed",
 }
-"""How a pooling architecture's name ends, and what it gives. What is before it is its family."""
+"""The end of a pooling architecture's name, and what the model returns. The rest of the name is the family."""
 ENCODERS = {
     **dict.fromkeys(
         ("Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "ModernBert", "New", "GteNew", "Gte"), "cls"
     ),
     "NomicBert": "mean",
 }
-"""Families in which every token sees every other, and how their texts are pooled where no file says it."""
+"""Families in which every token sees every other, and how their texts are pooled if no file says it."""
 POSITIONS_AFTER_PADDING = ("Roberta", "XLMRoberta", "Camembert")
 """Families whose table of positions begins behind the padding token's id."""
 KINDS = ("last", "cls", "mean", "weighted_mean", "mean_sqrt", "max")
@@ -48,7 +52,7 @@ _SBERT_MODES = {
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
-"""The switches of a Pooling module, in the order in which their vectors are put side by side."""
+"""The switches of a Pooling module, in the order in which their vectors are concatenated."""
 _SBERT_NAMES = {"lasttoken": "last", "weightedmean": "weighted_mean", "mean_sqrt_len_tokens": "mean_sqrt"}
 _SBERT_FILES = tuple(
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
@@ -56,17 +60,23 @@ _SBERT_FILES = tuple(
 _ACTIVATIONS = {"identity": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
 _PROBLEMS = {"regression": "none", "single_label_classification": "softmax", "multi_label_classification": "sigmoid"}
 TWO_WAY = "from_2_way_softmax"
-_POOLER_KEYS = (
-    *("pooling_type", "seq_pooling_type", "tok_pooling_type", "use_activation", "normalize", "softmax", "activation"),
-    *("dimensions", "step_tag_id", "returned_token_ids", "task", "enable_chunked_processing", "max_embed_len"),
+PER_TOKEN = ("all", "step")
+_POOLING_TYPE = Check(
+    f"one of {', '.join(kind.upper() for kind in KINDS)}, ALL or STEP",
+    lambda value: str(value).lower() in (*KINDS, *PER_TOKEN),
+)
+_TOKEN_POOLING_TYPE = Check("ALL or STEP", lambda value: str(value).lower() in PER_TOKEN)
+_TOKEN_IDS = Check(
+    "a list of whole numbers",
+    lambda value: is_sequence(value) and all(isinstance(item, int) and item >= 0 for item in value),
 )
 _AT_DEFAULT = {"enable_flash_late_interaction": True}
-"""Keys of vLLM's that are taken at their defaults; what is None says nothing."""
+"""vLLM's keys that are accepted at their defaults."""
 
 
 @dataclasses.dataclass
 class PoolerConfig:
-    """What a user asks of a pooling model, for `pooler_config`; a dict of the same does as well. None is the model's own.
+    """The value of `pooler_config`; a dict of the same keys works, too. None means the model's own value.
 
     Attributes:
         task: `embed`, `classify`, `token_embed` or `token_classify`.
@@ -78,16 +88,16 @@ class PoolerConfig:
         max_embed_len: the most tokens of a text to embed; None means max_model_len, and in pieces any number.
     """
 
-    task: str | None = None
-    pooling_type: str | None = None
-    seq_pooling_type: str | None = None
-    tok_pooling_type: str | None = None
-    use_activation: bool | None = None
-    dimensions: int | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: list[int] | None = None
-    enable_chunked_processing: bool | None = None
-    max_embed_len: int | None = None
+    task: str | None = setting(None, TEXT)
+    pooling_type: str | None = setting(None, _POOLING_TYPE)
+    seq_pooling_type: str | None = setting(None, _POOLING_TYPE)
+    tok_pooling_type: str | None = setting(None, _TOKEN_POOLING_TYPE)
+    use_activation: bool | None = setting(None, FLAG, aliases=("normalize", "softmax", "activation"))
+    dimensions: int | None = setting(None, whole(0))
+    step_tag_id: int | None = setting(None, whole(0))
+    returned_token_ids: list[int] | None = setting(None, _TOKEN_IDS)
+    enable_chunked_processing: bool | None = setting(None, FLAG)
+    max_embed_len: int | None = setting(None, whole(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +114,7 @@ class DenseConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PoolingConfig:
-    """What is made of the last hidden states.
+    """How the last hidden states become a result.
 
     Attributes:
         convert: what the model is used as.
@@ -121,9 +131,9 @@ class PoolingConfig:
         step_tag_id, returned_token_ids: defaults of requests.
         max_length: tokens a prompt may have, by sentence-transformers' file; 0 where it says nothing.
         lower_case: texts are lower-cased before they are tokenized.
-        prompts: what stands before a text, by the prompt's name.
+        prompts: the text that is put before an input, by the prompt's name.
         in_pieces: texts longer than the model reads are embedded in pieces.
-        max_embed_len: the most tokens of a text to embed; 0 where nothing is said.
+        max_embed_len: the most tokens of a text to embed; 0 means the model's limit.
     """
 
     convert: Convert
@@ -156,7 +166,7 @@ class PoolingConfig:
 
 
 def split_architecture(architecture: str) -> tuple[str, Convert | None]:
-    """The family's name, and what the architecture gives by itself; None for one that generates."""
+    """The family's name, and what the architecture returns; None for one that generates."""
     if architecture in GENERATIVE_IN_SPITE_OF_THEIR_NAMES:
         return architecture, None
     for suffix in GENERATIVE:
@@ -178,7 +188,7 @@ def resolve_pooling(
     pooler_config: dict[str, Any] | None = None,
 ) -> PoolingConfig | None:
     """How the model pools; None for one that generates.
-    Raises ConfigError: `runner` and `convert` contradict one another or the architecture, or a file cannot be followed."""
+    Raises ConfigError if `runner` and `convert` contradict one another or the architecture, or if a file is not valid."""
     family, own = split_architecture(architecture)
     modules = _sbert_modules(path)
     asked = cast("Convert | None", None if convert in ("auto", "none") else convert)
@@ -214,7 +224,7 @@ def resolve_pooling(
     if used == "embed" and modules:
         config = _with_modules(config, path, modules)
     config = dataclasses.replace(config, **_sbert_settings(path))
-    return _with_wishes(config, pooler_config or {})
+    return _with_settings(config, pooler_config or {})
 
 
 def limit_length(length: Because[int], asked: int | None, pooling: PoolingConfig, hf_config: HFConfig) -> Because[int]:
@@ -313,7 +323,7 @@ def _matryoshka(hf_config: HFConfig) -> tuple[int, ...]:
     return (0,) if hf_config.get("is_matryoshka", False) else ()
 
 
-# What sentence-transformers writes.
+# --- what sentence-transformers writes ---
 
 
 def _sbert_modules(path: str) -> list[tuple[str, str]]:
@@ -381,74 +391,33 @@ def _sbert_settings(path: str) -> dict[str, Any]:
     }
 
 
-# What the user wants otherwise.
+# --- what the user sets ---
 
 
-def _with_wishes(config: PoolingConfig, wishes: dict[str, Any]) -> PoolingConfig:
-    wishes = {name: value for name, value in wishes.items() if value is not None and _AT_DEFAULT.get(name) is not value}
-    unknown = sorted(set(wishes) - set(_POOLER_KEYS))
-    if unknown:
-        raise ConfigError(
-            f"pooler_config has {', '.join(map(repr, unknown))}; allowed: {', '.join(_POOLER_KEYS)}",
-            setting="pooler_config",
-        )
-    changes: dict[str, Any] = {}
-    kind = wishes.get("seq_pooling_type") or wishes.get("pooling_type")
-    if kind is not None and str(kind).lower() in ("all", "step"):  # older spelling: what every token gives
+def _with_settings(config: PoolingConfig, given: Mapping[str, Any]) -> PoolingConfig:
+    """The configuration with the values of `pooler_config`."""
+    given = {name: value for name, value in given.items() if name not in _AT_DEFAULT or value != _AT_DEFAULT[name]}
+    asked = read_object(PoolerConfig, "pooler_config", given)
+    changes: dict[str, Any] = {
+        name: value for name in ("dimensions", "step_tag_id") if (value := getattr(asked, name)) is not None
+    }
+    kind = (asked.seq_pooling_type or asked.pooling_type or "").lower()
+    if kind in PER_TOKEN:  # an older spelling of the tasks that give something for every token
         changes["tasks"] = tuple(task for task in config.tasks if task.startswith("token_"))
-    elif kind is not None:
-        changes["kinds"] = (_wished_kind(kind),)
-    task = wishes.get("task")
-    if task is not None and task not in config.tasks:
-        raise _wrong("task", task, f"one that the model does: {', '.join(config.tasks)} (runner and convert choose)")
-    if task is not None:
-        changes["tasks"] = (task,)
-    tokens = wishes.get("tok_pooling_type")
-    if tokens is not None and str(tokens).lower() not in ("all", "step"):
-        raise _wrong("tok_pooling_type", tokens, "ALL or STEP")
-    for name in ("use_activation", "normalize", "softmax", "activation"):
-        if wishes.get(name) is None:
-            continue
-        if not isinstance(wishes[name], bool):
-            raise _wrong(name, wishes[name], "true or false")
+    elif kind:
+        changes["kinds"] = (kind,)
+    if asked.task is not None:
+        allowed = f"one that the model does: {', '.join(config.tasks)} (runner and convert choose)"
+        Check(allowed, config.tasks.__contains__)("pooler_config.task", asked.task)
+        changes["tasks"] = (asked.task,)
+    if asked.use_activation is not None:
         usual = "normalize" if config.embeds else "softmax"
-        changes["activation"] = (
-            (config.activation if config.activation != "none" else usual) if wishes[name] else "none"
-        )
-    for name in ("dimensions", "step_tag_id"):
-        value = wishes.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise _wrong(name, value, "a whole number")
-        if value is not None:
-            changes[name] = value
-    changes |= _wished_lengths(config, wishes)
-    columns = wishes.get("returned_token_ids")
-    if columns is not None:
-        if not is_sequence(columns) or not all(isinstance(column, int) and column >= 0 for column in columns):
-            raise _wrong("returned_token_ids", columns, "a list of whole numbers")
-        changes["returned_token_ids"] = tuple(columns)
-    return dataclasses.replace(config, **changes)
-
-
-def _wished_lengths(config: PoolingConfig, wishes: dict[str, Any]) -> dict[str, Any]:
-    """What is done with long texts."""
-    in_pieces, most = wishes.get("enable_chunked_processing", False), wishes.get("max_embed_len", 0)
-    if not isinstance(in_pieces, bool):
-        raise _wrong("enable_chunked_processing", in_pieces, "true or false")
-    if not isinstance(most, int) or isinstance(most, bool) or most < 0:
-        raise _wrong("max_embed_len", most, "a whole number")
-    if (in_pieces or most) and not config.embeds:
-        name = "enable_chunked_processing" if in_pieces else "max_embed_len"
-        raise ConfigError.of("pooler_config", f"{name} is for embeddings; the model runs as {config.convert!r}")
-    return {"in_pieces": in_pieces, "max_embed_len": most}
-
-
-def _wished_kind(value: object) -> str:
-    name = str(value).lower()
-    if name not in KINDS:
-        raise _wrong("seq_pooling_type", value, f"one of {', '.join(kind.upper() for kind in KINDS)}, ALL or STEP")
-    return name
-
-
-def _wrong(name: str, value: object, allowed: str) -> ConfigError:
-    return ConfigError.of("pooler_config", f"{name}={value!r} is not valid: it must be {allowed}")
+        own = config.activation if config.activation != "none" else usual
+        changes["activation"] = own if asked.use_activation else "none"
+    if asked.returned_token_ids is not None:
+        changes["returned_token_ids"] = tuple(asked.returned_token_ids)
+    for name in ("enable_chunked_processing", "max_embed_len"):
+        if getattr(asked, name) and not config.embeds:
+            raise ConfigError.of("pooler_config", f"{name} is for embeddings; the model runs as {config.convert!r}")
+    in_pieces, max_embed_len = bool(asked.enable_chunked_processing), asked.max_embed_len or 0
+    return dataclasses.replace(config, in_pieces=in_pieces, max_embed_len=max_embed_len, **changes)

@@ -1,9 +1,9 @@
-"""From a checkpoint's folder and the user's wishes to the model's facts: configuration, dtype, length, architecture.
+"""Resolves a checkpoint's folder and the user's settings to the model's configuration, dtype, length and architecture.
 
 Knows files and the names that checkpoints use. Knows nothing of torch; a platform's dtypes come as plain names.
 
 Mistral's own layout of a checkpoint (params.json and consolidated.safetensors) is read as config.json and its names of tensors;
-rows of queries and keys stand in another order there, which is the reader's to change.
+rows of queries and keys have another order there; the reader of the weights changes it.
 """
 
 import json
@@ -24,18 +24,31 @@ from quire.guards import is_dict, is_sequence
 LAYOUT = "mistral"
 """What a configuration made here has as `weights_layout`."""
 FIELDS = {
-    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "vocab_size": "vocab_size",
-    "n_kv_heads": "num_key_value_heads", "hidden_dim": "intermediate_size", "norm_eps": "rms_norm_eps",
-}  # fmt: skip
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+    "n_kv_heads": "num_key_value_heads",
+    "hidden_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+}
 UNKNOWN = ("vision_encoder", "multimodal", "q_lora_rank", "kv_lora_rank", "llama_4_scaling", "conv_kernel", "lora")
 """Parts of models that are read from the other layout alone."""
 NAMES = {
-    "tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head",
-    "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj", "feed_forward.w3": "mlp.up_proj",
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
     "feed_forward.gate": "block_sparse_moe.gate",
-}  # fmt: skip
+}
 SUFFIXES = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
 EXPERT = re.compile(r"feed_forward\.experts\.(\d+\.w[123])")
 MODULE = re.compile(r"(?:layers\.(\d+)\.)?(.+)\.(\w+)")
@@ -43,7 +56,7 @@ MODULE = re.compile(r"(?:layers\.(\d+)\.)?(.+)\.(\w+)")
 
 def read_params(folder: str) -> dict[str, Any]:
     """config.json's content by params.json.
-    Raises ConfigError: a number is missing, or the model has parts that have no such layout here."""
+    Raises ConfigError if a number is missing, or if the model has parts that Quire does not read in this layout."""
     path = os.path.join(folder, PARAMS)
     params = read_json_object(path, setting="model")
     unknown = [name for name in UNKNOWN if params.get(name)]
@@ -78,10 +91,13 @@ def read_params(folder: str) -> dict[str, Any]:
         config |= {"num_local_experts": moe["num_experts"], "num_experts_per_tok": moe["num_experts_per_tok"]}
     if is_dict(yarn := params.get("yarn")):
         config["rope_scaling"] = {
-            "rope_type": "yarn", "factor": yarn["factor"], "beta_fast": yarn.get("beta", 32), "beta_slow": yarn.get("alpha", 1),
+            "rope_type": "yarn",
+            "factor": yarn["factor"],
+            "beta_fast": yarn.get("beta", 32),
+            "beta_slow": yarn.get("alpha", 1),
             "original_max_position_embeddings": yarn["original_max_position_embeddings"],
             **({} if yarn.get("apply_scale", True) else {"attention_factor": 1.0}),
-        }  # fmt: skip
+        }
     if is_dict(stored := params.get("quantization")):
         if stored.get("qformat_weight") != "fp8_e4m3":
             message = f"{path} has quantization={stored!r}; supported: qformat_weight fp8_e4m3"
@@ -114,9 +130,15 @@ DTYPE_NAMES = {
 }
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LENGTH_KEYS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length",
-    "model_max_length", "max_target_positions",
-)  # fmt: skip
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "model_max_length",
+    "max_target_positions",
+)
 _TABLE_KEYS = ("n_positions", "max_target_positions")
 """Lengths of a learned table of positions: nothing can be computed beyond them."""
 _UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
@@ -140,7 +162,7 @@ class ModelLength(NamedTuple):
 def load_hf_config(path: str, overrides: "dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]") -> HFConfig:
     """config.json of a folder (or what Mistral's params.json says of it), with the user's overrides (nested objects are
     merged).
-    Raises ConfigError: no such file, no JSON object in it, or an override function that gives no dict."""
+    Raises ConfigError if there is no such file, it holds no JSON object, or an override function returns no dict."""
     file = os.path.join(path, "config.json")
     has_params = not os.path.isfile(file) and os.path.isfile(os.path.join(path, PARAMS))
     values = read_params(path) if has_params else read_json_object(file, setting="model")
@@ -176,7 +198,7 @@ def _merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_architecture(hf_config: HFConfig) -> str:
-    """The architecture that config.json names. Raises ConfigError: it names none."""
+    """The architecture that config.json names. Raises ConfigError if it names none."""
     names = hf_config.get("architectures")
     if not is_sequence(names) or not names or not isinstance(names[0], str):
         raise ConfigError(
@@ -196,7 +218,7 @@ def resolve_dtype(
 ) -> Because[str]:
     """The weights' type: what was asked, or for `auto` the checkpoint's where the platform computes with it. `read_types`: gives
     the types of tensors whose file is not in the folder yet, as safetensors calls them.
-    Raises ConfigError: no such type, or the platform does not have it."""
+    Raises ConfigError if there is no such type, or if the platform does not have it."""
     name = str(asked).removeprefix("torch.")
     if name != "auto":
         dtype = DTYPE_NAMES.get(name)
@@ -275,7 +297,7 @@ def resolve_max_model_len(
     asked: int | None, hf_config: HFConfig, tokenizer_path: str | None, *, disable_sliding_window: bool = False
 ) -> Because[int]:
     """Tokens a request may have in all.
-    Raises ConfigError: more was asked than the checkpoint can do; both numbers are named."""
+    Raises ConfigError if the setting is longer than the checkpoint allows; the message names both numbers."""
     length = model_length(hf_config)
     limit, source = length.limit, length.source
     window = hf_config.get("sliding_window")

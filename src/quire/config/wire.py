@@ -1,4 +1,4 @@
-"""An `EngineConfig` as plain data and back, for the way to another process. Classes travel as their paths, never as code."""
+"""Converts an `EngineConfig` to plain data and back, to send it to another process. Classes are sent as paths, never as code."""
 
 import dataclasses
 import inspect
@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 
 def config_to_plain(config: EngineConfig) -> dict[str, Any]:
     """The configuration as nested dicts of plain values.
-    Raises ConfigError: a value that cannot leave this process (a function, a class of the main script)."""
+    Raises ConfigError if a value cannot leave this process (a function, a class of the main script)."""
     return _record_to_plain(config, "")
 
 

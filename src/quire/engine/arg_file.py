@@ -1,12 +1,12 @@
-"""Flags from a YAML file (`--config FILE`): each key is a flag's name, and what the command line says wins.
+"""Flags from a YAML file (`--config FILE`): each key is a flag's name. The command line wins.
 
-Knows YAML and the parser's flags. What the values may be is checked like those of flags.
+A file becomes words of a command line, which the parser reads before the real ones, so it checks both alike.
 """
 
 import argparse
 import json
-import typing
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from quire.config import limits
 from quire.errors import ConfigError, did_you_mean
@@ -16,7 +16,7 @@ FLAG = "--config"
 
 
 class _ConfigFlag(argparse.Action):
-    """Leaves nothing in the namespace: the parser reads the file before it parses."""
+    """Leaves nothing in the namespace: the parser has read the file already."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         pass
@@ -39,28 +39,40 @@ def named_file(args: list[str]) -> str | None:
     return None
 
 
-def apply_file(parser: argparse.ArgumentParser, flags: dict[str, argparse.Action], path: str) -> dict[str, Any]:
-    """Make a file's values the parser's defaults; gives them by destination.
-    Raises ConfigError: the file cannot be read, or has a key or value that no flag takes."""
-    defaults: dict[str, Any] = {}
+def words_of_file(path: str, flags: Mapping[str, argparse.Action]) -> list[str]:
+    """A file's options as words of a command line.
+    Raises ConfigError if the file cannot be read, or has an option that is not a flag or that cannot have such a value."""
+    words: list[str] = []
     for key, value in _read(path).items():
-        name = f"--{key.replace('_', '-')}"
-        action = flags.get(name)
-        if action is None or name in ("--help", FLAG):
+        flag = f"--{key.replace('_', '-')}"
+        action = flags.get(flag)
+        if action is None or flag in ("--help", FLAG):
             hint = did_you_mean(key, [flag.lstrip("-") for flag in flags], "; {}")
             raise ConfigError(f"{path}: {key!r} is not an option{hint}", setting=key)
-        if value is None:
-            continue  # `key:` alone says nothing
-        if action.dest == argparse.SUPPRESS:
-            asked = argparse.Namespace()  # what the flag itself would set
-            text = value if isinstance(value, str) else json.dumps(value)
-            action(parser, asked, _one(action, key, text, path), name)
-            defaults |= vars(asked)
-            continue
-        defaults[action.dest] = _converted(action, key, value, path)
-        action.required = False
-    parser.set_defaults(**defaults)
-    return defaults
+        if value is not None:  # `key:` alone says nothing
+            words += _words_of_option(f"{path}: {key}", flag, action, value)
+    return words
+
+
+def _words_of_option(where: str, flag: str, action: argparse.Action, value: Any) -> list[str]:
+    is_negatable = isinstance(action, argparse.BooleanOptionalAction)
+    if is_negatable or action.nargs == 0:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{where}={value!r} must be true or false")
+        no = [f"--no-{flag[2:]}"] if is_negatable else []
+        return [flag] if value else no
+    if value is True and action.nargs == "?":
+        return [flag]
+    if is_sequence(value) and (action.nargs in ("+", "*") or isinstance(action.default, list)):
+        texts = list(map(_text, value))
+        return [f"{flag}={text}" for text in texts] if action.nargs is None else [flag, *texts]
+    if (is_dict(value) or is_sequence(value)) and action.type in (None, str, int, float) and action.nargs is None:
+        raise ConfigError(f"{where}={value!r} must be one value")
+    return [f"{flag}={_text(value)}"]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -79,47 +91,25 @@ def _read(path: str) -> dict[str, Any]:
         return {}
     if not is_dict(content) or not all(type(key) is str for key in content):
         raise ConfigError(f"config={path!r} must hold a mapping from option names to values", setting="config")
-    return _folded(content)
-
-
-def _folded(content: dict[str, Any]) -> dict[str, Any]:
-    """`hf-overrides.rope.factor: 2` as the nested mapping that it stands for."""
-    folded: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in content.items():
-        *parents, last = key.split(".")
-        target = folded
-        for parent in parents:
-            inner: Any = target.setdefault(parent, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"{key!r}: {parent!r} is given both as a value and as an object", setting=key)
-            target = typing.cast("dict[str, Any]", inner)
+        set_path(nested, key, value)
+    return nested
+
+
+def set_path(target: dict[str, Any], path: str, value: Any) -> None:
+    """Set a nested key: `a.b.c`, or `a.b.c+`, which appends to a list. Raises ConfigError if a part of it has another kind."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        inner = target.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{path!r}: {parent!r} is given both as a value and as an object", setting=path)
+        target = cast("dict[str, Any]", inner)
+    if not last.endswith("+"):
         target[last] = value
-    return folded
-
-
-def _converted(action: argparse.Action, key: str, value: Any, path: str) -> Any:
-    if action.nargs in ("+", "*") or isinstance(action.default, list):
-        return [_one(action, key, item, path) for item in (value if is_sequence(value) else [value])]
-    return _one(action, key, value, path)
-
-
-def _one(action: argparse.Action, key: str, value: Any, path: str) -> Any:
-    """One value, checked as on the command line."""
-    is_switch = action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction)
-    if is_switch:
-        if not isinstance(value, bool):
-            raise ConfigError(f"{path}: {key}={value!r} must be true or false", setting=key)
-        return value
-    if is_dict(value) or is_sequence(value):
-        if action.type in (None, str, int, float):
-            raise ConfigError(f"{path}: {key}={value!r} must be one value", setting=key)
-        value = json.dumps(value)
-    try:
-        converted: Any = action.type(str(value)) if callable(action.type) else str(value)
-    except (argparse.ArgumentTypeError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: {key}: {error}", setting=key) from error
-    if action.choices is not None and converted not in action.choices:
-        allowed = list(map(str, action.choices))
-        told = ", ".join(allowed) + did_you_mean(str(value), allowed, "; {}")
-        raise ConfigError(f"{path}: {key}={value!r} is not one of {told}", setting=key)
-    return converted
+        return
+    last = last[:-1]
+    items = target.setdefault(last, [])
+    if not isinstance(items, list):
+        raise ConfigError(f"{path!r}: {last!r} is given both as a value and as a list", setting=path)
+    cast("list[Any]", items).extend(value if is_sequence(value) else [value])

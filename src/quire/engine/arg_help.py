@@ -32,7 +32,7 @@ class HelpAction(argparse.Action):
 
 def help_text(parser: argparse.ArgumentParser, topic: str = "") -> str:
     """The help on `topic`: nothing, a group's title (or one of its words), part of a flag's name or text, or `all`.
-    Raises ConfigError: nothing is called that."""
+    Raises ConfigError if nothing has such a name or text."""
     topic = _VLLM_TOPICS.get(topic, topic)
     groups = _groups(parser)
     options = [action for actions in groups.values() for action in actions if action.option_strings]
@@ -47,10 +47,10 @@ def help_text(parser: argparse.ArgumentParser, topic: str = "") -> str:
         matches = [(title, [each for each in actions if _speaks_of(each, word)]) for title, actions in groups.items()]
         found = {title: actions for title, actions in matches if actions}
     if not found:
-        elsewhere = [name.replace("_", "-") for name in getattr(parser, "accepted_at_default", ())]
+        elsewhere = [name.replace("_", "-") for name in getattr(parser, "foreign_settings", ())]
         if elsewhere := [f"--{name}" for name in elsewhere if word in name]:
-            told = f"of vLLM's flags, not available yet in Quire: {', '.join(elsewhere)}"
-            raise ConfigError.of("help", f"nothing here speaks of {topic!r}; {told}")
+            absent = f"of vLLM's flags, not available yet in Quire: {', '.join(elsewhere)}"
+            raise ConfigError.of("help", f"nothing here speaks of {topic!r}; {absent}")
         near = nearest(f"--{word}", [name for each in options for name in each.option_strings])
         hint = f"did you mean {near}?" if near else f"the groups are {', '.join(filter(None, groups))}"
         raise ConfigError.of("help", f"nothing here speaks of {topic!r}; {hint}")

@@ -1,6 +1,6 @@
 """Engine settings as command-line flags: dashes or underscores, human-readable numbers, JSON and dotted keys.
 
-Knows argparse. The settings stand in `arg_utils`.
+Knows argparse. `settings` holds the fields.
 """
 
 import argparse
@@ -9,13 +9,13 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from quire.config.checks import default_of
 from quire.engine import arg_file, arg_help
-from quire.engine.arg_unavailable import ALIASES, NO_EFFECT, SEVERAL, SHORT_FOREIGN, UNAVAILABLE, check_unavailable
+from quire.engine.vllm_settings import ENGINE_DEFAULTS, LIST, NO_EFFECT, accept_or_refuse, accepted_values, flags_of
 from quire.errors import ConfigError, did_you_mean, nearest
-from quire.guards import is_sequence
 
 GROUPS = {
     "model": "Model",
@@ -28,21 +28,12 @@ GROUPS = {
 }
 """The field that opens each group of flags, in the order of the fields."""
 
-SHORT = {
-    "quantization": ("-q",),
-    "tensor_parallel_size": ("-tp",),
-    "pipeline_parallel_size": ("-pp",),
-    "data_parallel_size": ("-dp",),
-    "enable_expert_parallel": ("-ep",),
-    "attention_config": ("-ac",),
-}
-
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def human_int(text: str) -> int:
-    """`4096`, `4k` (4,000), `4K` (4,096), `1.5M`; what is left of a thousand, a million … is dropped (`1.2345k` is 1,234).
-    Raises argparse.ArgumentTypeError: anything else."""
+    """`4096`, `4k` (4,000), `4K` (4,096), `1.5M`; a fraction of a decimal unit is dropped (`1.2345k` is
+    1,234). Raises argparse.ArgumentTypeError if the text is not such a number."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip())
     if match:
         whole, _, fraction = match[1].partition(".")
@@ -96,41 +87,42 @@ class ArgumentParser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         add_help = kwargs.pop("add_help", True)
         super().__init__(*args, add_help=False, **kwargs)
-        self.accepted_at_default: dict[str, tuple[Any, ...]] = {}
+        self.foreign_settings: list[str] = []
         if add_help:
-            text = "this text; =GROUP, =KEYWORD or =all tell more"
+            text = "this text; =GROUP, =KEYWORD or =all show more"
             self.add_argument("-h", "--help", action=arg_help.HelpAction, metavar="WHAT", help=text)
 
-    def accept_at_default(self, table: dict[str, tuple[Any, ...]]) -> None:
-        """Settings that are not there: their flags are taken at the values in `table`, else refused."""
-        self.accepted_at_default |= table
+    def accept_foreign(self, names: Iterable[str]) -> None:
+        """Add hidden flags for settings of vLLM, which are accepted at their defaults; real flags of the same name win."""
+        self.foreign_settings += names
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         import sys
 
-        self.add_accepted()
+        self.add_foreign()
         given = self._normalise(list(sys.argv[1:] if args is None else args))
         path = arg_file.named_file(given) if arg_file.FLAG in self._option_string_actions else None
-        from_file = {} if path is None else arg_file.apply_file(self, self._option_string_actions, path)
-        parsed, rest = super().parse_known_args(given, namespace)
-        if "model" in from_file and getattr(parsed, "model_tag", None) and parsed.model is from_file["model"]:
-            parsed.model = None  # `quire serve MODEL` wins over the file's
+        if path is None:
+            return super().parse_known_args(given, namespace)
+        words = self._normalise(arg_file.words_of_file(path, self._option_string_actions))
+        # The flag between them ends a list of the file's, which would go on with a positional word.
+        parsed, rest = super().parse_known_args([*words, f"{arg_file.FLAG}={path}", *given], namespace)
+        if getattr(parsed, "model_tag", None) and not any(word.split("=")[0] == "--model" for word in given):
+            parsed.model = None  # `quire serve MODEL` wins over the file's model
         return parsed, rest
 
     def format_help(self) -> str:
         return arg_help.help_text(self, "all")
 
-    def add_accepted(self) -> None:
-        """Hidden flags for the settings that are not there; done before parsing, when every real flag is known."""
-        no_effect: dict[str, tuple[Any, ...]] = dict.fromkeys(
-            NO_EFFECT if self.accepted_at_default else (), (True, False)
-        )
-        for name, values in {**no_effect, **self.accepted_at_default}.items():
-            flag = f"--{name.replace('_', '-')}"
-            words = [word for word in (flag, *SHORT_FOREIGN.get(name, ())) if word not in self._option_string_actions]
-            if flag in words:
-                no = [f"--no-{flag[2:]}"] if any(isinstance(value, bool) for value in values) else []
-                self.add_argument(*words, *no, action=AbsentFlag, name=name, table=self.accepted_at_default)
+    def add_foreign(self) -> None:
+        """Add the flags of `accept_foreign`. Parsing does it, when every real flag is known."""
+        for name in self.foreign_settings:
+            flag, *short = flags_of(name)
+            if flag not in self._option_string_actions:
+                short = [word for word in short if word not in self._option_string_actions]
+                is_switch = name in NO_EFFECT or any(isinstance(value, bool) for value in accepted_values(name))
+                no = [f"--no-{flag[2:]}"] if is_switch else []
+                self.add_argument(flag, *short, *no, action=ForeignFlag, name=name)
 
     def _normalise(self, args: list[str]) -> list[str]:
         flags: set[str] = set(self._option_string_actions)
@@ -155,7 +147,7 @@ class ArgumentParser(argparse.ArgumentParser):
                         self.error(f"argument {name}: expected one value")
                     value = args[index]
                     index += 1
-                _set_path(dotted.setdefault(flag, {}), path, value)
+                arg_file.set_path(dotted.setdefault(flag, {}), path, _read_value(value))
                 continue
             plain.append(f"{flag}{'.' + path if path else ''}{'=' + value if has_value else ''}")
         try:
@@ -164,7 +156,7 @@ class ArgumentParser(argparse.ArgumentParser):
             self.error(str(error))
 
     def error(self, message: str) -> NoReturn:
-        """Refuse in the command line's one form."""
+        """Raise the error as a ConfigError with a hint."""
         raise ConfigError(message + self._hint(message))
 
     def _hint(self, message: str) -> str:
@@ -180,25 +172,18 @@ class ArgumentParser(argparse.ArgumentParser):
         return f" (did you mean {near}?)" if near else f" (see `{self.prog} --help`)"
 
 
-class AbsentFlag(argparse.Action):
-    """The hidden flag of a setting that is not there, or that has no meaning here.
+class ForeignFlag(argparse.Action):
+    """The hidden flag of a setting of vLLM that Quire does not have, or that has no effect."""
 
-    Attributes:
-        name: the setting's.
-        table: settings that are not there, to the values at which they are taken.
-    """
-
-    def __init__(
-        self, option_strings: list[str], dest: str, *, name: str, table: dict[str, tuple[Any, ...]], **kwargs: Any
-    ) -> None:
-        del dest, kwargs  # a default that the parser was given is not this flag's to set
-        nargs, hidden = "*" if name in SEVERAL else "?", argparse.SUPPRESS
+    def __init__(self, option_strings: list[str], dest: str, *, name: str, **kwargs: Any) -> None:
+        del dest, kwargs  # the parser's default for the destination is not this flag's to set
+        nargs, hidden = "*" if name in LIST["several_values"] else "?", argparse.SUPPRESS
         super().__init__(option_strings, hidden, nargs=nargs, const="true", default=hidden, help=hidden)
-        self.name, self.table = name, table
+        self.name = name
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         value = _read_value(values) if isinstance(values, str) else values
-        check_unavailable(self.name, False if str(option_string).startswith("--no-") else value, set(), self.table)
+        accept_or_refuse(self.name, False if str(option_string).startswith("--no-") else value)
 
 
 class _OptimizationLevel(argparse.Action):
@@ -215,25 +200,6 @@ def _read_value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _set_path(target: dict[str, Any], path: str, text: str) -> None:
-    """Set a nested key; `key+` appends to a list."""
-    *parents, last = path.split(".")
-    for parent in parents:
-        inner = target.setdefault(parent, {})
-        if not isinstance(inner, dict):
-            raise ConfigError(f"{path!r}: {parent!r} is given both as a value and as an object")
-        target = typing.cast("dict[str, Any]", inner)
-    value = _read_value(text)
-    if not last.endswith("+"):
-        target[last] = value
-        return
-    last = last[:-1]
-    items = target.setdefault(last, [])
-    if not isinstance(items, list):
-        raise ConfigError(f"{path!r}: {last!r} is given both as a value and as a list")
-    typing.cast("list[Any]", items).extend(value if is_sequence(value) else [value])
 
 
 def _with_dotted(args: list[str], dotted: dict[str, dict[str, Any]]) -> list[str]:
@@ -263,22 +229,18 @@ def add_engine_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
             group = parser.add_argument_group(GROUPS[field.name])
         if field.name in taken:
             continue  # the caller has its own (a positional model, for example)
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        group.add_argument(*_flag_names(field.name), **_flag_options(field, hints[field.name], default))
+        flags = flags_of(field.name, *field.metadata["aliases"])
+        group.add_argument(*flags, **_flag_options(field, hints[field.name]))
         if field.name == "enforce_eager":
             text = "0 is --enforce-eager; 1, 2 and 3 are the same: nothing is compiled at start"
             levels: Any = {"type": int, "choices": (0, 1, 2, 3), "dest": argparse.SUPPRESS, "help": text}
             group.add_argument("-O", "--optimization-level", action=_OptimizationLevel, metavar="LEVEL", **levels)
     if isinstance(parser, ArgumentParser):
-        parser.accept_at_default(UNAVAILABLE)
+        parser.accept_foreign(ENGINE_DEFAULTS)
 
 
-def _flag_names(name: str) -> list[str]:
-    others = [f"--{alias.replace('_', '-')}" for alias, field in ALIASES.items() if field == name]
-    return [f"--{name.replace('_', '-')}", *others, *SHORT.get(name, ())]
-
-
-def _flag_options(field: dataclasses.Field[Any], hint: Any, default: Any) -> dict[str, Any]:
+def _flag_options(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    default = default_of(field)
     kinds = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
     options: dict[str, Any] = {"default": default, "dest": field.name, "help": field.metadata["help"]}
     if default not in (None, "", False, {}):

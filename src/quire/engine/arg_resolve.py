@@ -1,4 +1,4 @@
-"""What the engine decides for itself: wishes, the model's files and the platform give the parts of an `EngineConfig`.
+"""Resolves the user's settings, the model's files and the platform to the sections of an `EngineConfig`.
 
 Each value that is derived comes with a note on where it came from. Knows no torch.
 """
@@ -6,20 +6,24 @@ Each value that is derived comes with a note on where it came from. Knows no tor
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quire import envs
 from quire.config import CacheConfig, DeviceConfig, HFConfig, LoadConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from quire.config.checks import check_keys, read_object
 from quire.config.generation import default_sampling, eos_token_ids, load_generation_config
 from quire.config.hub import FoundModel, find_model, find_tokenizer, stored_types
 from quire.config.hub.listing import HubSettings
+from quire.config.observability import LoggingConfig
 from quire.config.pooling import PoolingConfig, limit_length, resolve_pooling
 from quire.config.resolve import load_hf_config, resolve_architecture, resolve_dtype, resolve_max_model_len
-from quire.engine.arg_fields import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
+from quire.engine.settings import OTHER_FORMATS, SAME_FORMATS, SAME_HASHES, EngineSettings
+from quire.engine.vllm_settings import LIST, NO_EFFECT
 from quire.errors import ConfigError
 from quire.guards import is_sequence
+from quire.logger import init_logger, leave_logging_alone, use_log_config, use_log_format, use_log_level
 from quire.platforms.interface import Capabilities, Platform
 
 
@@ -36,14 +40,15 @@ class UsageContext(enum.StrEnum):
         return 0 if self is UsageContext.LLM_CLASS else 1
 
 
+logger = init_logger(__name__)
 SectionT = TypeVar("SectionT")
 DEMO_MODEL = "quire-demo"
-"""What the built-in demo model is called: it serves where no model is named, too."""
+"""The name of the built-in demo model, which is also used if no model is named."""
 DEFAULT_BLOCK_SIZE = 16
 
 
 def _demo_model_path() -> str:
-    """The folder of the built-in demo model. Raises ConfigError: this installation has none."""
+    """The folder of the built-in demo model. Raises ConfigError if this installation has none."""
     from importlib.resources import files
 
     path = Path(str(files("quire"))) / "assets" / "demo"
@@ -73,7 +78,7 @@ def _is_causal(model: ModelConfig) -> bool:
 
 @dataclasses.dataclass
 class Resolver:
-    """One resolution: wishes, platform and the notes on where derived values came from."""
+    """One resolution. `provenance` holds a note for each value that was derived: where it came from."""
 
     args: EngineSettings
     platform: Platform
@@ -146,7 +151,7 @@ class Resolver:
         return pooling
 
     def _label_tokens(self, path: str, tokens: Sequence[Any]) -> tuple[int, ...]:
-        """Ids of the tokens that `classifier_from_token` names. Raises ConfigError: the tokenizer does not have one."""
+        """Ids of the tokens that `classifier_from_token` names. Raises ConfigError if the tokenizer does not have one."""
         from quire.tokenizers.loader import get_tokenizer
 
         tokenizer = get_tokenizer(self._tokenizer_path(path) or path, self.args.tokenizer_mode)
@@ -332,3 +337,36 @@ class Resolver:
             ignore_patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns or ()),
             model_loader_extra_config=dict(self.args.model_loader_extra_config),
         )
+
+
+def attention_backend(asked: str | None, given: Mapping[str, Any] | None) -> str | None:
+    """The backend that `attention_backend` or `attention_config` names.
+    Raises ConfigError if they name two, or if the object has an unknown key."""
+    values = {name: value for name, value in (given or {}).items() if value is not None}
+    check_keys("attention_config", values, ("backend", *LIST["keys_without_effect"]["attention_config"]))
+    for name in values.keys() - {"backend"}:
+        logger.info("attention_config.%s has no effect: %s", name, NO_EFFECT["kernel_config"])
+    backend = values.get("backend")
+    if backend is None:
+        return asked
+    name = str(getattr(backend, "name", backend))  # a member of vLLM's enumeration has the name
+    if asked not in (None, "auto", name):
+        message = f"attention_backend={asked!r} and attention_config.backend={name!r} are one setting: give one of them"
+        raise ConfigError(message, setting="attention_config")
+    return name
+
+
+def apply_logging(given: Mapping[str, Any]) -> None:
+    """Set the log up as `logging_config` says, in this process and its children.
+    Raises ConfigError if a key or a value is not known."""
+    level = given.get("log_level")
+    config = read_object(LoggingConfig, "logging_config", {**given, "log_level": level and str(level).upper()})
+    if not config.configure_logging:
+        leave_logging_alone()
+        return
+    if config.pylogging_config_file is not None:
+        use_log_config(config.pylogging_config_file)
+    if config.log_level is not None:
+        use_log_level("DEBUG" if config.log_level == "NOTSET" else config.log_level)
+    if config.formatter is not None:
+        use_log_format(config.formatter)

@@ -1,6 +1,6 @@
 """What a user asks of an engine: keywords or flags, `EngineArgs`, and from them the one frozen `EngineConfig`.
 
-The settings stand in `arg_fields`; `arg_resolve` decides what was left open.
+`settings` holds the fields; `arg_resolve` decides what was left open.
 """
 
 import argparse
@@ -10,14 +10,13 @@ from typing import Self
 
 from quire import envs
 from quire.config import AttentionConfig, EngineConfig, ObservabilityConfig
+from quire.config.checks import FLAG, setting, whole
 from quire.config.observability import read_structured_outputs_config, resolve_profiler
 from quire.config.reasoning import read_reasoning_config
-from quire.engine import arg_checks, arg_parser
-from quire.engine.arg_checks import FLAG, setting, whole
-from quire.engine.arg_fields import EngineSettings
-from quire.engine.arg_objects import apply_logging, attention_backend, normalise
-from quire.engine.arg_resolve import Resolver, UsageContext, section
-from quire.engine.arg_unavailable import refuse_unknown
+from quire.engine import arg_parser
+from quire.engine.arg_resolve import Resolver, UsageContext, apply_logging, attention_backend, section
+from quire.engine.settings import EngineSettings, check_settings, normalise
+from quire.engine.vllm_settings import refuse_unknown
 from quire.logger import init_logger, trace_this_thread_if_asked
 from quire.platforms import current_platform
 
@@ -32,7 +31,7 @@ class EngineArgs(EngineSettings):
     """What a user asks of an engine. Field names are the ones that users of vLLM know; None lets the engine decide.
 
     Raises:
-        ConfigError: a keyword that is not a field, or that belongs to something that is not available yet.
+        ConfigError: a keyword is not a setting, or belongs to a feature that is not available yet.
     """
 
     def __post_init__(self) -> None:
@@ -51,14 +50,14 @@ class EngineArgs(EngineSettings):
         return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
     def create_engine_config(self, usage_context: UsageContext | None = None) -> EngineConfig:
-        """Resolve, check and freeze. `usage_context`: who asks; the size of a step and the number of rows have a default for
-        each.
-        Raises ConfigError: a setting that cannot work; the message names it, its value and what is allowed."""
+        """Resolve, check and freeze. `usage_context` is the kind of use: the size of a step and the number of rows have a default
+        for each kind.
+        Raises ConfigError if a setting cannot work; the message names it, its value and what is allowed."""
         from quire.plugins import load_general_plugins
 
         _warn_unknown_variables()
         load_general_plugins("frontend")
-        arg_checks.check(self)
+        check_settings(self)
         if self.logging_config:
             apply_logging(self.logging_config)
         instance_id = uuid.uuid4().hex[:8]

@@ -1,4 +1,4 @@
-"""Files of one repository to this machine: several at a time, with one progress bar for all of them.
+"""Fetches files of one repository: several at a time, with one progress bar for all of them.
 
 Knows bytes and threads. Knows nothing of what the files mean.
 """
@@ -71,7 +71,7 @@ def plan_line(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> s
 
 
 def check_space(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> None:
-    """Raises ConfigError: the disk has less room than the files need."""
+    """Raises ConfigError if the disk has less room than the files need."""
     wanted = sum(file.size - source.fetched_bytes(listing, file) for file in files)
     free = free_bytes(source.cache)
     if wanted + SPARE_BYTES > free and wanted > 0:
@@ -83,7 +83,7 @@ def check_space(source: Source, listing: Listing, files: tuple[HubFile, ...]) ->
 
 
 def fetch_files(source: Source, listing: Listing, files: tuple[HubFile, ...]) -> None:
-    """Fetch what is not here yet. Raises the source's first error as it is; what was fetched by then is kept."""
+    """Fetch the files that are not on this machine yet. Raises the source's first error unchanged; fetched files are kept."""
     missing = listing.missing(files)
     if not missing:
         return
@@ -151,9 +151,16 @@ class _Progress:
 
             size = shutil.get_terminal_size((100, 24))  # tqdm draws nothing where a terminal says 0
             self._bar = tqdm(
-                desc=f"Fetching {self._listing.repository}", total=self._total, initial=self._at_begin, unit="B",
-                unit_scale=True, leave=False, delay=SHOW_AFTER_S, ncols=size.columns, nrows=size.lines,
-            )  # fmt: skip
+                desc=f"Fetching {self._listing.repository}",
+                total=self._total,
+                initial=self._at_begin,
+                unit="B",
+                unit_scale=True,
+                leave=False,
+                delay=SHOW_AFTER_S,
+                ncols=size.columns,
+                nrows=size.lines,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,5 +185,9 @@ class _Progress:
         left = f", {(self._total - here) / rate:.0f} s left" if rate > 0 else ""
         logger.info(
             "fetching %s: %s of %s, %s a second%s",
-            self._listing.repository, amount(here), amount(self._total), amount(rate), left,
-        )  # fmt: skip
+            self._listing.repository,
+            amount(here),
+            amount(self._total),
+            amount(rate),
+            left,
+        )

@@ -72,9 +72,9 @@ def _by_answer(repository: str, revision: str, endpoint: str, error: BaseExcepti
             f"accept them at {endpoint}/{repository} {login}",
         )
     if isinstance(error, errors.RepositoryNotFoundError):
-        remedy = "check the spelling, and that the token may read it" if has_token else (
-            "check the spelling; for a private model set HF_TOKEN (or use hf_token, or `hf auth login`)"
-        )  # fmt: skip
+        remedy = "check the spelling; for a private model set HF_TOKEN (or use hf_token, or `hf auth login`)"
+        if has_token:
+            remedy = "check the spelling, and that the token may read it"
         return Failure("the hub has no such model, or it is private", remedy)
     if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
         return Failure(f"a file is missing there: {_first_line(error)}", "try again: the repository may have changed")

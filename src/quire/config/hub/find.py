@@ -1,4 +1,4 @@
-"""From what the user calls a model (a local folder, a file, or a name at a hub) to a local folder with its files.
+"""Finds a model (a local folder, a file, or a name at a hub) and returns a local folder with its files.
 
 A repository is listed once, at one commit. Its description (configuration, tokenizer, templates) is fetched at once; its
 weights are fetched by `fetch_weights`, after all that can be refused was refused. `checkpoint_files` decides which files are
@@ -43,7 +43,7 @@ class FoundModel(NamedTuple):
 
 def find_model(model: str, settings: HubSettings | None = None) -> FoundModel:
     """A model's folder with its description; nothing else is fetched, but a GGUF file, which has both in one.
-    Raises ConfigError: there is no such folder or repository, no access to it, or it holds no model."""
+    Raises ConfigError if there is no such folder or repository, if access is denied, or if it holds no model."""
     settings = settings or HubSettings()
     gguf = find_gguf(model)
     if gguf is not None:
@@ -67,7 +67,7 @@ def find_model(model: str, settings: HubSettings | None = None) -> FoundModel:
 
 
 def find_tokenizer(tokenizer: str, settings: HubSettings) -> str:
-    """The folder with a tokenizer's files. Raises ConfigError: as `find_model`."""
+    """The folder with a tokenizer's files. Raises ConfigError as `find_model` does."""
     folder = _local_folder(tokenizer, "tokenizer")
     if folder is not None:
         return folder
@@ -78,7 +78,7 @@ def find_tokenizer(tokenizer: str, settings: HubSettings) -> str:
 
 
 def fetch_weights(model: HubModel, settings: HubSettings) -> None:
-    """Fetch the weights that are not here. Raises ConfigError: they cannot be fetched, or the model has none to use."""
+    """Fetch the weights that are not here. Raises ConfigError if they cannot be fetched, or if the model has none to use."""
     if model.refusal:
         raise ConfigError(model.refusal, setting=model.refused_setting)
     missing = model.missing()
@@ -117,7 +117,7 @@ def _size(listing: Listing, file: HubFile) -> int:
 
 def stored_types(model: HubModel, settings: HubSettings) -> list[str]:
     """What safetensors calls the types of the first file's tensors, where that file is still at the hub; one short request.
-    Empty where that cannot be told."""
+    Empty if the hub does not say."""
     files = [file for file in model.missing() if file.name.endswith(".safetensors")]
     if not files or model.listing.is_local:
         return []
@@ -132,7 +132,7 @@ def _open_hub(settings: HubSettings) -> Hub:
 
 
 def _local_folder(name: str, setting: str) -> str | None:
-    """A folder of this machine; None for what can only be a hub's. Raises ConfigError: neither."""
+    """A folder of this machine; None if the name can only be a hub's. Raises ConfigError if it can be neither."""
     if not name:
         raise ConfigError(f"{setting}='' is empty; give a folder with config.json or a hub id", setting=setting)
     folder = Path(name).expanduser()
@@ -153,8 +153,8 @@ def _local_folder(name: str, setting: str) -> str | None:
 
 
 def _look_up(hub: Hub, repository: str, setting: str) -> Listing:
-    """What a repository holds, as the hub says; what the cache has where the hub cannot be asked.
-    Raises ConfigError: neither."""
+    """The files of a repository, from the hub, or from the cache if the hub cannot be reached.
+    Raises ConfigError if both have none."""
     if hub.is_offline:
         listing = hub.find_cached(repository)
         if listing is None:
@@ -199,7 +199,7 @@ def _fetch(hub: Hub, listing: Listing, names: list[str], setting: str, files: tu
 
 
 def _check_description(model: str, names: list[str], folder: str, where: str) -> None:
-    """Raises ConfigError: the files are no checkpoint; the message says what they are."""
+    """Raises ConfigError if the files are no checkpoint; the message says what they are."""
     if CONFIG in names or PARAMS in names:
         return
     if ADAPTER_CONFIG in names:
@@ -242,7 +242,7 @@ def _is_gguf(listing: Listing, load_format: str) -> bool:
 
 def _fetch_gguf(hub: Hub, listing: Listing, wanted: str, settings: HubSettings) -> str:
     """The folder that is made of a GGUF file.
-    Raises ConfigError: the repository does not have it, or this machine's memory is smaller than it."""
+    Raises ConfigError if the repository does not have it, or if it is larger than this machine's memory."""
     parts = choose_gguf(listing.names, listing.repository, wanted)
     files = listing.find([*parts, *(name for name in BESIDE if name in listing.names)])
     size = sum(file.size for file in files)

@@ -27,7 +27,7 @@ TRIES = 3
 """Failures of a file in a row, with nothing between that came."""
 PAUSE_S = 1.0
 RESUMED_BYTES = 1 << 20
-"""Files from this size on are gone on with where they stopped."""
+"""Broken downloads of files from this size on are resumed."""
 
 
 class HuggingFaceHub:

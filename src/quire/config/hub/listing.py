@@ -71,7 +71,7 @@ class HubModel:
 
     Attributes:
         listing: without other files than the weights.
-        refusal: why the weights cannot be used, empty if they can: told when they are needed.
+        refusal: why the weights cannot be used, empty if they can; raised when they are needed.
     """
 
     listing: Listing

@@ -19,7 +19,7 @@ DEFAULT_REVISION = "master"
 
 
 class ModelScopeHub:
-    """One user's view of ModelScope. Raises ConfigError: the client is not installed."""
+    """One user's view of ModelScope. Raises ConfigError if the client is not installed."""
 
     name = "ModelScope"
     is_offline = False
@@ -67,10 +67,14 @@ class ModelScopeHub:
         """The folder, after files were fetched. The client alone knows where that is."""
         return str(
             self._client.snapshot_download(
-                repository, revision=self._revision, cache_dir=self._cache_dir, local_files_only=local_files_only,
-                allow_patterns=names or None, **({"token": self._token} if self._token else {}),
+                repository,
+                revision=self._revision,
+                cache_dir=self._cache_dir,
+                local_files_only=local_files_only,
+                allow_patterns=names or None,
+                **({"token": self._token} if self._token else {}),
             )
-        )  # fmt: skip
+        )
 
     def keep_revision(self, listing: Listing) -> None:
         """The client keeps no names of revisions."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire import envs
 from quire.engine.arg_parser import ArgumentParser
-from quire.engine.arg_unavailable import NOTHING, OFF
+from quire.engine.vllm_settings import SERVER_DEFAULTS
 from quire.entrypoints.openai.cli_args import add_server_arguments, flatten
 from quire.errors import ConfigError
 from quire.logger import init_logger, use_log_config, use_log_format, use_log_level
@@ -22,24 +22,6 @@ if TYPE_CHECKING:
     from quire.config import EngineConfig, ModelConfig
     from quire.entrypoints.http.listen import ListenOptions
     from quire.entrypoints.http.state import ServerSettings, ServerState
-
-
-_UNREAD = (None, False, True)
-"""Values of a switch that changes nothing."""
-
-FOREIGN_SERVER_FLAGS: dict[str, tuple[Any, ...]] = {
-    "headless": OFF, "grpc": OFF, "grpc_port": NOTHING, "trust_request_mm_kwargs": OFF, "tool_server": NOTHING,
-    "lora_modules": NOTHING, "enable_log_deltas": _UNREAD, "enable_server_load_tracking": _UNREAD,
-    "enable_tokenizer_info_endpoint": _UNREAD, "tokens_only": OFF, "enable_scale_out": OFF, "enable_offline_docs": _UNREAD,
-    "enable_flash_late_interaction": _UNREAD, "cohere_is_reasoning_model": (None, True),
-    "cohere_format": (None, "cmd4"), "anthropic_disabled_thinking_effort": (None, "auto"),
-    "data_parallel_supervisor_port": (None, 9256), "dp_supervisor_probe_interval_s": (None, 5.0, 5),
-    "dp_supervisor_probe_timeout_s": (None, 5.0, 5), "dp_supervisor_probe_failure_threshold": (None, 3),
-    # Of older versions, in many scripts.
-    "disable_log_requests": _UNREAD, "disable_frontend_multiprocessing": _UNREAD, "enable_reasoning": _UNREAD,
-    "num_scheduler_steps": (None, 1), "multi_step_stream_outputs": _UNREAD, "worker_use_ray": OFF,
-}  # fmt: skip
-"""Setting to the values that are accepted: those that change nothing here."""
 
 
 logger = init_logger(__name__)
@@ -54,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
     AsyncEngineArgs.add_cli_args(parser)
     if isinstance(parser, ArgumentParser):
-        parser.accept_at_default(FOREIGN_SERVER_FLAGS)
+        parser.accept_foreign(SERVER_DEFAULTS)
 
 
 def listen_options(args: argparse.Namespace) -> "ListenOptions":
@@ -80,15 +62,15 @@ def listen_options(args: argparse.Namespace) -> "ListenOptions":
 
 
 def run(args: argparse.Namespace) -> int:
-    from quire.engine.arg_checks import check as check_args
     from quire.engine.arg_utils import AsyncEngineArgs
+    from quire.engine.settings import check_settings
     from quire.entrypoints.http.listen import open_socket
 
     take_model(args)
     set_up_log(args)
     options = listen_options(args)
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    check_args(engine_args)
+    check_settings(engine_args)
     keys = _api_keys(args)
     check_server_flags(args)
     if args.api_server_count > 1:
@@ -143,7 +125,7 @@ def make_app(args: argparse.Namespace, keys: list[str]) -> "tuple[ASGIApp, Serve
 def set_up_log(args: argparse.Namespace) -> None:
     """The log as the flags say, in this process and its children; single flags win over `--logging-config`."""
     if getattr(args, "logging_config", None):
-        from quire.engine.arg_objects import apply_logging
+        from quire.engine.arg_resolve import apply_logging
 
         apply_logging(args.logging_config)
         args.logging_config = None  # an engine in this process would apply it again

@@ -76,51 +76,91 @@ def _texts(text: str) -> dict[str, str]:
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    # fmt: off
     network = parser.add_argument_group("Network")
     network.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (127.0.0.1: this machine only)")
     network.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port to listen on (8000)")
     network.add_argument("--uds", metavar="PATH", help="listen on a Unix socket (owner only) in place of host and port")
-    network.add_argument("--api-server-count", "-asc", type=_count, default=1, metavar="N",
-        help="processes that take requests before the one engine core (1)")
+    network.add_argument(
+        "--api-server-count",
+        "-asc",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="processes that take requests before the one engine core (1)",
+    )
     network.add_argument("--root-path", default="", help="path under which a proxy shows this server")
     network.add_argument("--ssl-keyfile", metavar="PATH", help="private key; with --ssl-certfile turns TLS on")
     network.add_argument("--ssl-certfile", metavar="PATH", help="certificate chain")
     network.add_argument("--ssl-ca-certs", metavar="PATH", help="authorities that clients' certificates must come from")
     modes = "0 none, 1 optional, 2 required"
-    network.add_argument("--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=int(ssl.CERT_NONE),
-        help=f"client certificates: {modes}")
+    network.add_argument(
+        "--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=int(ssl.CERT_NONE), help=f"client certificates: {modes}"
+    )
     network.add_argument("--ssl-ciphers", help="OpenSSL cipher list")
     switch(network, "--enable-ssl-refresh", "read the key, certificates and authorities again when they change")
-    network.add_argument("--h11-max-incomplete-event-size", type=_size, default=64 << 10, metavar="N",
-        help="bytes of a request's head (64K)")
-    network.add_argument("--h11-max-header-count", type=_size, default=256, metavar="N",
-        help="headers of a request (256)")
+    network.add_argument(
+        "--h11-max-incomplete-event-size",
+        type=_size,
+        default=64 << 10,
+        metavar="N",
+        help="bytes of a request's head (64K)",
+    )
+    network.add_argument(
+        "--h11-max-header-count", type=_size, default=256, metavar="N", help="headers of a request (256)"
+    )
 
     access = parser.add_argument_group("Access")
-    access.add_argument("--api-key", nargs="+", metavar="KEY",
-        help="keys of clients, any of which opens every route (or QUIRE_API_KEY)")
-    access.add_argument("--api-key-for", choices=("clients", "all"), default="clients",
-        help="routes that want a key: those of clients, or /ready, /ping and /metrics too (clients)")
+    access.add_argument(
+        "--api-key", nargs="+", metavar="KEY", help="keys of clients, any of which opens every route (or QUIRE_API_KEY)"
+    )
+    access.add_argument(
+        "--api-key-for",
+        choices=("clients", "all"),
+        default="clients",
+        help="routes that want a key: those of clients, or /ready, /ping and /metrics too (clients)",
+    )
     access.add_argument("--allowed-origins", type=_words, nargs="+", default=[], help="origins whose pages may call")
     access.add_argument("--allowed-methods", type=_words, nargs="+", default=[["*"]], help="methods they may use (*)")
     access.add_argument("--allowed-headers", type=_words, nargs="+", default=[["*"]], help="headers they may send (*)")
     switch(access, "--allow-credentials", "let them send cookies")
-    access.add_argument("--middleware", action="append", default=[], metavar="PATH",
-        help="package.module.Name of an ASGI middleware class, or of a function of (request, call_next); may be repeated")
+    access.add_argument(
+        "--middleware",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="package.module.Name of an ASGI middleware class, or of a function of (request, call_next); may be repeated",
+    )
     switch(access, "--strict", "refuse unknown request fields instead of logging them once")
 
     chat = parser.add_argument_group("Chat")
     chat.add_argument("--response-role", default="assistant", help="role in answers (assistant)")
     switch(chat, "--trust-request-chat-template", "let requests bring a chat template of their own")
-    chat.add_argument("--default-chat-template-kwargs", type=json_object, default={}, metavar="JSON",
-        help='variables of the template where a request gives none: {"enable_thinking": false}')
-    chat.add_argument("--reasoning-effort-map", type=_texts, default={}, metavar="JSON",
-        help='what templates are told for a reasoning_effort: {"minimal": "low"}')
-    chat.add_argument("--reasoning-parser", default="auto", metavar="NAME",
-        help="format of the model's reasoning: a name, none, or auto (what its chat template shows)")
-    chat.add_argument("--tool-call-parser", default="auto", metavar="NAME",
-        help="format of the model's tool calls: a name, none, or auto (what its chat template shows)")
+    chat.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help='variables of the template where a request gives none: {"enable_thinking": false}',
+    )
+    chat.add_argument(
+        "--reasoning-effort-map",
+        type=_texts,
+        default={},
+        metavar="JSON",
+        help='value that templates get for a reasoning_effort: {"minimal": "low"}',
+    )
+    chat.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="format of the model's reasoning: a name, none, or auto (what its chat template shows)",
+    )
+    chat.add_argument(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="format of the model's tool calls: a name, none, or auto (what its chat template shows)",
+    )
     for kind in ("reasoning", "tool"):
         chat.add_argument(
             f"--{kind}-parser-plugin",
@@ -128,57 +168,103 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"a Python file that registers {kind} parsers (docs/tools.md)",
         )
     chat.add_argument(
-        "--tool-strict-level", choices=("auto", "function", "parameter"), default="auto",
+        "--tool-strict-level",
+        choices=("auto", "function", "parameter"),
+        default="auto",
         help="hold calls to schemas where tool_choice is auto: for strict functions (auto), function: for all, parameter: all "
         "as strict ones",
-    )  # fmt: skip
-    chat.add_argument("--exclude-tools-when-tool-choice-none", action=argparse.BooleanOptionalAction, default=True,
-        help="do not tell the template of tools that may not be called (on)")
+    )
+    chat.add_argument(
+        "--exclude-tools-when-tool-choice-none",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="leave tools that may not be called out of the template (on)",
+    )
     switch(chat, "--enable-auto-tool-choice", "accepted for compatibility: calls are always looked for")
 
     responses = parser.add_argument_group("Answers and log")
     switch(responses, "--enable-request-id-headers", "accepted for compatibility: X-Request-Id is always sent")
-    switch(responses, "--enable-prompt-tokens-details", "tell in `usage` how many tokens the cache gave")
+    switch(responses, "--enable-prompt-tokens-details", "report in `usage` how many tokens came from the cache")
     switch(responses, "--return-tokens-as-token-ids", "write `token_id:ID` for tokens in logprobs")
-    switch(responses, "--enable-force-include-usage", "tell usage in every chunk of a stream, asked for or not")
-    responses.add_argument("--sse-keep-alive-interval", type=_positive_seconds, default=0, metavar="SECONDS",
-        help="write a comment into streams that have been silent for so long, for proxies that cut them off (0: never)")
+    switch(responses, "--enable-force-include-usage", "report usage in every chunk of a stream, requested or not")
+    responses.add_argument(
+        "--sse-keep-alive-interval",
+        type=_positive_seconds,
+        default=0,
+        metavar="SECONDS",
+        help="write a comment into streams that have been silent for so long, for proxies that cut them off (0: never)",
+    )
     responses.add_argument(
         "--fingerprint-mode",
         choices=MODES,
         default="full",
-        help="what `system_fingerprint` tells: version, devices and a hash of the configuration (full), the hash alone, "
+        help="what `system_fingerprint` contains: version, devices and a hash of the configuration (full), the hash alone, "
         "--fingerprint-value (custom), or nothing",
     )
     responses.add_argument("--fingerprint-value", metavar="TEXT", help="the fingerprint of --fingerprint-mode custom")
     levels = ("critical", "error", "warning", "info", "debug", "trace")
-    switch(responses, "--enable-per-request-metrics",
-        "tell in `metrics` of each answer where the request's time went (a request asks with return_timing)")
-    responses.add_argument("--metrics-names", choices=("quire", "vllm", "both"), default="quire",
-        help="prefix of the names in /metrics (quire)")
-    responses.add_argument("--error-format", choices=ERROR_FORMATS, default="openai",
-        help="words in refusals: OpenAI's, or vLLM's, whose error.code is the HTTP status (openai)")
-    responses.add_argument("--responses-store", metavar="PATH",
-        help="SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)")
+    switch(
+        responses,
+        "--enable-per-request-metrics",
+        "report in `metrics` of each response where the request's time went (a request asks with return_timing)",
+    )
+    responses.add_argument(
+        "--metrics-names",
+        choices=("quire", "vllm", "both"),
+        default="quire",
+        help="prefix of the names in /metrics (quire)",
+    )
+    responses.add_argument(
+        "--error-format",
+        choices=ERROR_FORMATS,
+        default="openai",
+        help="words in refusals: OpenAI's, or vLLM's, whose error.code is the HTTP status (openai)",
+    )
+    responses.add_argument(
+        "--responses-store",
+        metavar="PATH",
+        help="SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)",
+    )
     responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
     switch(responses, "--disable-uvicorn-access-log", "no log line for each request")
-    responses.add_argument("--disable-access-log-for-endpoints", type=_paths, default=(), metavar="PATHS",
-        help="no log line for requests to these, for example /health,/metrics")
-    responses.add_argument("--log-level", type=str.upper, choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
-        metavar="LEVEL", help="lowest level of the server's log (QUIRE_LOGGING_LEVEL, or INFO)")
-    responses.add_argument("--log-config-file", metavar="FILE",
-        help="JSON for logging.config.dictConfig (QUIRE_LOGGING_CONFIG_PATH)")
+    responses.add_argument(
+        "--disable-access-log-for-endpoints",
+        type=_paths,
+        default=(),
+        metavar="PATHS",
+        help="no log line for requests to these, for example /health,/metrics",
+    )
+    responses.add_argument(
+        "--log-level",
+        type=str.upper,
+        choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+        metavar="LEVEL",
+        help="lowest level of the server's log (QUIRE_LOGGING_LEVEL, or INFO)",
+    )
+    responses.add_argument(
+        "--log-config-file", metavar="FILE", help="JSON for logging.config.dictConfig (QUIRE_LOGGING_CONFIG_PATH)"
+    )
     switch(responses, "--log-error-stack", "log a stack trace for refused requests too, not only for failures")
-    responses.add_argument("--log-format", choices=("text", "json"),
-        help="form of the log's lines (QUIRE_LOGGING_FORMAT, or text)")
-    responses.add_argument("--console", action=argparse.BooleanOptionalAction, default=True,
-        help="the console, a page at / (on)")
+    responses.add_argument(
+        "--log-format", choices=("text", "json"), help="format of the log's lines (QUIRE_LOGGING_FORMAT, or text)"
+    )
+    responses.add_argument(
+        "--console", action=argparse.BooleanOptionalAction, default=True, help="the console, a page at / (on)"
+    )
     switch(responses, "--disable-fastapi-docs", "no /docs and no /openapi.json")
-    responses.add_argument("--shutdown-timeout", type=_positive_seconds, default=300.0, metavar="SECONDS",
-        help="how long SIGTERM waits for running requests (300)")
-    switch(responses, "--keep-alive-on-engine-death", "answer with 503 when the engine has died, instead of ending with "
-        "exit code 1 (QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH)")
-    # fmt: on
+    responses.add_argument(
+        "--shutdown-timeout",
+        type=_positive_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long SIGTERM waits for running requests (300)",
+    )
+    switch(
+        responses,
+        "--keep-alive-on-engine-death",
+        "answer with 503 when the engine has died, instead of ending with "
+        "exit code 1 (QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH)",
+    )
 
 
 def flatten(groups: list[list[str]]) -> list[str]:
