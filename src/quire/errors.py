@@ -101,7 +101,7 @@ def did_you_mean(word: str, known: Iterable[str], form: str = " ({})", otherwise
 
 
 @dataclasses.dataclass(frozen=True)
-class Because(Generic[T]):
+class Explained(Generic[T]):
     """A value with its reason; `quire explain` prints both."""
 
     value: T

@@ -15,9 +15,9 @@ from quire.config.resolve import (
     resolve_max_model_len,
 )
 from quire.errors import ConfigError
-from quire.platforms.interface import Because
+from quire.platforms.interface import Explained
 
-ALL = Because(("bfloat16", "float16", "float32"), "a test says so")
+ALL = Explained(("bfloat16", "float16", "float32"), "a test says so")
 
 
 def write_config(folder: Path, **values: object) -> str:
@@ -87,7 +87,7 @@ def test_an_unknown_or_unsupported_dtype_is_refused_with_what_there_is(tmp_path:
     with pytest.raises(ConfigError, match=r"dtype='int3'.*auto, half"):
         resolve_dtype("int3", HFConfig({}), str(tmp_path), ALL)
     with pytest.raises(ConfigError, match=r"dtype='float16'.*float32 \(old\)"):
-        resolve_dtype("float16", HFConfig({}), str(tmp_path), Because(("float32",), "old"))
+        resolve_dtype("float16", HFConfig({}), str(tmp_path), Explained(("float32",), "old"))
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -97,7 +97,7 @@ def test_auto_takes_the_checkpoints_type(tmp_path: Path, key: str) -> None:
 
 
 def test_auto_takes_the_platforms_best_where_it_has_not_the_checkpoints(tmp_path: Path) -> None:
-    found = resolve_dtype("auto", HFConfig({"dtype": "bfloat16"}), str(tmp_path), Because(("float32",), "no halves"))
+    found = resolve_dtype("auto", HFConfig({"dtype": "bfloat16"}), str(tmp_path), Explained(("float32",), "no halves"))
     assert found.value == "float32" and "bfloat16" in found.why and "no halves" in found.why
 
 
@@ -156,7 +156,7 @@ def test_the_length_counts_rope_scaling_as_the_checkpoint_means_it(values: dict,
 
 def test_the_users_length_wins_up_to_the_models() -> None:
     config = HFConfig({"max_position_embeddings": 4096})
-    assert resolve_max_model_len(128, config, None) == Because(128, "as asked")
+    assert resolve_max_model_len(128, config, None) == Explained(128, "as asked")
     assert resolve_max_model_len(None, config, None).value == 4096
     with pytest.raises(
         ConfigError, match=r"max_model_len=4097 is more than the model's 4096 \(max_position_embeddings\)"

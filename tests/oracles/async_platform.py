@@ -14,7 +14,7 @@ from tests.oracles.interpreter import repair_interpreter
 from quire.config import EngineConfig
 from quire.kernels import ops
 from quire.platforms.cpu import CpuPlatform
-from quire.platforms.interface import Because, Capabilities, DeviceEvent, DeviceRuntime, RecordedStep
+from quire.platforms.interface import Capabilities, DeviceEvent, DeviceRuntime, Explained, RecordedStep
 
 
 class InstantEvent(DeviceEvent):
@@ -76,9 +76,9 @@ class AsyncCpuPlatform(CpuPlatform):
     def capabilities(self) -> Capabilities:
         return dataclasses.replace(
             super().capabilities(),
-            activation_dtype=Because("model", "as a GPU"),
-            async_output=Because(True, "as a GPU"),
-            fp8=Because(True, "as a GPU"),
+            activation_dtype=Explained("model", "as a GPU"),
+            async_output=Explained(True, "as a GPU"),
+            fp8=Explained(True, "as a GPU"),
         )
 
     def runtime(self, config: EngineConfig) -> Any:

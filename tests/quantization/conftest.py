@@ -6,14 +6,14 @@ import pytest
 
 from quire.kernels import ops
 from quire.platforms.cpu import CpuPlatform
-from quire.platforms.interface import Because
+from quire.platforms.interface import Explained
 
 
 class Float8Cpu(CpuPlatform):
     """As the CPU, with float8 said to be there: plain PyTorch computes with it."""
 
     def capabilities(self):
-        return dataclasses.replace(super().capabilities(), fp8=Because(True, "a test's own platform"))
+        return dataclasses.replace(super().capabilities(), fp8=Explained(True, "a test's own platform"))
 
     def select_kernels(self, *, deterministic=False):
         ops.select("any", deterministic=deterministic)

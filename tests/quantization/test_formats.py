@@ -27,7 +27,7 @@ from quire.layers.weights import canonical_name, names_within, sources_of
 from quire.model_loader import load_model
 from quire.models.registry import ModelRegistry
 from quire.platforms.cpu import CpuPlatform
-from quire.platforms.interface import Because, UploadStream
+from quire.platforms.interface import Explained, UploadStream
 from quire.quantization import join, online
 from quire.quantization.registry import linear_method
 
@@ -368,7 +368,7 @@ class RunsAhead(CpuPlatform):
     """As the CPU, said to work beside the host: nobody can ask what a router chose."""
 
     def capabilities(self):
-        return dataclasses.replace(super().capabilities(), async_output=Because(True, "a test's own platform"))
+        return dataclasses.replace(super().capabilities(), async_output=Explained(True, "a test's own platform"))
 
 
 @pytest.mark.parametrize("name", ["gptq 4 bits", "awq", "compressed nvfp4", "bitsandbytes nf4", "fp8 small blocks"])

@@ -17,7 +17,7 @@ from quire.kernels import ops, triton
 from quire.kernels.types import Int8Weight, PackedWeight
 from quire.model_loader import load_model
 from quire.platforms.cpu import CpuPlatform
-from quire.platforms.interface import Because
+from quire.platforms.interface import Explained
 
 TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
 
@@ -85,7 +85,7 @@ class Interpreted(CpuPlatform):
         self.kernels = kernels
 
     def capabilities(self):
-        return dataclasses.replace(super().capabilities(), fp8=Because(True, "a test's own platform"))
+        return dataclasses.replace(super().capabilities(), fp8=Explained(True, "a test's own platform"))
 
     def select_kernels(self, *, deterministic=False):
         if self.kernels == "cuda":

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from quire.config.checks import FLAG, TEXT, Check, read_object, setting, whole
 from quire.config.files import read_json, read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
-from quire.errors import Because, ConfigError
+from quire.errors import ConfigError, Explained
 from quire.guards import is_dict, is_sequence
 
 Convert = Literal["embed", "classify", "token_classify", "reward"]
@@ -227,14 +227,18 @@ def resolve_pooling(
     return _with_settings(config, pooler_config or {})
 
 
-def limit_length(length: Because[int], asked: int | None, pooling: PoolingConfig, hf_config: HFConfig) -> Because[int]:
+def limit_length(
+    length: Explained[int], asked: int | None, pooling: PoolingConfig, hf_config: HFConfig
+) -> Explained[int]:
     """The longest prompt: as resolved, but within the table of positions and sentence-transformers' own limit."""
     if pooling.family in POSITIONS_AFTER_PADDING and asked is None:
         usable = int(hf_config.max_position_embeddings) - int(hf_config.get("pad_token_id", 1)) - 1
         if usable < length.value:
-            length = Because(usable, "max_position_embeddings in config.json, less those up to the padding token's id")
+            length = Explained(
+                usable, "max_position_embeddings in config.json, less those up to the padding token's id"
+            )
     if asked is None and 0 < pooling.max_length < length.value:
-        length = Because(pooling.max_length, "max_seq_length in sentence-transformers' file")
+        length = Explained(pooling.max_length, "max_seq_length in sentence-transformers' file")
     return length
 
 

@@ -18,7 +18,7 @@ from quire.config import limits
 from quire.config.checkpoint_files import PARAMS
 from quire.config.files import read_json_object, read_json_object_if_there
 from quire.config.hf_config import HFConfig
-from quire.errors import Because, ConfigError
+from quire.errors import ConfigError, Explained
 from quire.guards import is_dict, is_sequence
 
 LAYOUT = "mistral"
@@ -213,9 +213,9 @@ def resolve_dtype(
     asked: object,
     hf_config: HFConfig,
     path: str,
-    supported: Because[tuple[str, ...]],
+    supported: Explained[tuple[str, ...]],
     read_types: Callable[[], list[str]] | None = None,
-) -> Because[str]:
+) -> Explained[str]:
     """The weights' type: what was asked, or for `auto` the checkpoint's where the platform computes with it. `read_types`: gives
     the types of tensors whose file is not in the folder yet, as safetensors calls them.
     Raises ConfigError if there is no such type, or if the platform does not have it."""
@@ -227,11 +227,11 @@ def resolve_dtype(
         if dtype not in supported.value:
             message = f"dtype={asked!r}: this platform computes with {', '.join(supported.value)} ({supported.why})"
             raise ConfigError(message, setting="dtype")
-        return Because(dtype, "as asked")
+        return Explained(dtype, "as asked")
     declared, source = _declared_dtype(hf_config, path, read_types)
     if declared in supported.value:
-        return Because(declared, f"{source} says so")
-    return Because(supported.value[0], f"{source} says {declared}, which this platform has not: {supported.why}")
+        return Explained(declared, f"{source} says so")
+    return Explained(supported.value[0], f"{source} says {declared}, which this platform has not: {supported.why}")
 
 
 def _declared_dtype(hf_config: HFConfig, path: str, read_types: Callable[[], list[str]] | None) -> tuple[str, str]:
@@ -295,7 +295,7 @@ def model_length(hf_config: HFConfig) -> ModelLength:
 
 def resolve_max_model_len(
     asked: int | None, hf_config: HFConfig, tokenizer_path: str | None, *, disable_sliding_window: bool = False
-) -> Because[int]:
+) -> Explained[int]:
     """Tokens a request may have in all.
     Raises ConfigError if the setting is longer than the checkpoint allows; the message names both numbers."""
     length = model_length(hf_config)
@@ -306,7 +306,7 @@ def resolve_max_model_len(
     if asked is not None:
         return _check_asked(asked, limit, source, length.is_table)
     if limit is None:
-        return Because(FALLBACK_MODEL_LEN, f"{source}: a common length")
+        return Explained(FALLBACK_MODEL_LEN, f"{source}: a common length")
     if length.usual is not None and length.usual < limit:
         limit, source = (
             length.usual,
@@ -314,15 +314,15 @@ def resolve_max_model_len(
         )
     from_tokenizer = _tokenizer_length(tokenizer_path)
     if from_tokenizer is not None and from_tokenizer < limit:
-        return Because(from_tokenizer, "model_max_length in tokenizer_config.json")
-    return Because(min(limit, limits.MAX_MODEL_LEN), f"{source} in config.json")
+        return Explained(from_tokenizer, "model_max_length in tokenizer_config.json")
+    return Explained(min(limit, limits.MAX_MODEL_LEN), f"{source} in config.json")
 
 
-def _check_asked(asked: int, limit: int | None, source: str, is_table: bool) -> Because[int]:
+def _check_asked(asked: int, limit: int | None, source: str, is_table: bool) -> Explained[int]:
     if limit is None or asked <= limit:
-        return Because(asked, "as asked")
+        return Explained(asked, "as asked")
     if envs.QUIRE_ALLOW_LONG_MAX_MODEL_LEN and not is_table:
-        return Because(asked, f"as asked, beyond the model's {limit}, because QUIRE_ALLOW_LONG_MAX_MODEL_LEN is on")
+        return Explained(asked, f"as asked, beyond the model's {limit}, because QUIRE_ALLOW_LONG_MAX_MODEL_LEN is on")
     remedy = (
         f"use at most {limit}"
         if is_table

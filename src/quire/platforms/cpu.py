@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
-from quire.errors import Because, ConfigError
+from quire.errors import ConfigError, Explained
 from quire.logger import init_logger
 from quire.platforms.host import usable_cpus, usable_memory
 from quire.platforms.interface import Capabilities, DeviceRuntime, Platform, RecordedStep
@@ -75,8 +75,8 @@ class CpuRuntime(DeviceRuntime):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
-    def kv_cache_cap(self) -> Because[int] | None:
-        return Because(KV_CACHE_CAP_BYTES, "the host's memory is shared; kv_cache_memory_bytes sets another size")
+    def kv_cache_cap(self) -> Explained[int] | None:
+        return Explained(KV_CACHE_CAP_BYTES, "the host's memory is shared; kv_cache_memory_bytes sets another size")
 
     def record(self, function: Callable[[], Any], num_tokens: int, num_logits: int) -> RecordedStep | None:
         from quire.kernels.cpu.recording import record
@@ -92,22 +92,22 @@ class CpuPlatform(Platform):
     def capabilities(self) -> Capabilities:
         native = has_native_kernels()
         return Capabilities(
-            dtypes=Because(
+            dtypes=Explained(
                 DTYPES, "bfloat16 halves what a decode step reads; all three are exact to their own rounding"
             ),
-            activation_dtype=Because(
+            activation_dtype=Explained(
                 "float32", "activations are small beside weights, and float32 needs no conversion"
             ),
-            graphs=Because("whole_step", "compiled kernels can be recorded and replayed")
+            graphs=Explained("whole_step", "compiled kernels can be recorded and replayed")
             if native
-            else Because("none", "the compiled kernels are not there; plain PyTorch cannot be recorded"),
-            async_output=Because(False, "a step has ended when its call returns"),
-            fp8=Because(False, "CPUs have no fp8 arithmetic"),
-            sleep=Because(True, "pages and weights are ordinary memory"),
-            page_alignment=Because(1, "any page size works"),
-            max_num_batched_tokens=Because((4096, 2048), "larger steps gain nothing once the cores are busy"),
-            max_num_seqs=Because((256, 128), "decode gains little from larger batches on few cores"),
-            swap=Because(True, "host pages are copied within memory"),
+            else Explained("none", "the compiled kernels are not there; plain PyTorch cannot be recorded"),
+            async_output=Explained(False, "a step has ended when its call returns"),
+            fp8=Explained(False, "CPUs have no fp8 arithmetic"),
+            sleep=Explained(True, "pages and weights are ordinary memory"),
+            page_alignment=Explained(1, "any page size works"),
+            max_num_batched_tokens=Explained((4096, 2048), "larger steps gain nothing once the cores are busy"),
+            max_num_seqs=Explained((256, 128), "decode gains little from larger batches on few cores"),
+            swap=Explained(True, "host pages are copied within memory"),
         )
 
     def check_config(self, config: EngineConfig) -> EngineConfig:

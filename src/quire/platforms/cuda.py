@@ -18,10 +18,10 @@ from quire.extras import pip_install
 from quire.logger import init_logger
 from quire.platforms.host import usable_cpus
 from quire.platforms.interface import (
-    Because,
     Capabilities,
     DeviceEvent,
     DeviceRuntime,
+    Explained,
     Platform,
     RecordedStep,
     UploadStream,
@@ -299,16 +299,16 @@ class CudaPlatform(Platform):
         is_large = gpu.memory >= LARGE_MEMORY
         size = f"{gpu.name} has {gpu.memory >> 30} GiB"
         return Capabilities(
-            dtypes=Because(DTYPES, "bfloat16 and float16 run on the matrix units; float32 is exact and slow"),
-            activation_dtype=Because("model", "the matrix units take activations in the weights' type"),
-            graphs=Because("whole_step", "CUDA graphs"),
-            async_output=Because(True, "results are copied to the host while the next step runs"),
-            fp8=Because(gpu.capability >= (8, 9), f"compute capability {capability}; fp8 matrix units come with 8.9"),
-            sleep=Because(True, "pages and weights can be freed and made again"),
-            page_alignment=Because(16, "keys of 16 tokens fill the matrix units' shortest side"),
-            max_num_batched_tokens=Because((16384, 8192) if is_large else (8192, 2048), size),
-            max_num_seqs=Because((1024, 1024) if is_large else (256, 256), size),
-            swap=Because(True, "pages are copied over the bus"),
+            dtypes=Explained(DTYPES, "bfloat16 and float16 run on the matrix units; float32 is exact and slow"),
+            activation_dtype=Explained("model", "the matrix units take activations in the weights' type"),
+            graphs=Explained("whole_step", "CUDA graphs"),
+            async_output=Explained(True, "results are copied to the host while the next step runs"),
+            fp8=Explained(gpu.capability >= (8, 9), f"compute capability {capability}; fp8 matrix units come with 8.9"),
+            sleep=Explained(True, "pages and weights can be freed and made again"),
+            page_alignment=Explained(16, "keys of 16 tokens fill the matrix units' shortest side"),
+            max_num_batched_tokens=Explained((16384, 8192) if is_large else (8192, 2048), size),
+            max_num_seqs=Explained((1024, 1024) if is_large else (256, 256), size),
+            swap=Explained(True, "pages are copied over the bus"),
         )
 
     def check_config(self, config: EngineConfig) -> EngineConfig:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quire.errors import Because
+from quire.errors import Explained
 
 if TYPE_CHECKING:
     import torch
@@ -32,16 +32,16 @@ class Capabilities:
         max_num_batched_tokens, max_num_seqs: defaults (offline, server) when the user gives none.
     """
 
-    dtypes: Because[tuple[str, ...]]
-    activation_dtype: Because[str]
-    graphs: Because[str]
-    async_output: Because[bool]
-    fp8: Because[bool]
-    sleep: Because[bool]
-    page_alignment: Because[int]
-    max_num_batched_tokens: Because[tuple[int, int]]
-    max_num_seqs: Because[tuple[int, int]]
-    swap: Because[bool]
+    dtypes: Explained[tuple[str, ...]]
+    activation_dtype: Explained[str]
+    graphs: Explained[str]
+    async_output: Explained[bool]
+    fp8: Explained[bool]
+    sleep: Explained[bool]
+    page_alignment: Explained[int]
+    max_num_batched_tokens: Explained[tuple[int, int]]
+    max_num_seqs: Explained[tuple[int, int]]
+    swap: Explained[bool]
 
 
 class RecordedStep(abc.ABC):
@@ -127,7 +127,7 @@ class DeviceRuntime(abc.ABC):
     def peak_memory(self) -> int:
         """Peak bytes this process has had allocated on the device since the worker started."""
 
-    def kv_cache_cap(self) -> Because[int] | None:
+    def kv_cache_cap(self) -> Explained[int] | None:
         """Bytes that pages may take unless the user names a size; None where the configured share is the only limit."""
         return None
 

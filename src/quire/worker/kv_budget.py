@@ -6,11 +6,11 @@ Knows sizes and settings. Asks no device.
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec, group_layers
 from quire.core.kv_planner import blocks_for_one_request
-from quire.errors import Because
+from quire.errors import Explained
 
 
 def compute_kv_bytes(
-    config: EngineConfig, free: int, buffers: int, specs: list[KVCacheSpec], cap: Because[int] | None
+    config: EngineConfig, free: int, buffers: int, specs: list[KVCacheSpec], cap: Explained[int] | None
 ) -> int:
     """The size that the user named, or a share of what is free beside the weights, less the buffers; 0 or less is a refusal.
 

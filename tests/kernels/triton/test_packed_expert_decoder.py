@@ -13,7 +13,7 @@ from quire.engine.arg_utils import EngineArgs
 from quire.kernels import ops, registry, triton
 from quire.model_loader import load_model
 from quire.platforms.cpu import CpuPlatform
-from quire.platforms.interface import Because
+from quire.platforms.interface import Explained
 
 TOKENS = [5, 99, 301, 17, 5, 44, 200, 81, 9, 150, 33, 7]
 
@@ -24,8 +24,8 @@ class Interpreted(CpuPlatform):
     def capabilities(self):
         why = "a test's own platform"
         return dataclasses.replace(
-            super().capabilities(), async_output=Because(True, why), fp8=Because(True, why),
-            activation_dtype=Because("model", why),
+            super().capabilities(), async_output=Explained(True, why), fp8=Explained(True, why),
+            activation_dtype=Explained("model", why),
         )  # fmt: skip
 
     def select_kernels(self, *, deterministic=False):
