@@ -209,9 +209,17 @@ def resolve_pooling(
             "with runner='pooling'",
             setting="convert",
         )
-    used = asked or own or "embed"
+    config = _of_architecture(asked or own or "embed", architecture, family, hf_config)
+    if config.embeds and modules:
+        config = _with_modules(config, path, modules)
+    config = dataclasses.replace(config, **_sbert_settings(path))
+    return _with_settings(config, pooler_config or {})
+
+
+def _of_architecture(used: Convert, architecture: str, family: str, hf_config: HFConfig) -> PoolingConfig:
+    """The configuration by the architecture and its config.json alone."""
     labels = 0 if used == "embed" else _num_labels(hf_config, architecture)
-    config = PoolingConfig(
+    return PoolingConfig(
         convert=used,
         family=family,
         tasks=_tasks(used, family),
@@ -221,10 +229,6 @@ def resolve_pooling(
         num_labels=labels,
         matryoshka=_matryoshka(hf_config),
     )
-    if used == "embed" and modules:
-        config = _with_modules(config, path, modules)
-    config = dataclasses.replace(config, **_sbert_settings(path))
-    return _with_settings(config, pooler_config or {})
 
 
 def limit_length(

@@ -22,7 +22,7 @@ from quire.errors import ConfigError, Explained
 from quire.guards import is_dict, is_sequence
 
 LAYOUT = "mistral"
-"""What a configuration made here has as `weights_layout`."""
+"""The value of `weights_layout` in a configuration that is made here."""
 FIELDS = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
@@ -33,7 +33,7 @@ FIELDS = {
     "norm_eps": "rms_norm_eps",
 }
 UNKNOWN = ("vision_encoder", "multimodal", "q_lora_rank", "kv_lora_rank", "llama_4_scaling", "conv_kernel", "lora")
-"""Parts of models that are read from the other layout alone."""
+"""Parts of models that Quire reads only in the hub's layout."""
 NAMES = {
     "tok_embeddings": "model.embed_tokens",
     "norm": "model.norm",
@@ -90,14 +90,7 @@ def read_params(folder: str) -> dict[str, Any]:
     if is_dict(moe):
         config |= {"num_local_experts": moe["num_experts"], "num_experts_per_tok": moe["num_experts_per_tok"]}
     if is_dict(yarn := params.get("yarn")):
-        config["rope_scaling"] = {
-            "rope_type": "yarn",
-            "factor": yarn["factor"],
-            "beta_fast": yarn.get("beta", 32),
-            "beta_slow": yarn.get("alpha", 1),
-            "original_max_position_embeddings": yarn["original_max_position_embeddings"],
-            **({} if yarn.get("apply_scale", True) else {"attention_factor": 1.0}),
-        }
+        config["rope_scaling"] = _rope_scaling(yarn)
     if is_dict(stored := params.get("quantization")):
         if stored.get("qformat_weight") != "fp8_e4m3":
             message = f"{path} has quantization={stored!r}; supported: qformat_weight fp8_e4m3"
@@ -107,8 +100,20 @@ def read_params(folder: str) -> dict[str, Any]:
     return config
 
 
+def _rope_scaling(yarn: dict[str, Any]) -> dict[str, Any]:
+    """The hub's `rope_scaling` for Mistral's `yarn`."""
+    scaling = {
+        "rope_type": "yarn",
+        "factor": yarn["factor"],
+        "beta_fast": yarn.get("beta", 32),
+        "beta_slow": yarn.get("alpha", 1),
+        "original_max_position_embeddings": yarn["original_max_position_embeddings"],
+    }
+    return scaling if yarn.get("apply_scale", True) else scaling | {"attention_factor": 1.0}
+
+
 def checkpoint_name(name: str) -> str:
-    """What a tensor is called in the hub's layout; itself where it is none of Mistral's."""
+    """A tensor's name in the hub's layout; unchanged if it is not one of Mistral's names."""
     found = MODULE.fullmatch(name)
     if found is None:
         return name

@@ -9,7 +9,7 @@ the log says so.
 import dataclasses
 import functools
 import json
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config.checks import accept_aliases, aliases_of, check_keys
@@ -21,7 +21,7 @@ from quire.logger import init_logger
 logger = init_logger(__name__)
 T = TypeVar("T")
 
-LIST: dict[str, Any] = json.loads((files("quire.engine") / "vllm_settings.json").read_text("utf-8"))
+LIST: dict[str, Any] = json.loads(Path(__file__).with_name("vllm_settings.json").read_text("utf-8"))
 ENGINE_DEFAULTS: dict[str, Any] = {name: value for group in LIST["engine"].values() for name, value in group.items()}
 SERVER_DEFAULTS: dict[str, Any] = {name: value for group in LIST["server"].values() for name, value in group.items()}
 DEFAULTS = ENGINE_DEFAULTS | SERVER_DEFAULTS

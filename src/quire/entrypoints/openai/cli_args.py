@@ -76,7 +76,17 @@ def _texts(text: str) -> dict[str, str]:
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    network = parser.add_argument_group("Network")
+    """Add the server's flags, in groups."""
+    _add_network_flags(parser.add_argument_group("Network"))
+    _add_access_flags(parser.add_argument_group("Access"))
+    _add_chat_flags(parser.add_argument_group("Chat"))
+    rest = parser.add_argument_group("Answers and log")
+    _add_response_flags(rest)
+    _add_log_flags(rest)
+    _add_process_flags(rest)
+
+
+def _add_network_flags(network: argparse._ArgumentGroup) -> None:
     network.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (127.0.0.1: this machine only)")
     network.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port to listen on (8000)")
     network.add_argument("--uds", metavar="PATH", help="listen on a Unix socket (owner only) in place of host and port")
@@ -92,9 +102,12 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     network.add_argument("--ssl-keyfile", metavar="PATH", help="private key; with --ssl-certfile turns TLS on")
     network.add_argument("--ssl-certfile", metavar="PATH", help="certificate chain")
     network.add_argument("--ssl-ca-certs", metavar="PATH", help="authorities that clients' certificates must come from")
-    modes = "0 none, 1 optional, 2 required"
     network.add_argument(
-        "--ssl-cert-reqs", type=int, choices=(0, 1, 2), default=int(ssl.CERT_NONE), help=f"client certificates: {modes}"
+        "--ssl-cert-reqs",
+        type=int,
+        choices=(0, 1, 2),
+        default=int(ssl.CERT_NONE),
+        help="client certificates: 0 none, 1 optional, 2 required",
     )
     network.add_argument("--ssl-ciphers", help="OpenSSL cipher list")
     switch(network, "--enable-ssl-refresh", "read the key, certificates and authorities again when they change")
@@ -109,7 +122,8 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--h11-max-header-count", type=_size, default=256, metavar="N", help="headers of a request (256)"
     )
 
-    access = parser.add_argument_group("Access")
+
+def _add_access_flags(access: argparse._ArgumentGroup) -> None:
     access.add_argument(
         "--api-key", nargs="+", metavar="KEY", help="keys of clients, any of which opens every route (or QUIRE_API_KEY)"
     )
@@ -132,7 +146,8 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     switch(access, "--strict", "refuse unknown request fields instead of logging them once")
 
-    chat = parser.add_argument_group("Chat")
+
+def _add_chat_flags(chat: argparse._ArgumentGroup) -> None:
     chat.add_argument("--response-role", default="assistant", help="role in answers (assistant)")
     switch(chat, "--trust-request-chat-template", "let requests bring a chat template of their own")
     chat.add_argument(
@@ -182,7 +197,8 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     switch(chat, "--enable-auto-tool-choice", "accepted for compatibility: calls are always looked for")
 
-    responses = parser.add_argument_group("Answers and log")
+
+def _add_response_flags(responses: argparse._ArgumentGroup) -> None:
     switch(responses, "--enable-request-id-headers", "accepted for compatibility: X-Request-Id is always sent")
     switch(responses, "--enable-prompt-tokens-details", "report in `usage` how many tokens came from the cache")
     switch(responses, "--return-tokens-as-token-ids", "write `token_id:ID` for tokens in logprobs")
@@ -202,7 +218,6 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--fingerprint-value (custom), or nothing",
     )
     responses.add_argument("--fingerprint-value", metavar="TEXT", help="the fingerprint of --fingerprint-mode custom")
-    levels = ("critical", "error", "warning", "info", "debug", "trace")
     switch(
         responses,
         "--enable-per-request-metrics",
@@ -225,34 +240,41 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="SQLite file that keeps what /v1/responses answers (none: in memory, 10,000 at most)",
     )
-    responses.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
-    switch(responses, "--disable-uvicorn-access-log", "no log line for each request")
-    responses.add_argument(
+
+
+def _add_log_flags(log: argparse._ArgumentGroup) -> None:
+    levels = ("critical", "error", "warning", "info", "debug", "trace")
+    log.add_argument("--uvicorn-log-level", choices=levels, default="info", help="level of the access log (info)")
+    switch(log, "--disable-uvicorn-access-log", "no log line for each request")
+    log.add_argument(
         "--disable-access-log-for-endpoints",
         type=_paths,
         default=(),
         metavar="PATHS",
         help="no log line for requests to these, for example /health,/metrics",
     )
-    responses.add_argument(
+    log.add_argument(
         "--log-level",
         type=str.upper,
         choices=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
         metavar="LEVEL",
         help="lowest level of the server's log (QUIRE_LOGGING_LEVEL, or INFO)",
     )
-    responses.add_argument(
+    log.add_argument(
         "--log-config-file", metavar="FILE", help="JSON for logging.config.dictConfig (QUIRE_LOGGING_CONFIG_PATH)"
     )
-    switch(responses, "--log-error-stack", "log a stack trace for refused requests too, not only for failures")
-    responses.add_argument(
+    switch(log, "--log-error-stack", "log a stack trace for refused requests too, not only for failures")
+    log.add_argument(
         "--log-format", choices=("text", "json"), help="format of the log's lines (QUIRE_LOGGING_FORMAT, or text)"
     )
-    responses.add_argument(
+
+
+def _add_process_flags(process: argparse._ArgumentGroup) -> None:
+    process.add_argument(
         "--console", action=argparse.BooleanOptionalAction, default=True, help="the console, a page at / (on)"
     )
-    switch(responses, "--disable-fastapi-docs", "no /docs and no /openapi.json")
-    responses.add_argument(
+    switch(process, "--disable-fastapi-docs", "no /docs and no /openapi.json")
+    process.add_argument(
         "--shutdown-timeout",
         type=_positive_seconds,
         default=300.0,
@@ -260,7 +282,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long SIGTERM waits for running requests (300)",
     )
     switch(
-        responses,
+        process,
         "--keep-alive-on-engine-death",
         "answer with 503 when the engine has died, instead of ending with "
         "exit code 1 (QUIRE_KEEP_ALIVE_ON_ENGINE_DEATH)",
@@ -268,5 +290,5 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def flatten(groups: list[list[str]]) -> list[str]:
-    """What several words or JSON lists of words give together."""
+    """One list of the words of a flag that takes words and JSON lists of words."""
     return [word for group in groups for word in group]
