@@ -5,7 +5,8 @@ Knows nothing of HTTP: `status` is only a hint that a server may use.
 """
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
@@ -58,6 +59,10 @@ class NotFoundError(RequestError):
     status = 404
 
 
+class NotSupportedError(RequestError):
+    """Something of a request that the engine cannot do yet, or this model cannot."""
+
+
 class TooLongError(RequestError):
     """The prompt has more tokens than the model can read."""
 
@@ -98,6 +103,12 @@ def did_you_mean(word: str, known: Iterable[str], form: str = " ({})", otherwise
     """The part of a message that names the known word which may have been meant; `form` says how it is joined to the rest."""
     near = nearest(word, known, cutoff)
     return otherwise if near is None else form.format(f"did you mean {near!r}?")
+
+
+def instead_of(name: str, holder: Mapping[str, object], most: int = 100) -> str:
+    """The end of a sentence that says that `name` is missing: what the object (its first names) has in its place."""
+    near = nearest(name, [key[:60] for key in itertools.islice(holder, most)])
+    return f" (this object has {near!r})" if near not in (None, name) else ""
 
 
 @dataclasses.dataclass(frozen=True)

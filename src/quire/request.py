@@ -118,10 +118,10 @@ class Refusal(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True):
-    """News about one request. Logprob fields are parallel lists: see `core.output.TokenLogprobs`.
+    """What is new of one request. Logprob fields are parallel lists: see `core.output.TokenLogprobs`.
 
     Attributes:
-        num_cached_tokens, scheduled_at: with the first news only: prompt tokens that the prefix cache gave, and when the
+        num_cached_tokens, scheduled_at: with the first output only: prompt tokens that the prefix cache gave, and when the
             request left the queue, in seconds of `time.monotonic()`.
         num_preemptions: how often the request has given up its pages until now.
     """
@@ -148,7 +148,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
     """A step's figures, for metrics and logs.
 
     Attributes:
-        num_jumped_tokens: output tokens that no step had to draw.
+        num_jumped_tokens: output tokens that no step had to sample.
         num_deferred: waiting requests that could not start even if there were room.
         num_iteration_tokens: prompt tokens that the step computed, and output tokens that it gave.
     """
@@ -168,7 +168,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True):
-    """A step's news. The common case (one new token, nothing else) is in columns: `plain_ids[i]` got `plain_tokens[i]`."""
+    """A step's outputs. The common case (one new token, nothing else) is in columns: `plain_ids[i]` got `plain_tokens[i]`."""
 
     plain_ids: list[str] = []
     plain_tokens: list[int] = []

@@ -1,7 +1,7 @@
 """Where the time of a start goes: phases with a begin and an end, also of things that happen at the same time.
 
 Every part of a start reports into the process's one `STARTUP`: `with STARTUP.phase("weights") as note: …`. The line that it
-ends in stands in the log, in `quire explain` and in what `quire bench startup` writes. Knows clocks; knows nothing of what is
+ends in is in the log, in `quire explain` and in what `quire bench startup` writes. Knows clocks; knows nothing of what is
 timed.
 """
 
@@ -80,7 +80,7 @@ class Timeline:
 
     @contextlib.contextmanager
     def phase(self, name: str, *, is_beside: bool = False) -> Generator[Phase]:
-        """Time what happens within; phases of one name add up. `note` of what it gives stands beside the seconds. What begins
+        """Time what happens within; phases of one name add up. `note` of what it gives is shown beside the seconds. What begins
         when the engine is ready (weights that come back after a sleep) is no part of its start."""
         entry = Phase(name, self._clock() - self._origin, is_beside=is_beside)
         with self._lock:
@@ -105,7 +105,7 @@ class Timeline:
 
     def line(self) -> str:
         """All of it for a reader: `imports 1.9 s | weights 0.6 (12 GB/s) | … | ready 3.6 s`. Phases in brackets ran
-        beside the others; `…` stands for one that lasts."""
+        beside the others; `…` marks one that lasts."""
         totals: dict[str, Phase] = {}
         for phase in self.phases():
             total = totals.setdefault(phase.name, Phase(phase.name, 0.0, 0.0, is_beside=phase.is_beside))

@@ -19,7 +19,7 @@ from quire.config import (
     SchedulerConfig,
 )
 from quire.engine.input_processor import InputProcessor, ProcessedRequest
-from quire.engine.request_state import RequestRecord
+from quire.engine.request_record import RequestRecord
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.sampling_params import SamplingParams
 from quire.tokenizers.interface import Tokenizer

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.request_state import StopStrings
+from quire.engine.request_record import StopStrings
 
 LETTERS = st.text("ab", min_size=0, max_size=24)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)

@@ -162,7 +162,7 @@ def test_a_chat_is_the_rendered_template_s_completion(llm):
 def test_a_bad_conversation_is_refused(llm, messages):
     with pytest.raises(RequestError) as caught:
         llm.chat(messages, sampling(), use_tqdm=False)
-    assert caught.value.param == "messages"
+    assert caught.value.param.startswith("messages")
 
 
 def test_ctrl_c_takes_all_back_and_the_engine_goes_on(folder):

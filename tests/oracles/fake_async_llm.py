@@ -109,8 +109,8 @@ class FakeStream(OutputStream):
         if self._notify is not None:
             self._notify()
 
-    def push_to(self, on_news: Callable[[], None]) -> None:
-        self._notify = on_news
+    def push_to(self, on_output: Callable[[], None]) -> None:
+        self._notify = on_output
 
     def take(self) -> RequestOutput | None:
         if not self._ready:

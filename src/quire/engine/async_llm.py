@@ -22,7 +22,7 @@ from quire.engine.core_client import CoreClient, open_client
 from quire.engine.frontend import Frontend, check_unsupported, make_record
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.output_processor import StatsHook
-from quire.engine.request_state import RequestRecord
+from quire.engine.request_record import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestLog, RequestTracing
 from quire.engine.router import FrontendSlot, RoutedClient, first_serial
@@ -320,7 +320,7 @@ class AsyncLLM(Frontend[CoreClient], AsyncControl):
     def _on_message(self, message: messages.CoreMessage) -> None:
         """In the core's or the listener's thread: keep the message and wake the event loop, once for all that wait."""
         self._inbox.append(message)
-        if self._loop is None and isinstance(message, messages.Dead):  # nothing was asked yet: nobody else would look
+        if self._loop is None and isinstance(message, messages.Dead):  # nothing was asked yet: no loop would look
             self._die(message.message)
         if not self._is_waking and self._loop is not None:
             self._is_waking = True

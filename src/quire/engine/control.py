@@ -90,9 +90,8 @@ class AsyncControl(abc.ABC):
         Raises RequestError: no such mode.
 
         Args:
-            mode: what becomes of unfinished requests: `abort` ends them, `wait` lets them end first, `keep` lets them stand still
-                and go on later.
-            clear_cache: forget the KV cache, for example because weights will change: what stands still is computed anew.
+            mode: what becomes of unfinished requests: `abort` ends them, `wait` lets them end first, `keep` has them go on later.
+            clear_cache: forget the KV cache, for example because weights will change: what was kept is computed anew.
         """
         await self.call("pause", mode, clear_cache)
         await self._wait_until_drained()

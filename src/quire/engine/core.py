@@ -41,7 +41,7 @@ _LEAST_MODEL_LEN = 2
 """One token of a prompt and one of an answer: for less no cache is planned where the length is left open."""
 
 _PREPARATION_WAIT_S = 0.002
-"""How long a step may wait for a form where there is nothing else to do, before messages are looked at again."""
+"""How long a step waits for a grammar when there is nothing else to do, before messages are looked at again."""
 
 _MAX_EMPTY_PLANS = 64
 """Plans without a token, nothing being in flight, after which the scheduler must be at fault."""
@@ -63,9 +63,9 @@ class EngineCore:
 
     Args:
         config: the engine's.
-        executor: who runs the steps; by default what the configuration names.
-        serves: requests are going to come one by one, of any kind, and none may stop the others: also what the first of a kind
-            would wait for is made at the start.
+        executor: runs the steps; by default the one that the configuration names.
+        serves: requests of any kind will come one by one, and none may hold up the others: what the first request of a kind would
+            wait for is prepared at the start.
 
     Raises:
         ConfigError: the model cannot be loaded, or its cache does not fit.
@@ -198,7 +198,7 @@ class EngineCore:
             logger.error("request %s could not be queued: %s", request_id, error)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Forget requests; whoever asks knows already, so no output tells of it. Unknown ids are ignored."""
+        """Forget requests. No output is made for them, as the caller knows. Unknown ids are ignored."""
         request_ids = list(request_ids)
         self._pause.forget(request_ids)
         for output in self._scheduler.abort(request_ids):
@@ -207,7 +207,7 @@ class EngineCore:
 
     @utility
     def abort_named(self, request_ids: Sequence[str]) -> int:
-        """End the requests that a server's clients call so, whichever frontend they came from, which is told; how many."""
+        """End requests of every frontend, by the ids that a server's clients know; returns how many sequences that were."""
         found = [core_id for core_id in self._all_ids() if any(is_named(core_id, name) for name in request_ids)]
         self._abort_and_tell(found)
         return len(found)
@@ -234,7 +234,7 @@ class EngineCore:
         return not self._asleep and self._pause.state is not PauseState.PAUSED
 
     def step(self) -> EngineCoreOutputs:
-        """Start what may be started, take in the oldest finished step; returns its news.
+        """Start the steps that can start, take in the oldest finished step; returns its outputs.
         Raises EngineError: the executor failed. The core is of no use after that."""
         if self._outputs:  # older than what another step would tell
             return self.take_outputs()
@@ -247,7 +247,7 @@ class EngineCore:
         return self._with_outputs(self._take_in())
 
     def _end_draining(self) -> None:
-        """The pause begins that waits for what runs, if that has ended; what was held may come in, and stands still."""
+        """Pause, where a draining core has ended all its requests; the requests that were held are queued."""
         pause = self._pause
         if pause.state is PauseState.DRAINING and not self._in_flight and not self._scheduler.has_unfinished():
             self._begin_pause(pause.clears_cache)
@@ -281,7 +281,8 @@ class EngineCore:
             in_flight.append(step)
 
     def _check_progress(self) -> None:
-        """A plan may be empty now and then (everything was preempted), but not for ever, unless somebody waits for a form."""
+        """Raises EngineError after too many plans without a token. A few are normal (everything was preempted), any number while
+        a request waits for its grammar."""
         if self._in_flight or self._preparations.wait(_PREPARATION_WAIT_S):
             self._num_empty_plans = 0
             return
@@ -342,8 +343,8 @@ class EngineCore:
 
     @utility
     def pause(self, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Schedule nothing until `resume`; new requests wait. What runs is aborted, or goes on first (`wait`: see
-        `pause_state`), or stands still (`keep`). With `clear_cache` cached prefixes are forgotten then, and what stands still is
+        """Schedule nothing until `resume`; new requests wait. Unfinished requests are aborted, or end first (`wait`: see
+        `pause_state`), or are kept and go on later (`keep`). `clear_cache` forgets cached prefixes then, and what was kept is
         computed anew."""
         check_mode(mode)
         pause = self._pause
@@ -374,7 +375,7 @@ class EngineCore:
     @utility
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give memory back until `wake_up`: level 0 none (a pause), level 1 the pages, level 2 the weights too. Unfinished
-        requests are aborted, or (`keep`) stand still and are computed anew; `wait` is for who asks, except at level 0."""
+        requests are aborted, or kept and computed anew (`keep`); `wait` is refused while there are any, except at level 0."""
         if level not in (0, 1, 2):
             allowed = "0 (pause), 1 (drop pages) or 2 (drop weights too)"
             raise RequestError(f"level is {level}; it may be {allowed}", param="level")
@@ -393,7 +394,7 @@ class EngineCore:
 
     @utility
     def release_kv_cache_memory(self) -> None:
-        """Give the pages alone back, until `wake_up(["kv_cache"])`; unfinished requests stand still and are computed anew."""
+        """Give the pages alone back, until `wake_up(["kv_cache"])`; unfinished requests are kept, and computed anew."""
         self.sleep(1, "keep")
         self._asleep = {"kv_cache"}
 

@@ -1,6 +1,6 @@
 """How a frontend reaches an engine core: one interface, whether the core runs in the caller, in a thread or in another process.
 
-A client sends messages to a core and hands out the core's messages: a blocking one gives them to whoever asks, any other calls
+A client sends messages to a core and hands out the core's messages: a blocking client returns them, any other calls
 `on_message` from a thread of its own.
 """
 

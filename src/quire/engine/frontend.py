@@ -12,7 +12,7 @@ from quire.engine.core_client import CoreClient
 from quire.engine.input_processor import InputProcessor, ProcessedRequest, TokenizedPrompt
 from quire.engine.output_processor import OutputProcessor, StatsHook
 from quire.engine.pooling_processor import PoolingProcessor
-from quire.engine.request_state import NO_TOKENS, PoolingRecord, RequestRecord
+from quire.engine.request_record import NO_TOKENS, PoolingRecord, RequestRecord
 from quire.engine.tokenization import Tokenization
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import ConfigError, RequestError

@@ -155,7 +155,7 @@ class InputProcessor:
 
     def tokenize(self, prompt: PromptType, add_special_tokens: bool = True) -> TokenizedPrompt:
         """A prompt as token ids.
-        Raises RequestError: its form is unknown, it is empty, or there is no tokenizer for its text."""
+        Raises RequestError: it is no prompt, it is empty, or there is no tokenizer for its text."""
         if isinstance(prompt, str):
             return TokenizedPrompt(self._encode(prompt, add_special_tokens), prompt)
         if isinstance(prompt, Mapping):
@@ -287,8 +287,8 @@ class InputProcessor:
         return ProcessedRequest(request_id, prompt, params, engine_requests, arrival_time, tokenizer)
 
     def next_core_id(self, request_id: str) -> str:
-        """A request's id in the core. Those never come again, even if the user's do: late news of an aborted request finds
-        nobody.
+        """A request's id in the core. None comes twice, even if the user's does: late outputs of an aborted request find no
+        other request.
         Raises RequestError: the user's id is empty or too long."""
         if not 0 < len(request_id) <= limits.MAX_REQUEST_ID_CHARS:
             message = f"request_id must have 1 to {limits.MAX_REQUEST_ID_CHARS} characters, not {len(request_id)}"
@@ -349,8 +349,8 @@ class InputProcessor:
         """Find where a request with a budget for its thoughts thinks, unless the server has: its prompt tells."""
         if params.structured_outputs is not None and self._structured_outputs.enable_in_reasoning:
             raise RequestError(
-                "thinking_token_budget cannot be kept: the engine's enable_in_reasoning lets structured_outputs decide what "
-                "stands in the reasoning",
+                "thinking_token_budget cannot be kept: the engine's enable_in_reasoning constrains the reasoning with "
+                "structured_outputs",
                 param="thinking_token_budget",
             )
         if params.thinking is None:

@@ -14,7 +14,7 @@ from quire.engine.frontend import Frontend, check_unsupported, make_record
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt
 from quire.engine.messages import AbortRequests, AddRequests
 from quire.engine.output_processor import StatsHook
-from quire.engine.request_state import RequestRecord
+from quire.engine.request_record import RequestRecord
 from quire.engine.tokenization import Tokenization
 from quire.errors import ConfigError, RequestError
 from quire.executor.interface import Executor
@@ -36,7 +36,7 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
     Args:
         config: the engine's.
         multiprocess: run the core in a process of its own.
-        executor: who runs the steps (in-process only); by default what the configuration names.
+        executor: runs the steps (in-process only); by default the one that the configuration names.
         stat_hooks: told about steps, tokens and finished requests, besides the engine's own `metrics`.
     """
 
@@ -154,11 +154,11 @@ class LLMEngine(Frontend[BlockingClient], EngineControl):
             self._client.send(AbortRequests(core_ids))
 
     def discard_aborted(self) -> None:
-        """Nobody wants the last outputs of what was aborted."""
+        """Drop the last outputs of requests that were aborted."""
         self._aborted.clear()
 
     def step(self) -> list[AnyOutput]:
-        """Run one step: the outputs of every request that has news. Raises EngineDeadError: the core has failed."""
+        """Run one step: the outputs of every request that has something new. Raises EngineDeadError: the core has failed."""
         touched, self._aborted = self._aborted, []
         if not touched and len(self._outputs):
             outputs = self._client.get_outputs()

@@ -1,14 +1,14 @@
-"""From the core's news to the requests' records: tokens, stop strings, logprobs, ends, figures.
+"""From the core's outputs to the requests' records: tokens, stop strings, logprobs, ends, figures.
 
 Knows every unfinished request of one frontend. Knows nothing of queues, sockets or event loops: it says which requests
-have news and which the core should abort because a stop string was completed.
+have new outputs and which the core should abort because a stop string was completed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from quire.engine.messages import to_error
-from quire.engine.request_state import RequestRecord, SequenceState
+from quire.engine.request_record import RequestRecord, SequenceState
 from quire.errors import CapacityError, RequestError
 from quire.metrics.engine_metrics import FinishedRequest
 from quire.request import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
@@ -18,7 +18,7 @@ DETOKENIZE_EVERY = 16
 
 
 class StatsHook(Protocol):
-    """Who is told what the engine does; `metrics.EngineMetrics` is one. Times in seconds."""
+    """Is told what the engine does; `metrics.EngineMetrics` is one. Times in seconds."""
 
     def record_step(self, stats: SchedulerStats) -> None:
         """A step's figures."""
@@ -41,7 +41,7 @@ class OutputProcessor:
     """Every unfinished request, by its own id and by its sequences' ids in the core.
 
     Attributes:
-        on_end: called with each sequence that ends, by whoever wants more of it than its figures.
+        on_end: called with each sequence that ends, its record and its figures.
     """
 
     def __init__(self, hooks: Sequence[StatsHook] = ()) -> None:
@@ -95,8 +95,8 @@ class OutputProcessor:
         return records, core_ids
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> tuple[list[RequestRecord], list[str]]:
-        """One step's news: the records that have something new, one maybe for each of its sequences, and sequences that the core
-        should abort."""
+        """Take in one step's outputs. Returns the records that have something new, a record once for each of its sequences, and
+        sequences that the core should abort."""
         touched: list[RequestRecord] = []
         aborts: list[str] = []
         sequences = self._sequences
@@ -142,7 +142,7 @@ class OutputProcessor:
         return touched, aborts
 
     def detokenize_some(self) -> None:
-        """Make text for some sequences that nobody reads before their end; after `DETOKENIZE_EVERY` calls, for all of them.
+        """Make text for some sequences that are read only at their end; after `DETOKENIZE_EVERY` calls, for all of them.
         So little is left to do when many end at once. Meant for moments in which the device works."""
         if not self._silent:
             self._silent = [sequence for _, sequence in self._sequences.values() if sequence.is_quiet]
@@ -160,7 +160,7 @@ class OutputProcessor:
         touched: list[RequestRecord],
         aborts: list[str],
     ) -> None:
-        """News that is more than one plain token."""
+        """An output that is more than one plain token."""
         if output.num_cached_tokens >= 0 and record.num_cached_tokens is None:
             record.num_cached_tokens = output.num_cached_tokens
             record.scheduled_time = output.scheduled_at

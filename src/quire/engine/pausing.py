@@ -55,7 +55,7 @@ class Pause:
 
 
 def check_mode(mode: str) -> None:
-    """Raises a RequestError for a mode that nobody knows."""
+    """Raises RequestError: there is no such mode."""
     if mode not in PAUSE_MODES:
         raise RequestError(f"mode is {mode[:20]!r}; it may be {', '.join(PAUSE_MODES)}", param="mode")
 

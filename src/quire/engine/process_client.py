@@ -70,8 +70,8 @@ class SocketClient(BlockingClient):
         context = zmq.Context()
         self._out = messages.zmq_socket(context, zmq.PUSH, out_address, bind=bind)
         self._in = messages.zmq_socket(context, zmq.PULL, in_address, bind=bind)
-        # Also for a client that is dropped without `shutdown`: a child ends when its pipe closes, and a context that were left
-        # to the collector would wait for sockets that nobody closes any more.
+        # Also for a client that is dropped without `shutdown`: a child ends when its pipe closes, and a context left to
+        # the collector would wait for its open sockets for ever.
         self._release = weakref.finalize(self, _release, context, (self._out, self._in), release)
         self._life_fds = life_fds
         self._writable, self._readable = zmq.Poller(), zmq.Poller()

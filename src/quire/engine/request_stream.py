@@ -1,4 +1,5 @@
-"""Running requests as their reader sees them: called when there is news, it takes what has come since it last did.
+"""Running requests as their reader sees them: the reader is called when there is something new, and takes what has
+come since it last did.
 
 Nothing queues up here. A reader that is slow, or not called for a while, finds everything in what it takes next.
 """
@@ -7,7 +8,7 @@ import abc
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from quire.engine.request_state import RequestRecord
+from quire.engine.request_record import RequestRecord
 from quire.outputs import AnyOutput
 
 
@@ -24,7 +25,7 @@ class OutputStream(abc.ABC):
     is_over = False
 
     @abc.abstractmethod
-    def push_to(self, on_news: Callable[[], None]) -> None:
+    def push_to(self, on_output: Callable[[], None]) -> None:
         """From now on call this when there may be something to take, in the event loop; maybe more often than there is."""
 
     @abc.abstractmethod
@@ -34,15 +35,15 @@ class OutputStream(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Nobody reads on: what has not ended is aborted."""
+        """Stop reading: what has not ended is aborted."""
 
     async def next(self) -> AnyOutput:
         """Wait for the next output. Raises as `take`."""
-        news = asyncio.Event()
-        self.push_to(news.set)
+        event = asyncio.Event()
+        self.push_to(event.set)
         while (output := self.take()) is None:
-            news.clear()
-            await news.wait()
+            event.clear()
+            await event.wait()
         return output
 
     async def outputs(self) -> AsyncGenerator[AnyOutput, None]:
@@ -59,7 +60,7 @@ class RequestStream(OutputStream):
 
     Args:
         record: the request's.
-        abort: tells the engine that nobody reads on.
+        abort: tells the engine that the reader has stopped.
     """
 
     def __init__(self, record: RequestRecord, abort: Callable[[list[str]], None]) -> None:
@@ -67,8 +68,8 @@ class RequestStream(OutputStream):
         self._abort = abort
         self.take_text = record.sequences[0].take_text if len(record.sequences) == 1 else no_text
 
-    def push_to(self, on_news: Callable[[], None]) -> None:
-        self.record.notify = on_news
+    def push_to(self, on_output: Callable[[], None]) -> None:
+        self.record.notify = on_output
 
     def take(self) -> AnyOutput | None:
         record = self.record
@@ -95,9 +96,9 @@ class MergedStream(OutputStream):
         self._streams = list(streams)
         self.take_text = no_text
 
-    def push_to(self, on_news: Callable[[], None]) -> None:
+    def push_to(self, on_output: Callable[[], None]) -> None:
         for stream in self._streams:
-            stream.push_to(on_news)
+            stream.push_to(on_output)
 
     def take(self) -> AnyOutput | None:
         output = next((output for stream in self._streams if (output := stream.take()) is not None), None)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from quire.config import ObservabilityConfig
-from quire.engine.request_state import RequestRecord, SequenceState
+from quire.engine.request_record import RequestRecord, SequenceState
 from quire.errors import QuireError
 from quire.logger import init_logger
 from quire.metrics.engine_metrics import FinishedRequest
@@ -21,9 +21,10 @@ from quire.metrics.spans import TRACE_HEADERS, RequestSpan, SpanWriter
 logger = init_logger(__name__)
 
 _SHOWN = (
-    "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "seed", "ignore_eos", "logprobs", "prompt_logprobs",
-)  # fmt: skip
+    *("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "ignore_eos"),
+    *("logprobs", "prompt_logprobs"),
+)
 """Parameters that hold numbers, and nothing that a user wrote."""
 
 

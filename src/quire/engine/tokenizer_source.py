@@ -81,5 +81,5 @@ def _use(tokenizer: Tokenizer) -> None:
         return
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)
-    except QuireError as error:  # a client who asks so is told
+    except QuireError as error:  # a client that asks in this way gets the error
         logger.debug("the chat template was not used ahead: %s", error)

@@ -1,12 +1,20 @@
-"""Prompts and conversations as users of the offline API write them, as lists of prompts and in the shape of chat templates."""
+"""Prompts and conversations as users write them, as lists of prompts and as the plain dicts that chat templates read.
+
+`LLM.chat` and the server's routes read messages here. Knows no template and no tokenizer.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
-from quire.errors import RequestError
+from quire.errors import NotSupportedError, RequestError, instead_of
 from quire.inputs import PromptType
-from quire.json_text import parse_json
+from quire.json_text import TooDeepError, parse_json
+from quire.logger import init_logger
 from quire.tokenizers.content_format import ContentFormat
+
+logger = init_logger(__name__)
+
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 def as_prompts(prompts: Any) -> list[PromptType]:
@@ -30,19 +38,18 @@ def check_count(given: Sequence[object], count: int, name: str) -> None:
         raise RequestError(f"{what}; give one for all, or one for each", param=name)
 
 
-def split_conversations(messages: Any) -> tuple[list[list[dict[str, Any]]], bool]:
-    """One conversation or several, as several; and whether it was one. Raises RequestError: it is neither."""
+def split_conversations(messages: Any) -> list[list[dict[str, Any]]]:
+    """One conversation or several, as several. Raises RequestError: it is neither."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of messages, or a list of such lists", param="messages")
-    is_one = isinstance(messages[0], Mapping)
-    conversations = [messages] if is_one else messages
+    conversations = [messages] if isinstance(messages[0], Mapping) else messages
     for conversation in conversations:
         if not isinstance(conversation, Sequence) or not conversation or isinstance(conversation, str):
             raise RequestError("a conversation must be a list with at least one message", param="messages")
         for message in conversation:
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            if not isinstance(message, Mapping):
                 raise RequestError("a message must be an object with a `role`", param="messages")
-    return [list(conversation) for conversation in conversations], is_one
+    return [list(conversation) for conversation in conversations]
 
 
 def check_content_format(content_format: ContentFormat) -> ContentFormat:
@@ -53,47 +60,104 @@ def check_content_format(content_format: ContentFormat) -> ContentFormat:
     return content_format
 
 
-def prepare_conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template: content as text or as parts of text, tool calls with their arguments as objects.
-    Raises RequestError: content that is not text."""
-    return [_prepare(message) for message in messages]
+def normalize_messages(
+    messages: Sequence[Mapping[str, Any]], field: str = "messages", *, keep_parts: bool = True
+) -> list[dict[str, Any]]:
+    """Messages ready for a template. `keep_parts`: several parts of a content stay a list; otherwise they become lines of one
+    text.
+    Raises RequestError: `param` is the path of what is wrong."""
+    return [_normalize(message, f"{field}[{index}]", keep_parts) for index, message in enumerate(messages)]
 
 
-def _prepare(message: Mapping[str, Any]) -> dict[str, Any]:
-    prepared = dict(message)
+def _normalize(message: Mapping[str, Any], path: str, keep_parts: bool) -> dict[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        allowed = "'system', 'user', 'assistant', 'tool', or what the template knows"
+        raise _wrong(f"{path}.role", f"expected a string: {allowed}{instead_of('role', message)}.")
+    plain = {key: value for key, value in message.items() if value is not None or key == "content"}
+    plain["content"] = _content(message, role, path, keep_parts)
+    if "reasoning" in plain:  # the name that templates know
+        plain.setdefault("reasoning_content", plain["reasoning"])
+    if "tool_calls" in plain:
+        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{path}.tool_calls")
+        if not plain["tool_calls"]:
+            del plain["tool_calls"]  # templates ask whether it is there
+    for key in ("name", "tool_call_id"):
+        if key in plain and not isinstance(plain[key], str):
+            raise _wrong(f"{path}.{key}", "expected a string.")
+    return plain
+
+
+def _content(message: Mapping[str, Any], role: str, path: str, keep_parts: bool) -> str | list[dict[str, str]] | None:
     content = message.get("content")
-    if not isinstance(content, str):
-        texts = _texts(content)
-        prepared["content"] = "" if texts is None else [{"type": "text", "text": text} for text in texts]
-    if message.get("tool_calls"):
-        prepared["tool_calls"] = [_with_object_arguments(call) for call in message["tool_calls"]]
-    return prepared
-
-
-def _texts(content: Any) -> list[str] | None:
-    """The texts of a content's parts; None where there are none."""
+    field = f"{path}.content"
+    if isinstance(content, str):
+        return content
     if content is None:
-        return None
-    if isinstance(content, Mapping) or not isinstance(content, Sequence):
-        raise RequestError("a message's content must be text or a list of parts", param="messages")
-    texts: list[str] = []
-    for part in content:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestError(f"content parts of type {kind!r} are not supported; only text is", param="messages")
-        texts.append(text)
-    return texts
+        if role == "user":
+            raise _wrong(field, f"this field is required{instead_of('content', message)}.")
+        return None if message.get("tool_calls") else ""
+    if isinstance(content, list | tuple):
+        parts = [part for part in content if not _is_empty(part)]
+        texts = [_text_of(part, f"{field}[{index}]") for index, part in enumerate(parts)]
+        if keep_parts and len(texts) > 1:
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
+    raise _wrong(field, "expected a string or a list of parts.")
 
 
-def _with_object_arguments(call: Any) -> Any:
-    """Clients send a tool call's arguments as JSON text; templates expect the object."""
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        return call
-    function = dict(cast("Mapping[str, Any]", call["function"]))
-    if isinstance(function.get("arguments"), str):
+def _is_empty(part: Any) -> bool:
+    """Whether a part of text has none."""
+    return isinstance(part, dict) and part.get("type") in TEXT_PARTS and part.get("text", 0) is None
+
+
+def _text_of(part: Any, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise _wrong(path, "expected an object with a type.")
+    kind = part.get("type", "text" if "text" in part else None)
+    if kind not in TEXT_PARTS:
+        raise _unsupported_part(kind, path)
+    text = part.get("text", part.get(str(kind)))
+    if not isinstance(text, str):
+        raise _wrong(f"{path}.text", "expected a string.")
+    return text
+
+
+def _unsupported_part(kind: Any, path: str) -> RequestError:
+    if not isinstance(kind, str):
+        return _wrong(f"{path}.type", "expected a string.")
+    message = f"{kind[:60]!r} content is not supported by this model; allowed: 'text'."
+    return NotSupportedError(f"{path}.type: {message}", param=f"{path}.type")
+
+
+def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise _wrong(path, "expected a list.")
+    return [_tool_call(call, f"{path}[{index}]") for index, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, path: str) -> dict[str, Any]:
+    """Templates want the arguments as an object; the protocol carries them as JSON text. What is no object becomes an empty one:
+    a call that a model did not finish would be refused in every later turn of its conversation."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _wrong(f"{path}.function.name", "expected a string.")
+    arguments: Any = function.get("arguments")
+    if isinstance(arguments, str):
         try:
-            function["arguments"] = parse_json(function["arguments"] or "{}")
-        except ValueError as error:
-            raise RequestError(f"a tool call's arguments are not valid JSON: {error}", param="messages") from None
-    return {**call, "function": function}
+            arguments = parse_json(arguments) if arguments.strip() else {}
+        except TooDeepError as error:
+            raise _wrong(f"{path}.function.arguments", f"{error}.") from None
+        except ValueError:
+            arguments = None
+    if not isinstance(arguments, dict):
+        if function.get("arguments") is not None:
+            logger.warning("%s.function.arguments is no JSON object; the template is told of an empty one.", path)
+        arguments = {}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _wrong(path: str, why: str) -> RequestError:
+    return RequestError(f"{path}: {why}", param=path)

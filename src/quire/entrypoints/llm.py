@@ -27,7 +27,7 @@ from quire.entrypoints.conversations import (
     as_prompts,
     check_content_format,
     check_count,
-    prepare_conversation,
+    normalize_messages,
     split_conversations,
 )
 from quire.entrypoints.pooling import PoolingMethods
@@ -136,7 +136,7 @@ class LLM(PoolingMethods, EngineControl):
         self.llm_engine = engine
         self._ids = map(str, itertools.count())
         self._enqueued: dict[str, AnyOutput | None] = {}
-        """Requests that nobody has waited for yet, in order; with their last outputs, once they have ended."""
+        """Requests that `wait_for_completion` has not returned yet, in order; with their last outputs, once they have ended."""
 
     # --- generating ---
 
@@ -279,12 +279,11 @@ class LLM(PoolingMethods, EngineControl):
     ) -> list[TokenizedPrompt]:
         """One prompt a conversation."""
         tokenizer = self.get_tokenizer()
-        conversations, _ = split_conversations(messages)
         rendered: list[Any] = [
             tokenizer.apply_chat_template(
-                prepare_conversation(conversation), tokenize=tokenizer.writes_tokens, **template
+                normalize_messages(conversation), tokenize=tokenizer.writes_tokens, **template
             )
-            for conversation in conversations
+            for conversation in split_conversations(messages)
         ]
         if tokenizer.writes_tokens:
             return [TokenizedPrompt(token_ids) for token_ids in rendered]
@@ -323,7 +322,7 @@ class LLM(PoolingMethods, EngineControl):
             return self._finish([request.request_id for request in requests], use_tqdm, interrupt)
 
     def _finish(self, ids: list[str], use_tqdm: Tqdm, interrupt: "DeferredInterrupt") -> list[Any]:
-        """Step until these requests have ended; what was enqueued and ends meanwhile is kept for who waits for it."""
+        """Step until these requests have ended; what was enqueued and ends meanwhile is kept for `wait_for_completion`."""
         engine = self.llm_engine
         finished = {request_id: output for request_id in ids if (output := self._enqueued.get(request_id)) is not None}
         wanted = set(ids)

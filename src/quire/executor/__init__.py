@@ -1,4 +1,4 @@
-"""Who runs the steps: one worker in this process now; other layouts by class path."""
+"""Executors run the steps: on a worker in this process, on a process a device, or by a class of the user's own."""
 
 from quire.executor.interface import Executor
 from quire.executor.selector import executor_class, make_executor

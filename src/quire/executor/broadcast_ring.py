@@ -1,8 +1,8 @@
 """One writer, several readers: messages in a ring of shared memory, written once, however many read them.
 
-The memory is a file without a name; whoever is given its descriptor may map it. A pipe to each reader says how far has been
-written, so that a reader blocks in the kernel, hears of the writer's death, and needs no barrier of its own: what the writer
-stored before it wrote to the pipe is seen by whoever has read from it. Knows bytes; knows nothing of what they mean.
+The memory is a file without a name; a process that is given its descriptor may map it. A pipe to each reader says how far has
+been written, so that a reader blocks in the kernel, hears of the writer's death, and needs no barrier of its own: what the writer
+stored before it wrote to the pipe is seen by a reader that has read from it. Knows bytes; knows nothing of what they mean.
 
 Layout: one word for each reader, how far it has read; then the ring. Positions count bytes since the start and never wrap.
 """
@@ -67,7 +67,7 @@ class RingWriter:
         self.reader_fds, self.memory_fd = [], -1
 
     def send(self, message: bytes, give_up: Callable[[], bool]) -> None:
-        """Write a message for everybody. Waits for room, unless `give_up` says that there is no use in it.
+        """Write a message for all readers. Waits for room, unless `give_up` says that there is no use in it.
 
         Raises:
             BrokenPipeError: a reader is gone, or `give_up` said so.

@@ -1,4 +1,4 @@
-"""What the engine core asks of whoever runs the steps: one worker in this process, one process a device, or the hash model.
+"""What the engine core asks of an executor, which runs the steps: on one worker in this process, or on one process a device.
 
 Floors: the interface names no torch type, so that tests implement it without torch.
 """
@@ -30,7 +30,7 @@ class Executor(abc.ABC):
     and may return at once; `collect` waits for the oldest one that was started. At most two steps are in flight.
 
     Attributes:
-        on_failure: called, in any thread, when workers have ended by themselves while nobody waits for them; the next call of
+        on_failure: called, in any thread, when workers have ended by themselves while no call waits for them; the next call of
             any method raises.
     """
 

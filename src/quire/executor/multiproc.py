@@ -1,7 +1,7 @@
 """One process a device: the executor of tensor parallelism.
 
-Every step is encoded once and read by all ranks from shared memory; rank 0 alone answers with the tokens, since all ranks draw
-the same ones. Everything else is a call that every rank answers. Knows messages; knows nothing of tensors.
+Every step is encoded once and read by all ranks from shared memory; rank 0 alone answers with the tokens, since all ranks
+sample the same ones. Everything else is a call that every rank answers. Knows messages; knows nothing of tensors.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from quire.timeline import STARTUP
 logger = init_logger(__name__)
 
 _MOST_PREPARED = 128
-"""Forms that all ranks are taken to keep; they keep more (`structured_output/grammars.py`)."""
+"""Grammars that all ranks are taken to keep; they keep more (`structured_output/grammars.py`)."""
 _PATIENCE_S = 5.0
 """How long an orderly end may take, and how long ranks may be silent after another one's error."""
 
@@ -49,13 +49,13 @@ class _Preparing:
     """What the ranks prepare for a request; `ranks` have not answered."""
 
     request_id: str
-    form: bytes | None
+    grammar: bytes | None
     features: list[str]
     ranks: set[int]
 
 
-def _form_of(params: SamplingParams) -> bytes | None:
-    """What a grammar is compiled from, in short; None without one."""
+def _grammar_key(params: SamplingParams) -> bytes | None:
+    """A hash of what a request's grammar is compiled from; None without one."""
     if params.structured_outputs is None:
         return None
     return hashlib.sha256(msgspec.msgpack.encode((params.structured_outputs, params.eos_token_ids))).digest()
@@ -78,7 +78,7 @@ class MultiprocExecutor(Executor):
         self._in_flight = 0
         self._preparing: dict[int, _Preparing] = {}
         self._prepared: list[str] = []
-        self._known_forms: OrderedDict[bytes, None] = OrderedDict()
+        self._known_grammars: OrderedDict[bytes, None] = OrderedDict()
         self._used_features: set[str] = set()
         self._send_lock = threading.Lock()
         self._is_shut_down = False
@@ -136,11 +136,11 @@ class MultiprocExecutor(Executor):
     def is_prepared(self, request: EngineRequest) -> bool:
         params = request.sampling_params
         assert params is not None
-        form = _form_of(params)
-        if form is not None:
-            if form not in self._known_forms:
+        grammar = _grammar_key(params)
+        if grammar is not None:
+            if grammar not in self._known_grammars:
                 return False
-            self._known_forms.move_to_end(form)
+            self._known_grammars.move_to_end(grammar)
         return self._used_features.issuperset(features_of(params))
 
     def prepare(self, request: EngineRequest) -> None:
@@ -148,7 +148,7 @@ class MultiprocExecutor(Executor):
         assert params is not None
         self._calls += 1
         self._preparing[self._calls] = _Preparing(
-            request.request_id, _form_of(params), features_of(params), set(range(self._size))
+            request.request_id, _grammar_key(params), features_of(params), set(range(self._size))
         )
         self._send(Prepare(self._calls, params))
 
@@ -166,10 +166,10 @@ class MultiprocExecutor(Executor):
             del self._preparing[number]
             self._prepared.append(preparing.request_id)
             self._used_features.update(preparing.features)
-            if preparing.form is not None:
-                self._known_forms[preparing.form] = None
-            if len(self._known_forms) > _MOST_PREPARED:
-                self._known_forms.popitem(last=False)
+            if preparing.grammar is not None:
+                self._known_grammars[preparing.grammar] = None
+            if len(self._known_grammars) > _MOST_PREPARED:
+                self._known_grammars.popitem(last=False)
 
     # Calls.
 

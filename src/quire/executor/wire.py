@@ -33,7 +33,7 @@ class Call(msgspec.Struct, tag="call", array_like=True):
 
 
 class Prepare(msgspec.Struct, tag="prepare", array_like=True):
-    """Compile a form's grammar beside the steps; every rank answers with a `Prepared` when that has ended."""
+    """Compile a request's grammar beside the steps; every rank answers with a `Prepared` when that has ended."""
 
     number: int
     params: SamplingParams
@@ -63,7 +63,7 @@ class Problem(msgspec.Struct, array_like=True):
     at_ns: int = 0
 
     def to_error(self, who: str = "") -> Exception:
-        """The exception that it stands for; `who` is put before the message of an engine's error."""
+        """The exception; `who` is put before the message of an engine's error."""
         if self.kind == "config":
             return ConfigError(self.message, setting=self.setting)
         if self.kind == "request":

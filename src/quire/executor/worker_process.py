@@ -120,7 +120,7 @@ class WorkerProcess:
     def _submit(self, plan: Any) -> None:
         in_flight = self._in_flight
         while in_flight and (len(in_flight) >= MAX_IN_FLIGHT or in_flight[0].done.is_set()):
-            in_flight.popleft().done.wait()  # a row may be somebody else's from this plan on
+            in_flight.popleft().done.wait()  # from this plan on a row may belong to another request
         step = _FlyingStep(self._worker.execute(plan))
         in_flight.append(step)
         self._to_fetch.put(step)
@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> NoReturn:
     set_process_label(f"rank {rank}")
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*_COLLECT_AFTER)
-    # The ranks of one host meet on it: nobody else can connect.
+    # The ranks of one host meet on its loopback device: no other host can connect.
     if sys.platform == "linux":
         set_default("GLOO_SOCKET_IFNAME", "lo")
         set_default("NCCL_SOCKET_IFNAME", "lo")

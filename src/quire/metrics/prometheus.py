@@ -1,6 +1,6 @@
 """`EngineMetrics` in Prometheus' text format: the meanings of vLLM's metrics, under the prefix `quire:`, vLLM's own, or both.
 
-Figures are kept by `EngineMetrics` and turned into samples only when somebody asks. What HTTP requests add up to is told besides.
+Figures are kept by `EngineMetrics` and turned into samples only for a scrape. `HttpMetrics` counts HTTP requests.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that reached their first token."),
     ("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens of finished sequences that the prefix cache gave."),
     ("generation_tokens", "generation_tokens", "Tokens generated."),
-    ("jumped_tokens", "jumped_tokens", "Generated tokens that no step drew, because a form left no choice."),
+    ("jumped_tokens", "jumped_tokens", "Generated tokens that no step sampled, because a grammar left no choice."),
     ("num_preemptions", "num_preemptions", "Times that a running sequence gave up its pages."),
     ("prefix_cache_queries", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
     ("prefix_cache_hits", "prefix_cache_hits", "Tokens found in the prefix cache."),
@@ -45,7 +45,11 @@ _HISTOGRAMS = (
     ("step_time_seconds", "step_time", "What a step took the device, where that is known."),
     ("time_to_first_token_seconds", "time_to_first_token", "From arrival to the first token."),
     ("inter_token_latency_seconds", "inter_token_latency", "Between two tokens of a sequence."),
-    ("request_time_per_output_token_seconds", "time_per_output_token", "A sequence's mean time a token after its first."),
+    (
+        "request_time_per_output_token_seconds",
+        "time_per_output_token",
+        "A sequence's mean time a token after its first.",
+    ),
     ("time_per_output_token_seconds", "time_per_output_token", "The same, under its older name."),
     ("e2e_request_latency_seconds", "end_to_end", "From arrival to the end."),
     ("request_queue_time_seconds", "queue_time", "From arrival to leaving the queue."),
@@ -53,14 +57,21 @@ _HISTOGRAMS = (
     ("request_decode_time_seconds", "decode_time", "From the first token to the last."),
     ("request_inference_time_seconds", "inference_time", "From leaving the queue to the end."),
     ("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens of a finished sequence."),
-    ("request_prefill_kv_computed_tokens", "request_computed_tokens",
-        "Prompt tokens of a finished sequence that the prefix cache did not give."),
+    (
+        "request_prefill_kv_computed_tokens",
+        "request_computed_tokens",
+        "Prompt tokens of a finished sequence that the prefix cache did not give.",
+    ),
     ("request_generation_tokens", "request_generation_tokens", "Tokens that a finished sequence generated."),
-    ("request_max_num_generation_tokens", "request_most_tokens", "Tokens of the longest sequence of a finished request."),
+    (
+        "request_max_num_generation_tokens",
+        "request_most_tokens",
+        "Tokens of the longest sequence of a finished request.",
+    ),
     ("request_params_max_tokens", "request_max_tokens", "max_tokens of finished requests."),
     ("request_params_n", "request_n", "n of finished requests."),
     ("request_num_preemptions", "request_preemptions", "Times that a finished sequence gave up its pages."),
-)  # fmt: skip
+)
 
 
 class EngineCollector(Collector):
@@ -158,7 +169,7 @@ class HttpMetrics(Collector):
         self._durations: dict[tuple[str, str], Histogram] = {}
 
     def watch(self, templates: Iterable[str]) -> None:
-        """These are the server's routes; a part in braces stands for any text."""
+        """These are the server's routes; a part in braces matches any text."""
         templates = [path.replace(":path}", "}") for path in templates]
         self._paths |= {path for path in templates if "{" not in path}
         self._prefixes += [(path.partition("{")[0], path) for path in templates if "{" in path]

@@ -262,12 +262,6 @@ def _nearest(name: str, known: frozenset[str]) -> str | None:
     return nearest(name, known, cutoff=0.75)
 
 
-def instead_of(name: str, holder: dict[str, Any]) -> str:
-    """The end of a sentence that says that `name` is missing: what the object has in its place."""
-    near = nearest(name, [key[:60] for key in itertools.islice(holder, _MOST_LOOKED_AT)])
-    return f" (this object has {near!r})" if near not in (None, name) else ""
-
-
 def find_unknown(value: Any, names: Names, path: str) -> list[Unknown]:
     """The fields within `value` that nothing reads; of very many, some."""
     found: list[Unknown] = []

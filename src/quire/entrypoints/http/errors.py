@@ -9,7 +9,15 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from quire.errors import CapacityError, EngineDeadError, NotFoundError, QuireError, RequestError, TooLongError
+from quire.errors import (
+    CapacityError,
+    EngineDeadError,
+    NotFoundError,
+    NotSupportedError,
+    QuireError,
+    RequestError,
+    TooLongError,
+)
 
 DEFAULT_RETRY_AFTER_S = 1
 """Sent with a 429 or 503 whose cause does not say how long to wait."""
@@ -118,8 +126,8 @@ def from_exception(error: BaseException, request_id: str) -> HTTPError:
         case NotFoundError():
             return HTTPError(404, str(error), param=error.param, code="not_found")
         case RequestError():
-            code = TOO_LONG if isinstance(error, TooLongError) else None
-            return HTTPError(400, str(error), param=error.param, code=code)
+            codes: dict[type[RequestError], str] = {TooLongError: TOO_LONG, NotSupportedError: "not_supported"}
+            return HTTPError(400, str(error), param=error.param, code=codes.get(type(error)))
         case CapacityError():
             status = 503 if error.status == 503 else 429
             return HTTPError(status, str(error), code="over_capacity", headers=_retry_after(error.retry_after))

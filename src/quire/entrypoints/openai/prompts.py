@@ -10,125 +10,31 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from quire.config import limits
 from quire.engine.input_processor import TokenizedPrompt, check_in_vocabulary
+from quire.entrypoints import conversations
 from quire.entrypoints.http.admission import encode_text
-from quire.entrypoints.http.decoding import instead_of
-from quire.entrypoints.http.errors import HTTPError, bad_field, bad_request
+from quire.entrypoints.http.errors import bad_field, bad_request, from_exception
 from quire.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, PromptItem, TokenizeRequest
 from quire.errors import ConfigError, RequestError
-from quire.json_text import TooDeepError, parse_json
-from quire.logger import init_logger
 from quire.request import TokenIds, token_array
 from quire.tokenizers.interface import Tokenizer, check_template_variables
 
 if TYPE_CHECKING:
     from quire.entrypoints.http.state import ServerSettings
 
-logger = init_logger(__name__)
-
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
-
 
 def normalize_messages(
     messages: list[dict[str, Any]], field: str = "messages", keep_parts: bool = False
 ) -> list[dict[str, Any]]:
-    """Messages ready for a template. `keep_parts`: several parts of a content stay a list; otherwise they become lines of one
-    text.
+    """Messages ready for a template, as `conversations.normalize_messages` gives them.
     Raises HTTPError: 400; `param` is the path of what is wrong."""
     if not messages:
         raise bad_field(field, "at least one message is needed.")
     if len(messages) > limits.MAX_CHAT_MESSAGES:
         raise bad_field(field, f"{len(messages)} messages; at most {limits.MAX_CHAT_MESSAGES}.")
-    return [_normalize(message, f"{field}[{index}]", keep_parts) for index, message in enumerate(messages)]
-
-
-def _normalize(message: dict[str, Any], path: str, keep_parts: bool) -> dict[str, Any]:
-    role = message.get("role")
-    if not isinstance(role, str) or not role:
-        allowed = "'system', 'user', 'assistant', 'tool', or what the template knows"
-        raise bad_field(f"{path}.role", f"expected a string: {allowed}{instead_of('role', message)}.")
-    plain = {key: value for key, value in message.items() if value is not None or key == "content"}
-    plain["content"] = _content(message, role, path, keep_parts)
-    if "reasoning" in plain:  # the name that templates know
-        plain.setdefault("reasoning_content", plain["reasoning"])
-    if "tool_calls" in plain:
-        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{path}.tool_calls")
-        if not plain["tool_calls"]:
-            del plain["tool_calls"]  # templates ask whether it is there
-    for key in ("name", "tool_call_id"):
-        if key in plain and not isinstance(plain[key], str):
-            raise bad_field(f"{path}.{key}", "expected a string.")
-    return plain
-
-
-def _content(message: dict[str, Any], role: str, path: str, keep_parts: bool) -> str | list[dict[str, str]] | None:
-    content = message.get("content")
-    field = f"{path}.content"
-    if isinstance(content, str):
-        return content
-    if content is None:
-        if role == "user":
-            raise bad_field(field, f"this field is required{instead_of('content', message)}.")
-        return None if message.get("tool_calls") else ""
-    if isinstance(content, list):
-        parts = [part for part in content if not _is_empty(part)]
-        texts = [_text_of(part, f"{field}[{index}]") for index, part in enumerate(parts)]
-        if keep_parts and len(texts) > 1:
-            return [{"type": "text", "text": text} for text in texts]
-        return "\n".join(texts)
-    raise bad_field(field, "expected a string or a list of parts.")
-
-
-def _is_empty(part: Any) -> bool:
-    """Whether a part of text has none."""
-    return isinstance(part, dict) and part.get("type") in TEXT_PARTS and part.get("text", 0) is None
-
-
-def _text_of(part: Any, path: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        raise bad_field(path, "expected an object with a type.")
-    kind = part.get("type", "text" if "text" in part else None)
-    if kind not in TEXT_PARTS:
-        raise _unsupported_part(kind, path)
-    text = part.get("text", part.get(str(kind)))
-    if not isinstance(text, str):
-        raise bad_field(f"{path}.text", "expected a string.")
-    return text
-
-
-def _unsupported_part(kind: Any, path: str) -> HTTPError:
-    if not isinstance(kind, str):
-        return bad_field(f"{path}.type", "expected a string.")
-    message = f"{kind[:60]!r} content is not supported by this model; allowed: 'text'."
-    return bad_field(f"{path}.type", message, "not_supported")
-
-
-def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise bad_field(path, "expected a list.")
-    return [_tool_call(call, f"{path}[{index}]") for index, call in enumerate(calls)]
-
-
-def _tool_call(call: Any, path: str) -> dict[str, Any]:
-    """Templates want the arguments as an object; the protocol carries them as JSON text. What is no object becomes an empty one:
-    a call that a model did not finish would be refused in every later turn of its conversation."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise bad_field(f"{path}.function.name", "expected a string.")
-    arguments: Any = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = parse_json(arguments) if arguments.strip() else {}
-        except TooDeepError as error:
-            raise bad_field(f"{path}.function.arguments", f"{error}.") from None
-        except ValueError:
-            arguments = None
-    if not isinstance(arguments, dict):
-        if function.get("arguments") is not None:
-            logger.warning("%s.function.arguments is no JSON object; the template is told of an empty one.", path)
-        arguments = {}
-    return {**call, "function": {**function, "arguments": arguments}}
+    try:
+        return conversations.normalize_messages(messages, field, keep_parts=keep_parts)
+    except RequestError as error:
+        raise from_exception(error, "") from None
 
 
 INLINE_CHARACTERS = 16_384

@@ -1,7 +1,7 @@
 """What the frontend remembers of a request until it ends: its prompt, its parameters, and all that it has emitted.
 
 This is also the journal: from a `RequestRecord` a request can be given to a new engine core and go on where it stopped.
-Turns tokens and logprobs into `RequestOutput`s. An output is built when somebody reads it, from where the last one ended:
+Turns tokens and logprobs into `RequestOutput`s. An output is built when it is read, from where the last one ended:
 a slow reader gets several steps in one output, and nothing piles up meanwhile.
 """
 
@@ -109,13 +109,6 @@ class SequenceState:
         has_stops: each token's text is looked at as it comes.
         is_plain: until it ends there is nothing to tell but its text as it comes.
     """
-
-    __slots__ = (
-        "_checked", "_detokenizer", "_ends", "_fed", "_hide_last", "_interval", "_stops", "_tokenizer", "core_id",
-        "cumulative_logprob", "finish_reason", "first_token_time", "has_stops", "index", "is_plain", "is_quiet",
-        "last_token_time", "logprobs", "num_preemptions", "params", "prompt_token_ids", "sent_chars", "sent_finish",
-        "sent_tokens", "stop_reason", "text", "token_ids",
-    )  # fmt: skip
 
     def __init__(self, request: EngineRequest, index: int, tokenizer: Tokenizer | None) -> None:
         params = request.sampling_params or NO_TOKENS
@@ -295,7 +288,7 @@ class SequenceState:
         self._fed = len(token_ids)
         return detokenizer.feed(token_ids[fed:])
 
-    def has_news(self) -> bool:
+    def has_output(self) -> bool:
         """Whether something came since the last output was built, and is enough to be told."""
         least = self.sent_tokens + (self._interval if self.sent_tokens else 1)
         return len(self.token_ids) >= least or (self.finish_reason is not None and not self.sent_finish)
@@ -411,8 +404,8 @@ class RequestRecord:
             return None
         as_delta = kind is RequestOutputKind.DELTA
         if as_delta:
-            completions = [sequence.build(True) for sequence in self.sequences if sequence.has_news()]
-        elif any(sequence.has_news() for sequence in self.sequences):
+            completions = [sequence.build(True) for sequence in self.sequences if sequence.has_output()]
+        elif any(sequence.has_output() for sequence in self.sequences):
             completions = [sequence.build(False) for sequence in self.sequences]
         else:
             completions = []
