@@ -122,6 +122,10 @@ class Scheduler:
         """Whether any request has not ended."""
         return bool(self._requests)
 
+    def unfinished_ids(self) -> list[str]:
+        """Ids of requests that have not ended, in order of arrival."""
+        return list(self._requests)
+
     def has_work(self) -> bool:
         """Whether there is anything to schedule or to collect."""
         return bool(self._requests or self._flights or self._leaving)

@@ -97,7 +97,6 @@ class EngineCore:
         self._outputs: list[EngineCoreOutput] = []
         self._asleep: set[str] = set()
         self._pause = Pause()
-        self._unfinished: set[str] = set()
         self._num_empty_plans = 0
         self._lost_some = False  # requests were aborted, and no step has told the figures since
         logger.info(
@@ -187,7 +186,6 @@ class EngineCore:
             self._pause.hold(request)
         else:
             self._scheduler.add_request(request)
-            self._unfinished.add(request.request_id)
 
     def _refuse(self, request_id: str, error: QuireError) -> None:
         refusal = refusal_of(error)
@@ -201,9 +199,7 @@ class EngineCore:
         """Forget requests. No output is made for them, as the caller knows. Unknown ids are ignored."""
         request_ids = list(request_ids)
         self._pause.forget(request_ids)
-        for output in self._scheduler.abort(request_ids):
-            self._unfinished.discard(output.request_id)
-            self._lost_some = True
+        self._lost_some |= bool(self._scheduler.abort(request_ids))
 
     @utility
     def abort_named(self, request_ids: Sequence[str]) -> int:
@@ -213,13 +209,12 @@ class EngineCore:
         return len(found)
 
     def _all_ids(self) -> list[str]:
-        return [*sorted(self._unfinished), *self._pause.held_ids]
+        return [*self._scheduler.unfinished_ids(), *self._pause.held_ids]
 
     def _abort_and_tell(self, request_ids: list[str]) -> None:
         held = self._pause.forget(request_ids)
         self._outputs += [EngineCoreOutput(request_id, finish_reason=FinishReason.ABORT) for request_id in held]
         self._outputs += self._scheduler.abort(request_ids)
-        self._unfinished.difference_update(request_ids)
         self._lost_some |= bool(request_ids)
 
     def has_work(self) -> bool:
@@ -297,11 +292,7 @@ class EngineCore:
     def _take_in(self) -> EngineCoreOutputs:
         result = self._executor.collect()
         self._lost_some = False
-        outputs = self._scheduler.update(self._in_flight.popleft(), result)
-        for output in outputs.outputs:
-            if output.finish_reason is not None:
-                self._unfinished.discard(output.request_id)
-        return outputs
+        return self._scheduler.update(self._in_flight.popleft(), result)
 
     def _gauges(self) -> SchedulerStats:
         """The figures of now without a step, which would have told them: who was aborted neither runs nor waits."""
