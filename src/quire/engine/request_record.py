@@ -6,7 +6,7 @@ a slow reader gets several steps in one output, and nothing piles up meanwhile.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -330,6 +330,7 @@ class RequestRecord:
         death: of the engine, before it has ended.
         pooled: what the pooler gave, if it is a pooling request.
         scheduled_time: when its first sequence left the core's queue; 0 as long as that is not known.
+        trace_headers: of the caller, where spans are written.
     """
 
     request_id: str
@@ -350,6 +351,7 @@ class RequestRecord:
     prompt_logprobs_sent: bool = False
     pooled: Pooled | None = None
     scheduled_time: float = 0.0
+    trace_headers: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         self.sequences = [

@@ -7,7 +7,6 @@ read by more people than an answer is.
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -96,9 +95,6 @@ class RequestLog:
         logger.info("request %s %s: %s", record.request_id, event, shown, extra=extra)
 
 
-_MAX_PARENTS = 1 << 16
-"""Callers' traces kept for requests that run; beyond it the oldest are forgotten."""
-
 Timeline = dict[str, Any]
 
 
@@ -116,23 +112,18 @@ class RequestTracing:
         self._writer = writer
         self._model_name = model_name
         self._timeline = timeline
-        self._parents: OrderedDict[str, Mapping[str, str]] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def received(self, record: RequestRecord, trace_headers: Mapping[str, str] | None = None) -> None:
         """A request was queued, with its caller's headers, or in the context of the HTTP request that it came with."""
-        parent = TRACE_HEADERS.get() if trace_headers is None else trace_headers
-        if parent is not None:
-            self._parents[record.request_id] = parent
-            if len(self._parents) > _MAX_PARENTS:
-                self._parents.popitem(last=False)
+        record.trace_headers = TRACE_HEADERS.get() if trace_headers is None else trace_headers
 
     def ended(self, record: RequestRecord, sequence: SequenceState, finished: FinishedRequest) -> None:
         """A sequence has ended; a request ends with its last one."""
         del sequence
         if record.num_unfinished:
             return
-        span = build_span(record, finished, self._model_name, self._parents.pop(record.request_id, None))
+        span = build_span(record, finished, self._model_name)
         try:
             task = asyncio.get_running_loop().create_task(self._write(span, record.sequences[0].core_id))
         except RuntimeError:  # no loop runs any more
@@ -154,9 +145,7 @@ class RequestTracing:
         self._writer.shutdown()
 
 
-def build_span(
-    record: RequestRecord, finished: FinishedRequest, model_name: str, parent: Mapping[str, str] | None
-) -> RequestSpan:
+def build_span(record: RequestRecord, finished: FinishedRequest, model_name: str) -> RequestSpan:
     """The span of a request that has just ended, without its timeline."""
     now, params = time.time(), record.params
     elapsed = finished.end_to_end or 0.0
@@ -183,7 +172,7 @@ def build_span(
         "gen_ai.latency.time_in_model_inference": None if scheduled is None else elapsed - scheduled,
     }
     begin = int((now - elapsed) * 1e9)
-    return RequestSpan(begin, int(now * 1e9), attributes, [], parent, record.error)
+    return RequestSpan(begin, int(now * 1e9), attributes, [], record.trace_headers, record.error)
 
 
 def add_timeline(span: RequestSpan, timeline: Timeline | None) -> None:
