@@ -18,10 +18,11 @@ from quire.engine.arg_resolve import UsageContext
 from quire.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from quire.engine.beam_search import BeamSearch, BeamSearches
 from quire.engine.control import AsyncControl
-from quire.engine.core_client import CoreClient, open_client
+from quire.engine.core_client import CoreClient
 from quire.engine.frontend import Frontend, check_unsupported, make_record
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.output_processor import StatsHook
+from quire.engine.process_client import open_client
 from quire.engine.request_record import RequestRecord
 from quire.engine.request_stream import RequestStream
 from quire.engine.request_tracing import RequestLog, RequestTracing

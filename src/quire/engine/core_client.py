@@ -14,7 +14,7 @@ from quire.engine import messages
 from quire.engine.core import EngineCore
 from quire.engine.core_loop import CoreLoop, ThreadInbox, last_words
 from quire.engine.messages import AbortRequests, AddRequests, CoreMessage, Dead, FrontendMessage, Shutdown
-from quire.errors import ConfigError, EngineDeadError, describe
+from quire.errors import EngineDeadError, describe
 from quire.executor.interface import Executor
 from quire.request import EngineCoreOutputs
 
@@ -150,26 +150,3 @@ class ThreadClient(CoreClient):
         self._inbox.put(Shutdown())
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-
-def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -> CoreClient:
-    """Start a core.
-
-    Args:
-        core: `inproc` (a thread), `process`, or None: a thread on a CPU, where processes would fight for the cores, and a
-            process otherwise.
-        on_message: called with the core's messages, from another thread.
-
-    Raises:
-        ConfigError: the core refuses its configuration.
-        EngineDeadError: it died while it started.
-    """
-    if core is None:
-        core = "inproc" if config.device.device == "cpu" else "process"
-    if core == "inproc":
-        return ThreadClient(config, on_message)
-    if core == "process":
-        from quire.engine.process_client import ProcessClient  # not needed, and slow to import, in-process
-
-        return ProcessClient(config, on_message=on_message)
-    raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")

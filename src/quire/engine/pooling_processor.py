@@ -7,6 +7,8 @@ import copy
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from quire.config import EngineConfig, PoolingConfig
 from quire.engine.input_processor import (
     InputProcessor,
@@ -18,9 +20,13 @@ from quire.engine.input_processor import (
 from quire.engine.tokenizer_source import TokenizerSource
 from quire.errors import RequestError, TooLongError
 from quire.inputs import PromptType
+from quire.outputs import PoolingOutput, PoolingRequestOutput
 from quire.pooling_params import PoolingParams
 from quire.request import EngineRequest, token_array
 from quire.tokenizers.interface import Tokenizer
+
+_UNIT_TOLERANCE = 1e-2
+"""How far the length of a normalised vector may be from 1: half-precision numbers are rounded."""
 
 
 class PoolingProcessor:
@@ -92,7 +98,7 @@ class PoolingProcessor:
 
     def pieces(self, prompt: TokenizedPrompt, params: PoolingParams) -> list[TokenizedPrompt]:
         """The parts of a text that are embedded one by one: one of them, unless it is longer than the model reads and
-        `pooler_config` lets it be. Their vectors are put together by `long_texts.join`.
+        `pooler_config` lets it be. Their vectors are put together by `join_pieces`.
         Raises RequestError: it has more tokens than `max_embed_len`."""
         config, limit, token_ids = self.config, self._model.max_model_len, prompt.token_ids
         if (params.task or config.tasks[0]) != "embed" or params.truncate_prompt_tokens is not None:
@@ -231,3 +237,23 @@ def _shorten(token_ids: list[int], keep: int, tokenizer: Tokenizer | None, from_
     while closing < min(keep - 1, len(token_ids)) and token_ids[-1 - closing] in special:
         closing += 1
     return token_ids[: keep - closing] + (token_ids[-closing:] if closing else [])
+
+
+def join_pieces(parts: Sequence[PoolingRequestOutput[PoolingOutput]]) -> PoolingRequestOutput[PoolingOutput]:
+    """The vectors of a text's pieces as one: their mean, weighted by their tokens; where each has length 1, so has the result."""
+    if len(parts) == 1:
+        return parts[0]
+    vectors = np.stack([np.asarray(part.outputs.data, np.float32) for part in parts])
+    weights = np.array([len(part.prompt_token_ids) for part in parts], np.float32)
+    mean = (vectors * weights[:, None]).sum(axis=0) / weights.sum()
+    are_unit = bool(np.all(np.abs(np.linalg.norm(vectors, axis=1) - 1.0) < _UNIT_TOLERANCE))
+    length = float(np.linalg.norm(mean))
+    first = parts[0]
+    return PoolingRequestOutput(
+        request_id=first.request_id,
+        outputs=PoolingOutput(mean / length if are_unit and length else mean),
+        prompt_token_ids=[token_id for part in parts for token_id in part.prompt_token_ids],
+        finished=True,
+        num_cached_tokens=sum(part.num_cached_tokens for part in parts),
+        error=next((part.error for part in parts if part.error is not None), None),
+    )

@@ -1,7 +1,7 @@
 """An engine core in another process: messages over two Unix sockets (ZMQ, one for each direction), and notice of its death.
 
 `SocketClient` is what all such clients have in common; `ProcessClient` starts the core as a child process. Their sockets are in a
-folder that only the owner may enter.
+folder that only the owner may enter. `open_client` chooses between a process and a thread.
 """
 
 import collections
@@ -18,9 +18,9 @@ from quire.codec import encode
 from quire.config import EngineConfig
 from quire.config.wire import config_to_plain
 from quire.engine import messages
-from quire.engine.core_client import BlockingClient, OnMessage
+from quire.engine.core import fetch_missing_weights
+from quire.engine.core_client import BlockingClient, CoreClient, OnMessage, ThreadClient
 from quire.engine.messages import CoreMessage, Dead, FrontendMessage
-from quire.engine.model_files import fetch_missing_weights
 from quire.errors import ConfigError, EngineDeadError, RequestError
 from quire.processes import Child
 from quire.request import EngineCoreOutputs
@@ -271,3 +271,24 @@ class ProcessClient(SocketClient):
         if self._child.process.poll() is None:
             self.send(messages.Shutdown())
             self._child.end(_PATIENCE_S)
+
+
+def open_client(config: EngineConfig, core: str | None, on_message: OnMessage) -> CoreClient:
+    """Start a core.
+
+    Args:
+        core: `inproc` (a thread), `process`, or None: a thread on a CPU, where processes would fight for the cores, and a
+            process otherwise.
+        on_message: called with the core's messages, from another thread.
+
+    Raises:
+        ConfigError: the core refuses its configuration.
+        EngineDeadError: it died while it started.
+    """
+    if core is None:
+        core = "inproc" if config.device.device == "cpu" else "process"
+    if core == "inproc":
+        return ThreadClient(config, on_message)
+    if core == "process":
+        return ProcessClient(config, on_message=on_message)
+    raise ConfigError(f"core is {core!r}; it may be 'inproc' or 'process'", setting="core")

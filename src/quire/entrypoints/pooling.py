@@ -11,9 +11,9 @@ from typing import Any, TypedDict, Unpack, cast
 from quire.engine.frontend import check_unsupported
 from quire.engine.input_processor import ProcessedRequest, TokenizedPrompt, check_params
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.pooling_processor import join_pieces
 from quire.engine.tokenization import Tokenization
 from quire.entrypoints.conversations import as_prompts, check_count
-from quire.entrypoints.long_texts import join
 from quire.entrypoints.scoring import check_scores, cosine, join_pairs, pair_texts, render_pairs
 from quire.errors import EngineError, RequestError
 from quire.inputs import PromptType
@@ -187,7 +187,7 @@ class PoolingMethods:
             for piece in parts
         ]
         outputs: Iterator[Pooled] = iter(self._run(requests, use_tqdm))
-        joined = [join(list(itertools.islice(outputs, len(parts)))) for parts in pieces]
+        joined = [join_pieces(list(itertools.islice(outputs, len(parts)))) for parts in pieces]
         failed = next((output for output in joined if output.error is not None), None)
         if failed is not None:
             raise EngineError(f"request {failed.request_id} failed: {failed.error}")

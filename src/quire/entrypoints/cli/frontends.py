@@ -134,7 +134,7 @@ class Frontends:
 
     def _load(self) -> None:
         """Start the core, in a thread: signals and frontends are looked after meanwhile."""
-        from quire.engine.core_client import open_client
+        from quire.engine.process_client import open_client
 
         try:
             self._client = open_client(self._config, None, self._router.on_message)

@@ -20,9 +20,9 @@ from starlette.responses import Response
 
 from quire.config import PoolingConfig, limits
 from quire.engine.input_processor import TokenizedPrompt
+from quire.engine.pooling_processor import join_pieces
 from quire.entrypoints.http.errors import TOO_LONG, bad_field, bad_request, error_of_finished
 from quire.entrypoints.http.state import ServerState
-from quire.entrypoints.long_texts import join
 from quire.entrypoints.openai.generation import all_of
 from quire.entrypoints.openai.prompts import listed, render_chat, require_tokenizer, run_sized
 from quire.entrypoints.pooling_api import pooling_protocol as protocol
@@ -114,7 +114,7 @@ async def run_pooling(
             pieces = processor.pieces(prompt, params)
         except TooLongError as error:
             raise bad_field(field, str(error), TOO_LONG) from None
-        return join(await all_of([run_piece(piece) for piece in pieces]))
+        return join_pieces(await all_of([run_piece(piece) for piece in pieces]))
 
     async def run_piece(prompt: PromptType | TokenizedPrompt) -> Pooled:
         request_id = state.engine_request_id(public_id)
