@@ -84,7 +84,7 @@ class ModelConfig:
         raise ConfigError("config.json names no vocab_size", setting="model")
 
     @property
-    def tells_logits(self) -> bool:
+    def returns_logits(self) -> bool:
         """Whether logits are returned in place of logprobs; a score cannot be computed from them."""
         return self.logprobs_mode.endswith("logits")
 

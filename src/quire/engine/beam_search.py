@@ -54,7 +54,7 @@ class BeamSearch:
             raise RequestError(message, param="beam_width")
         if params.max_tokens < 1:
             raise RequestError(f"max_tokens is {params.max_tokens}; it must be at least 1", param="max_tokens")
-        if model.tells_logits:
+        if model.returns_logits:
             message = f"beam search needs logprobs, and logprobs_mode is {model.logprobs_mode!r}"
             raise RequestError(message, param="use_beam_search")
         self.prompt = prompt

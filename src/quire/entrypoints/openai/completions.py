@@ -66,7 +66,7 @@ async def prepare_completion(state: ServerState, request: CompletionRequest, pub
     sampling.check_stream_options(request)
     generated, choices = _choice_counts(request)
     config = state.engine.config.model
-    if generated > choices and config.tells_logits:
+    if generated > choices and config.returns_logits:
         raise bad_field("best_of", f"answers are ranked by logprobs, and logprobs_mode is {config.logprobs_mode!r}.")
     asked = sampling.asked_completion_tokens(request)
     room = max(1, config.max_model_len - max(1, asked))

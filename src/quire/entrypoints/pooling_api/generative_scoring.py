@@ -30,7 +30,7 @@ async def answer_generative_scoring(
     config, labels = state.engine.config.model, request.label_token_ids
     state.resolve_model(request.model)
     check_token_ids(labels, config.vocab_size, "label_token_ids")
-    if request.apply_softmax is False and config.tells_logits:
+    if request.apply_softmax is False and config.returns_logits:
         raise bad_field("apply_softmax", f"false needs logprobs, and logprobs_mode is {config.logprobs_mode!r}.")
     if len(labels) > limits.MAX_LOGPROB_TOKEN_IDS:
         raise bad_field("label_token_ids", f"{len(labels)} tokens; at most {limits.MAX_LOGPROB_TOKEN_IDS}.")
