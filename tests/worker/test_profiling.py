@@ -125,11 +125,11 @@ def test_settings_are_read_under_both_spellings_and_checked():
     assert resolve_profiler({"profiler": "cuda", "ignore_frontend": True}) == ProfilerConfig(profiler="device")
     assert resolve_profiler(None) is None is resolve_profiler({})
     for wrong, words in (
-        ({"torch_profiler_dirs": "d"}, "did you mean 'dir'"),
+        ({"torch_profiler_dirs": "d"}, "did you mean 'torch_profiler_dir'"),
         ({"dir": "d", "max_iterations": -1}, "max_iterations"),
         ({"dir": "d", "with_stack": 1}, "with_stack"),
         ({"profiler": "torch"}, "torch_profiler_dir"),
-        ({"profiler": "nsys", "dir": "d"}, "'torch' or 'device'"),
+        ({"profiler": "nsys", "dir": "d"}, "must be one of torch, device"),
     ):
         with pytest.raises(ConfigError, match=words):
             resolve_profiler(wrong)

@@ -90,11 +90,11 @@ def accept_aliases(cls: type[T]) -> type[T]:
     return cls
 
 
-def check_keys(setting: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise a ConfigError for the first key of an object that is not known."""
+def check_keys(setting: str, given: Iterable[str], known: Iterable[str], aliases: Iterable[str] = ()) -> None:
+    """Raise a ConfigError for the first key of an object that is neither known nor an alias."""
     for key in given:
-        if key not in known:
-            hint = did_you_mean(key, known, "{}", f"known: {', '.join(sorted(known))}")
+        if key not in known and key not in aliases:
+            hint = did_you_mean(key, [*known, *aliases], "{}", f"known: {', '.join(sorted(known))}")
             raise ConfigError(f"{setting} has {key!r}, which is not known; {hint}", setting=setting)
 
 
@@ -104,8 +104,9 @@ def read_object(kind: type[T], setting: str, given: Mapping[str, Any] | None) ->
     of_kind: Any = kind
     fields = {field.name: field for field in dataclasses.fields(of_kind)}
     aliases = aliases_of(kind)
-    values = {aliases.get(key, key): value for key, value in (given or {}).items() if value is not None}
-    check_keys(setting, values, fields)
+    asked = {key: value for key, value in (given or {}).items() if value is not None}
+    check_keys(setting, asked, fields, aliases)
+    values = {aliases.get(key, key): value for key, value in asked.items()}
     for name, value in values.items():
         fields[name].metadata["check"](f"{setting}.{name}", value)
     return kind(**values)
