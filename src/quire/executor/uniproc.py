@@ -7,7 +7,7 @@ at once. Knows nothing of tensors or models.
 import concurrent.futures
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.config.kv_spec import KVCacheConfig, KVCacheSpec
@@ -16,7 +16,9 @@ from quire.errors import EngineError
 from quire.executor.interface import Executor, find_method
 from quire.executor.selector import make_worker
 from quire.request import EngineRequest
-from quire.worker.runner import PendingStep
+
+if TYPE_CHECKING:
+    from quire.worker.runner import PendingStep  # which imports torch
 
 
 class UniprocExecutor(Executor):

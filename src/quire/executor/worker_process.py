@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -33,7 +33,9 @@ from quire.logger import init_logger, set_process_label, trace_this_thread_if_as
 from quire.platforms.host import usable_cpus
 from quire.plugins import load_general_plugins
 from quire.processes import begin_child, write_message
-from quire.worker.runner import PendingStep
+
+if TYPE_CHECKING:
+    from quire.worker.runner import PendingStep  # which imports torch
 
 logger = init_logger(__name__)
 
@@ -52,7 +54,7 @@ _COLLECT_AFTER = (50_000, 20, 50)
 class _FlyingStep:
     """A step whose result the second thread fetches."""
 
-    def __init__(self, pending: ModelRunnerOutput | PendingStep) -> None:
+    def __init__(self, pending: "ModelRunnerOutput | PendingStep") -> None:
         self._pending = pending
         self.done = threading.Event()
 
