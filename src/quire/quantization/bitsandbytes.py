@@ -13,7 +13,7 @@ from quire.guards import is_dict
 from quire.kernels.packed import pack_nibbles, unpack_nibbles
 from quire.kernels.types import PackedWeight
 from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, refused
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, all_but, refused
 
 BLOCK, NESTED_BLOCK = 64, 256
 """Values that share a scale, and scales that share one: what the library stores in models."""
@@ -42,12 +42,7 @@ def parse(section: HFConfig) -> SchemeOf:
         scheme = _eight_bits()
     else:
         raise refused("load_in_4bit and load_in_8bit", False, "one of them")
-    skipped = [str(name) for name in section.get("llm_int8_skip_modules") or []]
-
-    def scheme_of(source: str) -> Scheme | None:
-        return None if source == "lm_head" or is_within(skipped, source) else scheme
-
-    return scheme_of
+    return all_but(section.get("llm_int8_skip_modules"), scheme)
 
 
 def _eight_bits() -> Scheme:

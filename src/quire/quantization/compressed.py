@@ -4,20 +4,19 @@ Knows the library's words: formats, strategies, targets. What is stored is one o
 integers in words along the inputs.
 """
 
+import dataclasses
 from typing import Any
 
 import torch
 
 from quire.config.hf_config import HFConfig
 from quire.guards import is_sequence
-from quire.kernels.types import Int8Weight
-from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
+from quire.layers.linear import WHOLE, Stored
 from quire.quantization import fp4, fp8
-from quire.quantization.codes import packed_weight, unpack_words, weight_of_words, words_axis
-from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, matches, refused
+from quire.quantization.integers import int8, words
+from quire.quantization.scheme import Scheme, SchemeOf, matches, refused
 
 BITS = range(2, 9)
-INTEGERS = (torch.int8, torch.int32, torch.int64)
 FORMATS = (
     "float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mxfp8-quantized", "mxfp6-pack-quantized",
@@ -135,46 +134,17 @@ def _shared(weights: HFConfig) -> tuple[int, int]:
     return 1 if strategy == "channel" else WHOLE, WHOLE
 
 
-def _scales(rows: int, columns: int) -> Stored:
-    return Stored(() if rows == WHOLE else (Axis("rows", rows), Axis("columns", columns)))
-
-
-def _by_row(values: torch.Tensor, outputs: int, rows: int) -> torch.Tensor:
-    """Numbers that rows share, as float32 [N, G]."""
-    if rows == WHOLE:
-        return values.float().reshape(1, 1).expand(outputs, 1)
-    return values.float().reshape(-(-outputs // rows), -1).repeat_interleave(rows, 0)[:outputs]
-
-
 def _int8(weights: HFConfig, inputs: Any) -> Scheme:
     """Integers in a byte each; where weights and activations are symmetric integers without groups, products are in integers
     too. Other activations are not rounded."""
-    (rows, size), is_symmetric = _shared(weights), bool(weights.get("symmetric", True))
-    rounds = _rounds_to(inputs, "int") and is_symmetric and inputs.get("symmetric", True) and size == WHOLE
-    static = rounds and _is_static(inputs)
-
-    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        codes, scale_NG = tensors["weight"].contiguous(), _by_row(tensors["weight_scale"], shape[0], rows)
-        if rounds:
-            input_scale = tensors["input_scale"].float().reshape(1) if static else None
-            return Int8Weight(*shape, dtype, codes, scale=scale_NG[:, 0].contiguous(), input_scale=input_scale)
-        zeros = tensors.get("weight_zero_point")
-        zero_NG = None if zeros is None else _by_row(zeros, shape[0], rows) + 128
-        return packed_weight(codes.view(torch.uint8) ^ 128, scale_NG, zero_NG, 8, dtype, size)
-
-    tensors = {
-        "weight": Stored(dtypes=(torch.int8,)),
-        "weight_scale": _scales(rows, size),
-        "weight_zero_point": Stored(_scales(rows, size).axes, INTEGERS, optional=is_symmetric),
-        "input_scale": Stored(() if static else None, optional=not static),
-        "input_zero_point": Stored(None, INTEGERS, optional=True),
-    }
-    name = "int8, activations too" if rounds else "int8"
-    return Scheme(
-        name,
-        tensors,
-        decode,
-        INT8_FORM if rounds else Form("packed", 8, size, not is_symmetric, fits_tiles=is_symmetric),
+    (rows, columns), is_symmetric = _shared(weights), bool(weights.get("symmetric", True))
+    rounds = _rounds_to(inputs, "int") and is_symmetric and inputs.get("symmetric", True) and columns == WHOLE
+    return int8(
+        "int8, activations too" if rounds else "int8",
+        rows=rows,
+        columns=columns,
+        rounding="no" if not rounds else "static" if _is_static(inputs) else "dynamic",
+        is_symmetric=is_symmetric,
     )
 
 
@@ -182,34 +152,18 @@ def _packed(weights: HFConfig, kind: object, bits: object) -> Scheme:
     """Integers in words along the inputs, without sign; zeros (if any) so along the outputs, or of tensors and blocks signed."""
     if kind != "int" or bits not in BITS or not isinstance(bits, int):
         raise refused("weights", (kind, bits), "type int with num_bits 2 to 8")
-    (rows, size), symmetric = _shared(weights), bool(weights.get("symmetric", True))
-    is_ordered, has_words = weights.get("actorder") == "group", weights.get("strategy") in ("group", "channel")
-    int32, int64 = (torch.int32,), (torch.int64, torch.int32)
-
-    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        scale_NG, zeros = _by_row(tensors["weight_scale"], shape[0], rows), tensors.get("weight_zero_point")
-        if zeros is None:
-            zeros_NG = None
-        elif has_words:
-            zeros_NG = unpack_words(zeros, bits, 0)[: shape[0]]
-        else:
-            zeros_NG = _by_row(zeros, shape[0], rows) + (1 << bits - 1)
-        words_NW, group_K = tensors["weight_packed"], tensors.get("weight_g_idx")
-        return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, size, group_K)
-
-    tensors = {
-        "weight_packed": Stored((ROWS, words_axis("columns", bits)), int32),
-        "weight_scale": _scales(rows, size),
-        "weight_shape": Stored(None, int64, optional=True),
-        "weight_g_idx": Stored((COLUMNS,), int32, optional=True, cuts=("rows",) if is_ordered else ("rows", "columns")),
-    }
-    if not symmetric:
-        words = Stored((words_axis("rows", bits), Axis("columns", size)), int32)
-        tensors["weight_zero_point"] = words if has_words else Stored(_scales(rows, size).axes, INTEGERS)
-    has_zeros = bits <= 4 or not symmetric
-    return Scheme(
+    (rows, columns), symmetric = _shared(weights), bool(weights.get("symmetric", True))
+    has_words = weights.get("strategy") in ("group", "channel")
+    scheme = words(
         f"int{bits}, {weights.get('strategy')}",
-        tensors,
-        decode,
-        Form("packed", 4 if bits <= 4 else 8, size, has_zeros, fits_tiles=bits <= 4 or symmetric),
+        ("weight_packed", "weight_scale", "weight_zero_point"),
+        bits,
+        columns,
+        rows=rows,
+        zeros="no" if symmetric else "words" if has_words else "numbers",
+        group_index="weight_g_idx",
+        is_ordered=weights.get("actorder") == "group",
+        fits_tiles=bits <= 4 or symmetric,
     )
+    shape = Stored(None, (torch.int64, torch.int32), optional=True)
+    return dataclasses.replace(scheme, tensors={**scheme.tensors, "weight_shape": shape})

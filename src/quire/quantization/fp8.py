@@ -14,7 +14,7 @@ from quire.kernels import fp8
 from quire.kernels.types import FP8, Fp8Weight, LinearWeight, PackedWeight
 from quire.layers.linear import ROWS, Axis, Decoded, Stored
 from quire.quantization.codes import e8m0_scale, even_groups
-from quire.quantization.scheme import FP8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
+from quire.quantization.scheme import FP8_FORM, Form, Scheme, SchemeOf, Tensors, all_but, matches, refused
 
 WEIGHT = Stored(dtypes=(FP8,))
 SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu, torch.uint8)
@@ -109,10 +109,4 @@ def parse(section: HFConfig) -> SchemeOf:
 
 def parse_fbgemm(section: HFConfig) -> SchemeOf:
     """How a checkpoint with quant_method `fbgemm_fp8` stores each matrix: one scale an output channel."""
-    ignored = [str(name) for name in section.get("modules_to_not_convert") or []]
-    scheme = scaled(True, False)
-
-    def scheme_of(source: str) -> Scheme | None:
-        return None if source == "lm_head" or is_within(ignored, source) else scheme
-
-    return scheme_of
+    return all_but(section.get("modules_to_not_convert"), scaled(True, False))

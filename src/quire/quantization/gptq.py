@@ -4,6 +4,7 @@
 one less than it is.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -12,12 +13,11 @@ import torch
 from quire.config.hf_config import HFConfig
 from quire.errors import ConfigError
 from quire.guards import is_dict
-from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
-from quire.quantization.codes import unpack_words, weight_of_words, words_axis
-from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, refused, spellings
+from quire.layers.linear import ROWS, WHOLE, Decoded, Stored
+from quire.quantization.integers import words
+from quire.quantization.scheme import Scheme, SchemeOf, Tensors, refused, spellings
 
 BITS = range(2, 9)
-INT32 = (torch.int32,)
 
 
 def parse(section: HFConfig) -> SchemeOf:
@@ -57,25 +57,23 @@ def scheme(values: Mapping[str, object]) -> Scheme:
         raise refused("bits", bits, "2 to 8")
     if not isinstance(group, int) or group == 0:
         raise refused("group_size", group, "a number of columns, or -1 for all")
-    size = WHOLE if group < 0 else group
-    offset = 1 if version == "gptq" else 0
     is_ordered = bool(values.get("desc_act", False))  # columns belong to any groups
-    groups = Axis("columns", size)
+    codes = words(
+        f"int{bits}, groups of {group}",
+        ("qweight", "scales", "qzeros"),
+        bits,
+        WHOLE if group < 0 else group,
+        zero_offset=1 if version == "gptq" else 0,
+        group_index="g_idx",
+        is_ordered=is_ordered,
+        is_transposed=True,
+        fits_tiles=not is_ordered,
+    )
 
     def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
         if "bias" in tensors and bool(tensors["bias"].any()):
             raise ConfigError("it has a bias, which this architecture has not", setting="model")
-        zeros_NG = unpack_words(tensors["qzeros"], bits, 1).T[: shape[0]].int()
-        zeros_NG = zeros_NG + offset & (1 << bits) - 1
-        words_NW, scale_NG = tensors["qweight"].T, tensors["scales"].T
-        return weight_of_words(words_NW, shape[1], scale_NG, zeros_NG, bits, dtype, size, tensors.get("g_idx"))
+        return codes.decode(tensors, shape, dtype)
 
-    tensors = {
-        "qweight": Stored((words_axis("columns", bits), ROWS), INT32),
-        "qzeros": Stored((groups, words_axis("rows", bits)), INT32),
-        "scales": Stored((groups, ROWS)),
-        "g_idx": Stored((COLUMNS,), INT32, optional=True, cuts=("rows",) if is_ordered else ("rows", "columns")),
-        "bias": Stored((ROWS,), optional=True),
-    }
-    form = Form("packed", 4 if bits <= 4 else 8, size, True, fits_tiles=not values.get("desc_act", False))
-    return Scheme(f"int{bits}, groups of {group}", tensors, decode, form)
+    tensors = {**codes.tensors, "bias": Stored((ROWS,), optional=True)}
+    return dataclasses.replace(codes, tensors=tensors, decode=decode)

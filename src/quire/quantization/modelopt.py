@@ -11,12 +11,12 @@ import torch
 
 from quire.config.hf_config import HFConfig
 from quire.guards import is_dict
-from quire.kernels.types import Int8Weight, PackedWeight
 from quire.layers.linear import COLUMNS, ROWS, Axis, Decoded, Stored
 from quire.quantization import fp4, fp8
 from quire.quantization.codes import packed_weight
+from quire.quantization.integers import int8
 from quire.quantization.join import dense
-from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, matches, refused, spellings
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, matches, refused, spellings
 
 ALGORITHMS = (
     "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A16_AWQ",
@@ -73,7 +73,9 @@ def _scheme(values: HFConfig) -> Scheme:
     if algorithm == "W4A16_AWQ":
         return _with_input_scale(_four_bits(int(values.get("group_size", 128))))
     if algorithm in ("W8A16", "W8A8_SQ_PER_CHANNEL"):
-        return _with_input_scale(_eight_bits(rounds=algorithm != "W8A16"))
+        rounds = algorithm != "W8A16"
+        name = "int8, activations too" if rounds else "int8"
+        return _with_input_scale(int8(name, rounding="static" if rounds else "no"))
     raise refused("quant_algo", values.get("quant_algo"), ", ".join(ALGORITHMS))
 
 
@@ -90,25 +92,6 @@ def _four_bits(group: int) -> Scheme:
         "weight_scale": Stored((ROWS, Axis("columns", group))),
     }
     return Scheme(f"int4 (AWQ), groups of {group}", tensors, decode, Form("packed", 4, group, True))
-
-
-def _eight_bits(*, rounds: bool) -> Scheme:
-    """A scale a row; activations have one for all, or are not rounded."""
-
-    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        codes, scale_N = tensors["weight"].contiguous(), tensors["weight_scale"].float().contiguous()
-        if rounds:
-            return Int8Weight(
-                *shape, dtype, codes, scale=scale_N, input_scale=tensors["input_scale"].float().reshape(1)
-            )
-        return PackedWeight(*shape, dtype, codes, scale=scale_N[:, None])
-
-    tensors = {"weight": Stored(dtypes=(torch.int8,)), "weight_scale": Stored((ROWS,))}
-    if rounds:
-        tensors["input_scale"] = Stored(())
-    return Scheme(
-        "int8, activations too" if rounds else "int8", tensors, decode, INT8_FORM if rounds else Form("packed")
-    )
 
 
 def _with_input_scale(scheme: Scheme) -> Scheme:

@@ -10,11 +10,10 @@ import torch
 
 from quire.config.hf_config import HFConfig
 from quire.guards import is_sequence
-from quire.kernels.types import Int8Weight
-from quire.layers.linear import COLUMNS, ROWS, WHOLE, Axis, Decoded, Stored
+from quire.layers.linear import WHOLE, Decoded
 from quire.quantization import awq, fp4, fp8
-from quire.quantization.codes import packed_weight
-from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, matches, refused, spellings
+from quire.quantization.integers import int8
+from quire.quantization.scheme import Scheme, SchemeOf, Tensors, matches, refused, spellings
 
 TYPES = ("fp8_e4m3", "fp4", "int8", "uint8", "int4", "uint4")
 
@@ -83,7 +82,7 @@ def _float8(by_channel: bool, inputs: HFConfig | None) -> Scheme:
 
 def _four_bits(group: int, is_signed: bool, reorders: bool) -> Scheme:
     """Words along the outputs, in AWQ's order or one after another; signed codes are two's complements."""
-    inner = awq.gemm(group, False, ("weight", "weight_zero_point", "weight_scale"), is_ordered=reorders)
+    inner = awq.gemm(group, False, ("weight", "weight_scale", "weight_zero_point"), is_ordered=reorders)
     if not is_signed:
         return inner
 
@@ -98,37 +97,19 @@ def _four_bits(group: int, is_signed: bool, reorders: bool) -> Scheme:
 def _int8(sharing: str, size: int, is_signed: bool, inputs: HFConfig | None) -> Scheme:
     """A byte a code; of groups all inputs of a column of scales first."""
     by_group = sharing == "per_group"
-    kinds = ("int8", "uint8")
-    rounds = (
-        inputs is not None and inputs.get("dtype") == "int8" and inputs.get("symmetric", True) and is_signed
-        and not by_group and inputs.get("qscheme") in ("per_tensor", "per_channel", "per_token")
-    )  # fmt: skip
-    static = rounds and inputs is not None and not inputs.get("is_dynamic", False)
+    rounds = is_signed and not by_group and inputs is not None and _are_rounded(inputs)
+    rounding = "no" if not rounds else "dynamic" if inputs and inputs.get("is_dynamic", False) else "static"
+    return int8(
+        "int8, activations too" if rounds else f"{'int8' if is_signed else 'uint8'} (Quark)",
+        rows=WHOLE if sharing == "per_tensor" else 1,
+        columns=size if by_group else WHOLE,
+        rounding=rounding,
+        is_signed=is_signed,
+        is_transposed=by_group,
+    )
 
-    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        codes, scale, zero = tensors["weight"], tensors["weight_scale"].float(), tensors.get("weight_zero_point")
-        if by_group:
-            codes, scale, zero = codes.T, scale.T, None if zero is None else zero.T
-        scale = scale.reshape(1 if scale.numel() == 1 else shape[0], -1).expand(shape[0], -1).contiguous()
-        zero_NG = None if zero is None else zero.float().reshape(-1, scale.shape[1]).expand(shape[0], -1)
-        if rounds and (zero_NG is None or not bool(zero_NG.any())):
-            input_scale = tensors["input_scale"].float().reshape(1) if static else None
-            return Int8Weight(*shape, dtype, codes.contiguous(), scale=scale.reshape(-1), input_scale=input_scale)
-        if is_signed:
-            codes, zero_NG = codes.view(torch.uint8) ^ 128, None if zero_NG is None else zero_NG + 128
-        elif zero_NG is None:
-            zero_NG = torch.zeros_like(scale)
-        return packed_weight(codes, scale, zero_NG, 8, dtype, size if by_group else WHOLE)
 
-    groups = Axis("columns", size) if by_group else None
-    scales = Stored((groups, ROWS) if groups else (ROWS,) if sharing == "per_channel" else ())
-    codes = (torch.int8 if is_signed else torch.uint8,)
-    tensors = {
-        "weight": Stored((COLUMNS, ROWS) if by_group else (ROWS, COLUMNS), codes),
-        "weight_scale": scales,
-        "weight_zero_point": Stored(scales.axes, (torch.int8, torch.uint8, torch.int32, torch.int64), optional=True),
-        "input_zero_point": Stored(None, (torch.int8, torch.uint8, torch.int32, torch.int64), optional=True),
-        "input_scale": Stored(() if static else None, optional=not static),
-    }
-    form = INT8_FORM if rounds else Form("packed", 8, size if by_group else WHOLE)
-    return Scheme("int8, activations too" if rounds else f"{kinds[not is_signed]} (Quark)", tensors, decode, form)
+def _are_rounded(inputs: HFConfig) -> bool:
+    """Whether activations are rounded to int8 so that products can be in integers."""
+    sharing = ("per_tensor", "per_channel", "per_token")
+    return inputs.get("dtype") == "int8" and inputs.get("symmetric", True) and inputs.get("qscheme") in sharing

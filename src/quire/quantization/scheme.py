@@ -114,6 +114,12 @@ def is_within(names: Iterable[str], source: str) -> bool:
     )
 
 
+def all_but(plain: Iterable[object] | None, scheme: Scheme) -> SchemeOf:
+    """One scheme for all matrices but the head and those in the modules that are `plain`."""
+    names = ["lm_head", *map(str, plain or ())]
+    return lambda source: None if is_within(names, source) else scheme
+
+
 def refused(name: str, value: object, allowed: str) -> ConfigError:
     """The error for a field of `quantization_config` whose value has no scheme."""
     return ConfigError(

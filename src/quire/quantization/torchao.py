@@ -7,14 +7,13 @@ their names; activations are rounded only where weights are 8 bits wide and the 
 import torch
 
 from quire.config.hf_config import HFConfig
-from quire.errors import ConfigError
 from quire.guards import is_dict, is_sequence
 from quire.kernels.packed import unpack_nibbles
-from quire.kernels.types import Int8Weight
 from quire.layers.linear import ROWS, WHOLE, Axis, Decoded, Stored
 from quire.quantization import fp8
-from quire.quantization.codes import affine_weight, check_groups, even_groups
-from quire.quantization.scheme import INT8_FORM, Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
+from quire.quantization.codes import affine_weight, check_groups
+from quire.quantization.integers import int8
+from quire.quantization.scheme import Form, Scheme, SchemeOf, Tensors, is_within, matches, refused
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
@@ -77,9 +76,14 @@ def _scheme(config: HFConfig) -> Scheme:
             raise refused("granularity", "PerGroup", "PerRow, PerTensor")
         scheme = fp8.scaled(rows, False, CODES, SCALE)
         return fp8.weights_only(scheme) if kind == "Float8WeightOnlyConfig" else scheme
-    if kind == "Int8DynamicActivationInt8WeightConfig":
-        return _int8_rounding(rows)
-    return _int8(rows, columns)
+    rounds = kind == "Int8DynamicActivationInt8WeightConfig"
+    return int8(
+        "int8, activations too (torchao)" if rounds else "int8 (torchao)",
+        (CODES, SCALE, ZERO),
+        rows=1 if rows else WHOLE,
+        columns=columns,
+        rounding="dynamic" if rounds else "no",
+    )
 
 
 def _granularity(facts: HFConfig) -> tuple[bool, int]:
@@ -96,36 +100,6 @@ def _granularity(facts: HFConfig) -> tuple[bool, int]:
     if kind == "PerTensor":
         return False, WHOLE
     raise refused("granularity", kind, "PerRow, PerAxis, PerGroup, PerTensor")
-
-
-def _tensors(rows: bool, columns: int) -> dict[str, Stored]:
-    axes = (ROWS, Axis("columns", columns)) if rows else (Axis("none"), Axis("none"))
-    zero = Stored(axes, (torch.int8,), optional=True)
-    return {CODES: Stored(dtypes=(torch.int8,)), SCALE: Stored(axes), ZERO: zero}
-
-
-def _int8(rows: bool, columns: int) -> Scheme:
-    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        scale_NG = even_groups(tensors[SCALE].float().expand(shape[0], -1), shape[1], columns)
-        check_groups(shape[1], scale_NG.shape[1])
-        zero = tensors.get(ZERO)
-        zero = zero if zero is None else even_groups(zero, shape[1], columns)
-        offset_NG = None if zero is None or not bool(zero.any()) else zero.float() * scale_NG
-        return affine_weight(tensors[CODES], scale_NG, offset_NG, 8, dtype)
-
-    return Scheme("int8 (torchao)", _tensors(rows, columns), decode, Form("packed", 8, columns))
-
-
-def _int8_rounding(rows: bool) -> Scheme:
-    def decode(tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> Decoded:
-        if ZERO in tensors and bool(tensors[ZERO].any()):
-            raise ConfigError(
-                "its int8 codes have zero points other than 0, which is not supported", setting="quantization"
-            )
-        scale_N = tensors[SCALE].float().reshape(-1).expand(shape[0]).contiguous()
-        return Int8Weight(*shape, dtype, tensors[CODES].contiguous(), scale=scale_N)
-
-    return Scheme("int8, activations too (torchao)", _tensors(rows, WHOLE), decode, INT8_FORM)
 
 
 def _int4(group: int) -> Scheme:

@@ -2,11 +2,9 @@
 
     python tests/quantization/golden/make.py [NAME ...]
 
-Run it in an environment of its own: no test imports these libraries. Each file holds the matrix's tensors as the
-library stores them (`weight.` and a suffix), the values that the library computes from them, in its own type
-(`dequantized`), and in its metadata the `quantization_config`, the library and its version. Libraries:
-compressed-tensors 0.20, torchao 0.18, hqq 0.2.8, GPTQModel 7.7, bitsandbytes 0.50, AutoAWQ 0.2.9, auto-round 0.16,
-gguf 0.19.
+Run it in an environment of its own: no test imports these libraries. Each file holds the matrix's tensors as the library stores
+them (`weight.` and a suffix), and the values that the library computes from them, in its own type (`dequantized`). Its metadata
+has the `quantization_config`, the library and its version.
 """
 
 import importlib.metadata
